@@ -1,0 +1,65 @@
+"""Run PyTorch models, forward and backward, through ONNX Runtime with ``torch.compile``.
+
+Public names are resolved when they are first used: importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS: dict[str, str] = {
+    "CaptureError": "errors",
+    "Dispatcher": "export.dispatcher",
+    "DortError": "errors",
+    "ExecutionError": "errors",
+    "ExportError": "errors",
+    "ExportOptions": "options",
+    "ForceDispatcher": "export.dispatcher",
+    "GraphSignature": "signature",
+    "HookError": "errors",
+    "OptimizationOptions": "options",
+    "OptimizeError": "errors",
+    "OptionError": "errors",
+    "OxsDebugDispatcher": "export.oxs_dispatcher",
+    "OxsDispatcher": "export.oxs_dispatcher",
+    "UnsupportedOpError": "errors",
+    "create_input_names": "export.names",
+    "to_onnx": "export.to_onnx",
+}
+"""Where each public name lives."""
+
+__all__ = sorted([*_EXPORTS, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if (module := _EXPORTS.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+if TYPE_CHECKING:
+    from dort_rewriter.errors import (
+        CaptureError,
+        DortError,
+        ExecutionError,
+        ExportError,
+        HookError,
+        OptimizeError,
+        OptionError,
+        UnsupportedOpError,
+    )
+    from dort_rewriter.export.dispatcher import Dispatcher, ForceDispatcher
+    from dort_rewriter.export.names import create_input_names
+    from dort_rewriter.export.oxs_dispatcher import OxsDebugDispatcher, OxsDispatcher
+    from dort_rewriter.export.to_onnx import to_onnx
+    from dort_rewriter.options import ExportOptions, OptimizationOptions
+    from dort_rewriter.signature import GraphSignature

@@ -1,0 +1,1 @@
+"""Recipes for ``torch.compile(backend=...)``."""

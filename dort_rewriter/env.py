@@ -1,0 +1,51 @@
+"""The environment variables of the package: one table, and the only reader of ``os.environ``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+__all__ = ["VARIABLES", "Variable", "is_on", "read"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable that changes what the package does."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+VARIABLES: dict[str, Variable] = {
+    v.name: v
+    for v in (
+        Variable(
+            "ONNXRT_CHANGE_REWRITER",
+            "",
+            "1: the onnxrt backend exports with this package's converters. On torch <= 2.8 anything "
+            "else leaves torch's own exporter in place; on torch >= 2.9 they are the default and "
+            "0 exports with onnxscript's torchlib alone. Read at each compilation.",
+        ),
+        Variable(
+            "ONNXRT_DUMP_PATH",
+            "",
+            "Prefix of the files written for each exported graph: <prefix>0.onnx, <prefix>0.txt, ...",
+        ),
+        Variable(
+            "DORT_DISABLE",
+            "",
+            "1: the package stays inert: nothing is hooked when torch is imported.",
+        ),
+    )
+}
+
+
+def read(name: str) -> str:
+    """Return the value of a variable of the table, or its default."""
+    return os.environ.get(name, VARIABLES[name].default)
+
+
+def is_on(name: str) -> bool:
+    """Tell whether a variable of the table is exactly ``1``."""
+    return read(name) == "1"

@@ -1,0 +1,88 @@
+"""The exceptions a user meets: each says what failed, where, and what to do next.
+
+NOTE: ``assert`` is for invariants of this package; whatever a user's model, option or environment
+can cause is one of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "CaptureError",
+    "DortError",
+    "ExecutionError",
+    "ExportError",
+    "HookError",
+    "OptimizeError",
+    "OptionError",
+    "UnsupportedOp",
+    "UnsupportedOpError",
+]
+
+
+class DortError(RuntimeError):
+    """The base of every error raised on purpose by this package."""
+
+
+class OptionError(DortError, ValueError):
+    """An option is unknown or has a value that cannot be honoured."""
+
+
+class HookError(DortError):
+    """torch could not be hooked, or a hook could not be taken back."""
+
+
+class CaptureError(DortError):
+    """A graph could not be obtained from the model."""
+
+
+class ExportError(DortError):
+    """A graph could not be turned into an ONNX model."""
+
+
+class OptimizeError(DortError):
+    """An ONNX graph could not be rewritten."""
+
+
+class ExecutionError(DortError):
+    """A session could not be built or run."""
+
+
+@dataclass(frozen=True)
+class UnsupportedOp:
+    """One graph node that no converter takes."""
+
+    op: str
+    """The operator with its overload: ``aten::sort.stable``."""
+    reason: str
+    """Why it was refused: no converter, or the words of the one that refused."""
+    where: str = ""
+    """The Python line that produced the node, if known: ``model.py:12 in forward: x.sort()``."""
+    node: str = ""
+    """The name of the node in its FX graph."""
+
+
+class UnsupportedOpError(ExportError):
+    """Some operators of a graph cannot be converted; all of them are listed at once."""
+
+    def __init__(self, unsupported: Sequence[UnsupportedOp]) -> None:
+        self.unsupported = tuple(unsupported)
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        counts = Counter((u.op, u.reason) for u in self.unsupported)
+        lines = [f"{len(counts)} operator(s) cannot be converted to ONNX:"]
+        for (op, reason), count in counts.most_common():
+            lines.append(f"  {count} x {op}: {reason}")
+            places = dict.fromkeys(
+                u.where for u in self.unsupported if (u.op, u.reason) == (op, reason) and u.where
+            )
+            lines.extend(f"      at {place}" for place in places)
+        lines.append(
+            "Register a converter (Dispatcher({'aten::...': function})), leave these operators to "
+            "torch (backend option fallback=True), or decompose them (decomposition_table=...)."
+        )
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""From an FX graph of ATen operators to an ONNX model."""

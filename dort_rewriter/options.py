@@ -1,0 +1,79 @@
+"""Options, as frozen keyword-only dataclasses: a mapping is accepted wherever one is expected.
+
+The text under each field is its documentation; the pages of ``docs/`` are generated from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dort_rewriter.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ExportOptions", "OptimizationOptions", "from_mapping"]
+
+T = TypeVar("T")
+
+
+def from_mapping(cls: type[T], options: T | Mapping[str, Any] | None) -> T:
+    """Build the dataclass ``cls`` from a mapping; an instance is returned as it is.
+
+    Raises :class:`OptionError` on an unknown key, naming the closest known one.
+    """
+    if isinstance(options, cls):
+        return options
+    if options is None:
+        return cls()
+    if not isinstance(options, Mapping):
+        raise OptionError(
+            f"Expected a mapping or {cls.__name__}, got {type(options).__name__}: {options!r}."
+        )
+    known = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    for key in options:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}."
+            raise OptionError(f"Unknown option {key!r} for {cls.__name__}: {hint}")
+    return cls(**options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationOptions:
+    """What is done to a model once it is exported."""
+
+    remove_unused: bool = True
+    """Remove nodes and initializers that no output needs."""
+    constant_folding: bool = False
+    """Compute at export what depends on constants only (beyond shapes, which always are)."""
+    patterns: str | Sequence[Any] | None = "default"
+    """Rules to apply: ``"default+onnxruntime-CastCast"``, a list of names, classes or instances, or
+    None for none."""
+    processor: str = "CPU"
+    """Where the model is to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there."""
+    max_iter: int = -1
+    """Rounds over the rules; -1 goes on until nothing changes."""
+    order: str | None = None
+    """``None`` keeps the order of the exporter, ``"memory"`` looks for a lower peak."""
+    dump_applied_patterns: str | None = None
+    """A folder to write each application of a rule to, as a small model."""
+    verbose: int = 0
+    """0: silent; 1: a summary by ``logging``; 2 and more: each rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How a graph is obtained from a model, before it is converted."""
+
+    decomposition_table: (
+        str | Mapping[torch._ops.OpOverload, Callable[..., Any]] | None
+    ) = None
+    """How operators without a converter are rewritten: a table, ``"none"``, ``"core"``, ``"all"``,
+    or None for the table that fits the converters."""
+    strict: bool = False
+    """Passed to ``torch.export.export``."""

@@ -1,0 +1,1 @@
+"""Sessions of ONNX Runtime and what runs at each call."""

@@ -1,0 +1,100 @@
+"""What a compiled graph takes and gives: the record that travels from capture and export to the runtime.
+
+Positions, not names, carry the meaning: names are a convention for whoever reads the model.
+Everything here is plain data, so that it can be stored beside a model and read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+__all__ = [
+    "Dim",
+    "GraphSignature",
+    "InputSlot",
+    "InputSize",
+    "OutputSlot",
+    "Scalar",
+    "SlotKind",
+    "ViewStep",
+]
+
+Scalar = int | float | bool
+Dim = int | str
+"""A size: a number, or the name of a symbol (``s0``, ``2*s0``)."""
+
+SlotKind = Literal["tensor", "int", "float", "bool", "none"]
+"""What Python sees at this position. ``int``, ``float`` and ``bool`` are rank-0 tensors in the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSlot:
+    """One argument of the compiled callable."""
+
+    name: str | None
+    """The ONNX input it feeds; None when the model does not read this argument."""
+    kind: SlotKind
+    dtype: torch.dtype | None = None
+    """Element type of the ONNX input: int64, float64 and bool for scalars, None for ``none``."""
+    shape: tuple[Dim, ...] = ()
+    device: torch.device | None = None
+
+
+@dataclass(frozen=True)
+class InputSize:
+    """A size known only at run time: the value of the scalar argument at ``index``."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class ViewStep:
+    """A view taken in torch, after the session ran: ``op`` called on the previous tensor."""
+
+    op: str
+    """An ATen overload that aliases its first argument: ``aten::view``."""
+    args: tuple[object, ...] = ()
+    """The arguments after the tensor: numbers, None, :class:`InputSize`, or tuples of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSlot:
+    """One result of the compiled callable, and where it comes from."""
+
+    kind: SlotKind
+    source: Literal["model", "input", "output", "constant"]
+    """``model``: computed by ONNX Runtime; ``input``: an argument, as it is or viewed;
+    ``output``: an earlier result, as it is or viewed; ``constant``: a Python value (or None)."""
+    index: int = 0
+    """Position among the model's outputs, the arguments or the earlier results, after ``source``."""
+    name: str = ""
+    """The ONNX output for ``model``, a reader's name otherwise (``output_NONE_2``)."""
+    dtype: torch.dtype | None = None
+    shape: tuple[Dim, ...] = ()
+    device: torch.device | None = None
+    views: tuple[ViewStep, ...] = ()
+    """Applied in order to the source."""
+    value: Scalar | None = None
+    """The value of a ``constant``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSignature:
+    """The calling convention of one compiled graph."""
+
+    inputs: tuple[InputSlot, ...]
+    outputs: tuple[OutputSlot, ...]
+    input_names: tuple[str, ...] = field(init=False)
+    """The ONNX inputs in the order of the model."""
+    output_names: tuple[str, ...] = field(init=False)
+    """The ONNX outputs in the order of the model."""
+
+    def __post_init__(self) -> None:
+        fed = tuple(slot.name for slot in self.inputs if slot.name is not None)
+        computed = sorted((s for s in self.outputs if s.source == "model"), key=lambda s: s.index)
+        names = dict.fromkeys(slot.name for slot in computed)
+        object.__setattr__(self, "input_names", fed)
+        object.__setattr__(self, "output_names", tuple(names))

@@ -1,0 +1,1 @@
+"""Look inside: print, draw, compare, explain."""

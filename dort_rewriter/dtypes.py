@@ -7,7 +7,7 @@ type instead of failing on a missing key.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -45,7 +45,7 @@ _TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
 }
 for _name in ("uint16", "uint32", "uint64"):  # torch >= 2.3 on some platforms only
     if hasattr(torch, _name):
-        _TORCH_TO_ONNX[getattr(torch, _name)] = _D[_name.upper()]
+        _TORCH_TO_ONNX[getattr(torch, _name)] = ir.DataType[_name.upper()]
 
 _ONNX_TO_TORCH = {value: key for key, value in _TORCH_TO_ONNX.items()}
 
@@ -77,6 +77,6 @@ def to_torch(dtype: ir.DataType | int) -> torch.dtype:
 
 
 @functools.cache
-def to_numpy(dtype: torch.dtype) -> np.dtype:  # type: ignore[type-arg]
+def to_numpy(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the numpy dtype (one of ml_dtypes for bfloat16 and float8)."""
     return to_onnx_type(dtype).numpy()

@@ -23,14 +23,15 @@ VARIABLES: dict[str, Variable] = {
         Variable(
             "ONNXRT_CHANGE_REWRITER",
             "",
-            "1: the onnxrt backend exports with this package's converters. On torch <= 2.8 anything "
-            "else leaves torch's own exporter in place; on torch >= 2.9 they are the default and "
-            "0 exports with onnxscript's torchlib alone. Read at each compilation.",
+            "1: the onnxrt backend exports with this package's converters. On torch <= 2.8 "
+            "anything else leaves torch's own exporter in place; on torch >= 2.9 they are the "
+            "default and 0 exports with onnxscript's torchlib alone. Read at each compilation.",
         ),
         Variable(
             "ONNXRT_DUMP_PATH",
             "",
-            "Prefix of the files written for each exported graph: <prefix>0.onnx, <prefix>0.txt, ...",
+            "Prefix of the files written for each exported graph: <prefix>0.onnx, <prefix>0.txt, "
+            "...",
         ),
         Variable(
             "DORT_DISABLE",

@@ -52,8 +52,8 @@ class OptimizationOptions:
     constant_folding: bool = False
     """Compute at export what depends on constants only (beyond shapes, which always are)."""
     patterns: str | Sequence[Any] | None = "default"
-    """Rules to apply: ``"default+onnxruntime-CastCast"``, a list of names, classes or instances, or
-    None for none."""
+    """Rules to apply: ``"default+onnxruntime-CastCast"``, a list of names, classes or instances,
+    or None for none."""
     processor: str = "CPU"
     """Where the model is to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there."""
     max_iter: int = -1
@@ -70,9 +70,7 @@ class OptimizationOptions:
 class ExportOptions:
     """How a graph is obtained from a model, before it is converted."""
 
-    decomposition_table: (
-        str | Mapping[torch._ops.OpOverload, Callable[..., Any]] | None
-    ) = None
+    decomposition_table: str | Mapping[torch._ops.OpOverload, Callable[..., Any]] | None = None
     """How operators without a converter are rewritten: a table, ``"none"``, ``"core"``, ``"all"``,
     or None for the table that fits the converters."""
     strict: bool = False

@@ -1,4 +1,4 @@
-"""What a compiled graph takes and gives: the record that travels from capture and export to the runtime.
+"""What a compiled graph takes and gives: travels from capture and export to the runtime.
 
 Positions, not names, carry the meaning: names are a convention for whoever reads the model.
 Everything here is plain data, so that it can be stored beside a model and read back.
@@ -14,8 +14,8 @@ import torch
 __all__ = [
     "Dim",
     "GraphSignature",
-    "InputSlot",
     "InputSize",
+    "InputSlot",
     "OutputSlot",
     "Scalar",
     "SlotKind",
@@ -27,7 +27,7 @@ Dim = int | str
 """A size: a number, or the name of a symbol (``s0``, ``2*s0``)."""
 
 SlotKind = Literal["tensor", "int", "float", "bool", "none"]
-"""What Python sees at this position. ``int``, ``float`` and ``bool`` are rank-0 tensors in the model."""
+"""What Python sees at this position; ``int``, ``float``, ``bool``: rank-0 tensors in the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class OutputSlot:
     """``model``: computed by ONNX Runtime; ``input``: an argument, as it is or viewed;
     ``output``: an earlier result, as it is or viewed; ``constant``: a Python value (or None)."""
     index: int = 0
-    """Position among the model's outputs, the arguments or the earlier results, after ``source``."""
+    """Position among the model's outputs, the arguments or the earlier results (``source``)."""
     name: str = ""
     """The ONNX output for ``model``, a reader's name otherwise (``output_NONE_2``)."""
     dtype: torch.dtype | None = None

@@ -1,0 +1,121 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["nox[uv]"]
+# ///
+"""Every check of the project, and its main job: ``pip install nox && nox -s tests``.
+
+nox reads the block above and gets uv by itself, whose shared cache makes an environment a matter
+of seconds; with ``--script-mode none`` and no uv at hand everything works through pip, slower.
+An environment is installed again only when its requirements changed (see ``install``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nox
+from nox.project import load_toml
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests"]
+
+ROOT = Path(__file__).parent
+
+NEW = ("torch==2.13.0",)
+OLD = ("torch==2.8.0", "onnxruntime-training==1.19.2", "numpy<2")
+LATEST = ("torch==2.15.0",)
+OLDEST = ("torch==2.5.1",)
+
+OLD_PYTHON = "3.11"
+"""The newest Python onnxruntime-training 1.19.2 has a wheel for."""
+
+
+def install(session: nox.Session, extras: str, *pins: str) -> None:
+    """Install the package with ``extras`` and ``pins``, unless exactly that was installed before.
+
+    What was installed is noted inside the environment, at the end: an interrupted installation
+    is started again, a changed requirement as well.
+    """
+    stamp = Path(session.virtualenv.location) / "installed.json"
+    wanted = json.dumps([extras, pins, load_toml(ROOT / "pyproject.toml")["project"]], indent=1)
+    if stamp.exists() and stamp.read_text() == wanted:
+        session.log(f"Requirements unchanged since they were installed ({stamp}).")
+        return
+    stamp.unlink(missing_ok=True)
+    options: list[str] = []
+    if session.venv_backend == "uv":
+        # The flavours of onnxruntime overwrite each other: nothing may stay behind.
+        options.append("--exact")
+        # pip reads this variable by itself; to uv it is an option.
+        for place in os.environ.get("PIP_FIND_LINKS", "").split():
+            options += ["--find-links", place]
+    session.install(*options, "--editable", f".[{extras}]", *pins)
+    stamp.write_text(wanted)
+
+
+def run_pytest(session: nox.Session, *default: str) -> None:
+    """Run pytest, last in each session: on ``default``, or on what follows ``--``."""
+    env = {
+        "HF_HUB_OFFLINE": "1",  # a test makes the model that it needs
+        "OMP_NUM_THREADS": "1",  # two workers share the machine
+    }
+    chosen = session.posargs or default
+    session.run("python", "-m", "pytest", "-n", "2", *chosen, env=env)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Lint, types, layers, then the whole suite on both stacks."""
+    for name in ("lint", "tests-new", "tests-old"):
+        session.notify(name)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, types and the layers of the package."""
+    install(session, "cpu,lint", *NEW)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("lint-imports")
+
+
+@nox.session(name="tests-new")
+def tests_new(session: nox.Session) -> None:
+    """Test with torch 2.13.0 and the newest onnxruntime."""
+    install(session, "cpu,test", *NEW)
+    run_pytest(session)
+
+
+@nox.session(name="tests-old", python=OLD_PYTHON)
+def tests_old(session: nox.Session) -> None:
+    """Test with torch 2.8.0, the last that has OrtBackend, and onnxruntime-training."""
+    install(session, "training,test", *OLD)
+    run_pytest(session)
+
+
+@nox.session(name="tests-latest")
+def tests_latest(session: nox.Session) -> None:
+    """Test with torch 2.15.0 and the newest onnxruntime."""
+    install(session, "cpu,test", *LATEST)
+    run_pytest(session)
+
+
+@nox.session(name="tests-oldest", python=OLD_PYTHON)
+def tests_oldest(session: nox.Session) -> None:
+    """Test the hook alone with torch 2.5.1."""
+    install(session, "cpu,test", *OLDEST)
+    run_pytest(session, "tests/hook")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Show what the package does: the main job."""
+    if not (ROOT / "dort_rewriter/tools/cli.py").exists():
+        session.error("The demo is not written yet: dort_rewriter/tools/cli.py is missing.")
+    install(session, "cpu,demo", *NEW)
+    session.run("python", "-m", "dort_rewriter.tools.cli", "demo", *session.posargs)

@@ -1,0 +1,1 @@
+"""The tests mirror the package; code they share is imported as ``tests.folder.module``."""

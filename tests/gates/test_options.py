@@ -1,0 +1,102 @@
+"""Options cannot change once given, explain themselves, and refuse what they do not know."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+from dort_rewriter import options
+from dort_rewriter.errors import OptionError
+from tests.gates.sources import nodes, place, python_files
+
+OPTIONS_NODES = [
+    (path, node)
+    for path in python_files("dort_rewriter")
+    for node in nodes(path)
+    if isinstance(node, ast.ClassDef) and node.name.endswith("Options")
+]
+OPTIONS_CLASSES: list[Any] = [
+    value
+    for _, value in inspect.getmembers(options, inspect.isclass)
+    if dataclasses.is_dataclass(value) and value.__module__ == options.__name__
+]
+
+
+def undocumented_fields(body: list[ast.stmt]) -> list[str]:
+    """Return the fields of a class that no string literal follows."""
+    following = [*body[1:], ast.Pass()]
+    return [
+        ast.unparse(field.target)
+        for field, after in zip(body, following, strict=True)
+        if isinstance(field, ast.AnnAssign)
+        and not (
+            isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        )
+    ]
+
+
+@pytest.mark.parametrize(("path", "node"), OPTIONS_NODES, ids=lambda x: getattr(x, "name", ""))
+def test_fields_are_documented(path: Any, node: ast.ClassDef) -> None:
+    assert undocumented_fields(node.body) == [], place(path, node.lineno)
+
+
+@pytest.mark.parametrize(("path", "node"), OPTIONS_NODES, ids=lambda x: getattr(x, "name", ""))
+def test_class_is_a_frozen_keyword_only_dataclass(path: Any, node: ast.ClassDef) -> None:
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    assert "dataclass(frozen=True, kw_only=True)" in decorators, place(path, node.lineno)
+
+
+def test_the_gate_sees_the_classes_it_guards() -> None:
+    names = {node.name for _, node in OPTIONS_NODES}
+    assert {"ExportOptions", "OptimizationOptions"} <= names
+    assert {cls.__name__ for cls in OPTIONS_CLASSES} <= names
+    body = ast.parse("a: int = 1\n'''Text.'''\nb: int = 2\nc: int = 3\n'''Text.'''").body
+    assert undocumented_fields(body) == ["b"]
+
+
+@pytest.mark.parametrize("cls", OPTIONS_CLASSES)
+def test_an_instance_cannot_change(cls: Any) -> None:
+    instance = cls()
+    for field in dataclasses.fields(cls):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(instance, field.name, None)
+
+
+@pytest.mark.parametrize("cls", OPTIONS_CLASSES)
+def test_positional_arguments_are_refused(cls: Any) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        cls(True)
+
+
+@pytest.mark.parametrize("cls", OPTIONS_CLASSES)
+def test_an_unknown_key_is_refused_with_the_closest(cls: Any) -> None:
+    for field in dataclasses.fields(cls):
+        wrong = f"{field.name}_"
+        with pytest.raises(OptionError, match=f"{wrong}.*{cls.__name__}.*{field.name!r}"):
+            options.from_mapping(cls, {wrong: None})
+
+
+@pytest.mark.parametrize("cls", OPTIONS_CLASSES)
+def test_a_mapping_an_instance_and_none_are_accepted(cls: Any) -> None:
+    default = cls()
+    assert options.from_mapping(cls, None) == default
+    assert options.from_mapping(cls, {}) == default
+    assert options.from_mapping(cls, default) is default
+    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
+    assert options.from_mapping(cls, values) == default
+
+
+def test_a_key_like_no_other_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError, match=r"'zzz'.*known: .*strict"):
+        options.from_mapping(options.ExportOptions, {"zzz": 1})
+
+
+def test_what_is_no_mapping_is_refused_by_type() -> None:
+    with pytest.raises(OptionError, match="ExportOptions, got list"):
+        options.from_mapping(options.ExportOptions, [("strict", True)])  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""Decomposition tables: which operators torch rewrites into simpler ones before conversion.
+
+The default is everything torch can decompose except what has a converter: a converter gives a
+smaller graph than a decomposition, and an exact one where the decomposition is not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dort_rewriter.errors import OptionError
+from dort_rewriter.export.dispatcher import Dispatcher
+
+__all__ = [
+    "filter_decomposition_table",
+    "get_decomposition_table",
+    "get_decomposition_table_by_name",
+    "resolve_decomposition_table",
+]
+
+Table = dict[Any, Callable[..., Any]]
+
+TABLE_NAMES = ("all", "core", "default", "none")
+
+
+@functools.cache
+def _full_table() -> Table:
+    # NOTE: core alone lacks var, var_mean, squeeze.dims, cumprod and functional batch norm.
+    return {
+        op: function
+        for op, function in {**torch._decomp.decomposition_table, **_core_table()}.items()
+        if isinstance(op, torch._ops.OpOverload)
+    }
+
+
+@functools.cache
+def _core_table() -> Table:
+    return dict(torch._decomp.core_aten_decompositions())
+
+
+def filter_decomposition_table(
+    existing_table: Mapping[Any, Callable[..., Any]] | None = None,
+    filter_fct: Callable[[Any], bool] | None = None,
+) -> Table:
+    """Return the entries of a table (torch's full one) whose operator `filter_fct` accepts.
+
+    Without a filter, operators that have a converter are left out.
+    """
+    table = _full_table() if existing_table is None else existing_table
+    if filter_fct is None:
+        dispatcher = Dispatcher()
+        return {op: f for op, f in table.items() if not dispatcher.converts(_name(op))}
+    return {op: f for op, f in table.items() if filter_fct(op)}
+
+
+def get_decomposition_table(dispatcher: Dispatcher | None = None) -> Table:
+    """Return the table that fits a dispatcher: all torch decomposes but what it converts."""
+    if dispatcher is None:
+        return dict(_default_table())
+    return filter_decomposition_table(filter_fct=lambda op: not dispatcher.prefers(_name(op)))
+
+
+@functools.cache
+def _default_table() -> Table:
+    return filter_decomposition_table()
+
+
+def get_decomposition_table_by_name(name: str) -> Table:
+    """Return a table by its name: ``none``, ``core``, ``all``, or ``default``."""
+    tables: dict[str, Callable[[], Table]] = {
+        "all": _full_table,
+        "core": _core_table,
+        "default": _default_table,
+        "none": dict,
+    }
+    if name not in tables:
+        raise OptionError(f"Unknown decomposition table {name!r}: choose from {TABLE_NAMES}.")
+    return dict(tables[name]())
+
+
+def resolve_decomposition_table(
+    table: str | Mapping[Any, Callable[..., Any]] | None, dispatcher: Dispatcher
+) -> Table:
+    """Return the table an option stands for."""
+    if table is None:
+        return get_decomposition_table(dispatcher)
+    if isinstance(table, str):
+        return get_decomposition_table_by_name(table)
+    return dict(table)
+
+
+def _name(op: Any) -> str:
+    return op.name() if isinstance(op, torch._ops.OpOverload) else str(op)

@@ -1,0 +1,142 @@
+"""Dispatchers: who converts an operator: users, then this package, then what a subclass adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dort_rewriter.dtypes import is_convertible
+from dort_rewriter.export.registry import Converter, builtin_converters, make_converter, op_name
+
+__all__ = ["Dispatcher", "ForceDispatcher", "foreign_tensor"]
+
+
+class Dispatcher:
+    """Finds the converter of an operator among a user's functions and those of this package."""
+
+    def __init__(
+        self,
+        registered_functions: Mapping[Any, Callable[..., Any]] | None = None,
+        *,
+        own_converters: bool = True,
+    ) -> None:
+        """Keep the functions to try first.
+
+        `registered_functions` maps an operator (``"aten::relu"``, ``"aten::add.Tensor"``, or an
+        ``OpOverload``) to ``function(op, *args, **kwargs)``; a name without an overload serves all
+        of them. `own_converters` set to False leaves out the converters of this package.
+        """
+        self._user = {
+            op_name(key): make_converter(op_name(key), function)
+            for key, function in (registered_functions or {}).items()
+        }
+        self._own_converters = own_converters
+
+    def converts(self, name: str) -> bool:
+        """Tell whether an operator has a converter, whatever its arguments."""
+        return self._find(name) is not None
+
+    def prefers(self, name: str) -> bool:
+        """Tell whether an operator is better converted than decomposed by torch.
+
+        NOTE: what only a fallback has is decomposed where torch can, so that the import of the
+        fallback's library is not paid for what our converters do.
+        """
+        return self._find_first(name) is not None
+
+    def find(self, node: torch.fx.Node) -> Converter | str:
+        """Return the converter of an FX node, or the reason why there is none."""
+        if (reason := _unconvertible(node)) is not None:
+            return reason
+        name = op_name(node.target)
+        found = self._find(name)
+        if found is None:
+            return "no converter"
+        return found.refusal(node) or found
+
+    def refusal(self, node: torch.fx.Node) -> str | None:
+        """Return why an FX node cannot be converted, or None when it can."""
+        found = self.find(node)
+        return found if isinstance(found, str) else None
+
+    def _find(self, name: str) -> Converter | None:
+        return self._find_first(name) or self._fallback(name)
+
+    def _find_first(self, name: str) -> Converter | None:
+        found = self._user.get(name) or self._user.get(name.partition(".")[0])
+        if found is None and self._own_converters:
+            found = builtin_converters().get(name)
+        return found
+
+    def _fallback(self, name: str) -> Converter | None:
+        """Return the converter of an operator that neither the user nor this package has."""
+        return None
+
+
+class ForceDispatcher(Dispatcher):
+    """Turns an operator nobody converts into a node of a custom domain."""
+
+    def __init__(
+        self,
+        registered_functions: Mapping[Any, Callable[..., Any]] | None = None,
+        *,
+        domain: str = "torch",
+        own_converters: bool = True,
+    ) -> None:
+        super().__init__(registered_functions, own_converters=own_converters)
+        self.domain = domain
+
+    def find(self, node: torch.fx.Node) -> Converter | str:
+        """Return a converter; a refused operator becomes an opaque node too."""
+        found = super().find(node)
+        return found if isinstance(found, Converter) else self._opaque(op_name(node.target))
+
+    def _fallback(self, name: str) -> Converter | None:
+        return self._opaque(name)
+
+    def _opaque(self, name: str) -> Converter:
+        def record(op: Any, *args: Any, **kwargs: Any) -> Any:
+            results = op.result
+            count = len(results) if isinstance(results, list | tuple) else 1
+            tensors = [a for a in args if hasattr(a, "dtype") and hasattr(a, "shape")]
+            constants = {
+                f"arg{i}": a if isinstance(a, int | float | str) else str(a)
+                for i, a in enumerate(args)
+                if not any(a is t for t in tensors) and a is not None
+            }
+            named = {
+                k: v if isinstance(v, int | float | str) else str(v) for k, v in kwargs.items()
+            }
+            node_type = name.replace("::", "_").replace(".", "_")
+            return op.call(
+                node_type, *tensors, domain=self.domain, outputs=count, **constants, **named
+            )
+
+        return make_converter(name, record)
+
+
+def _unconvertible(node: torch.fx.Node) -> str | None:
+    """Return why no converter could take a node, whoever writes it."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            # NOTE: random numbers of ONNX Runtime do not follow torch.manual_seed.
+            return "random: it stays in torch, which owns the generator"
+        if target._schema.is_mutable:
+            return "it writes to its input"
+    for value in (node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)):
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, torch.Tensor) and (reason := foreign_tensor(tensor)) is not None:
+                return reason
+    return None
+
+
+def foreign_tensor(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor of this kind cannot enter a model, or None when it can."""
+    if tensor.layout is not torch.strided:
+        return f"{tensor.layout} tensors are not converted"
+    if not is_convertible(tensor.dtype):
+        return f"{tensor.dtype} tensors are not converted"
+    return None

@@ -1,0 +1,368 @@
+"""Walk an FX graph of ATen operators, call a converter for each node, and hand over the model.
+
+NOTE: the walk does not stop at an operator nobody converts: the user gets the list of all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.dtypes import to_onnx_type, to_torch
+from dort_rewriter.errors import DortError, ExportError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.export.dispatcher import Dispatcher, foreign_tensor
+from dort_rewriter.export.names import create_output_names
+from dort_rewriter.export.promotion import promote
+from dort_rewriter.export.provenance import describe, source_line
+from dort_rewriter.export.recorder import Recorder, scalar_type
+from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
+from dort_rewriter.export.values import Value
+from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, SlotKind
+
+__all__ = ["ExportedGraph", "convert_graph"]
+
+PRODUCER = "dort_rewriter"
+OPSETS = range(18, 24)
+_IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """A converted graph: the model, and how to call it."""
+
+    model: ir.Model
+    signature: GraphSignature
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The inputs of the model, in order."""
+        return self.signature.input_names
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The outputs of the model, in order."""
+        return self.signature.output_names
+
+
+class _Missing:
+    """Stands for the result of a node that could not be converted."""
+
+
+def convert_graph(
+    graph_module: torch.fx.GraphModule,
+    dispatcher: Dispatcher,
+    *,
+    opset: int = 18,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    keep_unused_inputs: bool = True,
+) -> ExportedGraph:
+    """Convert an FX graph whose nodes carry ``meta["val"]``.
+
+    Raises :class:`UnsupportedOpError` with every operator that has no converter.
+    """
+    if opset not in OPSETS:
+        raise ExportError(
+            f"Opset {opset} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
+        )
+    interpreter = _Interpreter(graph_module, dispatcher, opset, input_names)
+    return interpreter.run(output_names, keep_unused_inputs)
+
+
+class _Interpreter:
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        dispatcher: Dispatcher,
+        opset: int,
+        input_names: Sequence[str] | None,
+    ) -> None:
+        self.graph_module = graph_module
+        self.dispatcher = dispatcher
+        self.graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="main_graph")
+        self.recorder = Recorder(self.graph, opset)
+        self.results: dict[torch.fx.Node, Any] = {}
+        self.unsupported: list[UnsupportedOp] = []
+        self.inputs: list[tuple[InputSlot, Value | None]] = []
+        self.input_names = None if input_names is None else list(input_names)
+        self.taken = set(input_names or ())
+
+    def run(self, output_names: Sequence[str] | None, keep_unused: bool) -> ExportedGraph:
+        self._check_input_names()
+        outputs: tuple[OutputSlot, ...] = ()
+        for node in self.graph_module.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "get_attr":
+                self.results[node] = self._attribute(node)
+            elif node.op == "call_function":
+                self.results[node] = self._call(node)
+            elif node.op == "output":
+                outputs = self._outputs(node, output_names)
+            else:
+                raise ExportError(
+                    f"{node.op} is not ATen: lower the graph first: {describe(node)}"
+                )
+        if self.unsupported:
+            raise UnsupportedOpError(self.unsupported)
+        slots = tuple(self._input_slot(slot, value, keep_unused) for slot, value in self.inputs)
+        model = ir.Model(
+            self.graph, ir_version=_IR_VERSIONS[self.recorder.opset], producer_name=PRODUCER
+        )
+        return ExportedGraph(model, GraphSignature(inputs=slots, outputs=outputs))
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def _check_input_names(self) -> None:
+        if self.input_names is None:
+            return
+        count = sum(n.op == "placeholder" for n in self.graph_module.graph.nodes)
+        if len(self.input_names) != count:
+            raise ExportError(
+                f"input_names has {len(self.input_names)} name(s) but the graph has {count} "
+                f"input(s); create_input_names(graph_module, args) gives one for each."
+            )
+        if len(self.taken) != count:
+            raise ExportError(f"input_names has duplicates: {self.input_names}.")
+
+    def _placeholder(self, node: torch.fx.Node) -> None:
+        name = self.input_names[len(self.inputs)] if self.input_names else node.name
+        self.taken.add(name)
+        meta = node.meta.get("val")
+        if meta is None:
+            self.inputs.append((InputSlot(name=None, kind="none"), None))
+            self.results[node] = None
+            return
+        if (reason := _unsupported_value(meta)) is not None:
+            self._refuse(node, "placeholder", reason)
+            self.results[node] = _Missing
+            return
+        value = Value(self.recorder, name=name)
+        _annotate(value, meta)
+        self.graph.inputs.append(value)
+        slot = InputSlot(
+            name=name,
+            kind=_kind(meta),
+            dtype=to_torch(value.dtype) if value.dtype is not None else None,
+            shape=_shape(meta),
+            device=meta.device if isinstance(meta, torch.Tensor) else None,
+        )
+        self.inputs.append((slot, value))
+        self.results[node] = value
+
+    def _input_slot(self, slot: InputSlot, value: Value | None, keep: bool) -> InputSlot:
+        if keep or value is None or value.uses() or value.is_graph_output():
+            return slot
+        self.graph.inputs.remove(value)
+        return InputSlot(
+            name=None, kind=slot.kind, dtype=slot.dtype, shape=slot.shape, device=slot.device
+        )
+
+    def _attribute(self, node: torch.fx.Node) -> Any:
+        path = str(node.target).split(".")
+        target: Any = functools.reduce(getattr, path, self.graph_module)
+        if isinstance(target, torch.fx.GraphModule):
+            return target
+        if not isinstance(target, torch.Tensor):
+            raise ExportError(f"{node.target} is a {type(target).__name__}, not a tensor.")
+        if isinstance(target, torch._subclasses.FakeTensor):
+            raise ExportError(f"{node.target} is a fake tensor: it has no values to store.")
+        if (reason := _unsupported_value(target)) is not None:
+            self._refuse(node, "get_attr", reason)
+            return _Missing
+        name = self._free_name(str(node.target))
+        return self.recorder.tensor(ir.tensor(target.detach(), name=name), name)
+
+    def _free_name(self, name: str) -> str:
+        free, i = name, 0
+        while free in self.taken:
+            i += 1
+            free = f"{name}_{i}"
+        self.taken.add(free)
+        return free
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        if node.target is operator.getitem:
+            source = self.results[node.all_input_nodes[0]]
+            if isinstance(source, list | tuple):
+                return source[node.args[1]]  # type: ignore[index]
+            if source is _Missing:
+                return _Missing
+        found = self.dispatcher.find(node)
+        if isinstance(found, str):
+            self._refuse(node, op_name(node.target), found)
+            return _Missing
+        if any(self.results[a] is _Missing for a in node.all_input_nodes):
+            return _Missing
+        return self._convert(node, found)
+
+    def _convert(self, node: torch.fx.Node, converter: Converter) -> Any:
+        recorder = self.recorder
+        recorder.fx_node = node
+        where = source_line(node)
+        recorder.provenance = {"fx_node": node.name, **({"source": where} if where else {})}
+        try:
+            args = promote(recorder, node, [self._argument(a) for a in node.args])
+            kwargs = {
+                _python_name(key): self._argument(value)
+                for key, value in node.kwargs.items()
+                if _is_known(key, converter)
+            }
+            results = self._settle(node, converter.function(recorder, *args, **kwargs))
+        except Refused as e:
+            self._refuse(node, converter.name, str(e))
+            return _Missing
+        except DortError as e:
+            raise ExportError(f"Converting {describe(node)} failed: {e}") from e
+        return results
+
+    def _refuse(self, node: torch.fx.Node, name: str, reason: str) -> None:
+        self.unsupported.append(UnsupportedOp(name, reason, source_line(node), node.name))
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            return self.results[argument]
+        if isinstance(argument, list | tuple):
+            return [self._argument(a) for a in argument]
+        if isinstance(argument, torch.dtype):
+            return to_onnx_type(argument)
+        return argument
+
+    def _settle(self, node: torch.fx.Node, results: Any) -> Any:
+        """Give the results of a converter the types, shapes and names of the FX node."""
+        meta = node.meta.get("val")
+        if not isinstance(meta, list | tuple):
+            return self._settle_one(results, meta, node.name)
+        if len(results) != len(meta):
+            raise ExportError(f"{len(results)} results instead of {len(meta)}.")
+        return [
+            self._settle_one(r, m, f"{node.name}_{i}")
+            for i, (r, m) in enumerate(zip(results, meta, strict=True))
+        ]
+
+    def _settle_one(self, value: Any, meta: Any, name: str) -> Any:
+        if value is None or meta is None:
+            return None
+        if not isinstance(value, Value):
+            value = self.recorder.constant(value, _element_type(meta))
+        want = _element_type(meta)
+        if value.dtype is not None and value.dtype != want:
+            value = self.recorder.cast(value, want)
+        _check_shape(value, meta)
+        if _is_automatic(value):
+            _annotate(value, meta)
+            value.name = self._free_name(name)
+        return value
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    def _outputs(
+        self, node: torch.fx.Node, output_names: Sequence[str] | None
+    ) -> tuple[OutputSlot, ...]:
+        leaves = torch.utils._pytree.tree_leaves(node.args[0], is_leaf=lambda a: a is None)
+        metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in leaves]
+        names = list(output_names) if output_names is not None else create_output_names(metas)
+        if len(names) != len(leaves):
+            raise ExportError(f"{len(names)} output name(s) for {len(leaves)} output(s).")
+        self.recorder.provenance = {}
+        slots: list[OutputSlot] = []
+        for leaf, meta, name in zip(leaves, metas, names, strict=True):
+            value = self.results[leaf] if isinstance(leaf, torch.fx.Node) else leaf
+            if value is _Missing:
+                continue
+            if meta is None or value is None:
+                slots.append(OutputSlot(kind="none", source="constant", name=name))
+                continue
+            slots.append(self._output(value, meta, self._free_name(name)))
+        return tuple(slots)
+
+    def _output(self, value: Any, meta: Any, name: str) -> OutputSlot:
+        recorder = self.recorder
+        if not isinstance(value, ir.Value):
+            value = recorder.constant(value, _element_type(meta))
+        if value.is_graph_input() or value.is_initializer() or value.is_graph_output():
+            value = recorder.copy(value)
+            _annotate(value, meta)
+        value.name = name
+        self.graph.outputs.append(value)
+        return OutputSlot(
+            kind=_kind(meta),
+            source="model",
+            index=len(self.graph.outputs) - 1,
+            name=name,
+            dtype=to_torch(_element_type(meta)),
+            shape=_shape(meta),
+            device=meta.device if isinstance(meta, torch.Tensor) else None,
+        )
+
+
+def _is_automatic(value: ir.Value) -> bool:
+    """Tell whether a value got its name from onnx_ir when its node was appended."""
+    return value.producer() is not None and (value.name or "").startswith("val_")
+
+
+def _is_known(key: str, converter: Converter) -> bool:
+    if converter.parameters is None or _python_name(key) in converter.parameters:
+        return True
+    if key in IGNORED:
+        return False
+    raise ExportError(f"The converter of {converter.name} has no parameter {key!r}.")
+
+
+def _python_name(key: str) -> str:
+    return "x" if key == "self" else key
+
+
+def _kind(meta: Any) -> SlotKind:
+    if isinstance(meta, torch.Tensor):
+        return "tensor"
+    kinds: dict[ir.DataType, SlotKind] = {
+        ir.DataType.BOOL: "bool",
+        ir.DataType.INT64: "int",
+        ir.DataType.DOUBLE: "float",
+    }
+    return kinds[scalar_type(meta)]
+
+
+def _element_type(meta: Any) -> ir.DataType:
+    return to_onnx_type(meta.dtype) if isinstance(meta, torch.Tensor) else scalar_type(meta)
+
+
+def _shape(meta: Any) -> tuple[int | str, ...]:
+    if not isinstance(meta, torch.Tensor):
+        return ()
+    return tuple(d if isinstance(d, int) else str(d.node.expr) for d in meta.shape)
+
+
+def _unsupported_value(meta: Any) -> str | None:
+    if not isinstance(meta, torch.Tensor):
+        if isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+            return None
+        return f"{type(meta).__name__} values are not converted"
+    return foreign_tensor(meta)
+
+
+def _annotate(value: Value, meta: Any) -> None:
+    value.type = ir.TensorType(_element_type(meta))
+    value.shape = ir.Shape(_shape(meta))
+
+
+def _check_shape(value: Value, meta: Any) -> None:
+    """Refuse a result whose shape cannot be the one torch computed."""
+    want = _shape(meta)
+    if value.shape is None:
+        return
+    wrong = len(value.shape) != len(want) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b
+        for a, b in zip(value.shape, want, strict=True)
+    )
+    if wrong:
+        raise ExportError(f"its converter gave the shape {value.shape} instead of {list(want)}.")

@@ -1,0 +1,59 @@
+"""Type promotion of elementwise operators: AOTAutograd's graphs leave it to the kernels.
+
+Tensor operands are cast to the type torch computes in; Python numbers are left alone, the recorder
+gives them the type of their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.recorder import Recorder
+
+__all__ = ["promote"]
+
+_UNPROMOTED = ("aten::_to_copy", "aten::clone", "aten::copy", "aten::fill", "prims::")
+"""Elementwise by tag, but each operand keeps its own type."""
+
+_Number = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of an FX node with the casts that its operator implies."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return args
+    if target.name().startswith(_UNPROMOTED):
+        return args
+    metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args]
+    first = 1 if target.name().startswith("aten::where") else 0  # a condition keeps its type
+    positions = [i for i, m in enumerate(metas) if i >= first and _is_operand(m)]
+    if (dtype := _common_dtype([metas[i] for i in positions], node.meta.get("val"))) is None:
+        return args
+    promoted = list(args)
+    for i in positions:
+        if isinstance(args[i], ir.Value):
+            promoted[i] = recorder.cast(args[i], to_onnx_type(dtype))
+    return promoted
+
+
+def _is_operand(meta: Any) -> bool:
+    return isinstance(meta, (torch.Tensor, *_Number)) and not isinstance(meta, bool)
+
+
+def _common_dtype(operands: Sequence[Any], result: Any) -> torch.dtype | None:
+    if not any(isinstance(m, torch.Tensor) for m in operands):
+        return None
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    common: torch.dtype = elementwise_dtypes(*operands, type_promotion_kind=kind)[1]
+    if isinstance(result, torch.Tensor):
+        wider = result.dtype
+        if wider.is_floating_point and not common.is_floating_point:
+            return wider
+    return common

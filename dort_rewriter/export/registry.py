@@ -1,0 +1,108 @@
+"""The table of converters by operator name.
+
+A converter is registered where it is written::
+
+    @converter("aten::leaky_relu_backward")
+    def leaky_relu_backward(op, grad_output, x, negative_slope, self_is_result):
+        \"\"\"leaky_relu_backward(Tensor grad_output, Tensor self, ...) -> Tensor\"\"\"
+
+It gets the recorder, then the arguments of the ATen schema in order (``self`` is called ``x``); it
+returns a result or a tuple of them. Arguments that mean nothing in ONNX (see ``IGNORED``) are left
+out of its signature.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = [
+    "IGNORED",
+    "Converter",
+    "Refused",
+    "builtin_converters",
+    "converter",
+    "make_converter",
+    "op_name",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Predicate = Callable[[torch.fx.Node], bool]
+
+IGNORED = frozenset(
+    {"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"}
+)
+"""Arguments a converter may leave out of its parameters: they do not change a value."""
+
+
+class Refused(Exception):
+    """Raised by a converter for a case it does not take; the text says which."""
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A function that records the nodes of one operator."""
+
+    name: str
+    function: Callable[..., Any]
+    when: Predicate | None = None
+    """Takes the FX node; False refuses it, for the reason in the first line of its docstring."""
+    parameters: frozenset[str] | None = None
+    """The keyword arguments it knows; None when it takes any."""
+
+    def refusal(self, node: torch.fx.Node) -> str | None:
+        """Return why this node is not taken, or None when it is."""
+        if self.when is None or self.when(node):
+            return None
+        return (inspect.getdoc(self.when) or "refused by its converter").splitlines()[0]
+
+
+_CONVERTERS: dict[str, Converter] = {}
+
+
+def make_converter(
+    name: str, function: Callable[..., Any], when: Predicate | None = None
+) -> Converter:
+    """Describe a function as a converter."""
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    names = None if takes_any else frozenset(p.name for p in parameters)
+    return Converter(name, function, when, names)
+
+
+def converter(*names: str, when: Predicate | None = None) -> Callable[[F], F]:
+    """Register the decorated function for the named operators; a name is registered once."""
+
+    def register(function: F) -> F:
+        for name in names:
+            if name in _CONVERTERS:
+                raise ValueError(f"{name} has a converter already.")
+            _CONVERTERS[name] = make_converter(name, function, when)
+        return function
+
+    return register
+
+
+@functools.cache
+def builtin_converters() -> dict[str, Converter]:
+    """Return the converters of this package, importing their modules."""
+    package = importlib.import_module("dort_rewriter.export.converters")
+    for family in package.FAMILIES:
+        importlib.import_module(f"{package.__name__}.{family}")
+    return _CONVERTERS
+
+
+def op_name(target: Any) -> str:
+    """Return the name of what an FX node calls: ``aten::add.Tensor``, ``_operator::add``."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name()
+    if isinstance(target, str):
+        return target
+    return f"{getattr(target, '__module__', '?')}::{getattr(target, '__name__', target)}"

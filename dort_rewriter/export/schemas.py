@@ -1,0 +1,68 @@
+"""What ONNX says of its operators, looked up once per operator and opset."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import onnx.defs
+import onnx_ir as ir
+import onnx_ir.schemas
+
+from dort_rewriter.errors import ExportError
+
+__all__ = ["OpInfo", "Slot", "op_info"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A formal input or output: its type variable, and the only type it allows if there is one."""
+
+    name: str
+    variable: str
+    only: ir.DataType | None
+    is_sequence: bool
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """The part of an operator's schema that recording needs."""
+
+    version: int
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    is_variadic: bool
+    attributes: frozenset[str]
+
+    def input_slot(self, index: int) -> Slot | None:
+        """Return the formal input for an actual position (the last one repeats when variadic)."""
+        if index < len(self.inputs):
+            return self.inputs[index]
+        return self.inputs[-1] if self.is_variadic and self.inputs else None
+
+
+def _slot(parameter: onnx_ir.schemas.Parameter) -> Slot:
+    types = list(parameter.type_constraint.allowed_types)
+    only = types[0].dtype if len(types) == 1 and isinstance(types[0], ir.TensorType) else None
+    is_sequence = all(isinstance(t, ir.SequenceType) for t in types)
+    return Slot(parameter.name, parameter.type_constraint.name, only, is_sequence)
+
+
+@functools.cache
+def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
+    """Return the schema of an operator as it stands in an opset."""
+    try:
+        schema = onnx.defs.get_schema(name, opset, domain)
+    except onnx.defs.SchemaError as e:
+        raise ExportError(
+            f"Operator {domain or 'ai.onnx'}::{name} is not in opset {opset}."
+        ) from e
+    signature = onnx_ir.schemas.OpSignature.from_op_schema(schema)
+    inputs = tuple(_slot(p) for p in signature.inputs)
+    return OpInfo(
+        version=schema.since_version,
+        inputs=inputs,
+        outputs=tuple(_slot(p) for p in signature.outputs),
+        is_variadic=bool(signature.inputs) and signature.inputs[-1].variadic,
+        attributes=frozenset(schema.attributes),
+    )

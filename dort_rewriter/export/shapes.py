@@ -1,0 +1,298 @@
+"""Shapes of recorded nodes, for the operators converters emit between two annotated results.
+
+A rule returns a tuple of sizes (numbers, symbols, or an unknown symbol), or None when even the
+rank is unknown. Two symbols are the same size when they have the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+__all__ = ["infer_shape"]
+
+Dim = int | ir.SymbolicDim
+Dims = tuple[Dim, ...]
+Inputs = Sequence[ir.Value | None]
+Attributes = Mapping[str, Any]
+
+UNKNOWN = ir.SymbolicDim(None)
+
+_SAME_AS_FIRST = frozenset(
+    (
+        "Abs Acos Acosh Asin Asinh Atan Atanh Cast CastLike Ceil Celu Clip Cos Cosh CumSum Elu "
+        "Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN LayerNormalization "
+        "LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round ScatterElements ScatterND "
+        "Selu Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu "
+        "Trilu EyeLike ReverseSequence BitwiseNot"
+    ).split()
+)
+_BROADCAST = frozenset(
+    (
+        "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less "
+        "LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor"
+    ).split()
+)
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Tell whether two sizes are known to be equal."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a.value is not None and a.value == b.value
+
+
+def broadcast(shapes: Sequence[Dims]) -> Dims:
+    """Return the shape that several shapes broadcast to."""
+    rank = max(map(len, shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(-rank, 0):
+        dims = [s[axis] for s in shapes if len(s) >= -axis and s[axis] != 1]
+        big = [d for d in dims if isinstance(d, int)]
+        if not dims:
+            result.append(1)
+        elif big:
+            result.append(big[0])
+        else:
+            result.append(dims[0] if all(same(d, dims[0]) for d in dims) else UNKNOWN)
+    return tuple(result)
+
+
+def _integers(value: ir.Value | None) -> list[int] | None:
+    if value is None or (tensor := value.const_value) is None:
+        return None
+    return [int(i) for i in tensor.numpy().ravel()]
+
+
+def _unknown(shape: ir.Value | None) -> Dims | None:
+    """Return as many unknown sizes as a shape computed at run time has."""
+    dims = _dims(shape)
+    if dims is None or len(dims) != 1 or not isinstance(dims[0], int):
+        return None
+    return (UNKNOWN,) * dims[0]
+
+
+def _reshape(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    target = _integers(inputs[1])
+    if target is None:
+        return _unknown(inputs[1])
+    source = _dims(inputs[0])
+    dims: list[Dim] = list(target)
+    for i, d in enumerate(target):
+        if d == 0 and not attributes.get("allowzero"):
+            dims[i] = source[i] if source is not None and i < len(source) else UNKNOWN
+    if -1 in target:
+        at = target.index(-1)
+        dims[at] = _missing(source, [d for i, d in enumerate(dims) if i != at])
+    return tuple(dims)
+
+
+def _missing(source: Dims | None, others: Sequence[Dim]) -> Dim:
+    """Return the size that a -1 stands for, when numbers alone tell it."""
+    if source is None:
+        return UNKNOWN
+    left = list(source)
+    rest: list[int] = []
+    for d in others:
+        found = next(
+            (i for i, s in enumerate(left) if not isinstance(d, int) and same(s, d)), None
+        )
+        if found is not None:
+            del left[found]
+        elif isinstance(d, int):
+            rest.append(d)
+        else:
+            return UNKNOWN
+    symbols = [d for d in left if not isinstance(d, int)]
+    total = divisor = 1
+    for d in left:
+        total *= d if isinstance(d, int) else 1
+    for d in rest:
+        divisor *= d
+    if divisor == 0 or total % divisor:
+        return UNKNOWN
+    if not symbols:
+        return total // divisor
+    return symbols[0] if len(symbols) == 1 and total == divisor else UNKNOWN
+
+
+def _dims(value: ir.Value | None) -> Dims | None:
+    return None if value is None or value.shape is None else tuple(value.shape)
+
+
+def _matmul(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    a, b = _dims(inputs[0]), _dims(inputs[1])
+    if a is None or b is None or len(a) < 2 or len(b) < 2:
+        return None
+    return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
+
+
+def _gemm(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    a, b = _dims(inputs[0]), _dims(inputs[1])
+    if a is None or b is None:
+        return None
+    return (a[1 if attributes.get("transA") else 0], b[0 if attributes.get("transB") else 1])
+
+
+def _transpose(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return None
+    perm = attributes.get("perm") or list(range(len(dims)))[::-1]
+    return tuple(dims[i] for i in perm)
+
+
+def _concat(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    shapes = [_dims(v) for v in inputs]
+    known = [s for s in shapes if s is not None]
+    if not known:
+        return None
+    axis = attributes["axis"] % len(known[0])
+    parts = [s[axis] for s in known]
+    sizes = [p for p in parts if isinstance(p, int)]
+    total: Dim = sum(sizes) if len(sizes) == len(shapes) else UNKNOWN
+    return (*known[0][:axis], total, *known[0][axis + 1 :])
+
+
+def _unsqueeze(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims, axes = _dims(inputs[0]), _integers(inputs[1])
+    if dims is None or axes is None:
+        return None
+    rank = len(dims) + len(axes)
+    new = {a % rank for a in axes}
+    rest = iter(dims)
+    return tuple(1 if i in new else next(rest) for i in range(rank))
+
+
+def _squeeze(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return None
+    if len(inputs) < 2 or inputs[1] is None:
+        return tuple(d for d in dims if d != 1) if all(isinstance(d, int) for d in dims) else None
+    if (axes := _integers(inputs[1])) is None:
+        return None
+    gone = {a % len(dims) for a in axes}
+    return tuple(d for i, d in enumerate(dims) if i not in gone)
+
+
+def _reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return None
+    axes = _integers(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else []
+    keep = attributes.get("keepdims", 1)
+    if axes is None:
+        return (UNKNOWN,) * len(dims) if keep else None
+    if not axes and attributes.get("noop_with_empty_axes"):
+        return dims
+    return _drop(dims, axes or range(len(dims)), bool(keep))
+
+
+def _drop(dims: Dims, axes: Sequence[int], keep: bool) -> Dims:
+    gone = {a % len(dims) for a in axes} if dims else set()
+    if keep:
+        return tuple(1 if i in gone else d for i, d in enumerate(dims))
+    return tuple(d for i, d in enumerate(dims) if i not in gone)
+
+
+def _arg_reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return None
+    return _drop(dims, [attributes.get("axis", 0)], bool(attributes.get("keepdims", 1)))
+
+
+def _shape(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return (UNKNOWN,)
+    return (len(range(len(dims))[slice(attributes.get("start", 0), attributes.get("end"))]),)
+
+
+def _gather(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims, index = _dims(inputs[0]), _dims(inputs[1])
+    if dims is None or index is None:
+        return None
+    axis = attributes.get("axis", 0) % len(dims)
+    return (*dims[:axis], *index, *dims[axis + 1 :])
+
+
+def _expand(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims, target = _dims(inputs[0]), _integers(inputs[1])
+    if dims is None:
+        return None
+    if target is not None:
+        return broadcast([dims, tuple(target)])
+    unknown = _unknown(inputs[1])
+    return None if unknown is None else (UNKNOWN,) * max(len(unknown), len(dims))
+
+
+def _from_constant_shape(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    target = _integers(inputs[0])
+    return _unknown(inputs[0]) if target is None else tuple(target)
+
+
+def _slice(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return None
+    rank = len(dims)
+    axes = _integers(inputs[3]) if len(inputs) > 3 else list(range(rank))
+    if axes is None:
+        return (UNKNOWN,) * rank
+    result = list(dims)
+    bounds = [_integers(inputs[1]), _integers(inputs[2])]
+    steps = _integers(inputs[4]) if len(inputs) > 4 else [1] * len(axes)
+    for i, axis in enumerate(axes):
+        size = dims[axis % rank]
+        if not isinstance(size, int) or None in bounds or steps is None:
+            result[axis % rank] = UNKNOWN
+            continue
+        start, end = (bound[i] for bound in bounds if bound is not None)
+        result[axis % rank] = (
+            len(range(size)[slice(start, end, steps[i])]) if steps[i] > 0 else UNKNOWN
+        )
+    return tuple(result)
+
+
+_RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
+    "ArgMax": _arg_reduce,
+    "ArgMin": _arg_reduce,
+    "Concat": _concat,
+    "ConstantOfShape": _from_constant_shape,
+    "Expand": _expand,
+    "Gather": _gather,
+    "GatherElements": lambda inputs, attributes: _dims(inputs[1]),
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Range": lambda inputs, attributes: (UNKNOWN,),
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Size": lambda inputs, attributes: (),
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    **dict.fromkeys(
+        (
+            "ReduceMax ReduceMin ReduceMean ReduceSum ReduceProd ReduceSumSquare ReduceL1 "
+            "ReduceL2 ReduceLogSum ReduceLogSumExp"
+        ).split(),
+        _reduce,
+    ),
+}
+
+
+def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    """Return the shape of the first output of a node of the standard domain, if known."""
+    if op in _SAME_AS_FIRST:
+        return _dims(inputs[0])
+    if op in _BROADCAST:
+        shapes = [_dims(v) for v in inputs]
+        known = [s for s in shapes if s is not None]
+        return broadcast(known) if len(known) == len(shapes) else None
+    rule = _RULES.get(op)
+    return None if rule is None else rule(inputs, attributes)

@@ -1,0 +1,128 @@
+"""Rows of the operator tables: one ATen operator, called as it is, against eager.
+
+The operator is traced alone (nothing is decomposed), converted, run by ONNX Runtime with its own
+optimizations off, and compared with torch: values, types, shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.interpreter import convert_graph
+from dort_rewriter.export.registry import op_name
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 2e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A row: ``Case("aten::add.Tensor", (T(2, 3), T(3)), {"alpha": 2})``."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dynamic: bool = True
+    """Checked with symbolic sizes too."""
+    atol: float | None = None
+    """A tolerance looser than the dtype's; `reason` says why."""
+    reason: str = ""
+    outputs: tuple[int, ...] | None = None
+    """The results to compare, when some hold nothing (`reason` says why)."""
+    target_opset: int = 18
+
+    def __str__(self) -> str:
+        shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in self.args]
+        return f"{self.op}-{shapes}-{self.kwargs}".replace(" ", "")
+
+
+def T(
+    *shape: int, dtype: torch.dtype = torch.float32, low: int = -5, high: int = 5
+) -> torch.Tensor:
+    """Return a tensor of a few distinct numbers, the same at each run."""
+    generator = torch.Generator().manual_seed(len(shape) * 1000 + sum(shape))
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if not dtype.is_floating_point:
+        low = max(low, 0) if dtype is torch.uint8 else low
+        return torch.randint(low, high, shape, generator=generator).to(dtype)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def overload(name: str) -> Any:
+    """Return the overload that a name stands for."""
+    namespace, _, rest = name.partition("::")
+    packet, _, which = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")
+
+
+def check(case: Case, *, dynamic: bool = False) -> None:
+    """Compare an operator, converted and run, with torch."""
+    function = overload(case.op)
+    leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        full = list(leaves)
+        for i, tensor in zip(where, tensors, strict=True):
+            full[i] = tensor
+        args, kwargs = torch.utils._pytree.tree_unflatten(full, spec)
+        return function(*args, **kwargs)
+
+    tensors = [leaves[i].clone() for i in where]
+    with torch.no_grad():
+        expected = call(*tensors)
+        traced = make_fx(call, tracing_mode="symbolic" if dynamic else "fake")(*tensors)
+    called = [op_name(n.target) for n in traced.graph.nodes if n.op == "call_function"]
+    assert case.op in called, f"{case.op} is not in the traced graph: {called}"
+    compare(run(traced, tensors, case.target_opset), expected, case)
+
+
+def run(traced: torch.fx.GraphModule, tensors: list[torch.Tensor], opset: int) -> list[Any]:
+    """Convert a traced graph and run it."""
+    exported = convert_graph(traced, Dispatcher(), opset=opset)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(exported.model).SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    feed = {
+        slot.name: np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape))
+        for slot, tensor in zip(exported.signature.inputs, tensors, strict=True)
+    }
+    computed = session.run(None, feed) if exported.output_names else []
+    return [
+        None if slot.source == "constant" else torch.from_numpy(np.asarray(computed[slot.index]))
+        for slot in exported.signature.outputs
+    ]
+
+
+def compare(got: list[Any], expected: Any, case: Case) -> None:
+    """Compare values, types and shapes."""
+    flat = list(expected) if isinstance(expected, list | tuple) else [expected]
+    assert len(got) == len(flat)
+    for i, (a, b) in enumerate(zip(got, flat, strict=True)):
+        if case.outputs is not None and i not in case.outputs:
+            assert case.reason
+            continue
+        if b is None:
+            assert a is None
+            continue
+        if not isinstance(b, torch.Tensor):
+            assert a.item() == b
+            continue
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert case.atol is None or case.reason, "a looser tolerance needs a reason"
+        tolerance = case.atol or TOLERANCE.get(b.dtype, 0)
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance, equal_nan=True)

@@ -116,6 +116,6 @@ def tests_oldest(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Show what the package does: the main job."""
     if not (ROOT / "dort_rewriter/tools/cli.py").exists():
-        session.error("The demo is not written yet: dort_rewriter/tools/cli.py is missing.")
+        session.error("The demo is not written yet: dort_rewriter/tools/cli.py is missing")
     install(session, "cpu,demo", *NEW)
     session.run("python", "-m", "dort_rewriter.tools.cli", "demo", *session.posargs)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET_MS = 30.0
@@ -28,7 +29,7 @@ def run(code: str) -> tuple[float, str]:
     return 1000 * (time.perf_counter() - start), done.stdout
 
 
-def measure(repeat: int) -> dict[str, object]:
+def measure(repeat: int) -> dict[str, Any]:
     """Alternate bare and importing interpreters, so that both see the same machine."""
     run("import dort_rewriter")  # writes the byte code
     bare, loaded = [], []

@@ -99,4 +99,4 @@ def test_a_key_like_no_other_lists_the_known_ones() -> None:
 
 def test_what_is_no_mapping_is_refused_by_type() -> None:
     with pytest.raises(OptionError, match="ExportOptions, got list"):
-        options.from_mapping(options.ExportOptions, [("strict", True)])  # type: ignore[arg-type]
+        options.from_mapping(options.ExportOptions, [("strict", True)])

@@ -38,7 +38,7 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
     """Install the package with ``extras`` and ``pins``, unless exactly that was installed before.
 
     What was installed is noted inside the environment, at the end: an interrupted installation
-    is started again, a changed requirement as well.
+    is started again, a changed requirement as well. ``nox -r no`` takes newer releases.
     """
     stamp = Path(session.virtualenv.location) / "installed.json"
     wanted = json.dumps([extras, pins, load_toml(ROOT / "pyproject.toml")["project"]], indent=1)
@@ -110,6 +110,15 @@ def tests_oldest(session: nox.Session) -> None:
     """Test the hook alone with torch 2.5.1."""
     install(session, "cpu,test", *OLDEST)
     run_pytest(session, "tests/hook")
+
+
+@nox.session(name="tests-lowest")
+def tests_lowest(session: nox.Session) -> None:
+    """Test with the lowest onnx, onnx-ir, onnxscript and wrapt that pyproject.toml admits."""
+    dependencies = load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
+    lowest = [d.replace(">=", "==") for d in dependencies if d.startswith(("onnx", "wrapt"))]
+    install(session, "cpu,test", *NEW, *lowest)
+    run_pytest(session)
 
 
 @nox.session

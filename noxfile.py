@@ -38,7 +38,7 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
     """Install the package with ``extras`` and ``pins``, unless exactly that was installed before.
 
     What was installed is noted inside the environment, at the end: an interrupted installation
-    is started again, a changed requirement as well. ``nox -r no`` takes newer releases.
+    is started again, a changed requirement as well. ``--reuse-venv never`` starts from nothing.
     """
     stamp = Path(session.virtualenv.location) / "installed.json"
     wanted = json.dumps([extras, pins, load_toml(ROOT / "pyproject.toml")["project"]], indent=1)

@@ -23,11 +23,11 @@ _EXPORTS: dict[str, str] = {
     "OptimizationOptions": "options",
     "OptimizeError": "errors",
     "OptionError": "errors",
-    "OxsDebugDispatcher": "export.oxs_dispatcher",
+    "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
     "UnsupportedOpError": "errors",
     "create_input_names": "export.names",
-    "to_onnx": "export.to_onnx",
+    "to_onnx": "backends.to_onnx",
 }
 """Where each public name lives."""
 
@@ -47,6 +47,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from dort_rewriter.backends.to_onnx import to_onnx
     from dort_rewriter.errors import (
         CaptureError,
         DortError,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     )
     from dort_rewriter.export.dispatcher import Dispatcher, ForceDispatcher
     from dort_rewriter.export.names import create_input_names
-    from dort_rewriter.export.oxs_dispatcher import OxsDebugDispatcher, OxsDispatcher
-    from dort_rewriter.export.to_onnx import to_onnx
+    from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
+    from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
     from dort_rewriter.options import ExportOptions, OptimizationOptions
     from dort_rewriter.signature import GraphSignature

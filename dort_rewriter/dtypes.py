@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "SCALAR_TO_TORCH",
     "is_convertible",
     "to_numpy",
     "to_onnx_type",
@@ -48,13 +47,6 @@ for _name in ("uint16", "uint32", "uint64"):  # torch >= 2.3 on some platforms o
         _TORCH_TO_ONNX[getattr(torch, _name)] = ir.DataType[_name.upper()]
 
 _ONNX_TO_TORCH = {value: key for key, value in _TORCH_TO_ONNX.items()}
-
-SCALAR_TO_TORCH: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-}
-"""How a Python number travels through a model: exactly, whatever torch's default dtype is."""
 
 
 def is_convertible(dtype: torch.dtype) -> bool:

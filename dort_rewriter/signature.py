@@ -7,11 +7,12 @@ Everything here is plain data, so that it can be stored beside a model and read 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 __all__ = [
+    "SCALAR_TYPES",
     "Dim",
     "GraphSignature",
     "InputSize",
@@ -20,6 +21,7 @@ __all__ = [
     "Scalar",
     "SlotKind",
     "ViewStep",
+    "describe_value",
 ]
 
 Scalar = int | float | bool
@@ -79,6 +81,27 @@ class OutputSlot:
     """Applied in order to the source."""
     value: Scalar | None = None
     """The value of a ``constant``."""
+
+
+SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (
+    ((bool, torch.SymBool), "bool", torch.bool),
+    ((int, torch.SymInt), "int", torch.int64),
+    ((float, torch.SymFloat), "float", torch.float64),
+)
+"""How Python numbers travel through a model: exactly, whatever torch's default dtype is."""
+
+
+def describe_value(value: object) -> dict[str, Any]:
+    """Return ``kind``, ``dtype``, ``shape`` and ``device`` of a (fake) tensor or number."""
+    if value is None:
+        return {"kind": "none"}
+    if isinstance(value, torch.Tensor):
+        shape = tuple(d if isinstance(d, int) else str(d.node.expr) for d in value.shape)
+        return {"kind": "tensor", "dtype": value.dtype, "shape": shape, "device": value.device}
+    for types, kind, dtype in SCALAR_TYPES:
+        if isinstance(value, types):
+            return {"kind": kind, "dtype": dtype}
+    raise TypeError(f"A {type(value).__name__} cannot enter or leave a graph.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,18 @@ NOTE: the walk does not stop at an operator nobody converts: the user gets the l
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 
-from dort_rewriter.dtypes import to_onnx_type, to_torch
+from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import DortError, ExportError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import Dispatcher, foreign_tensor
 from dort_rewriter.export.names import create_output_names
@@ -23,7 +25,7 @@ from dort_rewriter.export.provenance import describe, source_line
 from dort_rewriter.export.recorder import Recorder, scalar_type
 from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
 from dort_rewriter.export.values import Value
-from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, SlotKind
+from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, describe_value
 
 __all__ = ["ExportedGraph", "convert_graph"]
 
@@ -62,8 +64,12 @@ def convert_graph(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     keep_unused_inputs: bool = True,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
+
+    `constants` gives values to some placeholders, by name: they become initializers, and are no
+    input any more; `input_names` names the others.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
     """
@@ -71,7 +77,7 @@ def convert_graph(
         raise ExportError(
             f"Opset {opset} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
         )
-    interpreter = _Interpreter(graph_module, dispatcher, opset, input_names)
+    interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
     return interpreter.run(output_names, keep_unused_inputs)
 
 
@@ -82,6 +88,7 @@ class _Interpreter:
         dispatcher: Dispatcher,
         opset: int,
         input_names: Sequence[str] | None,
+        constants: Mapping[str, torch.Tensor],
     ) -> None:
         self.graph_module = graph_module
         self.dispatcher = dispatcher
@@ -90,6 +97,7 @@ class _Interpreter:
         self.results: dict[torch.fx.Node, Any] = {}
         self.unsupported: list[UnsupportedOp] = []
         self.inputs: list[tuple[InputSlot, Value | None]] = []
+        self.constants = constants
         self.input_names = None if input_names is None else list(input_names)
         self.taken = set(input_names or ())
 
@@ -122,7 +130,8 @@ class _Interpreter:
     def _check_input_names(self) -> None:
         if self.input_names is None:
             return
-        count = sum(n.op == "placeholder" for n in self.graph_module.graph.nodes)
+        placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
+        count = sum(n.name not in self.constants for n in placeholders)
         if len(self.input_names) != count:
             raise ExportError(
                 f"input_names has {len(self.input_names)} name(s) but the graph has {count} "
@@ -132,6 +141,9 @@ class _Interpreter:
             raise ExportError(f"input_names has duplicates: {self.input_names}.")
 
     def _placeholder(self, node: torch.fx.Node) -> None:
+        if node.name in self.constants:
+            self.results[node] = self._initializer(node, self.constants[node.name], node.name)
+            return
         name = self.input_names[len(self.inputs)] if self.input_names else node.name
         self.taken.add(name)
         meta = node.meta.get("val")
@@ -146,23 +158,14 @@ class _Interpreter:
         value = Value(self.recorder, name=name)
         _annotate(value, meta)
         self.graph.inputs.append(value)
-        slot = InputSlot(
-            name=name,
-            kind=_kind(meta),
-            dtype=to_torch(value.dtype) if value.dtype is not None else None,
-            shape=_shape(meta),
-            device=meta.device if isinstance(meta, torch.Tensor) else None,
-        )
-        self.inputs.append((slot, value))
+        self.inputs.append((InputSlot(name=name, **describe_value(meta)), value))
         self.results[node] = value
 
     def _input_slot(self, slot: InputSlot, value: Value | None, keep: bool) -> InputSlot:
         if keep or value is None or value.uses() or value.is_graph_output():
             return slot
         self.graph.inputs.remove(value)
-        return InputSlot(
-            name=None, kind=slot.kind, dtype=slot.dtype, shape=slot.shape, device=slot.device
-        )
+        return dataclasses.replace(slot, name=None)
 
     def _attribute(self, node: torch.fx.Node) -> Any:
         path = str(node.target).split(".")
@@ -171,13 +174,16 @@ class _Interpreter:
             return target
         if not isinstance(target, torch.Tensor):
             raise ExportError(f"{node.target} is a {type(target).__name__}, not a tensor.")
-        if isinstance(target, torch._subclasses.FakeTensor):
-            raise ExportError(f"{node.target} is a fake tensor: it has no values to store.")
-        if (reason := _unsupported_value(target)) is not None:
-            self._refuse(node, "get_attr", reason)
+        return self._initializer(node, target, str(node.target))
+
+    def _initializer(self, node: torch.fx.Node, tensor: torch.Tensor, name: str) -> Any:
+        if isinstance(tensor, torch._subclasses.FakeTensor):
+            raise ExportError(f"{name} is a fake tensor: it has no values to store.")
+        if (reason := _unsupported_value(tensor)) is not None:
+            self._refuse(node, node.op, reason)
             return _Missing
-        name = self._free_name(str(node.target))
-        return self.recorder.tensor(ir.tensor(target.detach(), name=name), name)
+        name = self._free_name(name)
+        return self.recorder.tensor(TorchTensor(tensor.detach(), name=name), name)
 
     def _free_name(self, name: str) -> str:
         free, i = name, 0
@@ -294,13 +300,10 @@ class _Interpreter:
         value.name = name
         self.graph.outputs.append(value)
         return OutputSlot(
-            kind=_kind(meta),
             source="model",
             index=len(self.graph.outputs) - 1,
             name=name,
-            dtype=to_torch(_element_type(meta)),
-            shape=_shape(meta),
-            device=meta.device if isinstance(meta, torch.Tensor) else None,
+            **describe_value(meta),
         )
 
 
@@ -321,25 +324,13 @@ def _python_name(key: str) -> str:
     return "x" if key == "self" else key
 
 
-def _kind(meta: Any) -> SlotKind:
-    if isinstance(meta, torch.Tensor):
-        return "tensor"
-    kinds: dict[ir.DataType, SlotKind] = {
-        ir.DataType.BOOL: "bool",
-        ir.DataType.INT64: "int",
-        ir.DataType.DOUBLE: "float",
-    }
-    return kinds[scalar_type(meta)]
-
-
 def _element_type(meta: Any) -> ir.DataType:
     return to_onnx_type(meta.dtype) if isinstance(meta, torch.Tensor) else scalar_type(meta)
 
 
 def _shape(meta: Any) -> tuple[int | str, ...]:
-    if not isinstance(meta, torch.Tensor):
-        return ()
-    return tuple(d if isinstance(d, int) else str(d.node.expr) for d in meta.shape)
+    shape: tuple[int | str, ...] = describe_value(meta).get("shape", ())
+    return shape
 
 
 def _unsupported_value(meta: Any) -> str | None:

@@ -201,7 +201,7 @@ class Recorder:
             self,
             name=name or f"constant_{len(self._constants)}",
             type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape([int(d) for d in tensor.shape]),
+            shape=ir.Shape([d for d in tensor.shape if isinstance(d, int)]),
             const_value=tensor,
         )
         self.graph.register_initializer(value)

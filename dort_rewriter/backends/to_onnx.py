@@ -1,0 +1,128 @@
+"""to_onnx: a module, exported program or FX graph becomes an optimized ONNX model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+import onnx
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from dort_rewriter.export.decompositions import resolve_decomposition_table
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.files import save_model, to_proto
+from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.export.source import obtain_graph
+from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
+
+__all__ = ["to_onnx"]
+
+logger = logging.getLogger(__name__)
+
+Options = OptimizationOptions | Mapping[str, Any] | None
+
+
+@overload
+def to_onnx(
+    mod: torch.nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    input_names: Sequence[str] | None = ...,
+    target_opset: int = ...,
+    options: Options = ...,
+    export_options: ExportOptions | Mapping[str, Any] | None = ...,
+    dispatcher: Dispatcher | None = ...,
+    dynamic_shapes: Any = ...,
+    verbose: int = ...,
+    return_builder: Literal[False] = ...,
+    filename: str | os.PathLike[str] | None = ...,
+) -> onnx.ModelProto: ...
+
+
+@overload
+def to_onnx(
+    mod: torch.nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    input_names: Sequence[str] | None = ...,
+    target_opset: int = ...,
+    options: Options = ...,
+    export_options: ExportOptions | Mapping[str, Any] | None = ...,
+    dispatcher: Dispatcher | None = ...,
+    dynamic_shapes: Any = ...,
+    verbose: int = ...,
+    return_builder: Literal[True],
+    filename: str | os.PathLike[str] | None = ...,
+) -> tuple[onnx.ModelProto, ExportedGraph]: ...
+
+
+def to_onnx(
+    mod: torch.nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    input_names: Sequence[str] | None = None,
+    target_opset: int = 18,
+    options: Options = None,
+    export_options: ExportOptions | Mapping[str, Any] | None = None,
+    dispatcher: Dispatcher | None = None,
+    dynamic_shapes: Any = None,
+    verbose: int = 0,
+    return_builder: bool = False,
+    filename: str | os.PathLike[str] | None = None,
+) -> onnx.ModelProto | tuple[onnx.ModelProto, ExportedGraph]:
+    """Convert a model to ONNX.
+
+    Args:
+        mod: an ``nn.Module`` (captured by ``torch.export``), an ``ExportedProgram``, or an FX
+            ``GraphModule``: Dynamo's, or one of ATen operators, with or without metadata.
+        args: example arguments.
+        kwargs: example keyword arguments of an ``nn.Module``.
+        input_names: a name for each input of the model; see ``create_input_names``.
+        target_opset: the opset of the standard domain, 18 to 23.
+        options: what to do with the model once exported (:class:`OptimizationOptions`).
+        export_options: how to capture the graph (:class:`ExportOptions`).
+        dispatcher: who converts an operator; by default this package, then torchlib.
+        dynamic_shapes: as in ``torch.export.export``.
+        verbose: 1 logs a summary.
+        return_builder: also return the :class:`ExportedGraph` (model in memory, signature).
+        filename: also write the model there, its weights beside it when they are large.
+
+    Raises:
+        UnsupportedOpError: some operators have no converter; all of them are listed.
+        CaptureError: no graph could be obtained, from data-dependent control flow for example.
+        ExportError: ``input_names``, ``target_opset`` or ``filename`` do not fit.
+
+    """
+    settings = from_mapping(ExportOptions, export_options)
+    optimization = from_mapping(OptimizationOptions, options)
+    dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
+    source = obtain_graph(
+        mod,
+        args,
+        kwargs,
+        resolve_decomposition_table(settings.decomposition_table, dispatcher),
+        dynamic_shapes=dynamic_shapes,
+        strict=settings.strict,
+    )
+    exported = convert_graph(
+        source.graph_module,
+        dispatcher,
+        opset=target_opset,
+        input_names=input_names,
+        constants=source.constants,
+    )
+    if optimization.remove_unused:
+        RemoveUnusedNodesPass()(exported.model)
+    if verbose:
+        logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
+    if filename is not None:
+        save_model(exported.model, filename)
+    proto = to_proto(exported.model)
+    return (proto, exported) if return_builder else proto

@@ -1,0 +1,180 @@
+"""Obtain an ATen graph with metadata from whatever a user hands to ``to_onnx``.
+
+A module goes through ``torch.export``; Dynamo's own graph (methods, modules, torch functions)
+through AOTAutograd; a graph that is ATen already is taken as it is, fake values being propagated
+when its nodes carry none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dort_rewriter.errors import CaptureError
+
+__all__ = ["Source", "obtain_graph"]
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An ATen graph; `constants` are the values of the placeholders that are not inputs."""
+
+    graph_module: torch.fx.GraphModule
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def obtain_graph(
+    mod: torch.nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    decompositions: Table,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+) -> Source:
+    """Return the ATen graph of a module, exported program or FX graph."""
+    if isinstance(mod, torch.export.ExportedProgram):
+        return _from_program(mod, decompositions)
+    if isinstance(mod, torch.fx.GraphModule):
+        if kwargs:
+            raise CaptureError(
+                "A GraphModule takes positional arguments only: kwargs must be empty."
+            )
+        return _from_graph_module(mod, args, decompositions)
+    if not isinstance(mod, torch.nn.Module):
+        raise CaptureError(
+            f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
+        )
+    try:
+        program = torch.export.export(
+            mod, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict
+        )
+    # torch.export refuses a model in many ways; the text of the first line tells which.
+    except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
+        raise CaptureError(
+            f"torch.export could not capture {type(mod).__name__}: {_first_line(e)}\n"
+            "Data-dependent control flow needs torch.cond, or a rewrite; "
+            "torch.compile(backend='onnxrt') breaks the graph there instead."
+        ) from e
+    return _from_program(program, decompositions)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _from_program(program: torch.export.ExportedProgram, decompositions: Table) -> Source:
+    lowered = program.run_decompositions(dict(decompositions))
+    signature = lowered.graph_signature
+    stored = {**lowered.state_dict, **lowered.constants}
+    targets = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    graph_module = lowered.graph_module
+    _keep_outputs(graph_module, set(signature.user_outputs))
+    return Source(graph_module, {name: stored[target] for name, target in targets.items()})
+
+
+def _keep_outputs(graph_module: torch.fx.GraphModule, names: set[Any]) -> None:
+    """Drop the outputs that stand for mutated buffers: a model file has no state."""
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    results = output.args[0]
+    kept = tuple(r for r in results if getattr(r, "name", r) in names)
+    if len(kept) != len(results):
+        output.args = (kept,)
+        graph_module.graph.eliminate_dead_code()
+        graph_module.recompile()
+
+
+def _from_graph_module(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any], decompositions: Table
+) -> Source:
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    if args and len(args) != len(placeholders):
+        raise CaptureError(
+            f"The graph takes {len(placeholders)} argument(s), {len(args)} were given."
+        )
+    if not _is_aten(graph_module):
+        return _lower(graph_module, args, decompositions)
+    if all("val" in n.meta for n in graph_module.graph.nodes if n.op != "output"):
+        return Source(graph_module)
+    return Source(_propagate(graph_module, args))
+
+
+def _is_aten(graph_module: torch.fx.GraphModule) -> bool:
+    for node in graph_module.graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            return False
+        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
+            module = getattr(node.target, "__module__", None)
+            if module not in ("_operator", "math", "builtins") and not _is_symbolic(node):
+                return False
+            if module == "_operator" and _is_tensor(node.meta.get("example_value")):
+                return False
+    return True
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "__name__", "").startswith("sym_")
+
+
+def _propagate(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    if placeholders and not args:
+        raise CaptureError("The graph carries no metadata: give example arguments (args=...).")
+    FakeTensorProp(graph_module).propagate(*args)
+    return graph_module
+
+
+def _lower(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any], decompositions: Table
+) -> Source:
+    """Return the ATen graph of Dynamo's graph, its parameters as constants."""
+    from functorch.compile import aot_module_simplified, make_boxed_func
+
+    captured: list[torch.fx.GraphModule] = []
+
+    def keep(lowered: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        captured.append(lowered)
+        return make_boxed_func(lowered.forward)
+
+    stored = {
+        **dict(graph_module.named_parameters(remove_duplicate=False)),
+        **dict(graph_module.named_buffers(remove_duplicate=False)),
+    }
+    example = list(args) or _example_values(graph_module)
+    with torch.no_grad():
+        aot_module_simplified(
+            graph_module, example, fw_compiler=keep, decompositions=dict(decompositions)
+        )
+    if not captured:
+        raise CaptureError("AOTAutograd gave no graph.")
+    lowered = captured[0]
+    lifted = [n for n in lowered.graph.nodes if n.op == "placeholder"][: len(stored)]
+    constants = {n.name: t for n, t in zip(lifted, stored.values(), strict=True)}
+    return Source(lowered, constants)
+
+
+def _example_values(graph_module: torch.fx.GraphModule) -> list[Any]:
+    values = [
+        n.meta.get("example_value", n.meta.get("val"))
+        for n in graph_module.graph.nodes
+        if n.op == "placeholder"
+    ]
+    if any(v is None for v in values):
+        raise CaptureError("The graph carries no metadata: give example arguments (args=...).")
+    return values

@@ -15,10 +15,13 @@ __all__ = [
     "SCALAR_TYPES",
     "Dim",
     "GraphSignature",
+    "InputDim",
     "InputSize",
     "InputSlot",
     "OutputSlot",
     "Scalar",
+    "Size",
+    "SizeExpression",
     "SlotKind",
     "ViewStep",
     "describe_value",
@@ -53,13 +56,34 @@ class InputSize:
 
 
 @dataclass(frozen=True)
+class InputDim:
+    """A size known only at run time: dimension ``dim`` of the tensor argument at ``index``."""
+
+    index: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class SizeExpression:
+    """Integer arithmetic on sizes, with Python's meaning: ``floordiv`` and ``mod`` round down."""
+
+    op: Literal["add", "sub", "mul", "floordiv", "mod", "min", "max"]
+    args: tuple[Size, ...]
+    """Two or more operands, applied from left to right."""
+
+
+Size = int | InputSize | InputDim | SizeExpression
+"""An integer the runtime computes from the arguments alone."""
+
+
+@dataclass(frozen=True)
 class ViewStep:
     """A view taken in torch, after the session ran: ``op`` called on the previous tensor."""
 
     op: str
     """An ATen overload that aliases its first argument: ``aten::view``."""
     args: tuple[object, ...] = ()
-    """The arguments after the tensor: numbers, None, :class:`InputSize`, or tuples of them."""
+    """The arguments after the tensor: numbers, None, a :data:`Size`, or tuples of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +91,10 @@ class OutputSlot:
     """One result of the compiled callable, and where it comes from."""
 
     kind: SlotKind
-    source: Literal["model", "input", "output", "constant"]
+    source: Literal["model", "input", "output", "constant", "size"]
     """``model``: computed by ONNX Runtime; ``input``: an argument, as it is or viewed;
-    ``output``: an earlier result, as it is or viewed; ``constant``: a Python value (or None)."""
+    ``output``: an earlier result, as it is or viewed; ``constant``: a Python value (or None);
+    ``size``: an integer computed from the arguments."""
     index: int = 0
     """Position among the model's outputs, the arguments or the earlier results (``source``)."""
     name: str = ""
@@ -81,6 +106,8 @@ class OutputSlot:
     """Applied in order to the source."""
     value: Scalar | None = None
     """The value of a ``constant``."""
+    size: Size | None = None
+    """What to compute when the source is ``size``."""
 
 
 SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (

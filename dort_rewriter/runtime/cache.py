@@ -1,0 +1,73 @@
+"""A bounded store of built sessions, emptied on demand.
+
+torch calls ``reset()`` on every backend it knows when ``torch._dynamo.reset()`` runs: a backend
+that keeps sessions sets ``backend.reset = cache.clear`` and its sessions die with torch's code.
+The sessions a compiled callable uses are owned by that callable alone, and need no store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+from dort_rewriter.errors import OptionError
+
+__all__ = ["SessionCache"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class SessionCache(Generic[K, V]):
+    """Keeps the ``capacity`` values used last; safe to use from several threads."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        if capacity < 1:
+            raise OptionError(f"A cache holds at least one session, not {capacity}.")
+        self.capacity = capacity
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> V | None:
+        """Return the value, now the one used last, or None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: K, value: V) -> V:
+        """Store a value unless the key has one; return what is kept. Drops the oldest if full."""
+        dropped: list[V] = []
+        with self._lock:
+            kept = self._values.setdefault(key, value)
+            self._values.move_to_end(key)
+            while len(self._values) > self.capacity:
+                dropped.append(self._values.popitem(last=False)[1])
+        dropped.clear()  # destroyed outside the lock: a session takes a while
+        return kept
+
+    def get_or_build(self, key: K, build: Callable[[], V]) -> V:
+        """Return the stored value, or build and store one.
+
+        Two threads may build the same one at the same time: both get the first that is done.
+        """
+        found = self.get(key)
+        return self.put(key, build()) if found is None else found
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            forgotten, self._values = self._values, OrderedDict()
+        forgotten.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[K]:
+        with self._lock:
+            return iter(list(self._values))

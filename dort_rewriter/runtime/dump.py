@@ -1,0 +1,63 @@
+"""Writing each exported graph to files, when ``ONNXRT_DUMP_PATH`` asks for it.
+
+The model goes to ``<prefix><N>.onnx``, the text of its FX graph to ``<prefix><N>.txt``; N counts
+from 0 for each prefix in the life of the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dort_rewriter import env
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.model_files import Model, write_model
+
+__all__ = ["dump_graph"]
+
+_lock = threading.Lock()
+_next_number: dict[str, int] = {}
+
+
+def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | None:
+    """Write a model and the text of its graph; return the path of the model.
+
+    ``prefix`` is read from the environment when it is None; nothing is written when it is empty.
+    Both files appear complete or not at all: raises :class:`ExecutionError` otherwise.
+    """
+    if prefix is None:
+        prefix = env.read("ONNXRT_DUMP_PATH")
+    if not prefix:
+        return None
+    with _lock:
+        number = _next_number.get(prefix, 0)
+        path = Path(f"{prefix}{number}.onnx")
+        try:
+            _write(model, text, path)
+        except OSError as error:
+            raise ExecutionError(
+                f"The graph cannot be written to {str(path)!r} ({error.strerror or error}): "
+                "ONNXRT_DUMP_PATH must be the prefix of files in a folder that exists and is "
+                "writable, such as 'dumps/model_'."
+            ) from error
+        _next_number[prefix] = number + 1
+    return path
+
+
+def _write(model: Model, text: str, path: Path) -> None:
+    """Write everything beside the target first, then move it there under its names."""
+    with TemporaryDirectory(prefix=".dort-dump-", dir=path.parent) as folder:
+        staged = Path(folder)
+        write_model(model, staged / path.name)
+        (staged / path.with_suffix(".txt").name).write_text(text, encoding="utf-8")
+        moved: list[Path] = []
+        try:
+            for file in sorted(staged.iterdir()):
+                target = path.parent / file.name
+                file.replace(target)
+                moved.append(target)
+        except OSError:
+            for target in moved:
+                target.unlink(missing_ok=True)
+            raise

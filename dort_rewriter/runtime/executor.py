@@ -1,0 +1,199 @@
+"""What runs at each call of a compiled graph.
+
+NOTE: everything known when the graph is compiled is computed when the executor is built; a call
+builds no dictionary, reads no environment and logs nothing. ``scripts/bench_overhead.py`` measures
+what is left.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.installed import bindings, load_onnxruntime
+from dort_rewriter.runtime.ort_values import (
+    capsule_to_tensor,
+    dense,
+    element_type,
+    empty_address,
+    to_capsule,
+)
+from dort_rewriter.runtime.providers import CPU, ort_device
+from dort_rewriter.runtime.session import Session, explain_failure, ort_errors
+from dort_rewriter.runtime.straightline import (
+    CallPlan,
+    Convention,
+    Source,
+    plan_call,
+    write_call,
+)
+from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """A compiled graph: ``executor(*arguments)`` returns the tuple of its results.
+
+    ``plain`` and ``boxed`` are bare functions, for callers that count microseconds: ``boxed``
+    takes the list of arguments and empties it once the session has run, so that inputs nobody
+    else holds are freed before the results are made. If the run fails the list is left as it was.
+    Calls from several threads may overlap: nothing is written to the executor.
+    """
+
+    plain: Callable[..., tuple[Any, ...]]
+    boxed: Callable[[list[Any]], tuple[Any, ...]]
+    source: str
+    """The generated text of ``plain``."""
+
+    def __init__(self, session: Session | None, signature: GraphSignature) -> None:
+        """Prepare the calls; ``session`` may be None when the model computes nothing."""
+        if session is None and signature.output_names:
+            raise ExecutionError(
+                f"A session is needed to compute {', '.join(signature.output_names)}."
+            )
+        self.session = session
+        self.signature = signature
+        if session is not None and signature.output_names:
+            _check_interface(session, signature)
+        plan = plan_call(signature)
+        constants = _call_constants(session, signature, plan)
+        self.plain, self.source = _compile(signature, plan, constants, "plain")
+        self.boxed, _ = _compile(signature, plan, constants, "boxed")
+        self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the graph."""
+        return self.plain(*arguments)
+
+    def __repr__(self) -> str:
+        given, results = len(self.signature.inputs), len(self.signature.outputs)
+        return f"Executor({given} arguments -> {results} results)"
+
+
+def _compile(
+    signature: GraphSignature, plan: CallPlan, constants: dict[str, Any], convention: Convention
+) -> tuple[Callable[..., tuple[Any, ...]], str]:
+    source: Source = write_call(signature, plan, convention)
+    namespace = {**constants, **source.constants}
+    exec(compile(source.text, f"<dort_rewriter {convention} call>", "exec"), namespace)
+    # Left in its own globals, the function would keep itself, and the session, until a collection.
+    return namespace.pop("call"), source.text
+
+
+def _call_constants(
+    session: Session | None, signature: GraphSignature, plan: CallPlan
+) -> dict[str, Any]:
+    """Return what the generated code refers to, besides its own constants."""
+    if session is None:
+        return {}
+    slots = [signature.inputs[i] for i in plan.feed_order]
+    addressed = slots[: len(slots) - len(plan.capsules)]
+    return {
+        "OrtValueVector": bindings().OrtValueVector,
+        "run": session.ort.run_with_ortvaluevector,
+        "OPTIONS": _run_options(session, signature),
+        "FEEDS": [s.name for s in slots],
+        "FETCHES": list(signature.output_names),
+        "FETCH_DEVICES": _fetch_devices(signature),
+        "NONES": (None,) * len(addressed),
+        "TYPES": tuple(element_type(s.dtype) for s in addressed if s.dtype is not None),
+        "DEVICES": tuple(ort_device(s.device) for s in addressed),
+        "ERRORS": ort_errors(),
+        "array": array,
+        "dense": dense,
+        "empty_address": empty_address,
+        "failure": _Failure(session),
+        "to_capsule": to_capsule,
+        "to_tensor": capsule_to_tensor,
+        **_stream_order(session),
+    }
+
+
+def _fetch_devices(signature: GraphSignature) -> list[object]:
+    slots = {s.name: s for s in signature.outputs if s.source == "model"}
+    return [
+        ort_device(slots[name].device if slots[name].kind == "tensor" else None)
+        for name in signature.output_names
+    ]
+
+
+def _run_options(session: Session, signature: GraphSignature) -> Any:
+    options = load_onnxruntime().RunOptions()
+    on_device = all(
+        s.device is not None and s.device.type == "cuda"
+        for s in signature.outputs
+        if s.source == "model"
+    )
+    if session.stream is not None and on_device:
+        # The stream is ordered against torch's below: waiting for the device would be for nothing.
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options
+
+
+def _stream_order(session: Session) -> dict[str, Callable[[], None]]:
+    """Return the two steps around a run on CUDA: it starts after torch's work and ends before."""
+    if (stream := session.stream) is None:
+        return {"before": _nothing, "after": _nothing}
+
+    def before() -> None:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+    def after() -> None:
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    return {"before": before, "after": after}
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Failure:
+    """Turns an error of a run into ours; a class, so that the session's notes are not copied."""
+
+    def __init__(self, session: Session) -> None:
+        self.nodes = session.nodes
+
+    def __call__(self, error: Exception) -> ExecutionError:
+        return ExecutionError(f"ONNX Runtime failed: {explain_failure(error, self.nodes)}")
+
+
+def _check_interface(session: Session, signature: GraphSignature) -> None:
+    """Check names, types and devices once: at run time memory would be misread silently."""
+    given, wanted = set(signature.input_names), set(session.input_types)
+    if given != wanted or len(given) != len(signature.input_names):
+        names = sorted(signature.input_names)
+        raise ExecutionError(f"The model reads {sorted(wanted)}, the signature gives {names}.")
+    if missing := set(signature.output_names) - set(session.output_types):
+        raise ExecutionError(f"The model does not compute {sorted(missing)}.")
+    types = {**session.input_types, **session.output_types}
+    slots: list[InputSlot | OutputSlot] = [*signature.inputs]
+    slots += [s for s in signature.outputs if s.source == "model"]
+    for slot in slots:
+        if not slot.name or slot.dtype is None:
+            continue
+        declared, expected = types[slot.name], _ort_type(slot.dtype)
+        if declared != expected:
+            raise ExecutionError(
+                f"{slot.name!r} is {declared} in the model and {slot.dtype} in the signature."
+            )
+        on_device = slot.device is not None and slot.device.type != "cpu"
+        if on_device and {p.name for p in session.providers} == {CPU}:
+            raise ExecutionError(
+                f"{slot.name!r} is on {slot.device}, the session runs on the CPU only: install "
+                "onnxruntime-gpu (`pip install dort-rewriter[gpu]`) or move the model to the CPU."
+            )
+
+
+_ORT_SPELLING = {"FLOAT": "float", "DOUBLE": "double"}
+
+
+def _ort_type(dtype: torch.dtype) -> str:
+    name = to_onnx_type(dtype).name
+    return f"tensor({_ORT_SPELLING.get(name, name.lower())})"

@@ -1,0 +1,131 @@
+"""Which onnxruntime is installed, and what it can load.
+
+NOTE: the flavours (onnxruntime, onnxruntime-gpu, onnxruntime-training ...) install the same module
+and overwrite each other: only what the imported module can do is certain.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import onnx
+from onnx import TensorProto, helper
+
+from dort_rewriter.errors import ExecutionError
+
+__all__ = ["bindings", "describe", "load_onnxruntime", "max_ir_version", "max_opset"]
+
+_INSTALL = (
+    "Install one flavour: `pip install dort-rewriter[cpu]`, `dort-rewriter[gpu]`, or (Python "
+    "<= 3.11) `dort-rewriter[training]`."
+)
+_BATCH_API = (("OrtValueVector", "push_back_batch"), ("OrtValueVector", "to_dlpacks"))
+
+
+@functools.cache
+def load_onnxruntime() -> ModuleType:
+    """Import onnxruntime and check that it exchanges tensors without a copy.
+
+    Raises :class:`ExecutionError` that says what to install otherwise.
+    """
+    try:
+        with _quiet_import():
+            ort = importlib.import_module("onnxruntime")
+            state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    except ImportError as error:
+        raise ExecutionError(f"onnxruntime cannot be imported ({error}). {_INSTALL}") from error
+    for owner, method in _BATCH_API:
+        if not hasattr(getattr(state, owner, None), method):
+            raise ExecutionError(
+                f"onnxruntime {getattr(ort, '__version__', '(unknown version)')} has no "
+                f"{owner}.{method}: onnxruntime >= 1.21 or onnxruntime-training >= 1.19 is "
+                f"needed. {_INSTALL}"
+            )
+    return ort
+
+
+def bindings() -> ModuleType:
+    """Return onnxruntime's compiled module, where OrtValueVector and OrtDevice are."""
+    load_onnxruntime()
+    return importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+
+
+@contextmanager
+def _quiet_import() -> Iterator[None]:
+    # onnxruntime-training warns about a missing CUDA runtime, by `warnings` and through torch's
+    # logger, on every machine without a GPU.
+    log = logging.getLogger("torch.utils.cpp_extension")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@functools.cache
+def describe() -> str:
+    """Return the installed distributions that provide onnxruntime: ``onnxruntime-gpu 1.21.0``."""
+    load_onnxruntime()
+    names = importlib.metadata.packages_distributions().get("onnxruntime", [])
+    return ", ".join(f"{n} {importlib.metadata.version(n)}" for n in sorted(set(names))) or (
+        f"onnxruntime {load_onnxruntime().__version__}"
+    )
+
+
+@functools.cache
+def max_ir_version() -> int:
+    """Return the newest ONNX IR version that the installed onnxruntime loads."""
+    return _newest(onnx.IR_VERSION, lowest=3, ir_version=None)
+
+
+@functools.cache
+def max_opset() -> int:
+    """Return the newest opset of the default domain that the installed onnxruntime loads."""
+    return _newest(onnx.defs.onnx_opset_version(), lowest=7, ir_version=max_ir_version())
+
+
+def _newest(start: int, *, lowest: int, ir_version: int | None) -> int:
+    for candidate in range(start, lowest, -1):
+        model = (
+            _identity(ir_version=candidate, opset=lowest + 10)
+            if ir_version is None
+            else _identity(ir_version=ir_version, opset=candidate)
+        )
+        if _loads(model):
+            return candidate
+    raise ExecutionError(f"{describe()} loads no ONNX model at all. {_INSTALL}")
+
+
+def _identity(*, ir_version: int, opset: int) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
+
+
+def _loads(model: onnx.ModelProto) -> bool:
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except (bindings().Fail, bindings().InvalidArgument, bindings().InvalidGraph):
+        return False
+    return True

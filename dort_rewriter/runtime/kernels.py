@@ -1,0 +1,118 @@
+"""Whether the installed onnxruntime can run an operator on given types: it is asked.
+
+A model of one node is given to a session with optimizations off. The answer is about what a
+model needs around the node: True means that it runs as it is. NOTE: on the CPU onnxruntime itself
+casts float16 nodes without a kernel to float32 and back, so the answer is True for them; for
+bfloat16 and float64 it does no such thing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx import helper
+
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.installed import (
+    bindings,
+    load_onnxruntime,
+    max_ir_version,
+    max_opset,
+)
+from dort_rewriter.runtime.providers import CPU
+
+__all__ = ["has_kernel"]
+
+_Frozen = tuple[tuple[str, Any], ...]
+
+
+def has_kernel(
+    op_type: str,
+    domain: str,
+    version: int,
+    input_dtypes: Sequence[ir.DataType | int | None],
+    *,
+    attributes: Mapping[str, Any] | None = None,
+    outputs: int = 1,
+    provider: str = CPU,
+) -> bool:
+    """Tell whether a node runs with inputs of these types, without casts around it.
+
+    ``version`` is the opset of ``domain``; an input left out is None; ``attributes`` are those the
+    operator requires, as Python values. Raises :class:`ExecutionError` if a required one is
+    missing, since the answer would mean nothing.
+    """
+    if any(isinstance(v, (onnx.GraphProto, ir.Graph)) for v in (attributes or {}).values()):
+        raise ExecutionError(f"{op_type} has subgraphs: ask about the nodes inside.")
+    types = tuple(None if t is None else int(t) for t in input_dtypes)
+    frozen = tuple(sorted((k, _freeze(v)) for k, v in (attributes or {}).items()))
+    return _ask(op_type, domain, version, types, frozen, outputs, provider)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+@functools.cache
+def _ask(
+    op_type: str,
+    domain: str,
+    version: int,
+    types: tuple[int | None, ...],
+    attributes: _Frozen,
+    outputs: int,
+    provider: str,
+) -> bool:
+    model = _one_node(op_type, domain, version, types, dict(attributes), outputs)
+    ort, state = load_onnxruntime(), bindings()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if provider != CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented)
+    try:
+        ort.InferenceSession(
+            model.SerializeToString(), options, providers=[provider], enable_fallback=False
+        )
+    except refusals as error:
+        if "Required attribute" in str(error) or "Missing attribute" in str(error):
+            raise ExecutionError(
+                f"has_kernel({op_type!r}) needs its attributes: {error}"
+            ) from error
+        return False
+    return True
+
+
+def _one_node(
+    op_type: str,
+    domain: str,
+    version: int,
+    types: tuple[int | None, ...],
+    attributes: dict[str, Any],
+    outputs: int,
+) -> onnx.ModelProto:
+    names = ["" if t is None else f"x{i}" for i, t in enumerate(types)]
+    results = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op_type, names, results, domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "probe",
+        [
+            helper.make_tensor_value_info(name, t, None)
+            for name, t in zip(names, types, strict=True)
+            if t is not None
+        ],
+        [onnx.ValueInfoProto(name=name) for name in results],  # their types are inferred
+    )
+    opsets = {"": version} if not domain else {"": min(18, max_opset()), domain: version}
+    return helper.make_model(
+        graph,
+        ir_version=max_ir_version(),
+        opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+    )

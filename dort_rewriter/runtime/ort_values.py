@@ -1,0 +1,147 @@
+"""Tensors of torch as values of onnxruntime and back, without a copy.
+
+Who owns the memory:
+
+- torch to onnxruntime, by address (every numpy type): **torch does**. The OrtValue keeps no
+  reference; the tensor must stay alive until the run is over, then either may go first.
+- torch to onnxruntime, by dlpack (bfloat16): **shared**. The OrtValue keeps torch's storage alive.
+- onnxruntime to torch, by dlpack: **shared**. The tensor keeps the OrtValue's buffer alive, and
+  the allocator behind it, after the vector and the session are gone. onnxruntime copies an output
+  that is an input or a constant: a returned tensor never overlaps either.
+
+NOTE: onnxruntime reads an address as contiguous data of the declared type, unchecked: every tensor
+goes through :func:`is_ready` or :func:`dense` first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dort_rewriter.dtypes import is_convertible, to_numpy
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.installed import bindings
+from dort_rewriter.runtime.providers import ort_device
+
+__all__ = [
+    "DLPACK_TYPES",
+    "capsule_to_tensor",
+    "check_transferable",
+    "dense",
+    "element_type",
+    "empty_address",
+    "from_ort",
+    "is_ready",
+    "to_capsule",
+    "to_ort",
+]
+
+DLPACK_TYPES = frozenset({torch.bfloat16})
+"""Types that numpy lacks: they cross by dlpack."""
+
+to_capsule = torch._C._to_dlpack
+"""Turn a tensor into a dlpack capsule, which holds its storage."""
+
+capsule_to_tensor = torch._C._from_dlpack
+"""Turn a dlpack capsule into a tensor. ``torch.from_dlpack`` adds checks that cost more."""
+
+# onnxruntime refuses a null address even for no element at all, which is what torch returns then.
+_PLACEHOLDER = ctypes.create_string_buffer(64)
+_PLACEHOLDER_ADDRESS = ctypes.addressof(_PLACEHOLDER)
+
+
+def check_transferable(dtype: torch.dtype, what: str) -> None:
+    """Raise :class:`ExecutionError` if tensors of this type cannot enter or leave a session."""
+    if dtype in DLPACK_TYPES:
+        return
+    if not is_convertible(dtype) or to_numpy(dtype).type.__module__ != "numpy":
+        raise ExecutionError(
+            f"{what} is {dtype}, which onnxruntime's Python interface cannot exchange: cast "
+            "inside the model, so that its inputs and outputs have another type."
+        )
+
+
+def element_type(dtype: torch.dtype) -> type[np.generic]:
+    """Return the numpy scalar type that stands for a torch dtype in a batch."""
+    return to_numpy(dtype).type
+
+
+def is_ready(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | None) -> bool:
+    """Tell whether the memory of a tensor is what onnxruntime is going to read."""
+    expected = torch.device("cpu") if device is None else device
+    return (
+        tensor.dtype is dtype
+        and tensor.device.type == expected.type
+        and (tensor.device.index or 0) == (expected.index or 0)
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def dense(
+    tensor: Any, name: str, dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return the tensor as onnxruntime must read it: contiguous, its lazy bits resolved.
+
+    Raises :class:`ExecutionError` when it is not what the graph was compiled for.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ExecutionError(f"Input {name!r} is a {type(tensor).__name__}, not a tensor.")
+    expected = torch.device("cpu") if device is None else device
+    same_place = tensor.device.type == expected.type and (
+        (tensor.device.index or 0) == (expected.index or 0)
+    )
+    if tensor.dtype is not dtype or not same_place:
+        raise ExecutionError(
+            f"Input {name!r} is {tensor.dtype} on {tensor.device}, the graph was compiled for "
+            f"{dtype} on {expected}."
+        )
+    if tensor.layout is not torch.strided:
+        raise ExecutionError(f"Input {name!r} has layout {tensor.layout}: only strided tensors.")
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def empty_address(tensor: torch.Tensor, name: str) -> int:
+    """Return a valid address for a tensor without one, because it has no element."""
+    if tensor.numel():
+        raise ExecutionError(
+            f"Input {name!r} has no memory ({type(tensor).__name__} of shape "
+            f"{tuple(tensor.shape)}): its storage was freed or never allocated."
+        )
+    return _PLACEHOLDER_ADDRESS
+
+
+def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return an OrtValueVector over the tensors, which must be ready and outlive its use."""
+    vector = bindings().OrtValueVector()
+    for position, tensor in enumerate(tensors):
+        check_transferable(tensor.dtype, f"Tensor {position}")
+        if not is_ready(tensor, tensor.dtype, tensor.device):
+            raise ExecutionError(f"Tensor {position} is not contiguous: pass it through dense().")
+        if tensor.dtype in DLPACK_TYPES:
+            vector.push_back(to_capsule(tensor), False)
+            continue
+        address = tensor.data_ptr() or empty_address(tensor, f"tensor {position}")
+        device = ort_device(tensor.device)
+        # NOTE: the first list only sets the number of values; an empty one makes an empty vector.
+        vector.push_back_batch(
+            [None], [address], [element_type(tensor.dtype)], [tensor.shape], [device]
+        )
+    return vector
+
+
+def from_ort(vector: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    """Return the values of an OrtValueVector as tensors that share their memory.
+
+    ``dtypes`` restores bool, which dlpack carries as uint8.
+    """
+    tensors = vector.to_dlpacks(capsule_to_tensor)
+    return [
+        tensor.view(torch.bool) if dtype is torch.bool else tensor
+        for tensor, dtype in zip(tensors, dtypes, strict=True)
+    ]

@@ -1,0 +1,151 @@
+"""Running a model on ONNX's reference evaluator, one node after the other, for debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from dort_rewriter.dtypes import to_numpy
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.straightline import write_assemble
+from dort_rewriter.signature import GraphSignature
+
+__all__ = ["OnResult", "ReferenceExecutor", "ReferenceModel", "array_to_tensor", "tensor_to_array"]
+
+Array = Any
+"""A numpy array, or a list of them for a sequence."""
+
+OnResult = Callable[[str, Array, onnx.NodeProto | None], None]
+"""Called with each result as soon as it exists, and the node that made it (None for inputs and
+initializers). What it raises stops the run."""
+
+
+class ReferenceModel:
+    """A model whose nodes run one at a time; ``new_ops`` adds implementations to ONNX's own."""
+
+    def __init__(
+        self, model: onnx.ModelProto | ir.Model, new_ops: Sequence[type[Any]] = ()
+    ) -> None:
+        proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+        self.model = proto
+        opsets = {o.domain: o.version for o in proto.opset_import}
+        self.constants = {i.name: numpy_helper.to_array(i) for i in proto.graph.initializer}
+        self.steps: list[tuple[onnx.NodeProto, ReferenceEvaluator]] = [
+            (node, self._evaluator(node, opsets, list(new_ops))) for node in proto.graph.node
+        ]
+
+    def _evaluator(
+        self, node: onnx.NodeProto, opsets: dict[str, int], new_ops: list[type[Any]]
+    ) -> ReferenceEvaluator:
+        try:
+            return ReferenceEvaluator(
+                node, opsets=opsets, functions=list(self.model.functions), new_ops=new_ops or None
+            )
+        except (NotImplementedError, RuntimeError) as error:
+            raise ExecutionError(
+                f"ONNX's reference evaluator has no {_call(node)}: give an implementation in "
+                f"new_ops, or run the model with onnxruntime. {error}"
+            ) from error
+
+    def run(
+        self, feeds: Mapping[str, Array], on_result: OnResult | None = None
+    ) -> dict[str, Array]:
+        """Return every result by name, the intermediate ones too."""
+        results: dict[str, Array] = {**self.constants, **feeds}
+        if on_result is not None:
+            for name, value in results.items():
+                on_result(name, value, None)
+        for node, evaluator in self.steps:
+            try:
+                # Everything known is given, for the subgraphs that read it by name.
+                values = evaluator.run(None, results)
+            except Exception as error:  # numpy and the evaluator raise anything
+                raise ExecutionError(
+                    f"The reference evaluator failed on node {node.name!r}, {_call(node)}: {error}"
+                ) from error
+            for name, value in zip(node.output, values, strict=True):
+                if not name:
+                    continue
+                results[name] = value
+                if on_result is not None:
+                    on_result(name, value, node)
+        return results
+
+
+class ReferenceExecutor:
+    """The same calls as an :class:`~dort_rewriter.runtime.executor.Executor`, on numpy."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | ir.Model,
+        signature: GraphSignature,
+        *,
+        on_result: OnResult | None = None,
+        new_ops: Sequence[type[Any]] = (),
+    ) -> None:
+        self.model = ReferenceModel(model, new_ops)
+        self.signature = signature
+        self.on_result = on_result
+        source = write_assemble(signature)
+        namespace = dict(source.constants)
+        exec(compile(source.text, "<dort_rewriter assemble>", "exec"), namespace)
+        self._assemble: Callable[..., tuple[Any, ...]] = namespace.pop("assemble")
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the graph node by node."""
+        results = self.model.run(self.feeds(arguments), self.on_result)
+        slots = {s.name: s for s in self.signature.outputs if s.source == "model"}
+        produced = []
+        for name in self.signature.output_names:
+            tensor = array_to_tensor(results[name])
+            device = slots[name].device
+            produced.append(tensor if device is None else tensor.to(device))
+        return self._assemble(arguments, produced)
+
+    def feeds(self, arguments: Iterable[Any]) -> dict[str, Array]:
+        """Return the model's inputs by name, from the arguments of a call."""
+        feeds: dict[str, Array] = {}
+        for slot, argument in zip(self.signature.inputs, arguments, strict=True):
+            if slot.name is None or slot.dtype is None:
+                continue
+            tensor = argument if slot.kind == "tensor" else torch.tensor(argument)
+            if tensor.dtype is not slot.dtype:
+                raise ExecutionError(
+                    f"Input {slot.name!r} is {tensor.dtype}, the graph was compiled for "
+                    f"{slot.dtype}."
+                )
+            feeds[slot.name] = tensor_to_array(tensor)
+        return feeds
+
+
+def tensor_to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the values as numpy, bfloat16 and float8 by ml_dtypes; shares memory where it can."""
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg()
+    wanted = to_numpy(dense.dtype)
+    if wanted.type.__module__ == "numpy":
+        return np.asarray(dense.numpy())
+    bits = torch.uint8 if wanted.itemsize == 1 else torch.int16
+    return np.asarray(dense.contiguous().view(bits).numpy().view(wanted))
+
+
+def array_to_tensor(array: Array) -> torch.Tensor:
+    """Return a tensor of its own memory from a result of the evaluator."""
+    # NOTE: np.ascontiguousarray turns rank 0 into rank 1.
+    values = np.array(array, copy=True, order="C")
+    if values.dtype.type.__module__ == "numpy":
+        return torch.from_numpy(values)
+    bits = np.uint8 if values.dtype.itemsize == 1 else np.int16
+    dtype = getattr(torch, values.dtype.name)
+    return torch.from_numpy(values.view(bits)).view(dtype)
+
+
+def _call(node: onnx.NodeProto) -> str:
+    domain = f"{node.domain}::" if node.domain else ""
+    return f"{domain}{node.op_type}({', '.join(node.input)})"

@@ -1,0 +1,198 @@
+"""Building an onnxruntime session from a model, and reading its errors."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
+from dort_rewriter.runtime.model_files import Model, serialize
+from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
+from dort_rewriter.runtime.threads import ThreadPolicy
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+__all__ = [
+    "OptimizationLevel",
+    "Session",
+    "create_session",
+    "explain_failure",
+    "ort_errors",
+    "session_options",
+]
+
+OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
+
+_LEVELS: dict[str, str] = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A session ready to run, and what must live as long as it does."""
+
+    ort: onnxruntime.InferenceSession
+    providers: tuple[Provider, ...]
+    input_types: dict[str, str]
+    """``{"x": "tensor(float)"}``, in the order of the model."""
+    output_types: dict[str, str]
+    nodes: dict[str, str] = field(default_factory=dict, repr=False)
+    """What error messages say about each node, by name; empty for models given as bytes."""
+    stream: torch.cuda.Stream | None = None
+    """Where the CUDA provider queues its work; the executor orders it against torch's stream."""
+
+
+def session_options(
+    *,
+    optimization_level: OptimizationLevel | None = None,
+    threads: ThreadPolicy | None = None,
+) -> onnxruntime.SessionOptions:
+    """Return new options of onnxruntime; None leaves onnxruntime's own optimization level."""
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # fatal: errors are raised, printing them too helps nobody
+    if optimization_level is not None:
+        options.graph_optimization_level = _level(optimization_level)
+    (threads or ThreadPolicy()).apply(options)
+    return options
+
+
+def _level(name: OptimizationLevel) -> onnxruntime.GraphOptimizationLevel:
+    if name not in _LEVELS:
+        raise OptionError(f"optimization_level is one of {sorted(_LEVELS)}, not {name!r}.")
+    levels = load_onnxruntime().GraphOptimizationLevel
+    # Older releases have no separate level for layouts: theirs is part of "all".
+    return getattr(levels, _LEVELS[name], levels.ORT_ENABLE_ALL)
+
+
+def create_session(
+    model: Model,
+    *,
+    providers: Iterable[ProviderSpec] = (CPU,),
+    options: onnxruntime.SessionOptions | None = None,
+) -> Session:
+    """Build a session; ``options`` are used as they are, without a change.
+
+    Raises :class:`ExecutionError` naming the node that onnxruntime refuses.
+    """
+    chosen = normalize(providers)
+    stream = _own_stream(chosen)
+    passed = [_with_stream(p, stream) for p in chosen]
+    if options is None:
+        options = session_options()
+    with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
+        source = serialize(model, Path(folder))
+        session = _build(source, passed, options, model)
+    return Session(
+        ort=session,
+        providers=chosen,
+        input_types={i.name: i.type for i in session.get_inputs()},
+        output_types={o.name: o.type for o in session.get_outputs()},
+        nodes=_node_places(model),
+        stream=stream,
+    )
+
+
+def _own_stream(providers: Sequence[Provider]) -> torch.cuda.Stream | None:
+    # NOTE: torch's default stream has no handle (0), which onnxruntime reads as "no stream given":
+    # it would make its own, unordered with torch. A stream of the session's own also stays right
+    # when the user changes torch's current stream later.
+    for provider in providers:
+        if provider.name == CUDA and "user_compute_stream" not in provider.options:
+            return torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                int(provider.options.get("device_id", 0))
+            )
+    return None
+
+
+def _with_stream(provider: Provider, stream: torch.cuda.Stream | None) -> Provider:
+    if stream is None or provider.name != CUDA:
+        return provider
+    handle = str(stream.cuda_stream)
+    return Provider(CUDA, {**provider.options, "user_compute_stream": handle})
+
+
+def _build(
+    source: bytes | str,
+    providers: Sequence[Provider],
+    options: onnxruntime.SessionOptions,
+    model: Model,
+) -> onnxruntime.InferenceSession:
+    ort = load_onnxruntime()
+    try:
+        return ort.InferenceSession(
+            source,
+            options,
+            providers=[p.name for p in providers],
+            provider_options=[dict(p.options) for p in providers],
+            # Without it a provider that fails is printed about and silently replaced.
+            enable_fallback=False,
+        )
+    except ort_errors() as error:
+        names = ", ".join(p.name for p in providers)
+        raise ExecutionError(
+            f"{describe()} cannot build a session on {names}: "
+            f"{explain_failure(error, _node_places(model))}"
+        ) from error
+
+
+def ort_errors() -> tuple[type[Exception], ...]:
+    """Return what onnxruntime raises: its own types do not share a base class."""
+    own = (v for v in vars(bindings()).values() if isinstance(v, type))
+    return (*(v for v in own if issubclass(v, Exception)), RuntimeError, ValueError)
+
+
+_NODE = re.compile(r"(?:node with name|node|[Nn]ode:|Name:)\s*\(?'?([^\s'\"()]+)")
+_IMPLEMENTATION = re.compile(r"implementation for ([\w.:]+)\(\d+\)")
+
+
+def explain_failure(error: BaseException, nodes: dict[str, str]) -> str:
+    """Return onnxruntime's words, then what is known about the node they name."""
+    text = str(error).strip()
+    named = [n.rstrip(".,:") for n in _NODE.findall(text)]
+    known = [f"Node {name!r} is {nodes[name]}." for name in named if name in nodes]
+    if not known and (op := _IMPLEMENTATION.search(text)):
+        wanted = op.group(1).split(":")[-1]
+        known = [
+            f"Node {name!r} is {place}."
+            for name, place in nodes.items()
+            if place.split("(")[0].split("::")[-1] == wanted
+        ][:3]
+    return " ".join([text, *dict.fromkeys(known)])
+
+
+def _node_places(model: Model) -> dict[str, str]:
+    if isinstance(model, bytes):
+        return {}
+    if isinstance(model, ir.Model):
+        return {n.name: _place_ir(n) for n in model.graph.all_nodes() if n.name}
+    return {
+        n.name: _place(n.op_type, n.domain, n.input, {p.key: p.value for p in n.metadata_props})
+        for n in model.graph.node
+        if n.name
+    }
+
+
+def _place_ir(node: ir.Node) -> str:
+    inputs = [v.name or "" if v is not None else "" for v in node.inputs]
+    return _place(node.op_type, node.domain, inputs, dict(node.metadata_props))
+
+
+def _place(op: str, domain: str, inputs: Iterable[str], metadata: dict[str, str]) -> str:
+    call = f"{domain + '::' if domain else ''}{op}({', '.join(inputs)})"
+    origin = ", ".join(f"{key}={value}" for key, value in metadata.items() if value)
+    return f"{call}, from {origin}" if origin else call

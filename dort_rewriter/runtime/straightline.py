@@ -1,0 +1,340 @@
+"""The Python source of one call: the signature written out, with every decision already taken.
+
+Two functions share this module. ``call`` feeds a session and assembles the results; ``assemble``
+only does the second half, for whoever computes the model's outputs differently. The generated text
+is readable (``Executor.source``) and depends on the signature alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.ort_values import DLPACK_TYPES, check_transferable
+from dort_rewriter.signature import (
+    GraphSignature,
+    InputDim,
+    InputSize,
+    InputSlot,
+    OutputSlot,
+    Size,
+    SizeExpression,
+    ViewStep,
+)
+
+__all__ = ["CallPlan", "Convention", "Source", "plan_call", "write_assemble", "write_call"]
+
+Convention = Literal["plain", "boxed"]
+"""``plain``: ``call(*arguments)``; ``boxed``: ``call(list)``, which empties the list."""
+
+_TYPECODES = {
+    torch.int64: "q",
+    torch.int32: "i",
+    torch.float64: "d",
+    torch.float32: "f",
+    torch.bool: "B",
+}
+"""How :mod:`array` stores each scalar type."""
+
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated text and the constants it refers to by name."""
+
+    text: str
+    constants: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """The arguments of a call by the way they reach the session."""
+
+    batched: tuple[int, ...]
+    """Tensors that go by address."""
+    scalars: dict[torch.dtype, tuple[int, ...]]
+    """Python numbers: one small array for each type."""
+    capsules: tuple[int, ...]
+    """Tensors that go by dlpack, after all the others."""
+    feed_order: tuple[int, ...]
+    """The arguments in the order of the vector."""
+
+
+def plan_call(signature: GraphSignature) -> CallPlan:
+    """Sort the arguments by how they travel; refuse the types that cannot."""
+    batched: list[int] = []
+    capsules: list[int] = []
+    scalars: dict[torch.dtype, list[int]] = {}
+    for index, slot in enumerate(signature.inputs):
+        if slot.name is None or slot.kind == "none":
+            continue
+        if slot.dtype is None:
+            raise ExecutionError(f"Input {slot.name!r} of the signature has no dtype.")
+        if slot.kind != "tensor":
+            _check_scalar(slot)
+            scalars.setdefault(slot.dtype, []).append(index)
+            continue
+        check_transferable(slot.dtype, f"Input {slot.name!r}")
+        (capsules if slot.dtype in DLPACK_TYPES else batched).append(index)
+    for out in signature.outputs:
+        if out.source == "model" and out.dtype is not None:
+            check_transferable(out.dtype, f"Output {out.name!r}")
+    order = [*batched, *(i for group in scalars.values() for i in group), *capsules]
+    return CallPlan(
+        batched=tuple(batched),
+        scalars={dtype: tuple(group) for dtype, group in scalars.items()},
+        capsules=tuple(capsules),
+        feed_order=tuple(order),
+    )
+
+
+def _check_scalar(slot: InputSlot) -> None:
+    if slot.dtype not in _TYPECODES:
+        raise ExecutionError(
+            f"Input {slot.name!r} is a Python {slot.kind} and cannot be given as {slot.dtype}."
+        )
+
+
+def write_call(signature: GraphSignature, plan: CallPlan, convention: Convention) -> Source:
+    """Write the function ``call``; the session's names are left to the caller to define."""
+    return _Writer(signature, plan).write_call(convention)
+
+
+def write_assemble(signature: GraphSignature) -> Source:
+    """Write ``assemble(arguments, produced)``: the results from the model's outputs."""
+    return _Writer(signature, plan_call(signature)).write_assemble()
+
+
+class _Writer:
+    def __init__(self, signature: GraphSignature, plan: CallPlan) -> None:
+        self.signature = signature
+        self.plan = plan
+        self.lines: list[str] = []
+        self.constants: dict[str, Any] = {}
+
+    def write_call(self, convention: Convention) -> Source:
+        names = [f"a{i}" for i in range(len(self.signature.inputs))]
+        if convention == "boxed":
+            self.lines += ["def call(arguments):", _unpack(names, "arguments")]
+        else:
+            self.lines.append(f"def call({', '.join(names)}):")
+        if self.signature.output_names:
+            self._feed()
+            self._run()
+        if convention == "boxed":
+            self._release(names)
+        if self.signature.output_names:
+            produced = [f"y{i}" for i in range(len(self.signature.output_names))]
+            self.lines.append(_unpack(produced, "fetches.to_dlpacks(to_tensor)"))
+        self._results()
+        return Source("\n".join(self.lines) + "\n", self.constants)
+
+    def write_assemble(self) -> Source:
+        names = [f"a{i}" for i in range(len(self.signature.inputs))]
+        produced = [f"y{i}" for i in range(len(self.signature.output_names))]
+        self.lines += ["def assemble(arguments, produced):", _unpack(names, "arguments")]
+        self.lines.append(_unpack(produced, "produced"))
+        self._results()
+        return Source("\n".join(self.lines) + "\n", self.constants)
+
+    # -- feeding
+
+    def _feed(self) -> None:
+        for index in (*self.plan.batched, *self.plan.capsules):
+            self._make_ready(index)
+        addresses = [f"p{i}" for i in self.plan.batched]
+        shapes = [f"t{i}.shape" for i in self.plan.batched]
+        for number, (dtype, group) in enumerate(self.plan.scalars.items()):
+            code = _TYPECODES[dtype]
+            self._line(f"n{number} = array({code!r}, {_tuple(f'a{i}' for i in group)})")
+            self._line(f"q{number} = n{number}.buffer_info()[0]")
+            size = dtype.itemsize
+            addresses += [
+                f"q{number} + {k * size}" if k else f"q{number}" for k in range(len(group))
+            ]
+            shapes += ["()"] * len(group)
+        self._line("feeds = OrtValueVector()")
+        if addresses:
+            self._line(f"addresses = {_tuple(addresses)}")
+            self._line(f"shapes = {_tuple(shapes)}")
+            self._line("feeds.push_back_batch(NONES, addresses, TYPES, shapes, DEVICES)")
+        for index in self.plan.capsules:
+            self._line(f"feeds.push_back(to_capsule(t{index}), False)")
+
+    def _make_ready(self, index: int) -> None:
+        slot = self.signature.inputs[index]
+        dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
+        tests = [*_device_tests(index, slot), f"a{index}.dtype is {dtype}"]
+        tests.append(f"a{index}.is_contiguous()")
+        if _may_be_lazily_negated(slot):
+            tests.append(f"not a{index}.is_neg()")
+        device = f", {self._constant(f'device{index}', slot.device)}" if slot.device else ""
+        fallback = f"dense(a{index}, {slot.name!r}, {dtype}{device})"
+        self._line(f"t{index} = a{index} if {' and '.join(tests)} else {fallback}")
+        if index in self.plan.batched:
+            self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {slot.name!r})")
+
+    def _run(self) -> None:
+        on_cuda = self._on_cuda()
+        self._line("fetches = OrtValueVector()")
+        if on_cuda:
+            self._line("before()")
+        self._line("try:")
+        self._line("    run(OPTIONS, FEEDS, feeds, FETCHES, fetches, FETCH_DEVICES)")
+        self._line("except ERRORS as error:")
+        self._line("    raise failure(error) from error")
+        if on_cuda:
+            self._line("after()")
+
+    def _on_cuda(self) -> bool:
+        devices = [s.device for s in self.signature.inputs]
+        devices += [s.device for s in self.signature.outputs]
+        return any(d is not None and d.type == "cuda" for d in devices)
+
+    def _release(self, names: list[str]) -> None:
+        """Drop every argument that no result needs: the caller gave its list away."""
+        self._line("arguments.clear()")
+        needed = set(_arguments_needed(self.signature))
+        gone = [n for i, n in enumerate(names) if i not in needed]
+        if self.signature.output_names:
+            gone += [f"t{i}" for i in (*self.plan.batched, *self.plan.capsules)]
+            gone.append("feeds")
+        if gone:
+            self._line(f"del {', '.join(gone)}")
+
+    # -- results
+
+    def _results(self) -> None:
+        model_names = {name: i for i, name in enumerate(self.signature.output_names)}
+        for position, slot in enumerate(self.signature.outputs):
+            value = self._origin(slot, model_names)
+            for step in slot.views:
+                value = self._view(value, step)
+            self._line(f"r{position} = {value}")
+        self._line(f"return {_tuple(f'r{i}' for i in range(len(self.signature.outputs)))}")
+
+    def _origin(self, slot: OutputSlot, model_names: dict[str, int]) -> str:
+        match slot.source:
+            case "constant":
+                return "None" if slot.kind == "none" else _literal(slot.value)
+            case "size":
+                if slot.size is None:
+                    raise ExecutionError(f"Output {slot.name!r} has no size to compute.")
+                return _size(slot.size)
+            case "input":
+                return f"a{slot.index}"
+            case "output":
+                return f"r{slot.index}"
+        value = f"y{model_names[slot.name]}"
+        if slot.kind == "tensor":
+            if slot.dtype is not torch.bool:
+                return value
+            return f"{value}.view({self._constant('torch_bool', torch.bool)})"
+        return f"{slot.kind}({value}.item())"
+
+    def _view(self, value: str, step: ViewStep) -> str:
+        function = self._constant(
+            f"view_{step.op.replace('::', '_').replace('.', '_')}", _find(step.op)
+        )
+        arguments = [value, *(_argument(a) for a in step.args)]
+        return f"{function}({', '.join(arguments)})"
+
+    def _constant(self, name: str, value: object) -> str:
+        self.constants[name] = value
+        return name
+
+    def _line(self, text: str) -> None:
+        self.lines.append(f"    {text}")
+
+
+def _device_tests(index: int, slot: InputSlot) -> Iterator[str]:
+    if slot.device is None or slot.device.type == "cpu":
+        yield f"a{index}.is_cpu"
+    else:
+        yield f"a{index}.is_{slot.device.type}"
+        yield f"a{index}.get_device() == {slot.device.index or 0}"
+
+
+def _may_be_lazily_negated(slot: InputSlot) -> bool:
+    # The imaginary part of a conjugate is a stride of two elements: contiguous only if there is
+    # just one, which is when the cheaper test of contiguity does not send it to dense().
+    assert slot.dtype is not None
+    return slot.dtype.is_floating_point and all(d == 1 or isinstance(d, str) for d in slot.shape)
+
+
+def _arguments_needed(signature: GraphSignature) -> Iterator[int]:
+    for slot in signature.outputs:
+        if slot.source == "input":
+            yield slot.index
+        if slot.size is not None:
+            yield from _arguments_in(slot.size)
+        for step in slot.views:
+            yield from _arguments_in(step.args)
+
+
+def _arguments_in(value: object) -> Iterator[int]:
+    match value:
+        case InputSize(index) | InputDim(index):
+            yield index
+        case SizeExpression():
+            yield from _arguments_in(value.args)
+        case tuple() | list():
+            for item in value:
+                yield from _arguments_in(item)
+
+
+def _size(size: Size) -> str:
+    match size:
+        case InputSize(index):
+            return f"a{index}"
+        case InputDim(index, dim):
+            return f"a{index}.shape[{dim}]"
+        case SizeExpression(op, args):
+            operands = [_size(a) for a in args]
+            if op in _OPERATORS:
+                return f"({f' {_OPERATORS[op]} '.join(operands)})"
+            return f"{op}({', '.join(operands)})"
+    return repr(size)
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return _tuple(_argument(v) for v in value)
+    if isinstance(value, (InputSize, InputDim, SizeExpression)):
+        return _size(value)
+    return _literal(value)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, float):
+        return f"float({str(value)!r})"  # inf and nan have no literal
+    if value is None or isinstance(value, (bool, int)):
+        return repr(value)
+    raise ExecutionError(f"A signature holds numbers, not {type(value).__name__}: {value!r}.")
+
+
+def _find(op: str) -> Callable[..., Any]:
+    """Return the ATen overload named ``aten::view`` or ``aten::slice.Tensor``."""
+    namespace, _, name = op.partition("::")
+    packet, _, overload = name.partition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError as error:
+        raise ExecutionError(f"{op!r} in a view step is no ATen overload.") from error
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ExecutionError(f"{op!r} in a view step is no ATen overload.")
+    return found
+
+
+def _tuple(items: Iterable[str]) -> str:
+    listed = list(items)
+    return f"({listed[0]},)" if len(listed) == 1 else f"({', '.join(listed)})"
+
+
+def _unpack(names: list[str], value: str) -> str:
+    return f"    {_tuple(names)} = {value}"

@@ -1,0 +1,363 @@
+"""Calls: what goes in and out of a session, in every form an argument can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import weakref
+
+import pytest
+import torch
+
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.session import create_session
+from dort_rewriter.signature import (
+    InputDim,
+    InputSize,
+    InputSlot,
+    OutputSlot,
+    SizeExpression,
+    ViewStep,
+)
+from tests.runtime.graphs import add_one, executor, number, parse, result, signature, tensor
+
+TYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+def identity(name: str, dtype: torch.dtype, dims: str = "N", shape: tuple = ("N",)) -> Executor:
+    return executor(
+        f"({name}[{dims}] x) => ({name}[{dims}] y) {{ y = Identity(x) }}",
+        [tensor("x", dtype, shape)],
+        [result("y", dtype=dtype)],
+    )
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES.items())
+def test_each_type_goes_through(name: str, dtype: torch.dtype) -> None:
+    run = identity(name, dtype)
+    for values in ([0, 1, 1, 0, 5], []):
+        x = torch.tensor(values).to(dtype)
+        (y,) = run(x)
+        assert y.dtype is dtype
+        assert torch.equal(y, x)
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES.items())
+def test_rank_0(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor(1).to(dtype)
+    (y,) = identity(name, dtype, "", ())(x)
+    assert y.shape == ()
+    assert torch.equal(y, x)
+
+
+def test_float8_is_refused_by_name() -> None:
+    slots = [tensor("x", torch.float8_e4m3fn)], [result("y", dtype=torch.float8_e4m3fn)]
+    with pytest.raises(ExecutionError, match=r"'x' is torch.float8_e4m3fn"):
+        executor("(float8e4m3fn[N] x) => (float8e4m3fn[N] y) { y = Identity(x) }", *slots, 19)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
+    symbols = ("A", "B")[: len(shape)]
+    (y,) = add_one(symbols)(torch.empty(shape))
+    assert y.shape == shape
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.t(),
+    "sliced": lambda x: x[:, ::2],
+    "offset": lambda x: x[1:],
+    "expanded": lambda x: x[:1].expand(5, -1),
+    "parameter": torch.nn.Parameter,
+    "requires_grad": lambda x: x.clone().requires_grad_(),
+    "conjugate": lambda x: torch.complex(x, x).conj().imag,
+    "conjugate of one": lambda x: torch.complex(x[:1, :1], x[:1, :1]).conj().imag,
+    "negated": torch._neg_view,
+    "channels_last-like": lambda x: x.as_strided((3, 4), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["float", "bfloat16"])
+def test_each_layout_is_read_right(layout: str, name: str) -> None:
+    if layout == "conjugate" and name == "bfloat16":
+        layout = "conjugate of one"
+    x = LAYOUTS[layout](torch.arange(1.0, 13.0).reshape(3, 4)).to(TYPES[name])
+    run = identity(name, TYPES[name], "A,B", ("A", "B"))
+    (y,) = run(x)
+    assert torch.equal(y, x)
+    assert not y.requires_grad
+    (z,) = run.boxed([x])
+    assert torch.equal(z, x)
+
+
+def test_tensor_subclass() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    x = torch.ones(3).as_subclass(Tagged)
+    (y,) = add_one()(x)
+    assert y.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_inputs_that_alias_each_other() -> None:
+    run = executor(
+        "(float[N] a, float[M] b) => (float[N] y) { y = Sub(a, b) }",
+        [tensor("a"), tensor("b", shape=("M",))],
+        [result("y")],
+    )
+    x = torch.arange(4.0)
+    assert run(x, x)[0].tolist() == [0.0] * 4
+    assert run(x[1:], x[:3])[0].tolist() == [1.0] * 3
+
+
+def test_inputs_are_read_in_place() -> None:
+    """Zero-copy: a view of the input made elsewhere sees what the session saw."""
+    run = add_one()
+    x = torch.zeros(5)
+    view = x[:]
+    assert run(x)[0].tolist() == [1.0] * 5
+    view += 1
+    assert run(x)[0].tolist() == [2.0] * 5
+
+
+def test_python_numbers() -> None:
+    run = executor(
+        "(int64 i, double f, bool b, int64 j) => (int64 i2, double f2, bool b2, int64 d)"
+        " { i2 = Add(i, i) f2 = Add(f, f) b2 = Not(b) d = Sub(i, j) }",
+        [number("i", "int"), number("f", "float"), number("b", "bool"), number("j", "int")],
+        [
+            result("i2", 0, torch.int64, "int"),
+            result("f2", 1, torch.float64, "float"),
+            result("b2", 2, torch.bool, "bool"),
+            result("d", 3, torch.int64, "int"),
+        ],
+    )
+    values = run(2**40 + 1, 1e-300, True, 7)
+    assert values == (2**41 + 2, 2e-300, False, 2**40 - 6)
+    assert [type(v) for v in values] == [int, float, bool, int]
+    assert math.isinf(run(1, math.inf, False, 0)[1])
+
+
+def test_unread_arguments_and_none() -> None:
+    run = executor(
+        "(float[N] x) => (float[N] y) { y = Neg(x) }",
+        [InputSlot(name=None, kind="none"), tensor("x"), number(None, "int")],
+        [OutputSlot(kind="none", source="constant"), result("y")],
+    )
+    first, second = run(None, torch.ones(2), 3)
+    assert first is None
+    assert second.tolist() == [-1.0, -1.0]
+
+
+def test_model_without_inputs() -> None:
+    run = executor(
+        "() => (float[2] y) { y = Constant<value_floats = [1.0, 2.0]>() }", [], [result("y")]
+    )
+    (first,), (second,) = run(), run.boxed([])
+    first += 1  # a result is the caller's: the session's constant must not change with it
+    assert second.tolist() == [1.0, 2.0]
+    assert run()[0].tolist() == [1.0, 2.0]
+
+
+def test_nothing_to_compute_needs_no_session() -> None:
+    run = Executor(
+        None,
+        signature(
+            [tensor(None), number(None, "int")],
+            [
+                OutputSlot(kind="tensor", source="input", index=0),
+                OutputSlot(kind="int", source="input", index=1),
+                OutputSlot(kind="float", source="constant", value=math.inf),
+                OutputSlot(kind="bool", source="constant", value=True),
+                OutputSlot(kind="none", source="constant"),
+            ],
+        ),
+    )
+    x = torch.ones(3)
+    values = run(x, 4)
+    assert values[0] is x
+    assert values[1:] == (4, math.inf, True, None)
+    arguments = [x, 4]
+    assert run.boxed(arguments)[0] is x
+    assert arguments == []
+
+
+def test_a_session_is_required_to_compute() -> None:
+    with pytest.raises(ExecutionError, match="compute y"):
+        Executor(None, signature([], [result("y")]))
+
+
+def test_views_of_inputs_and_outputs() -> None:
+    rows, columns = InputSize(1), InputDim(0, 1)
+    product = SizeExpression("mul", (rows, columns))
+    run = executor(
+        "(float[A,B] x) => (float[A,B] y) { y = Neg(x) }",
+        [tensor("x", shape=("A", "B")), number(None, "int")],
+        [
+            result("y"),
+            OutputSlot(kind="tensor", source="output", index=0, views=(ViewStep("aten::t"),)),
+            OutputSlot(
+                kind="tensor",
+                source="input",
+                index=0,
+                views=(
+                    ViewStep("aten::view", ((product,),)),
+                    ViewStep("aten::slice.Tensor", (0, None, SizeExpression("sub", (rows, 1)))),
+                ),
+            ),
+            OutputSlot(kind="int", source="size", size=product),
+        ],
+    )
+    x = torch.arange(12.0).reshape(3, 4)
+    y, transposed, flat, size = run(x, 3)
+    assert torch.equal(y, -x)
+    assert torch.equal(transposed, -x.t())
+    assert transposed.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    assert flat.tolist() == [0.0, 1.0]
+    assert flat.data_ptr() == x.data_ptr()
+    assert size == 12
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("add", (7, InputSize(0), 1), 3),
+        ("sub", (7, InputSize(0)), 12),
+        ("floordiv", (InputSize(0), 2), -3),
+        ("mod", (InputSize(0), 3), 1),
+        ("min", (InputSize(0), 2), -5),
+        ("max", (InputSize(0), 2), 2),
+        ("mul", (SizeExpression("add", (InputSize(0), 1)), 2), -8),
+    ],
+)
+def test_size_expressions(op: str, args: tuple, expected: int) -> None:
+    slot = OutputSlot(kind="int", source="size", size=SizeExpression(op, args))
+    assert Executor(None, signature([number(None, "int")], [slot]))(-5) == (expected,)
+
+
+def test_unknown_view_is_named() -> None:
+    slot = OutputSlot(kind="tensor", source="input", views=(ViewStep("aten::no_such_view"),))
+    with pytest.raises(ExecutionError, match="aten::no_such_view"):
+        Executor(None, signature([tensor(None)], [slot]))
+
+
+def test_boxed_releases_inputs_and_plain_does_not() -> None:
+    run = executor(
+        "(float[N] x, float[N] k) => (float[N] y) { y = Add(x, k) }",
+        [tensor("x"), tensor("k")],
+        [result("y"), OutputSlot(kind="tensor", source="input", index=1)],
+    )
+    assert run.boxed._boxed_call
+    x, k = torch.ones(2), torch.ones(2)
+    gone, kept = weakref.ref(x), weakref.ref(k)
+    arguments = [x, k]
+    del x, k
+    results = run.boxed(arguments)
+    assert arguments == []
+    assert gone() is None
+    assert kept() is results[1]
+
+
+def test_failed_boxed_call_leaves_its_inputs() -> None:
+    run = executor(
+        "(float[N] a, float[M] b) => (float[K] y) { y = Add(a, b) }",
+        [tensor("a"), tensor("b")],
+        [result("y")],
+    )
+    arguments = [torch.ones(2), torch.ones(3)]
+    with pytest.raises(ExecutionError, match="ONNX Runtime failed"):
+        run.boxed(arguments)
+    assert len(arguments) == 2
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (torch.ones(3, dtype=torch.float64), "'x' is torch.float64 on cpu"),
+        (torch.ones(3, device="meta"), "'x' is torch.float32 on meta"),
+        (torch.ones(3).to_sparse(), "layout torch.sparse_coo"),
+    ],
+)
+def test_wrong_tensor_is_refused(argument: torch.Tensor, message: str) -> None:
+    with pytest.raises(ExecutionError, match=message):
+        add_one()(argument)
+
+
+def test_tensor_whose_storage_was_freed_is_refused() -> None:
+    x = torch.ones(3)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ExecutionError, match="no memory"):
+        add_one()(x)
+
+
+def test_shape_against_the_model_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="Got: 3 Expected: 2"):
+        add_one((2,))(torch.ones(3))
+
+
+def test_signature_against_the_model_is_refused() -> None:
+    session = create_session(parse("(float[N] x) => (float[N] y) { y = Neg(x) }"))
+    with pytest.raises(ExecutionError, match=r"reads \['x'\], the signature gives \['z'\]"):
+        Executor(session, signature([tensor("z")], [result("y")]))
+    with pytest.raises(ExecutionError, match=r"does not compute \['w'\]"):
+        Executor(session, signature([tensor("x")], [result("w")]))
+    with pytest.raises(ExecutionError, match=r"'x' is tensor\(float\).*torch.int64"):
+        Executor(session, signature([tensor("x", torch.int64)], [result("y")]))
+    on_cuda = dataclasses.replace(tensor("x"), device=torch.device("cuda", 0))
+    with pytest.raises(ExecutionError, match="runs on the CPU only"):
+        Executor(session, signature([on_cuda], [result("y")]))
+
+
+def test_outputs_keep_order_and_may_repeat() -> None:
+    run = executor(
+        "(float[N] x) => (float[N] b, float[N] a) { a = Neg(x) b = Abs(x) }",
+        [tensor("x")],
+        [result("a", 1), result("b", 0), result("a", 1)],
+    )
+    first, second, third = run(torch.tensor([-1.0, 2.0]))
+    assert first.tolist() == [1.0, -2.0]
+    assert second.tolist() == [1.0, 2.0]
+    assert third is first or torch.equal(third, first)
+
+
+def test_threads_share_one_executor() -> None:
+    run = add_one()
+    failures: list[int] = []
+
+    def work(seed: int) -> None:
+        for step in range(100):
+            x = torch.full((16 + seed,), float(step))
+            if not torch.equal(run(x)[0], x + 1):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_source_is_straight() -> None:
+    """What is decided at build time leaves no loop, dictionary or branch statement behind."""
+    run = executor(
+        "(float[N] x, int64 k) => (float[N] y) { f = Cast<to=1>(k) y = Add(x, f) }",
+        [tensor("x"), number("k", "int")],
+        [result("y")],
+    )
+    for word in ("for ", "while ", "{", "import"):
+        assert word not in run.source

@@ -1,0 +1,302 @@
+"""Sweep entries of torch's ``op_db``, one at a time, for ``opset_coverage.py``.
+
+Reads the name of an entry a line; writes a JSON object a graph, and ``{"done": name}`` at the end
+of an entry, at once: whoever reads keeps what was measured before a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from dort_rewriter.errors import UnsupportedOpError
+from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.interpreter import convert_graph
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.signature import GraphSignature
+
+DTYPES = (torch.float32, torch.int64, torch.bool)
+MEMORY_AS_FOUND = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
+MEMORY_AS_FOUND.add("new_empty_strided")
+"""Entries without a value to compare: types and shapes only."""
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
+LONGEST_DETAIL = 400
+
+
+def entry_name(entry: Any) -> str:
+    """Return the name of an entry of op_db: ``div.no_rounding_mode``."""
+    variant = entry.variant_test_name
+    return f"{entry.name}.{variant}" if variant else str(entry.name)
+
+
+class Graph:
+    """One graph that AOTAutograd made: converted, run beside torch, judged."""
+
+    def __init__(self, kind: str, module: torch.fx.GraphModule, sweep: Sweep) -> None:
+        self.kind = kind
+        self.module = module
+        self.values_count = sweep.values_count
+        self.status = "native"
+        self.detail = ""
+        self.ops: list[str] = []
+        self.session: onnxruntime.InferenceSession | None = None
+        self.signature: GraphSignature | None = None
+        try:
+            exported = convert_graph(module, sweep.dispatcher, opset=sweep.opset)
+            self.signature = exported.signature
+            self.session = new_session(exported.model)
+        except UnsupportedOpError as e:
+            self.status = "fell back"
+            self.ops = sorted({f"{u.op}: {u.reason}" for u in e.unsupported})
+        except Exception as e:
+            # Whatever breaks is the finding.
+            self.judge("error", f"{type(e).__name__}: {e}")
+
+    def judge(self, status: str, detail: str) -> None:
+        """Lower the status; the first finding is the one to tell."""
+        if self.status == "native":
+            self.status, self.detail = status, " ".join(detail.split())[:LONGEST_DETAIL]
+
+    def __call__(self, *args: Any) -> Any:
+        """Run through ONNX Runtime and torch; what follows goes on with torch's results."""
+        expected = self.module(*args)
+        if self.session is not None and self.signature is not None:
+            try:
+                got = run(self.session, self.signature, args)
+            except Exception as e:
+                # Whatever breaks is the finding.
+                self.judge("error", f"{type(e).__name__}: {e}")
+            else:
+                difference = compare(got, list(expected), self.values_count)
+                if difference:
+                    self.judge("wrong", difference)
+        return expected
+
+
+def new_session(model: ir.Model) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    content = ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def run(
+    session: onnxruntime.InferenceSession, signature: GraphSignature, args: Sequence[Any]
+) -> list[Any]:
+    feed = {}
+    for slot, arg in zip(signature.inputs, args, strict=True):
+        if slot.name is not None and isinstance(arg, torch.Tensor):
+            value = arg.detach().resolve_conj().resolve_neg().numpy()
+            feed[slot.name] = np.ascontiguousarray(value).reshape(tuple(arg.shape))
+        elif slot.name is not None:
+            feed[slot.name] = np.asarray(arg)
+    computed = session.run(None, feed) if signature.output_names else []
+    return [
+        None if slot.source == "constant" else torch.from_numpy(np.array(computed[slot.index]))
+        for slot in signature.outputs
+    ]
+
+
+def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
+    """Return what differs, or nothing."""
+    if len(got) != len(expected):
+        return f"{len(got)} results instead of {len(expected)}"
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        if a is None or b is None:
+            if a is not b:
+                return f"result {i}: {type(a).__name__} instead of {type(b).__name__}"
+            continue
+        b = b if isinstance(b, torch.Tensor) else torch.tensor(b)
+        a = a if isinstance(a, torch.Tensor) else torch.tensor(a)
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return f"result {i}: {a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
+        if values_count and (difference := _differ(a.detach(), b.detach())):
+            return f"result {i}: {difference}"
+    return ""
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor) -> str:
+    relative = TOLERANCE.get(b.dtype, 1e-4 if b.dtype.is_floating_point else 0.0)
+    absolute = relative / 10
+    if b.dtype.is_floating_point and b.numel():
+        # Sums of large terms of both signs: their rounding is in proportion to the terms.
+        absolute *= max(1.0, float(b.nan_to_num(0, 0, 0).abs().max()))
+    try:
+        torch.testing.assert_close(a, b, rtol=relative, atol=absolute, equal_nan=True)
+    except AssertionError as e:
+        return f"{e} got {a.flatten()[:4].tolist()}, expected {b.flatten()[:4].tolist()}"
+    return ""
+
+
+class Sweep:
+    """Measures the samples of one entry after the other."""
+
+    def __init__(self, samples: int, opset: int, dynamic: bool) -> None:
+        self.samples = samples
+        self.opset = opset
+        self.dynamic = dynamic
+        self.dispatcher = OxsDispatcher()
+        self.table = get_decomposition_table(self.dispatcher)
+        self.values_count = True
+
+    def measure(self, entry: Any) -> Iterator[dict[str, Any]]:
+        """Yield a record for each graph of each sample of an entry."""
+        self.values_count = entry.name not in MEMORY_AS_FOUND
+        supported = entry.supported_dtypes("cpu")
+        for dtype in DTYPES:
+            if dtype not in supported:
+                continue
+            grad = dtype.is_floating_point and entry.supports_autograd
+            for number, sample in self._choose(entry, dtype, grad):
+                where = {"dtype": str(dtype).removeprefix("torch."), "sample": number}
+                for record in self._measure_sample(entry, sample, grad):
+                    yield {**where, **record}
+
+    def _choose(self, entry: Any, dtype: torch.dtype, grad: bool) -> list[tuple[int, Any]]:
+        """Return samples from all over the list: neighbours are alike."""
+        torch.manual_seed(0)
+        found = entry.sample_inputs("cpu", dtype, requires_grad=grad)
+        numbered = list(enumerate(itertools.islice(found, 200)))
+        count = min(self.samples, len(numbered))
+        return [numbered[i * len(numbered) // count] for i in range(count)]
+
+    def _measure_sample(self, entry: Any, sample: Any, grad: bool) -> list[dict[str, Any]]:
+        leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+        def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            full = list(leaves)
+            for i, tensor in zip(places, tensors, strict=True):
+                full[i] = tensor
+            first, args, kwargs = tree_unflatten(full, spec)
+            result = entry.op(first, *args, **kwargs)
+            if grad:  # makes what is known up to a sign or a phase comparable
+                result = sample.output_process_fn_grad(result)
+            return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+        tensors = [leaves[i] for i in places]
+        try:
+            expected, expected_grads = evaluate(call, tensors)
+        except Exception:
+            # The sample itself is refused by eager: there is nothing to compare with.
+            return []
+        if not expected:
+            return []
+        return self._compile_and_compare(call, tensors, expected, expected_grads)
+
+    def _compile_and_compare(
+        self,
+        call: Callable[..., list[torch.Tensor]],
+        tensors: list[torch.Tensor],
+        expected: list[torch.Tensor],
+        expected_grads: list[Any],
+    ) -> list[dict[str, Any]]:
+        graphs: dict[str, Graph] = {}
+
+        def compiler(kind: str) -> Callable[..., Any]:
+            def compile_graph(module: torch.fx.GraphModule, inputs: Any) -> Any:
+                graphs[kind] = Graph(kind, module, self)
+                return make_boxed_func(graphs[kind])
+
+            return compile_graph
+
+        torch._dynamo.reset()
+        compiled = aot_function(
+            call,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("forward"),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=self.table,
+            dynamic=self.dynamic,
+        )
+        try:
+            got, grads = evaluate(compiled, tensors)
+        except Exception as e:
+            # torch's tracing refuses in every way Python has; so does a graph when it runs.
+            kind = "backward" if graphs else "forward"
+            detail = " ".join(f"{type(e).__name__}: {e}".split())[:LONGEST_DETAIL]
+            found = [_record(g) for k, g in graphs.items() if k != kind]
+            return [*found, {"graph": kind, "status": "untraceable", "detail": detail}]
+        for kind, a, b in (
+            ("forward", got, expected),
+            ("backward", grads, expected_grads),
+        ):
+            if kind in graphs and (difference := compare(a, b, self.values_count)):
+                graphs[kind].judge(
+                    "wrong", f"decomposed by torch into another result: {difference}"
+                )
+        return [_record(g) for g in graphs.values()]
+
+
+def _record(graph: Graph) -> dict[str, Any]:
+    record: dict[str, Any] = {"graph": graph.kind, "status": graph.status}
+    if graph.detail:
+        record["detail"] = graph.detail
+    if graph.ops:
+        record["ops"] = graph.ops
+    return record
+
+
+def evaluate(
+    function: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """Return results and gradients, from copies of the arguments, random numbers repeated."""
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    torch.manual_seed(1)
+    results = function(*copies)
+    ends = [r for r in results if r.requires_grad and r.is_floating_point()]
+    starts = [c for c in copies if c.requires_grad]
+    if not ends or not starts:
+        return list(results), []
+    torch.manual_seed(2)
+    seeds = [torch.randn_like(r) for r in ends]
+    return list(results), list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--opset", type=int, required=True)
+    parser.add_argument("--dynamic", action="store_true")
+    parser.add_argument("--list", action="store_true", help="write the names of all entries")
+    args = parser.parse_args()
+    # What torch or a kernel prints must not mix with the records.
+    records = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    entries = {entry_name(e): e for e in op_db if torch.float32 in e.supported_dtypes("cpu")}
+    if args.list:
+        records.write(json.dumps(list(entries)) + "\n")
+        return
+    sweep = Sweep(args.samples, args.opset, args.dynamic)
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            for record in sweep.measure(entries[name]):
+                records.write(json.dumps({"op": name, **record}) + "\n")
+        except Exception as e:
+            # Samples that need a library which is not there, mostly.
+            records.write(json.dumps({"op": name, "status": "skipped", "detail": str(e)}) + "\n")
+        records.write(json.dumps({"done": name}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

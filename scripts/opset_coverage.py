@@ -1,0 +1,292 @@
+"""Measure which operators run through ONNX Runtime, forward and backward, and whether rightly.
+
+Every entry of torch's ``op_db`` that supports float32 is traced by AOTAutograd (int64 and bool
+samples too where it takes them), each graph is converted, run, and compared with eager. A graph is
+
+- native: all of it ran in ONNX Runtime and the numbers are right;
+- fell back: some operator has no converter, or its converter refused it, so torch would run it;
+- wrong: another result than eager;
+- error: neither: the conversion broke, or ONNX Runtime refused the model or failed;
+- untraceable: AOTAutograd makes no graph of it.
+
+Exits with 1 when a graph is wrong or in error, or the native share is below the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.metadata
+import json
+import os
+import platform
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKER = Path(__file__).with_name("coverage_worker.py")
+STATUSES = ("native", "fell back", "wrong", "error", "untraceable")
+TARGET = 0.85
+"""The native share of the traceable graphs."""
+START_LIMIT = 180.0
+"""Seconds a worker may take to start: it imports torch's test suite."""
+
+Record = dict[str, Any]
+
+
+class Worker:
+    """A subprocess that measures entries; one that crashed or hangs is replaced by another."""
+
+    def __init__(self, options: Sequence[str], limit: float) -> None:
+        self.options = options
+        self.limit = limit
+        self.process: subprocess.Popen[str] | None = None
+        self.lines: queue.Queue[str] = queue.Queue()
+
+    def start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.lines = queue.Queue()
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER), *self.options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+        threading.Thread(target=_forward, args=(self.process, self.lines), daemon=True).start()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def measure(self, name: str) -> Iterator[Record]:
+        """Yield the records of an entry; the last says so when the worker did not survive it."""
+        limit = self.limit
+        if self.process is None:
+            self.start()
+            limit = START_LIMIT
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(name + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the end of its output tells
+        while True:
+            try:
+                line = self.lines.get(timeout=limit)
+            except queue.Empty:
+                yield _lost(name, f"no answer in {limit:.0f} s")
+                self.stop()
+                return
+            limit = self.limit
+            if not line:
+                yield _lost(name, f"the process ended with {self.process.wait()}")
+                self.stop()
+                return
+            record = json.loads(line)
+            if "done" in record:
+                return
+            yield record
+
+
+def _lost(name: str, detail: str) -> Record:
+    return {"op": name, "graph": "unknown", "status": "error", "detail": detail}
+
+
+def _forward(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put("")
+
+
+def sweep(names: Sequence[str], args: argparse.Namespace) -> list[Record]:
+    """Measure the entries with as many workers as asked for."""
+    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        todo.put(name)
+    records: list[Record] = []
+
+    def work() -> None:
+        worker = Worker(worker_options(args), args.timeout)
+        try:
+            while True:
+                name = todo.get_nowait()
+                for record in worker.measure(name):
+                    records.append(record)
+                    if args.verbose and record["status"] not in ("native", "skipped"):
+                        print(describe(record), flush=True)
+        except queue.Empty:
+            worker.stop()
+
+    threads = [threading.Thread(target=work) for _ in range(args.workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    order = {name: i for i, name in enumerate(names)}
+    return sorted(records, key=lambda r: order[r["op"]])
+
+
+def worker_options(args: argparse.Namespace) -> list[str]:
+    options = ["--samples", str(args.samples), "--opset", str(args.opset)]
+    return [*options, "--dynamic"] if args.dynamic else options
+
+
+def list_entries(pattern: str | None) -> list[str]:
+    """Return the names of the entries to measure."""
+    command = [sys.executable, str(WORKER), "--list", "--samples", "0", "--opset", "18"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=True,
+    )
+    names: list[str] = json.loads(done.stdout)
+    return [n for n in names if pattern is None or re.fullmatch(pattern, n)]
+
+
+def describe(record: Record) -> str:
+    """Return a finding on one line."""
+    where = f"{record.get('dtype', '?')} #{record.get('sample', '?')} {record.get('graph', '?')}"
+    text = record.get("detail") or "; ".join(record.get("ops", ()))
+    return f"{record['status']:11} {record['op']} ({where}): {text}"
+
+
+def summarize(records: Sequence[Record]) -> Record:
+    """Return the figures of a sweep."""
+    counts = collections.Counter(r["status"] for r in records)
+    traceable = sum(counts[s] for s in STATUSES if s != "untraceable")
+    missing = collections.Counter(op for r in records for op in r.get("ops", ()))
+    return {
+        "counts": {s: counts[s] for s in STATUSES},
+        "traceable": traceable,
+        "native_share": round(counts["native"] / traceable, 4) if traceable else 0.0,
+        "missing": dict(missing.most_common()),
+    }
+
+
+def environment() -> dict[str, str]:
+    """Return the versions a sweep was made with."""
+    wanted = ("torch", "onnxruntime", "onnxruntime-training", "onnxscript")
+    installed = {d.name: d.version for d in importlib.metadata.distributions()}
+    found = {name: installed[name] for name in wanted if name in installed}
+    return {"python": platform.python_version(), **found}
+
+
+def to_markdown(records: Sequence[Record], report: Record) -> str:
+    """Return the page of the documentation that shows a sweep."""
+    stack = ", ".join(f"{k} {v}" for k, v in report["environment"].items())
+    lines = [
+        "# Operator coverage",
+        "",
+        "Generated by `scripts/opset_coverage.py --markdown docs/coverage.md`: entries of",
+        f"torch's `op_db`, forward and backward, at most {report['samples']} samples a type,",
+        f"against eager ({stack}).",
+        "",
+        "| " + " | ".join(STATUSES) + " | native share of the traceable |",
+        "|" + " ---: |" * (len(STATUSES) + 1),
+        "| "
+        + " | ".join(str(report["counts"][s]) for s in STATUSES)
+        + f" | {report['native_share']:.1%} |",
+        "",
+        "Where a column says `3/4`, three of four graphs ran in ONNX Runtime from end to end; the",
+        "others run in torch.",
+        "",
+        "| operator | forward | backward | what stays in torch |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    by_op: dict[str, list[Record]] = collections.defaultdict(list)
+    for record in records:
+        if record["status"] in STATUSES:
+            by_op[record["op"]].append(record)
+    lines += [_row(op, found) for op, found in sorted(by_op.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _row(op: str, records: Sequence[Record]) -> str:
+    shares = []
+    for kind in ("forward", "backward"):
+        graphs = [r for r in records if r.get("graph") == kind and r["status"] != "untraceable"]
+        native = sum(r["status"] == "native" for r in graphs)
+        shares.append(f"{native}/{len(graphs)}" if graphs else "")
+    why = sorted({name.partition(": ")[0] for r in records for name in r.get("ops", ())})
+    notes = [f"`{name}`" for name in why]
+    notes += sorted({r["status"] for r in records} - {"native", "fell back"})
+    return f"| {op} | {shares[0]} | {shares[1]} | {', '.join(notes)} |"
+
+
+def show(records: Sequence[Record], report: Record) -> None:
+    for status in ("error", "wrong"):
+        for record in records:
+            if record["status"] == status:
+                print(describe(record))
+    for op, count in list(report["missing"].items())[:40]:
+        print(f"fell back {count:4} x {op}")
+    counts = ", ".join(f"{n} {s}" for s, n in report["counts"].items())
+    print(
+        f"{report['entries']} entries in {report['seconds']} s: {counts}; "
+        f"native {report['native_share']:.1%} of {report['traceable']} traceable graphs "
+        f"(target {TARGET:.0%}, 0 wrong, 0 error)"
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--markdown", metavar="FILE", help="write the page of the documentation")
+    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
+    parser.add_argument("--samples", type=int, default=4, help="samples a type (default 4)")
+    parser.add_argument("--opset", type=int, default=18)
+    parser.add_argument("--dynamic", action="store_true", help="trace with symbolic sizes")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="seconds for a graph (default 60)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print findings as they come")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    start = time.perf_counter()
+    names = list_entries(args.ops)
+    records = sweep(names, args)
+    report = {
+        "entries": len(names),
+        "seconds": round(time.perf_counter() - start, 1),
+        "samples": args.samples,
+        "opset": args.opset,
+        "dynamic": args.dynamic,
+        "environment": environment(),
+        **summarize(records),
+    }
+    if args.json:
+        content = {**report, "graphs": records}
+        Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if args.markdown:
+        Path(args.markdown).write_text(to_markdown(records, report), encoding="utf-8")
+    show(records, report)
+    counts = report["counts"]
+    return int(bool(counts["wrong"] or counts["error"]) or report["native_share"] < TARGET)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The public names: a change of this list is a decision, and a line of the changelog."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+import dort_rewriter
+from tests.gates.sources import PACKAGE, parse
+
+PUBLIC = [
+    "CaptureError",
+    "Dispatcher",
+    "DortError",
+    "ExecutionError",
+    "ExportError",
+    "ExportOptions",
+    "ForceDispatcher",
+    "GraphSignature",
+    "HookError",
+    "OptimizationOptions",
+    "OptimizeError",
+    "OptionError",
+    "OxsDebugDispatcher",
+    "OxsDispatcher",
+    "UnsupportedOpError",
+    "__version__",
+    "create_input_names",
+    "to_onnx",
+]
+
+
+def type_checking_imports() -> dict[str, str]:
+    """Return what type checkers see: the module of each name under ``if TYPE_CHECKING``."""
+    (block,) = (
+        node
+        for node in parse(PACKAGE / "__init__.py").body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    return {
+        alias.asname or alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_the_public_names() -> None:
+    assert sorted(dort_rewriter.__all__) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_resolves(name: str) -> None:
+    value = getattr(dort_rewriter, name)
+    assert getattr(value, "__name__", name) == name
+    assert name in dir(dort_rewriter)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    lazy = {
+        name: f"{dort_rewriter.__name__}.{module}"
+        for name, module in dort_rewriter._EXPORTS.items()
+    }
+    assert type_checking_imports() == lazy
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'to_onyx'"):
+        dort_rewriter.to_onyx  # noqa: B018

@@ -2,8 +2,9 @@
 
 After a run, ONNX Runtime's threads spin for some time on their cores, waiting for the next one;
 torch's OpenMP threads do the same. Two pools spinning on the same cores starve each other when
-both work in turn, as in a training step; a process that only calls ONNX Runtime gains from it.
-``scripts/bench_threads.py`` measures it; its results are the reason for the defaults here.
+both work in turn, as in a training step. The default lets threads spin during a run and stops them
+at its end: as fast as spinning for ONNX Runtime alone, as fast as not spinning beside torch
+(``scripts/bench_threads.py`` measures both).
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ class ThreadPolicy:
             raise OptionError(f"spinning is one of {sorted(_ENTRIES)}, not {self.spinning!r}.")
         if self.intra_op_threads is not None and self.intra_op_threads < 1:
             raise OptionError(f"intra_op_threads must be positive, not {self.intra_op_threads}.")
-
-    @classmethod
-    def default(cls, *, training: bool) -> ThreadPolicy:
-        """Return the policy for one direction: spinning never outlives a run."""
-        return cls(spinning="off" if training else "stop")
 
     def apply(self, options: onnxruntime.SessionOptions) -> None:
         """Write the policy into the options of a session."""

@@ -113,9 +113,7 @@ def _own_stream(providers: Sequence[Provider]) -> torch.cuda.Stream | None:
     # when the user changes torch's current stream later.
     for provider in providers:
         if provider.name == CUDA and "user_compute_stream" not in provider.options:
-            return torch.cuda.Stream(  # type: ignore[no-untyped-call]
-                int(provider.options.get("device_id", 0))
-            )
+            return torch.cuda.Stream(int(provider.options.get("device_id", 0)))
     return None
 
 

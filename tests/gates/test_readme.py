@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
+from typing import Any
 
+import numpy
+import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from tests.gates.sources import PACKAGE, ROOT, parse
 
@@ -49,3 +54,20 @@ def test_each_flavour_of_onnxruntime_has_an_extra() -> None:
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_the_examples_are_python(block: str) -> None:
     ast.parse(block)
+
+
+def test_the_example_of_to_onnx_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = (block for block in PYTHON_BLOCKS if "to_onnx" in block)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    x = names["torch"].randn(4, 10)
+    (got,) = ReferenceEvaluator("model.onnx").run(None, {_only_input("model.onnx"): x.numpy()})
+    numpy.testing.assert_allclose(got, names["model"](x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def _only_input(filename: str) -> str:
+    graph = onnx.load(filename).graph
+    parameters = {initializer.name for initializer in graph.initializer}
+    (name,) = (value.name for value in graph.input if value.name not in parameters)
+    return str(name)

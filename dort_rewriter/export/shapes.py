@@ -258,6 +258,29 @@ def _slice(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return tuple(result)
 
 
+def _pad(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    if dims is None:
+        return None
+    axes = _integers(inputs[3]) if len(inputs) > 3 else list(range(len(dims)))
+    pads = _integers(inputs[1])
+    result = list(dims)
+    for i, axis in enumerate(range(len(dims)) if axes is None else axes):
+        size = dims[axis]
+        known = pads is not None and axes is not None
+        both = pads[i] + pads[i + len(pads) // 2] if known and pads is not None else None
+        if both != 0:
+            result[axis] = UNKNOWN if both is None or not isinstance(size, int) else size + both
+    return tuple(result)
+
+
+def _gather_nd(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims, index = _dims(inputs[0]), _dims(inputs[1])
+    if dims is None or not index or not isinstance(index[-1], int):
+        return None
+    return (*index[:-1], *dims[attributes.get("batch_dims", 0) + index[-1] :])
+
+
 _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "ArgMax": _arg_reduce,
     "ArgMin": _arg_reduce,
@@ -266,8 +289,10 @@ _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "Expand": _expand,
     "Gather": _gather,
     "GatherElements": lambda inputs, attributes: _dims(inputs[1]),
+    "GatherND": _gather_nd,
     "Gemm": _gemm,
     "MatMul": _matmul,
+    "Pad": _pad,
     "Range": lambda inputs, attributes: (UNKNOWN,),
     "Reshape": _reshape,
     "Shape": _shape,

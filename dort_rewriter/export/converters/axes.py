@@ -1,0 +1,124 @@
+"""Sizes, axes and positions: what the converters of views, slices and indices share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.values import Value
+
+__all__ = [
+    "END",
+    "at_least_1d",
+    "broadcast_sizes",
+    "flatten",
+    "from_front",
+    "normalize_position",
+    "product",
+    "reshape",
+    "result_dims",
+    "size_names",
+    "to_front",
+]
+
+END = 2**63 - 1
+"""Past the end of any axis."""
+
+
+def size_names(dims: Sequence[int | ir.SymbolicDim]) -> list[int | str | None]:
+    """Return sizes in a form that compares: a number, a symbol's name, or None when unknown."""
+    return [d if isinstance(d, int) else d.value for d in dims]
+
+
+def result_dims(op: Recorder) -> list[int | str]:
+    """Return the sizes of the result of the FX node under conversion."""
+    return [d if isinstance(d, int) else str(d.node.expr) for d in op.result.shape]
+
+
+def reshape(op: Recorder, x: Value, dims: Sequence[int | str], size: Sequence[Any]) -> Value:
+    """Reshape to `size`, whose sizes are known as `dims`, with as little computing as can be.
+
+    A size that stays where it was is copied (0), one unknown size is inferred (-1).
+    """
+    have = size_names(x.dims)
+    if have == list(dims):
+        return x
+    if 0 in dims:
+        known = [d if isinstance(d, int) else s for d, s in zip(dims, size, strict=True)]
+        return op.Reshape(x, op.vector(known), allowzero=1)
+    target: list[Any] = []
+    for i, (d, s) in enumerate(zip(dims, size, strict=True)):
+        if isinstance(d, int):
+            target.append(d)
+        elif i < len(have) and have[i] == d:
+            target.append(0)
+        else:
+            target.append(s if -1 in target else -1)
+    return op.Reshape(x, op.vector(target))
+
+
+def flatten(op: Recorder, x: Value) -> Value:
+    """Return the elements along one axis."""
+    return x if x.rank == 1 else op.Reshape(x, [-1])
+
+
+def at_least_1d(op: Recorder, x: Value) -> Value:
+    """Return a 0-d value as one element along an axis, any other as it is."""
+    return op.Reshape(x, [1]) if x.rank == 0 else x
+
+
+def to_front(op: Recorder, x: Value, axes: Sequence[int]) -> Value:
+    """Move axes to the front, in the order given."""
+    rest = [i for i in range(x.rank) if i not in axes]
+    return op.Transpose(x, perm=[*axes, *rest])
+
+
+def from_front(op: Recorder, x: Value, axes: Sequence[int]) -> Value:
+    """Undo :func:`to_front`."""
+    rest = [i for i in range(x.rank) if i not in axes]
+    moved = [*axes, *rest]
+    return op.Transpose(x, perm=[moved.index(i) for i in range(x.rank)])
+
+
+def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
+    """Return the product of sizes: a number when they are, a rank-1 result otherwise."""
+    result: int | Value = math.prod(s for s in sizes if isinstance(s, int))
+    for size in sizes:
+        if not isinstance(size, int):
+            result = size if result == 1 else op.Mul(size, result)
+    return result
+
+
+def broadcast_sizes(op: Recorder, values: Sequence[Value]) -> list[int | Value]:
+    """Return the sizes that several results broadcast to."""
+    rank = max(v.rank for v in values)
+    sizes: list[int | Value] = []
+    for axis in range(-rank, 0):
+        found = [v for v in values if v.rank >= -axis and v.dims[axis] != 1]
+        static = [d for d in (v.dims[axis] for v in found) if isinstance(d, int)]
+        if not found:
+            sizes.append(1)
+        else:
+            sizes.append(static[0] if static else op.size(found[0], axis))
+    return sizes
+
+
+def normalize_position(op: Recorder, position: Any, size: int | Value) -> int | Value:
+    """Count a position from the start and keep it within 0 and `size`, as slices do.
+
+    Numbers give a number, everything else a rank-1 result.
+    """
+    if not isinstance(position, ir.Value):
+        if isinstance(size, int):
+            return min(max(position + size if position < 0 else position, 0), size)
+        if position == 0 or position >= END:
+            return 0 if position == 0 else size
+        return op.Min(size, [position]) if position > 0 else op.Max(op.Add(size, [position]), [0])
+    flat = op.Reshape(position, [-1])
+    length = op.vector([size])
+    counted = op.Where(op.Less(flat, [0]), op.Add(flat, length), flat)
+    return op.Min(op.Max(counted, [0]), length)

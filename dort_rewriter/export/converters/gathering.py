@@ -1,0 +1,33 @@
+"""Elements read by index along one axis."""
+
+from __future__ import annotations
+
+from dort_rewriter.export.converters.axes import at_least_1d, flatten
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.export.values import Value
+
+
+@converter("aten::gather")
+def gather(op: Recorder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
+    if 0 in index.dims:  # its rank may be another than that of the data
+        zero = op.constant([0], op.dtype).const_value
+        return op.ConstantOfShape(op.sizes(index), value=zero)
+    data, places = at_least_1d(op, x), at_least_1d(op, index)
+    found = op.GatherElements(data, places, axis=dim % data.rank)
+    return op.Squeeze(found, [0]) if index.rank == 0 else found
+
+
+@converter("aten::index_select")
+def index_select(op: Recorder, x: Value, dim: int, index: Value) -> Value:
+    """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
+    if x.rank == 0:
+        return x
+    return op.Gather(x, at_least_1d(op, index), axis=dim % x.rank)
+
+
+@converter("aten::take")
+def take(op: Recorder, x: Value, index: Value) -> Value:
+    """take(Tensor self, Tensor index) -> Tensor"""
+    return op.Gather(flatten(op, x), index, axis=0)

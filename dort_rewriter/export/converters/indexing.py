@@ -1,0 +1,195 @@
+"""``x[i, :, j]`` and its assignment: several index tensors, broadcast, at some axes.
+
+As in numpy, what the indices select stands where the first index was when they are neighbours, and
+in front otherwise.
+
+NOTE: ScatterND with a reduction is never emitted: onnxruntime runs it in parallel without guarding
+elements that are met twice, and loses some of the sum. ScatterElements is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from dort_rewriter.export.converters.axes import (
+    broadcast_sizes,
+    flatten,
+    from_front,
+    product,
+    to_front,
+)
+from dort_rewriter.export.converters.scattering import add_at
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.values import Value
+
+_MASKS = (ir.DataType.BOOL, ir.DataType.UINT8)
+
+
+class _Selection(NamedTuple):
+    axes: list[int]
+    """The axes with an index, in order."""
+    indices: list[Value]
+
+    @property
+    def place(self) -> int:
+        """Where the axes of the indices stand in the result."""
+        together = self.axes == list(range(self.axes[0], self.axes[-1] + 1))
+        return self.axes[0] if together else 0
+
+
+def _selection(op: Recorder, indices: Sequence[Value | None]) -> _Selection:
+    axes = [i for i, index in enumerate(indices) if index is not None]
+    given = [op.cast(index, ir.DataType.INT64) for index in indices if index is not None]
+    if any(index is not None and index.dtype in _MASKS for index in indices):
+        raise Refused("a mask selects a number of elements known only at run time")
+    return _Selection(axes, given)
+
+
+@converter("aten::index.Tensor", "aten::_unsafe_index.Tensor")
+def index(op: Recorder, x: Value, indices: Sequence[Value | None]) -> Value:
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    selection = _selection(op, indices)
+    axes = selection.axes
+    if not axes:
+        return x
+    if len(axes) == 1:
+        return op.Gather(x, selection.indices[0], axis=axes[0])
+    if axes == list(range(len(axes))) or selection.place == 0:
+        places = _tuples(op, selection.indices)
+        return op.GatherND(to_front(op, x, axes), places)
+    sizes = [op.size(x, i) for i in range(x.rank)]
+    merged: list[Any] = [*sizes[: axes[0]], product(op, [sizes[a] for a in axes])]
+    flat = op.Reshape(x, op.vector([*merged, *sizes[axes[-1] + 1 :]]), allowzero=_has_zero(x))
+    return op.Gather(flat, _linear(op, x, selection), axis=axes[0])
+
+
+def _has_zero(x: Value) -> int | None:
+    return 1 if 0 in x.dims else None
+
+
+def _tuples(op: Recorder, indices: Sequence[Value]) -> Value:
+    """Return the indices side by side along a new last axis."""
+    sizes = op.vector(broadcast_sizes(op, indices))
+    return (
+        op.Concat(
+            *(op.Unsqueeze(wide, [wide.rank]) for wide in (op.Expand(i, sizes) for i in indices)),
+            axis=-1,
+        )
+        if len(indices) > 1
+        else op.Unsqueeze(indices[0], [indices[0].rank])
+    )
+
+
+def _linear(op: Recorder, x: Value, selection: _Selection) -> Value:
+    """Return the position among the elements of the indexed axes."""
+    total: Any = None
+    for axis, places in zip(*selection, strict=True):
+        size = op.size(x, axis)
+        counted = _from_start(op, places, size)
+        total = counted if total is None else op.Add(op.Mul(total, op.vector([size])), counted)
+    rank = max(i.rank for i in selection.indices)
+    return op.Squeeze(total, [0]) if rank == 0 and total.rank else total
+
+
+def _from_start(op: Recorder, places: Value, size: int | Value) -> Value:
+    known = places.const_value
+    if known is not None and (known.numpy() >= 0).all():
+        return places
+    length = size if isinstance(size, int) else op.Squeeze(size, [0])
+    return op.Where(op.Less(places, 0), op.Add(places, length), places)
+
+
+@converter("aten::index_put", "aten::_unsafe_index_put")
+def index_put(
+    op: Recorder,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
+    masks = [i for i in indices if i is not None and i.dtype in _MASKS]
+    if masks:
+        return _put_by_mask(op, x, indices, values, accumulate)
+    selection = _selection(op, indices)
+    if not selection.axes:
+        wide = op.Expand(values, op.sizes(x))
+        return op.Add(x, wide) if accumulate else wide
+    if 0 in x.dims or any(0 in i.dims for i in selection.indices):
+        return x
+    source = _source(op, x, selection, values)
+    moved = to_front(op, x, selection.axes)
+    if accumulate:
+        changed = _accumulate(op, moved, selection, source)
+    else:
+        changed = op.ScatterND(moved, _tuples(op, selection.indices), source)
+    return from_front(op, changed, selection.axes)
+
+
+def _source(op: Recorder, x: Value, selection: _Selection, values: Value) -> Value:
+    """Return the values in full, the axes of the indices in front."""
+    selected = broadcast_sizes(op, selection.indices)
+    rest = [op.size(x, i) for i in range(x.rank) if i not in selection.axes]
+    place, rank = selection.place, len(selected)
+    full = [*rest[:place], *selected, *rest[place:]]
+    wide = op.Expand(values, op.vector(full))
+    return to_front(op, wide, list(range(place, place + rank)))
+
+
+def _accumulate(op: Recorder, moved: Value, selection: _Selection, source: Value) -> Value:
+    """Add at indices whose axes stand in front."""
+    count = len(selection.axes)
+    front = _Selection(list(range(count)), selection.indices)
+    linear = _linear(op, moved, front)
+    rest = [op.size(moved, i) for i in range(count, moved.rank)]
+    width = product(op, rest)
+    data = op.Reshape(moved, op.vector([-1, width]))
+    wide = op.Expand(linear, op.vector(broadcast_sizes(op, selection.indices)))
+    places = op.Reshape(wide, [-1, 1])
+    updates = op.Reshape(source, op.vector([-1, width]))
+    added = add_at(op, data, op.Expand(places, op.sizes(updates)), updates, axis=0)
+    return op.Reshape(added, op.sizes(moved))
+
+
+def _put_by_mask(
+    op: Recorder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
+) -> Value:
+    """Assign where a mask is true: a choice element by element, whatever their number."""
+    given = [(i, v) for i, v in enumerate(indices) if v is not None]
+    if len(given) > 1:
+        raise Refused("a mask beside another index selects a number of elements not known")
+    axis, mask = given[0]
+    rest = x.rank - axis - mask.rank
+    where = op.cast(mask, ir.DataType.BOOL)
+    where = op.Unsqueeze(where, [mask.rank + i for i in range(rest)]) if rest else where
+    if all(isinstance(d, int) for d in values.dims) and math.prod(values.dims) == 1:
+        chosen = op.Reshape(values, op.constant([], ir.DataType.INT64))
+    elif axis == 0 and (values.rank <= rest or values.dims[-rest - 1] == 1):
+        chosen = values if values.rank <= rest else op.Squeeze(values, [0])
+    elif axis == 0 and values.rank == rest + 1:
+        chosen = _in_turn(op, mask, values)
+    else:
+        raise Refused("values for a mask behind another axis")
+    return op.Where(where, op.Add(x, chosen) if accumulate else chosen, x)
+
+
+def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:
+    """Return, at each true element of a mask, the next of the values (elsewhere: anything)."""
+    order = op.CumSum(flatten(op, op.cast(mask, ir.DataType.INT64)), 0)
+    places = op.Reshape(op.Max(op.Sub(order, 1), 0), op.sizes(mask))
+    return op.Gather(values, places, axis=0)
+
+
+@converter("aten::masked_scatter")
+def masked_scatter(op: Recorder, x: Value, mask: Value, source: Value) -> Value:
+    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
+    if 0 in source.dims:
+        return x
+    sizes = op.vector(broadcast_sizes(op, [x, mask]))
+    where = op.Expand(op.cast(mask, ir.DataType.BOOL), sizes)
+    return op.Where(where, _in_turn(op, where, flatten(op, source)), op.Expand(x, sizes))

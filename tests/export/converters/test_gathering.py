@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.export.cases import Case, T, check
+
+I = torch.tensor  # noqa: E741
+
+CASES = [
+    Case("aten::gather", (T(3, 4), -1, I([[0, 3], [1, 1]]))),
+    Case("aten::gather", (T(3, 4, dtype=torch.bool), 0, I([[2, 0], [1, 1], [0, 0], [1, 2]]))),
+    Case("aten::gather", (T(), 0, I(0)), {"sparse_grad": True}),
+    Case("aten::gather", (T(), 0, I([0, 0, 0]))),
+    Case("aten::gather", (T(3), 0, I(2))),
+    Case("aten::gather", (T(3, 4), 1, torch.zeros(0, 4, dtype=torch.int64)), dynamic=False),
+    Case("aten::gather", (T(3, 4), 1, torch.zeros(0, dtype=torch.int64)), dynamic=False),
+    Case("aten::index_select", (T(3, 4), -1, I([3, 0, 3]))),
+    Case("aten::index_select", (T(3, 4), 0, I(2, dtype=torch.int32))),
+    Case("aten::index_select", (T(), 0, I([0]))),
+    Case("aten::index_select", (T(3, 4), 1, torch.zeros(0, dtype=torch.int64)), dynamic=False),
+    Case("aten::take", (T(3, 4), I([[0, -1], [5, 11]]))),
+    Case("aten::take", (T(3, 4, dtype=torch.int8), I(-2))),
+    Case("aten::take", (T(), I([0, 0]))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)

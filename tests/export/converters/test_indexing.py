@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.errors import UnsupportedOpError
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.interpreter import convert_graph
+from tests.export.cases import Case, T, check
+
+I = torch.tensor  # noqa: E741
+PAIR, COLUMN = I([0, -1]), I([[1], [0], [-2]])
+NONE = torch.zeros(0, dtype=torch.int64)
+MASK = I([True, False, True])
+
+CASES = [
+    Case("aten::index.Tensor", (T(3, 4, 5), [None, PAIR])),
+    Case("aten::index.Tensor", (T(3, 4, 5), [I(-1)])),
+    Case("aten::index.Tensor", (T(3, 4, 5), [PAIR, COLUMN])),
+    Case("aten::index.Tensor", (T(3, 4, 5), [None, PAIR, COLUMN])),
+    Case("aten::index.Tensor", (T(3, 4, 5), [None, I(1), I(-1)])),
+    Case("aten::index.Tensor", (T(3, 4, 5), [PAIR, None, COLUMN])),
+    Case("aten::index.Tensor", (T(2, 3, 4, 5), [None, PAIR, None, COLUMN])),
+    Case("aten::index.Tensor", (T(3, 4, dtype=torch.bool), [PAIR, I([1, 2], dtype=torch.int32)])),
+    Case(
+        "aten::index.Tensor", (T(3, 4, 0), [None, PAIR, NONE[None].reshape(0, 1)]), dynamic=False
+    ),
+    Case("aten::index.Tensor", (T(3, 4), [NONE]), dynamic=False),
+    Case("aten::_unsafe_index.Tensor", (T(2, 3, 4, 5), [None, None, COLUMN, PAIR])),
+    Case("aten::index_put", (T(3, 4), [PAIR], T(2, 4))),
+    Case("aten::index_put", (T(3, 4), [PAIR], T())),
+    Case("aten::index_put", (T(3, 4), [PAIR, PAIR], T(2))),
+    Case("aten::index_put", (T(3, 4, 5), [None, PAIR], T(3, 2, 1))),
+    Case("aten::index_put", (T(3, 4, 5), [None, PAIR, COLUMN], T(3, 2))),
+    Case("aten::index_put", (T(3, 4, 5), [PAIR, None, COLUMN], T(3, 2, 4))),
+    Case("aten::index_put", (T(3, 4), [I(-1)], T(4))),
+    Case("aten::index_put", (T(3, 4), [NONE], T(0, 4)), dynamic=False),
+    Case("aten::index_put", (T(3, 4), [I([0, 0, -3])], T(3, 4), True)),
+    Case("aten::index_put", (T(3, 4), [I([0, 0]), I([1, -3])], T(), True)),
+    Case("aten::index_put", (T(3, 4, 5), [None, I([1, 1]), I([0, 0])], T(3, 2), True)),
+    Case("aten::index_put", (T(3, 4, 5), [I([1, 1]), None, I([0, 0])], T(2, 4), True)),
+    Case("aten::index_put", (T(3, dtype=torch.int64), [I([1, 1])], I([2, 3]), True)),
+    Case("aten::index_put", (T(3, dtype=torch.float16), [I([1, 1])], T().half(), True)),
+    Case("aten::index_put", (T(3, 4), [I(2)], T(4), True)),
+    Case("aten::index_put", (T(3, 4), [MASK], T(1))),
+    Case("aten::index_put", (T(3, 4), [MASK], T(4), True)),
+    Case("aten::index_put", (T(3, 4), [MASK], T(2, 4))),
+    Case("aten::index_put", (T(3, 4), [MASK], T(1, 4))),
+    Case("aten::index_put", (T(4, 3), [None, MASK], T())),
+    Case("aten::index_put", (T(3, 4), [T(3, 4, dtype=torch.bool)], T(), True)),
+    Case("aten::_unsafe_index_put", (T(3, 4), [PAIR, PAIR], T(2), False)),
+    Case("aten::masked_scatter", (T(3, 4), T(3, 4, dtype=torch.bool), T(12))),
+    Case("aten::masked_scatter", (T(3, 4), I([True, False, True, True]), T(3, 4))),
+    Case("aten::masked_scatter", (T(3), I([False, False, False]), T(0)), dynamic=False),
+]
+
+
+def test_a_mask_that_selects_is_refused() -> None:
+    def select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.index_put.default(x, [None, mask], x[:, :2])
+
+    traced = make_fx(select, tracing_mode="fake")(T(4, 3), MASK)
+    with pytest.raises(UnsupportedOpError, match="values for a mask behind another axis"):
+        convert_graph(traced, Dispatcher())
+
+
+def test_sums_at_an_index_met_often_are_whole() -> None:
+    x, places = torch.zeros(10, 8), torch.arange(50_000) % 10
+    values = torch.ones(50_000, 8)
+    check(Case("aten::index_put", (x, [places], values, True)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.export.cases import Case, T, check, run
+
+CASES = [
+    Case("aten::select.int", (T(2, 3, 4), -2, -1)),
+    Case("aten::select.int", (T(3, dtype=torch.bool), 0, 1)),
+    Case("aten::select_copy.int", (T(2, 3), 0, 1)),
+    Case("aten::slice.Tensor", (T(5, 6), 1, 1, -1, 2)),
+    Case("aten::slice.Tensor", (T(5, 6), -1, -4, None)),
+    Case("aten::slice.Tensor", (T(5, 6), 0, None, 100)),
+    Case("aten::slice.Tensor", (T(5, 6), 0, -100, 2)),
+    Case("aten::slice.Tensor", (T(5, 6), 0, 4, 2)),
+    Case("aten::slice.Tensor", (T(5, 6, dtype=torch.int8),)),
+    Case("aten::slice.Tensor", (T(0, 6), 0, 0, 3), dynamic=False),
+    Case("aten::slice_copy.Tensor", (T(5, 6), 0, 1, 3)),
+    Case("aten::slice_scatter", (T(5, 6), T(2, 6), 0, 1, 3)),
+    Case("aten::slice_scatter", (T(5, 6), T(5, 2), 1, -2, 100)),
+    Case("aten::slice_scatter", (T(5, 6), T(5, 3), -1, 0, None, 2)),
+    Case("aten::slice_scatter", (T(5, 6), T(2, 6), 0, 1, -1, 2)),
+    Case("aten::slice_scatter", (T(5, 6), T(5, 6))),
+    Case("aten::slice_scatter", (T(5, 6), T(0, 6), 0, 3, 1), dynamic=False),
+    Case("aten::slice_scatter", (T(5, 6), T(0, 6), 0, 7, 9), dynamic=False),
+    Case("aten::select_scatter", (T(5, 6), T(5), 1, -1)),
+    Case("aten::select_scatter", (T(5, 6), T(6), 0, 2)),
+    Case("aten::select_scatter", (T(1), T(), 0, 0)),
+    Case("aten::slice_backward", (T(2, 6), [5, 6], 0, 1, 3, 1)),
+    Case("aten::slice_backward", (T(5, 3), [5, 6], -1, -6, 9223372036854775807, 2)),
+    Case("aten::slice_backward", (T(5, 2), [5, 6], 1, 1, 5, 3)),
+    Case("aten::slice_backward", (T(5, 6), [5, 6], 1, 0, 6, 1)),
+    Case("aten::slice_backward", (T(5, 0), [5, 6], 1, 6, 6, 1), dynamic=False),
+    Case("aten::select_backward", (T(5), [5, 6], -1, -2)),
+    Case("aten::select_backward", (T(), [3], 0, 1)),
+]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x[: y.shape[0]],
+        lambda x, y: x[y.shape[0] - 1],
+        lambda x, y: torch.slice_scatter(x, y, 0, 1, 1 + y.shape[0]),
+        lambda x, y: torch.slice_scatter(x, y, 0, -3),
+        lambda x, y: torch.ops.aten.slice_backward(y, x.shape, 0, 1, 1 + y.shape[0], 1),
+        lambda x, y: torch.ops.aten.slice_backward(y[:2], x.shape, 0, 1, 4, 2),
+        lambda x, y: torch.ops.aten.select_backward(y[0], x.shape, 0, y.shape[0]),
+    ],
+    ids=range(7),
+)
+def test_symbolic_positions(function: Callable[..., torch.Tensor]) -> None:
+    x, y = T(7, 4), T(3, 4)
+    with torch.no_grad():
+        traced = make_fx(function, tracing_mode="symbolic")(x, y)
+    (got,) = run(traced, [x, y], 18)
+    torch.testing.assert_close(got, function(x, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -31,3 +33,13 @@ def index_select(op: Recorder, x: Value, dim: int, index: Value) -> Value:
 def take(op: Recorder, x: Value, index: Value) -> Value:
     """take(Tensor self, Tensor index) -> Tensor"""
     return op.Gather(flatten(op, x), index, axis=0)
+
+
+@converter("aten::nonzero_static")
+def nonzero_static(op: Recorder, x: Value, *, size: Any, fill_value: int = -1) -> Value:
+    """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"""
+    if x.rank == 0:
+        return op.Expand(op.constant(0, op.dtype), op.vector([size, 0]))
+    found = op.Transpose(op.NonZero(x), perm=[1, 0])
+    filler = op.Expand(op.constant(fill_value, op.dtype), op.vector([size, x.rank]))
+    return op.Slice(op.Concat(found, filler, axis=0), [0], op.vector([size]), [0])

@@ -47,6 +47,8 @@ def _selection(op: Recorder, indices: Sequence[Value | None]) -> _Selection:
     given = [op.cast(index, ir.DataType.INT64) for index in indices if index is not None]
     if any(index is not None and index.dtype in _MASKS for index in indices):
         raise Refused("a mask selects a number of elements known only at run time")
+    if not axes:  # torch fails too
+        raise Refused("there is no index")
     return _Selection(axes, given)
 
 
@@ -55,8 +57,6 @@ def index(op: Recorder, x: Value, indices: Sequence[Value | None]) -> Value:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
     selection = _selection(op, indices)
     axes = selection.axes
-    if not axes:
-        return x
     if len(axes) == 1:
         return op.Gather(x, selection.indices[0], axis=axes[0])
     if axes == list(range(len(axes))) or selection.place == 0:
@@ -117,9 +117,6 @@ def index_put(
     if masks:
         return _put_by_mask(op, x, indices, values, accumulate)
     selection = _selection(op, indices)
-    if not selection.axes:
-        wide = op.Expand(values, op.sizes(x))
-        return op.Add(x, wide) if accumulate else wide
     if 0 in x.dims or any(0 in i.dims for i in selection.indices):
         return x
     source = _source(op, x, selection, values)
@@ -129,6 +126,10 @@ def index_put(
     else:
         changed = op.ScatterND(moved, _tuples(op, selection.indices), source)
     return from_front(op, changed, selection.axes)
+
+
+def _add(op: Recorder, a: Value, b: Value) -> Value:
+    return op.Or(a, b) if a.dtype == ir.DataType.BOOL else op.Add(a, b)
 
 
 def _source(op: Recorder, x: Value, selection: _Selection, values: Value) -> Value:
@@ -175,7 +176,7 @@ def _put_by_mask(
         chosen = _in_turn(op, mask, values)
     else:
         raise Refused("values for a mask behind another axis")
-    return op.Where(where, op.Add(x, chosen) if accumulate else chosen, x)
+    return op.Where(where, _add(op, x, chosen) if accumulate else chosen, x)
 
 
 def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:

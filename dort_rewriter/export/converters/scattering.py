@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import converter
 from dort_rewriter.export.values import Value
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -208,8 +208,6 @@ def index_reduce(
     if 0 in source.dims:
         return x
     places, updates = _along(op, x, dim, index, source)
-    if x.rank == 0 and not include_self:
-        raise Refused("index_reduce of a 0-d tensor without itself")
     return _reduce(op, x, dim, places, updates, reduce, include_self)
 
 

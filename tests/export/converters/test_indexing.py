@@ -43,6 +43,7 @@ CASES = [
     Case("aten::index_put", (T(3, dtype=torch.int64), [I([1, 1])], I([2, 3]), True)),
     Case("aten::index_put", (T(3, dtype=torch.float16), [I([1, 1])], T().half(), True)),
     Case("aten::index_put", (T(3, 4), [I(2)], T(4), True)),
+    Case("aten::index_put", (T(3, dtype=torch.bool), [I([1, 1])], I([True, False]), True)),
     Case("aten::index_put", (T(3, 4), [MASK], T(1))),
     Case("aten::index_put", (T(3, 4), [MASK], T(4), True)),
     Case("aten::index_put", (T(3, 4), [MASK], T(2, 4))),
@@ -62,6 +63,15 @@ def test_a_mask_that_selects_is_refused() -> None:
 
     traced = make_fx(select, tracing_mode="fake")(T(4, 3), MASK)
     with pytest.raises(UnsupportedOpError, match="values for a mask behind another axis"):
+        convert_graph(traced, Dispatcher())
+
+
+def test_no_index_is_refused() -> None:
+    def assign(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.index_put.default(x, [None], values)
+
+    traced = make_fx(assign, tracing_mode="fake")(T(4, 3), T(3))
+    with pytest.raises(UnsupportedOpError, match="there is no index"):
         convert_graph(traced, Dispatcher())
 
 

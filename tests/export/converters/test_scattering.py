@@ -58,6 +58,7 @@ CASES = [
         {"include_self": False},
     ),
     Case("aten::index_reduce", (T(3, 4), 1, I([2, 0, 2]), T(3, 3), "amax")),
+    Case("aten::index_reduce", (T(), 0, ONE, T(), "amin"), {"include_self": False}),
     Case("aten::index_fill.int_Scalar", (T(3, 4), -1, I([0, -1]), 2.5)),
     Case("aten::index_fill.int_Scalar", (T(3, 4, dtype=torch.int64), 0, I(1), 7)),
     Case("aten::index_fill.int_Scalar", (T(), 0, ONE, 7)),

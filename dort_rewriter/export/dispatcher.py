@@ -121,7 +121,7 @@ def _unconvertible(node: torch.fx.Node) -> str | None:
     """Return why no converter could take a node, whoever writes it."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.nondeterministic_seeded in target.tags:
+        if _draws(target, node):
             # NOTE: random numbers of ONNX Runtime do not follow torch.manual_seed.
             return "random: it stays in torch, which owns the generator"
         if target._schema.is_mutable:
@@ -131,6 +131,16 @@ def _unconvertible(node: torch.fx.Node) -> str | None:
             if isinstance(tensor, torch.Tensor) and (reason := foreign_tensor(tensor)) is not None:
                 return reason
     return None
+
+
+def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
+    """Tell whether a call draws random numbers, or reads those its forward drew."""
+    names = [a.name for a in target._schema.arguments]
+    if "dropout_p" not in names:
+        return torch.Tag.nondeterministic_seeded in target.tags
+    position = names.index("dropout_p")
+    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(given != 0)
 
 
 def foreign_tensor(tensor: torch.Tensor) -> str | None:

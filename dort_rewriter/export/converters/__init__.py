@@ -1,15 +1,20 @@
 """Converters, one module a family of operators; a backward operator lives beside its forward."""
 
 FAMILIES = (
+    "attention",
+    "batch_norm",
     "diagonals",
+    "embedding",
     "gathering",
     "indexing",
     "joining",
     "linear_algebra",
+    "normalization",
     "pointwise",
     "repeating",
     "scattering",
     "slicing",
+    "softmax",
     "splitting",
     "strides",
     "symbolic",

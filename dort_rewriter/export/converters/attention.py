@@ -1,0 +1,396 @@
+"""Scaled dot product attention, in each form torch dispatches to, and its backward.
+
+All forms share two functions: the forward pass returns the logarithm of the sum of exponentials,
+from which the backward pass finds the probabilities again. The causal mask is aligned to the top
+left corner. A row that masks everything gives zeros, and zero as its logsumexp, as torch's CPU
+kernel does.
+
+NOTE: float16 and bfloat16 are computed in float32, as torch's kernels accumulate: scores rounded
+to half would be off by more than the tolerance of the type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.export.values import Value
+
+_SWAP = [0, 1, 3, 2]
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_PADDED_TO = 32
+"""The efficient kernel rounds the length of its logsumexp up to a multiple of this."""
+
+Masks = Sequence[bool]
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The inputs of one attention, ready to compute: float32 or wider, keys as many as queries."""
+
+    query: Value
+    """Scaled."""
+    key: Value
+    value: Value
+    dtype: ir.DataType
+    bias: tuple[Value, ...]
+    """Added to the scores: 0 or -inf for a mask."""
+    scale: float
+    repeats: int
+    """Heads of queries that share a head of keys."""
+
+
+def _prepare(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    is_causal: bool,
+    scale: float | None,
+) -> _Attention:
+    dtype = ir.DataType.FLOAT if query.dtype in _HALVES else query.dtype
+    assert dtype is not None
+    q, k, v = (op.cast(x, dtype) for x in (query, key, value))
+    repeats = _repeats(q, k)
+    bias = []
+    if is_causal:
+        lengths = op.vector([op.size(q, 2), op.size(k, 2)])
+        low = ir.tensor([-math.inf], dtype=dtype)
+        bias.append(op.Trilu(op.ConstantOfShape(lengths, value=low), 1, upper=1))
+    if mask is not None:
+        is_bool = mask.dtype is ir.DataType.BOOL
+        zero = op.constant(0.0, dtype)
+        bias.append(op.Where(mask, zero, -math.inf) if is_bool else op.cast(mask, dtype))
+    factor = _scale(op, q, scale)
+    return _Attention(
+        query=op.Mul(q, factor),
+        key=_repeat_heads(op, k, repeats),
+        value=_repeat_heads(op, v, repeats),
+        dtype=dtype,
+        bias=tuple(bias),
+        scale=factor,
+        repeats=repeats,
+    )
+
+
+def _scale(op: Recorder, query: Value, scale: float | None) -> Any:
+    if scale is not None:
+        return scale
+    size = op.size(query, 3)
+    if isinstance(size, int):
+        return 1.0 / math.sqrt(size) if size else 1.0
+    return op.Reciprocal(op.Sqrt(op.cast(size, query.dtype or ir.DataType.FLOAT)))
+
+
+def _repeats(query: Value, key: Value) -> int:
+    heads, groups = query.dims[1], key.dims[1]
+    return heads // groups if isinstance(heads, int) and isinstance(groups, int) and groups else 1
+
+
+def _repeat_heads(op: Recorder, x: Value, repeats: int) -> Value:
+    if repeats == 1:
+        return x
+    batch, heads, length, size = (op.size(x, axis) for axis in range(4))
+    wide = op.Expand(op.Unsqueeze(x, [2]), op.vector([1, 1, repeats, 1, 1]))
+    return op.Reshape(wide, op.vector([batch, heads * repeats, length, size]))
+
+
+def _sum_heads(op: Recorder, x: Value, repeats: int) -> Value:
+    if repeats == 1:
+        return x
+    batch, _, length, size = (op.size(x, axis) for axis in range(4))
+    split = op.vector([batch, -1, repeats, length, size])
+    return op.ReduceSum(op.Reshape(x, split), [2], keepdims=0)
+
+
+def _scores(op: Recorder, attention: _Attention) -> Value:
+    scores = op.MatMul(attention.query, op.Transpose(attention.key, perm=_SWAP))
+    for bias in attention.bias:
+        scores = scores + bias
+    return scores
+
+
+def _forward(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Value, Value]:
+    """Return the output, and the logsumexp of shape [batch, heads, queries]."""
+    attention = _prepare(op, query, key, value, mask, is_causal, scale)
+    scores = _scores(op, attention)
+    probabilities = op.Softmax(scores, axis=-1)
+    output = op.MatMul(probabilities, attention.value)
+    highest = op.ReduceMax(scores, [-1], keepdims=1)
+    # The largest probability is exp(highest - logsumexp): cheaper than a sum of exponentials.
+    log_sum = highest - op.Log(op.ReduceMax(probabilities, [-1], keepdims=1))
+    if mask is not None:
+        zero = op.constant(0.0, attention.dtype)
+        is_masked = op.Equal(highest, -math.inf)
+        output, log_sum = (op.Where(is_masked, zero, x) for x in (output, log_sum))
+    return op.CastLike(output, query), op.Squeeze(log_sum, [-1])
+
+
+def _backward(
+    op: Recorder,
+    grad: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    output: Value,
+    log_sum: Value,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Value, Value, Value, Value]:
+    """Return the gradients of query, key, value, and of the scores."""
+    attention = _prepare(op, query, key, value, mask, is_causal, scale)
+    dtype = attention.dtype
+    grad, output, log_sum = (op.cast(x, dtype) for x in (grad, output, log_sum))
+    if mask is not None:  # a row that masks everything: another forward may say -inf or inf
+        log_sum = op.Where(op.IsInf(log_sum), op.constant(0.0, dtype), log_sum)
+    probabilities = op.Exp(_scores(op, attention) - op.Unsqueeze(log_sum, [-1]))
+    grad_p = op.MatMul(grad, op.Transpose(attention.value, perm=_SWAP))
+    delta = op.ReduceSum(grad * output, [-1], keepdims=1)
+    grad_scores = probabilities * (grad_p - delta)
+    grad_query = op.MatMul(grad_scores, attention.key) * attention.scale
+    grad_key = op.MatMul(op.Transpose(grad_scores, perm=_SWAP), attention.query)
+    grad_value = op.MatMul(op.Transpose(probabilities, perm=_SWAP), grad)
+    return (
+        op.CastLike(grad_query, query),
+        op.CastLike(_sum_heads(op, grad_key, attention.repeats), key),
+        op.CastLike(_sum_heads(op, grad_value, attention.repeats), value),
+        grad_scores,
+    )
+
+
+def _without_content(op: Recorder, fake: Any) -> Any:
+    """Return a result that only an attention with dropout reads: a number, zeros, or nothing."""
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    shape = op.constant([int(d) for d in fake.shape], ir.DataType.INT64)
+    zero = ir.tensor([0], dtype=to_onnx_type(fake.dtype))
+    return op.ConstantOfShape(shape, value=zero)
+
+
+def _length(op: Recorder, x: Value) -> Any:
+    size = op.size(x, 2)
+    return size if isinstance(size, int) else op.Squeeze(size, [0])
+
+
+@converter("aten::_scaled_dot_product_flash_attention_for_cpu")
+def flash_attention_for_cpu(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, Value]:
+    """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0.0, bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"""
+    return _forward(op, query, key, value, attn_mask, is_causal, scale)
+
+
+@converter("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+def flash_attention_for_cpu_backward(
+    op: Recorder,
+    grad_out: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    out: Value,
+    logsumexp: Value,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    """_scaled_dot_product_flash_attention_for_cpu_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"""
+    mask = attn_mask
+    return _backward(op, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale)[:3]
+
+
+@converter("aten::_scaled_dot_product_flash_attention")
+def flash_attention(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0.0, bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, Tensor debug_attn_mask)"""
+    output, log_sum = _forward(op, query, key, value, None, is_causal, scale)
+    return (output, log_sum, *_bookkeeping(op, query, key))
+
+
+def _bookkeeping(op: Recorder, query: Value, key: Value) -> tuple[Any, ...]:
+    """Return the last seven results of the CUDA kernels."""
+    first, second, _, _, *random = op.result[2:]
+    lengths = _length(op, query), _length(op, key)
+    contents = [_without_content(op, fake) for fake in (first, second, *random)]
+    return (*contents[:2], *lengths, *contents[2:])
+
+
+@converter("aten::_scaled_dot_product_flash_attention_backward")
+def flash_attention_backward(
+    op: Recorder,
+    grad_out: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    out: Value,
+    logsumexp: Value,
+    cum_seq_q: Value | None,
+    cum_seq_k: Value | None,
+    max_q: Any,
+    max_k: Any,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Value,
+    philox_offset: Value,
+    *,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    """_scaled_dot_product_flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"""
+    return _backward(op, grad_out, query, key, value, None, out, logsumexp, is_causal, scale)[:3]
+
+
+@converter("aten::_scaled_dot_product_cudnn_attention")
+def cudnn_attention(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """_scaled_dot_product_cudnn_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p=0.0, bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)"""
+    output, log_sum = _forward(op, query, key, value, attn_bias, is_causal, scale)
+    fake = op.result[1]
+    if not compute_log_sumexp:
+        returned = _without_content(op, fake)
+    else:
+        returned = op.Unsqueeze(log_sum, [-1]) if fake.dim() == 4 else log_sum
+    return (output, returned, *_bookkeeping(op, query, key))
+
+
+@converter("aten::_scaled_dot_product_cudnn_attention_backward")
+def cudnn_attention_backward(
+    op: Recorder,
+    grad_out: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    out: Value,
+    logsumexp: Value,
+    philox_seed: Value,
+    philox_offset: Value,
+    attn_bias: Value | None,
+    cum_seq_q: Value | None,
+    cum_seq_k: Value | None,
+    max_q: Any,
+    max_k: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    """_scaled_dot_product_cudnn_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, *, float? scale=None) -> (Tensor, Tensor, Tensor)"""
+    log_sum = op.Squeeze(logsumexp, [-1]) if logsumexp.rank == 4 else logsumexp
+    mask = attn_bias
+    return _backward(op, grad_out, query, key, value, mask, out, log_sum, is_causal, scale)[:3]
+
+
+@converter("aten::_scaled_dot_product_efficient_attention")
+def efficient_attention(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """_scaled_dot_product_efficient_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p=0.0, bool is_causal=False, *, float? scale=None) -> (Tensor output, Tensor log_sumexp, Tensor philox_seed, Tensor philox_offset)"""
+    output, log_sum = _forward(op, query, key, value, attn_bias, is_causal, scale)
+    if compute_log_sumexp:
+        log_sum = _pad(op, log_sum)
+    else:
+        log_sum = op.Slice(log_sum, [0], [0], [2])
+    return (output, log_sum, *(_without_content(op, fake) for fake in op.result[2:]))
+
+
+def _pad(op: Recorder, log_sum: Value) -> Value:
+    length = op.size(log_sum, 2)
+    missing: Any
+    if isinstance(length, int):
+        if not (missing := -length % _PADDED_TO):
+            return log_sum
+    else:
+        missing = op.Mod(op.Neg(length), _PADDED_TO)
+    return op.Pad(log_sum, op.vector([0, 0, 0, 0, 0, missing]), 0.0)
+
+
+@converter("aten::_scaled_dot_product_efficient_attention_backward")
+def efficient_attention_backward(
+    op: Recorder,
+    grad_out_: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    out: Value,
+    logsumexp: Value,
+    philox_seed: Value,
+    philox_offset: Value,
+    dropout_p: float,
+    grad_input_mask: Masks,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Value | None, ...]:
+    """_scaled_dot_product_efficient_attention_backward(Tensor grad_out_, Tensor query, Tensor key, Tensor value, Tensor attn_bias, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, float dropout_p, bool[4] grad_input_mask, bool is_causal=False, *, float? scale=None) -> (Tensor, Tensor, Tensor, Tensor)"""
+    log_sum = op.Slice(logsumexp, [0], op.vector([op.size(query, 2)]), [2])
+    *grads, grad_scores = _backward(
+        op, grad_out_, query, key, value, attn_bias, out, log_sum, is_causal, scale
+    )
+    grad_bias = None
+    if grad_input_mask[3] and attn_bias is not None:
+        grad_bias = op.CastLike(_sum_to(op, grad_scores, attn_bias), attn_bias)
+    return (*grads, grad_bias)
+
+
+def _sum_to(op: Recorder, x: Value, like: Value) -> Value:
+    """Sum over the dimensions along which `like` was broadcast."""
+    padded = (1,) * (x.rank - like.rank) + like.dims
+    axes = [i for i, (d, p) in enumerate(zip(x.dims, padded, strict=True)) if p == 1 and d != 1]
+    total = op.ReduceSum(x, axes, keepdims=1) if axes else x
+    return op.Reshape(total, op.sizes(like)) if like.rank < x.rank else total

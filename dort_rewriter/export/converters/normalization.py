@@ -1,0 +1,175 @@
+"""Layer, group and root-mean-square normalization, and their backward.
+
+NOTE: onnxruntime before 1.20 computes the variance in LayerNormalization as E[x^2] - E[x]^2: NaN
+for a mean of 1000 and a deviation of 1. It is given centred numbers, for which this is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.export.values import Value
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+Masks = Sequence[bool]
+
+
+def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
+    """Return the values in the type torch computes statistics in: float32 or float64."""
+    types = {v.dtype for v in values if v is not None}
+    dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
+    return tuple(None if v is None else op.cast(v, dtype) for v in values)
+
+
+def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[Value, ...]:
+    """Return (x - mean) / deviation, the mean and the reciprocal deviation, dimensions kept."""
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    centred = x - mean
+    variance = op.ReduceMean(centred * centred, axes, keepdims=1)
+    rstd = op.Reciprocal(op.Sqrt(variance + eps))
+    return centred * rstd, mean, rstd
+
+
+def _input_gradient(
+    op: Recorder, grad: Value, standard: Value, rstd: Value, axes: list[int]
+) -> Value:
+    """Return the gradient of x in (x - mean) / deviation."""
+    mean = op.ReduceMean(grad, axes, keepdims=1)
+    projection = op.ReduceMean(grad * standard, axes, keepdims=1)
+    return (grad - mean - standard * projection) * rstd
+
+
+def _sum_outer(op: Recorder, x: Value, inner: int) -> Value:
+    """Sum over all dimensions but the last `inner`."""
+    outer = list(range(x.rank - inner))
+    return op.ReduceSum(x, outer, keepdims=0) if outer else x
+
+
+@converter("aten::native_layer_norm")
+def layer_norm(
+    op: Recorder,
+    input: Value,
+    normalized_shape: Sequence[Any],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, ...]:
+    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)"""
+    first = -len(normalized_shape)
+    axes = list(range(first, 0))
+    x, weight, bias = _wide(op, input, weight, bias)
+    if x.dtype is ir.DataType.DOUBLE:  # LayerNormalization would return float32 statistics
+        y, mean, rstd = _standardize(op, x, axes, eps)
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias, mean, rstd
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    if weight is None:
+        weight = op.Expand(op.constant(1.0, x.dtype), op.vector(normalized_shape))
+    y, _, rstd = op.LayerNormalization(x - mean, weight, bias, axis=first, epsilon=eps, outputs=3)
+    return y, mean, rstd
+
+
+@converter("aten::native_layer_norm_backward")
+def layer_norm_backward(
+    op: Recorder,
+    grad_out: Value,
+    input: Value,
+    normalized_shape: Sequence[Any],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    output_mask: Masks,
+) -> tuple[Value | None, ...]:
+    """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
+    inner = len(normalized_shape)
+    grad, x, mean, rstd, weight = _wide(op, grad_out, input, mean, rstd, weight)
+    standard = (x - mean) * rstd
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * weight
+        grad_input = _input_gradient(op, scaled, standard, rstd, list(range(-inner, 0)))
+    if output_mask[1] and weight is not None:
+        grad_weight = _sum_outer(op, grad * standard, inner)
+    if output_mask[2] and bias is not None:
+        grad_bias = _sum_outer(op, grad, inner)
+    return _typed(op, grad_input, grad_weight, grad_bias)
+
+
+def _typed(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
+    """Return what torch returns: None where its result is None."""
+    return tuple(
+        None if fake is None else gradient
+        for gradient, fake in zip(gradients, op.result, strict=True)
+    )
+
+
+def _by_group(op: Recorder, x: Value, group: int) -> Value:
+    """Reshape [N, C, ...] to [N, group, C / group, -1]."""
+    channels = op.size(x, 1)
+    each: Any = channels // group if isinstance(channels, int) else op.Div(channels, group)
+    return op.Reshape(x, op.vector([op.size(x, 0), group, each, -1]))
+
+
+def _per_channel(op: Recorder, x: Value | None, group: int) -> Value | None:
+    """Reshape [C] to [group, C / group, 1]."""
+    return None if x is None else op.Reshape(x, op.vector([group, -1, 1]))
+
+
+@converter("aten::native_group_norm")
+def group_norm(
+    op: Recorder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    eps: float,
+) -> tuple[Value, ...]:
+    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"""
+    x, weight, bias = _wide(op, input, weight, bias)
+    y, mean, rstd = _standardize(op, _by_group(op, x, group), [2, 3], eps)
+    if weight is not None:
+        y = y * _per_channel(op, weight, group)
+    if bias is not None:
+        y = y + _per_channel(op, bias, group)
+    return op.Reshape(y, op.Shape(x)), op.Squeeze(mean, [2, 3]), op.Squeeze(rstd, [2, 3])
+
+
+@converter("aten::native_group_norm_backward")
+def group_norm_backward(
+    op: Recorder,
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    output_mask: Masks,
+) -> tuple[Value | None, ...]:
+    """native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
+    grad, x, mean, rstd, weight = _wide(op, grad_out, input, mean, rstd, weight)
+    shape = op.Shape(x)
+    grad, x = _by_group(op, grad, group), _by_group(op, x, group)
+    mean, rstd = op.Unsqueeze(mean, [2, 3]), op.Unsqueeze(rstd, [2, 3])
+    standard = (x - mean) * rstd
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * _per_channel(op, weight, group)
+        grad_input = op.Reshape(_input_gradient(op, scaled, standard, rstd, [2, 3]), shape)
+    if output_mask[1]:
+        grad_weight = op.Reshape(op.ReduceSum(grad * standard, [0, 3], keepdims=0), [-1])
+    if output_mask[2]:
+        grad_bias = op.Reshape(op.ReduceSum(grad, [0, 3], keepdims=0), [-1])
+    return _typed(op, grad_input, grad_weight, grad_bias)

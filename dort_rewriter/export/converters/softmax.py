@@ -1,0 +1,62 @@
+"""Softmax in all its forms, and their backward."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.export.values import Value
+
+
+def _along(op: Recorder, onnx_op: str, x: Value, dim: int) -> Value:
+    """Apply a normalization along a dimension; ONNX has none for a rank-0 tensor."""
+    if x.rank:
+        return op.call(onnx_op, x, axis=dim % x.rank)
+    return op.Reshape(op.call(onnx_op, op.Reshape(x, [1]), axis=0), op.vector([]))
+
+
+def _sum_along(op: Recorder, x: Value, dim: int) -> Value:
+    return op.ReduceSum(x, [dim % x.rank], keepdims=1) if x.rank else x
+
+
+@converter("aten::_softmax")
+def softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
+    """_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
+    return _along(op, "Softmax", op.cast(x, op.dtype), dim)
+
+
+@converter("aten::_log_softmax")
+def log_softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
+    """_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
+    return _along(op, "LogSoftmax", op.cast(x, op.dtype), dim)
+
+
+@converter("aten::_safe_softmax")
+def safe_softmax(op: Recorder, x: Value, dim: int, dtype: ir.DataType | None = None) -> Value:
+    """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"""
+    x = op.cast(x, op.dtype)
+    if not x.rank:
+        return op.Where(op.Equal(x, -math.inf), 0.0, _along(op, "Softmax", x, dim))
+    is_masked = op.Equal(op.ReduceMax(x, [dim % x.rank], keepdims=1), -math.inf)
+    return op.Where(is_masked, op.constant(0.0, op.dtype), _along(op, "Softmax", x, dim))
+
+
+@converter("aten::_softmax_backward_data")
+def softmax_backward(
+    op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
+) -> Value:
+    """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    weighted = grad_output * output
+    return op.cast(weighted - output * _sum_along(op, weighted, dim), input_dtype)
+
+
+@converter("aten::_log_softmax_backward_data")
+def log_softmax_backward(
+    op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
+) -> Value:
+    """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    total = _sum_along(op, grad_output, dim)
+    return op.cast(grad_output - op.Exp(output) * total, input_dtype)

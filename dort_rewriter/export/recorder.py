@@ -363,5 +363,7 @@ def _result_type(
         return attributes["value"].dtype if "value" in attributes else ir.DataType.FLOAT
     if name in _BY_DTYPE_ATTRIBUTE and attributes.get("dtype"):
         return ir.DataType(int(attributes["dtype"]))
+    if name == "LayerNormalization" and index:
+        return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
     slot = info.outputs[min(index, len(info.outputs) - 1)]
     return types.get(slot.variable) or slot.only

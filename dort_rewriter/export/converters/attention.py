@@ -20,6 +20,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export import shapes
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.export.values import Value
@@ -44,7 +45,7 @@ class _Attention:
     bias: tuple[Value, ...]
     """Added to the scores: 0 or -inf for a mask."""
     scale: float
-    repeats: int
+    repeats: int | Value
     """Heads of queries that share a head of keys."""
 
 
@@ -60,7 +61,7 @@ def _prepare(
     dtype = ir.DataType.FLOAT if query.dtype in _HALVES else query.dtype
     assert dtype is not None
     q, k, v = (op.cast(x, dtype) for x in (query, key, value))
-    repeats = _repeats(q, k)
+    repeats = _repeats(op, q, k)
     bias = []
     if is_causal:
         lengths = op.vector([op.size(q, 2), op.size(k, 2)])
@@ -91,21 +92,25 @@ def _scale(op: Recorder, query: Value, scale: float | None) -> Any:
     return op.Reciprocal(op.Sqrt(op.cast(size, query.dtype or ir.DataType.FLOAT)))
 
 
-def _repeats(query: Value, key: Value) -> int:
+def _repeats(op: Recorder, query: Value, key: Value) -> int | Value:
     heads, groups = query.dims[1], key.dims[1]
-    return heads // groups if isinstance(heads, int) and isinstance(groups, int) and groups else 1
+    if shapes.same(heads, groups):
+        return 1
+    if isinstance(heads, int) and isinstance(groups, int):
+        return heads // groups
+    return op.Div(op.sizes(query, [1]), op.sizes(key, [1]))
 
 
-def _repeat_heads(op: Recorder, x: Value, repeats: int) -> Value:
-    if repeats == 1:
+def _repeat_heads(op: Recorder, x: Value, repeats: int | Value) -> Value:
+    if isinstance(repeats, int) and repeats == 1:
         return x
-    batch, heads, length, size = (op.size(x, axis) for axis in range(4))
+    batch, _, length, size = (op.size(x, axis) for axis in range(4))
     wide = op.Expand(op.Unsqueeze(x, [2]), op.vector([1, 1, repeats, 1, 1]))
-    return op.Reshape(wide, op.vector([batch, heads * repeats, length, size]))
+    return op.Reshape(wide, op.vector([batch, -1, length, size]))
 
 
-def _sum_heads(op: Recorder, x: Value, repeats: int) -> Value:
-    if repeats == 1:
+def _sum_heads(op: Recorder, x: Value, repeats: int | Value) -> Value:
+    if isinstance(repeats, int) and repeats == 1:
         return x
     batch, _, length, size = (op.size(x, axis) for axis in range(4))
     split = op.vector([batch, -1, repeats, length, size])
@@ -143,6 +148,19 @@ def _forward(
     return op.CastLike(output, query), op.Squeeze(log_sum, [-1])
 
 
+def _probabilities(op: Recorder, attention: _Attention, log_sum: Value, is_masked: bool) -> Value:
+    scores = _scores(op, attention)
+    zero = op.constant(0.0, attention.dtype)
+    if log_sum.dtype is not attention.dtype:  # torch 2.8 hands over float32 with float64 inputs
+        probabilities = op.Softmax(scores, axis=-1)
+        return (
+            op.Where(op.IsNaN(probabilities), zero, probabilities) if is_masked else probabilities
+        )
+    if is_masked:  # a row that masks everything: another forward may say -inf or inf
+        log_sum = op.Where(op.IsInf(log_sum), zero, log_sum)
+    return op.Exp(scores - op.Unsqueeze(log_sum, [-1]))
+
+
 def _backward(
     op: Recorder,
     grad: Value,
@@ -157,11 +175,8 @@ def _backward(
 ) -> tuple[Value, Value, Value, Value]:
     """Return the gradients of query, key, value, and of the scores."""
     attention = _prepare(op, query, key, value, mask, is_causal, scale)
-    dtype = attention.dtype
-    grad, output, log_sum = (op.cast(x, dtype) for x in (grad, output, log_sum))
-    if mask is not None:  # a row that masks everything: another forward may say -inf or inf
-        log_sum = op.Where(op.IsInf(log_sum), op.constant(0.0, dtype), log_sum)
-    probabilities = op.Exp(_scores(op, attention) - op.Unsqueeze(log_sum, [-1]))
+    grad, output = (op.cast(x, attention.dtype) for x in (grad, output))
+    probabilities = _probabilities(op, attention, log_sum, mask is not None)
     grad_p = op.MatMul(grad, op.Transpose(attention.value, perm=_SWAP))
     delta = op.ReduceSum(grad * output, [-1], keepdims=1)
     grad_scores = probabilities * (grad_p - delta)

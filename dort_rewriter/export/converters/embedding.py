@@ -36,7 +36,7 @@ def embedding_dense_backward(
     """embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"""
     width = op.size(grad_output, grad_output.rank - 1)
     rows = op.Reshape(op.cast(indices, ir.DataType.INT64), op.vector([-1, 1]))
-    grads = op.Reshape(grad_output, op.vector([-1, width]) if width else op.vector([0, 0]))
+    grads = op.Reshape(grad_output, op.vector([-1, width]))
     if scale_grad_by_freq:
         grads = op.Div(grads, op.cast(_frequencies(op, rows, num_weights), grads.dtype))
     if isinstance(padding_idx, ir.Value) or padding_idx >= 0:

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.export.values import Value
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -64,6 +64,8 @@ def layer_norm(
     first = -len(normalized_shape)
     axes = list(range(first, 0))
     x, weight, bias = _wide(op, input, weight, bias)
+    if 0 in x.dims:  # onnxruntime does not reduce the dimensions of an empty tensor
+        raise Refused("an empty tensor")
     if x.dtype is ir.DataType.DOUBLE:  # LayerNormalization would return float32 statistics
         y, mean, rstd = _standardize(op, x, axes, eps)
         y = y if weight is None else y * weight

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.export.cases import Case, T, check
+
+
+def probabilities(*shape: int, dim: int = -1) -> torch.Tensor:
+    return torch.softmax(T(*shape), dim)
+
+
+def masked() -> torch.Tensor:
+    x = T(3, 4)
+    x[1] = -math.inf
+    x[2, 1:] = -math.inf
+    return x
+
+
+HALF = torch.float16
+
+CASES = [
+    Case("aten::_softmax", (T(2, 3, 4), -1, False)),
+    Case("aten::_softmax", (T(2, 3, 4), 1, False)),
+    Case("aten::_softmax", (T(), 0, False)),
+    Case("aten::_softmax", (T(0, 3), 1, False), dynamic=False),
+    Case("aten::_softmax", (masked(), 1, False)),
+    Case("aten::_softmax", (T(3, 4, dtype=torch.float64), 0, False)),
+    Case("aten::_log_softmax", (T(2, 3, 4), -2, False)),
+    Case("aten::_log_softmax", (T(), -1, False)),
+    Case("aten::_log_softmax", (T(3, 4, dtype=torch.float64), 1, False)),
+    Case("aten::_safe_softmax", (masked(), -1)),
+    Case("aten::_safe_softmax", (masked(), 0, torch.float64)),
+    Case("aten::_safe_softmax", (T(), 0)),
+    Case("aten::_softmax_backward_data", (T(3, 4), probabilities(3, 4), -1, torch.float32)),
+    Case("aten::_softmax_backward_data", (T(2, 3, 4), T(2, 3, 4), 1, torch.float32)),
+    Case("aten::_softmax_backward_data", (T(), T(), 0, torch.float32)),
+    Case("aten::_log_softmax_backward_data", (T(3, 4), T(3, 4), 0, torch.float32)),
+    Case("aten::_log_softmax_backward_data", (T(2, 3, 4), T(2, 3, 4), -1, torch.float32)),
+    Case("aten::_log_softmax_backward_data", (T(), T(), -1, torch.float32)),
+]
+
+TO_FLOAT = [
+    Case(
+        "aten::_softmax",
+        (T(3, 4, dtype=HALF), 1, True),
+        reference=lambda x, dim, _: torch.softmax(x.float(), dim),
+    ),
+    Case(
+        "aten::_log_softmax",
+        (T(3, 4, dtype=HALF), 0, True),
+        reference=lambda x, dim, _: torch.log_softmax(x.float(), dim),
+    ),
+    Case(
+        "aten::_softmax_backward_data",
+        (T(3, 4), probabilities(3, 4), 1, HALF),
+        reference=lambda g, y, dim, dtype: torch._softmax_backward_data(g, y, dim, g.dtype).half(),
+    ),
+]
+"""Half inputs with float32 results: CUDA has these kernels, CPU has not."""
+
+
+@pytest.mark.parametrize("case", [*CASES, *TO_FLOAT], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)

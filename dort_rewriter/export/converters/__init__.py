@@ -2,6 +2,7 @@
 
 FAMILIES = (
     "attention",
+    "attention_cuda",
     "batch_norm",
     "diagonals",
     "embedding",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -49,6 +50,7 @@ class Worker:
         self.limit = limit
         self.process: subprocess.Popen[str] | None = None
         self.lines: queue.Queue[str] = queue.Queue()
+        self.reader = threading.Thread()
 
     def start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -62,12 +64,18 @@ class Worker:
             cwd=ROOT,
             env=environment,
         )
-        threading.Thread(target=_forward, args=(self.process, self.lines), daemon=True).start()
+        self.reader = threading.Thread(target=_forward, args=(self.process, self.lines))
+        self.reader.start()
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            self.reader.join()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
             self.process = None
 
     def measure(self, name: str) -> Iterator[Record]:
@@ -78,11 +86,9 @@ class Worker:
             limit = START_LIMIT
         assert self.process is not None
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the end of its output tells
             self.process.stdin.write(name + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the end of its output tells
         while True:
             try:
                 line = self.lines.get(timeout=limit)

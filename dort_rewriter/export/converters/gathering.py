@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -33,6 +35,18 @@ def index_select(op: Recorder, x: Value, dim: int, index: Value) -> Value:
 def take(op: Recorder, x: Value, index: Value) -> Value:
     """take(Tensor self, Tensor index) -> Tensor"""
     return op.Gather(flatten(op, x), index, axis=0)
+
+
+def _has_axes(node: torch.fx.Node) -> bool:
+    """nonzero is taken for tensors with at least one axis"""
+    value: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return value.ndim > 0
+
+
+@converter("aten::nonzero", when=_has_axes)
+def nonzero(op: Recorder, x: Value) -> Value:
+    """nonzero(Tensor self) -> Tensor"""
+    return op.Transpose(op.NonZero(x), perm=[1, 0])
 
 
 @converter("aten::nonzero_static")

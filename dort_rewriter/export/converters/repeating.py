@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from dort_rewriter.export.converters.axes import flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -70,7 +72,9 @@ def repeat_interleave(op: Recorder, repeats: Value, output_size: Any = None) -> 
     Position j comes from the first element whose running total is above j.
     """
     ends = op.CumSum(op.cast(repeats, op.dtype), 0)
-    length = op.result.shape[0] if output_size is None else output_size
+    length = output_size
+    if length is None:
+        length = op.cast(op.ReduceSum(op.cast(repeats, op.dtype), keepdims=0), ir.DataType.INT64)
     places = op.cast(op.Range(0, length, 1), op.dtype)
     passed = op.LessOrEqual(op.Unsqueeze(ends, [0]), op.Unsqueeze(places, [1]))
     return op.ReduceSum(op.cast(passed, op.dtype), [1], keepdims=0)

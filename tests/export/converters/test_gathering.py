@@ -22,6 +22,7 @@ CASES = [
     Case("aten::take", (T(3, 4), I([[0, -1], [5, 11]]))),
     Case("aten::take", (T(3, 4, dtype=torch.int8), I(-2))),
     Case("aten::take", (T(), I([0, 0]))),
+    Case("aten::nonzero", (I([[0, 2, 0], [3, 0, 4]]),), static=False),
     Case("aten::nonzero_static", (I([[0, 2, 0], [3, 0, 4]]),), {"size": 2}),
     Case("aten::nonzero_static", (I([0.0, 2.0]),), {"size": 3, "fill_value": 7}),
     Case("aten::nonzero_static", (I(True),), {"size": 0}, dynamic=False),

@@ -22,6 +22,8 @@ CASES = [
     Case("aten::roll", (T(4, 5), [8], [0])),
     Case("aten::roll", (T(), [8])),
     Case("aten::roll", (T(0, 5), [1], [0]), dynamic=False),
+    Case("aten::repeat_interleave.Tensor", (torch.tensor([1, 0, 3]),), static=False),
+    Case("aten::repeat_interleave.Tensor", (torch.tensor([0, 0]).int(),), static=False),
     Case(
         "aten::repeat_interleave.Tensor",
         (torch.tensor([1, 0, 3]),),

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/opset_coverage.py"
+
+WORKER = """
+import json, os, sys, time
+for line in sys.stdin:
+    name = line.strip()
+    record = {"op": name, "graph": "forward", "status": "native"}
+    print(json.dumps(record), flush=True)
+    if name == "crashes":
+        os._exit(3)
+    if name == "hangs":
+        time.sleep(60)
+    print(json.dumps({"done": name}), flush=True)
+"""
+
+
+@pytest.fixture(name="script")
+def load_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("opset_coverage", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "opset_coverage", module)
+    spec.loader.exec_module(module)
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    monkeypatch.setattr(module, "WORKER", worker)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"), [("crashes", "the process ended with 3"), ("hangs", "no answer in 1 s")]
+)
+def test_a_lost_worker_is_an_error_and_is_replaced(
+    script: ModuleType, name: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "START_LIMIT", 20.0)
+    worker = script.Worker([], 1.0)
+    try:
+        assert [r["status"] for r in worker.measure("works")] == ["native"]
+        found = list(worker.measure(name))
+        assert [r["status"] for r in found] == ["native", "error"]
+        assert found[1]["detail"] == detail
+        assert [r["status"] for r in worker.measure("works")] == ["native"]
+    finally:
+        worker.stop()
+
+
+def test_the_share_is_of_what_can_be_traced(script: ModuleType) -> None:
+    records = [
+        {"op": "a", "graph": "forward", "status": "native"},
+        {"op": "a", "graph": "backward", "status": "fell back", "ops": ["aten::b: no converter"]},
+        {"op": "a", "graph": "forward", "status": "untraceable"},
+        {"op": "a", "status": "skipped"},
+    ]
+    figures = script.summarize(records)
+    assert (figures["traceable"], figures["native_share"]) == (2, 0.5)
+    assert figures["missing"] == {"aten::b: no converter": 1}
+    page = script.to_markdown(records, {**figures, "environment": {"torch": "2"}, "samples": 1})
+    assert "| a | 1/1 | 0/1 | `aten::b`, untraceable |" in page

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import DortError, ExportError, UnsupportedOp, UnsupportedOpError
@@ -78,7 +79,8 @@ def convert_graph(
             f"Opset {opset} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
         )
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
-    return interpreter.run(output_names, keep_unused_inputs)
+    with unset_fake_temporarily():  # AOTAutograd compiles under it: constants would be fake too
+        return interpreter.run(output_names, keep_unused_inputs)
 
 
 class _Interpreter:

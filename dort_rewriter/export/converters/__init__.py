@@ -6,6 +6,7 @@ FAMILIES = (
     "batch_norm",
     "diagonals",
     "embedding",
+    "embedding_bag",
     "gathering",
     "indexing",
     "joining",

@@ -38,7 +38,8 @@ def embedding_dense_backward(
     rows = op.Reshape(op.cast(indices, ir.DataType.INT64), op.vector([-1, 1]))
     grads = op.Reshape(grad_output, op.vector([-1, width]))
     if scale_grad_by_freq:
-        grads = op.Div(grads, op.cast(_frequencies(op, rows, num_weights), grads.dtype))
+        counts = op.Gather(_count_rows(op, op.Squeeze(rows, [1]), num_weights), rows)
+        grads = grads / op.cast(counts, op.dtype)
     if isinstance(padding_idx, ir.Value) or padding_idx >= 0:
         grads = op.Where(op.Equal(rows, padding_idx), op.constant(0.0, grads.dtype), grads)
     zeros = op.ConstantOfShape(
@@ -47,10 +48,9 @@ def embedding_dense_backward(
     return op.ScatterND(zeros, rows, grads, reduction="add")
 
 
-def _frequencies(op: Recorder, rows: Value, num_weights: Any) -> Value:
-    """Return how often the row of each look-up is looked up."""
+def _count_rows(op: Recorder, indices: Value, num_weights: Any) -> Value:
+    """Return how often each row is looked up by int64 indices of rank 1."""
     none = ir.tensor([0], dtype=ir.DataType.INT64)
     zeros = op.ConstantOfShape(op.vector([num_weights]), value=none)
-    flat = op.Squeeze(rows, [1])
-    ones = op.Expand(op.constant(1), op.Shape(flat))
-    return op.Gather(op.ScatterElements(zeros, flat, ones, axis=0, reduction="add"), rows)
+    ones = op.Expand(op.constant(1), op.Shape(indices))
+    return op.ScatterElements(zeros, indices, ones, axis=0, reduction="add")

@@ -22,6 +22,9 @@ Masks = Sequence[bool]
 
 def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
     """Return the values in the type torch computes statistics in: float32 or float64."""
+    if any(v is not None and 0 in v.dims for v in values):
+        # onnxruntime keeps the dimensions of an empty tensor that it reduces.
+        raise Refused("an empty tensor")
     types = {v.dtype for v in values if v is not None}
     dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
     return tuple(None if v is None else op.cast(v, dtype) for v in values)
@@ -64,8 +67,6 @@ def layer_norm(
     first = -len(normalized_shape)
     axes = list(range(first, 0))
     x, weight, bias = _wide(op, input, weight, bias)
-    if 0 in x.dims:  # onnxruntime does not reduce the dimensions of an empty tensor
-        raise Refused("an empty tensor")
     if x.dtype is ir.DataType.DOUBLE:  # LayerNormalization would return float32 statistics
         y, mean, rstd = _standardize(op, x, axes, eps)
         y = y if weight is None else y * weight
@@ -112,11 +113,11 @@ def _typed(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
     )
 
 
-def _by_group(op: Recorder, x: Value, group: int) -> Value:
-    """Reshape [N, C, ...] to [N, group, C / group, -1]."""
-    channels = op.size(x, 1)
-    each: Any = channels // group if isinstance(channels, int) else op.Div(channels, group)
-    return op.Reshape(x, op.vector([op.size(x, 0), group, each, -1]))
+def _by_group(op: Recorder, x: Value, group: int, sizes: Sequence[Any]) -> Value:
+    """Reshape [N, C, ...] to [N, group, C / group, HxW]."""
+    batch, channels, area = sizes
+    each = channels // group if isinstance(channels, int) else op.Div(channels, group)
+    return op.Reshape(x, op.vector([batch, group, each, area]))
 
 
 def _per_channel(op: Recorder, x: Value | None, group: int) -> Value | None:
@@ -138,7 +139,7 @@ def group_norm(
 ) -> tuple[Value, ...]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"""
     x, weight, bias = _wide(op, input, weight, bias)
-    y, mean, rstd = _standardize(op, _by_group(op, x, group), [2, 3], eps)
+    y, mean, rstd = _standardize(op, _by_group(op, x, group, (N, C, HxW)), [2, 3], eps)
     if weight is not None:
         y = y * _per_channel(op, weight, group)
     if bias is not None:
@@ -163,7 +164,7 @@ def group_norm_backward(
     """native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     grad, x, mean, rstd, weight = _wide(op, grad_out, input, mean, rstd, weight)
     shape = op.Shape(x)
-    grad, x = _by_group(op, grad, group), _by_group(op, x, group)
+    grad, x = _by_group(op, grad, group, (N, C, HxW)), _by_group(op, x, group, (N, C, HxW))
     mean, rstd = op.Unsqueeze(mean, [2, 3]), op.Unsqueeze(rstd, [2, 3])
     standard = (x - mean) * rstd
     grad_input = grad_weight = grad_bias = None

@@ -13,6 +13,7 @@ FAMILIES = (
     "linear_algebra",
     "normalization",
     "pointwise",
+    "recurrent",
     "repeating",
     "scattering",
     "slicing",

@@ -1,0 +1,79 @@
+"""Recurrent layers.
+
+torch unrolls them over time before a graph gets here, except the LSTM that oneDNN runs in
+inference (and in training when its input needs no gradient).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.values import Value
+
+_LSTM = 2
+"""The number of the LSTM among the modes of torch's recurrent kernels."""
+
+
+def _is_inference(node: torch.fx.Node) -> bool:
+    """training: the backward pass reads a workspace that only oneDNN writes"""
+    return node.args[-1] is False
+
+
+def _reorder_gates(op: Recorder, x: Value) -> Value:
+    """Return the gates in ONNX's order (i, o, f, c) from torch's (i, f, c, o)."""
+    i, f, c, o = op.Split(x, num_outputs=4, axis=0)
+    return op.Concat(i, o, f, c, axis=0)
+
+
+@converter("aten::mkldnn_rnn_layer", when=_is_inference)
+def mkldnn_rnn_layer(
+    op: Recorder,
+    input: Value,
+    weight0: Value,
+    weight1: Value,
+    weight2: Value,
+    weight3: Value,
+    hx_: Value,
+    cx_: Value,
+    reverse: bool,
+    batch_sizes: Sequence[int],
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    has_biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    train: bool,
+) -> tuple[Value, ...]:
+    """mkldnn_rnn_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx_, Tensor cx_, bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"""
+    if mode != _LSTM or batch_sizes or bidirectional or batch_first or num_layers != 1:
+        raise Refused("only one direction of one LSTM layer over whole sequences is converted")
+    gates = [op.Unsqueeze(_reorder_gates(op, w), [0]) for w in (weight0, weight1)]
+    bias = None
+    if has_biases:
+        both = [_reorder_gates(op, b) for b in (weight2, weight3)]
+        bias = op.Unsqueeze(op.Concat(*both, axis=0), [0])
+    states = [op.Reshape(s, op.vector([1, op.size(input, 1), hidden_size])) for s in (hx_, cx_)]
+    y, h, c = op.LSTM(
+        input,
+        *gates,
+        bias,
+        None,
+        *states,
+        hidden_size=hidden_size,
+        direction="reverse" if reverse else "forward",
+    )
+    last = [op.Reshape(s, op.Shape(like)) for s, like in ((h, hx_), (c, cx_))]
+    return op.Squeeze(y, [1]), *last, _empty(op, op.result[3])
+
+
+def _empty(op: Recorder, fake: Any) -> Value:
+    shape = op.constant([int(d) for d in fake.shape], ir.DataType.INT64)
+    return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=to_onnx_type(fake.dtype)))

@@ -9,14 +9,16 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dort_rewriter.errors import OptionError
 
 if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
     import torch
 
-__all__ = ["ExportOptions", "OptimizationOptions", "from_mapping"]
+__all__ = ["ExportOptions", "OptimizationOptions", "OrtBackendOptions", "from_mapping"]
 
 T = TypeVar("T")
 
@@ -75,3 +77,40 @@ class ExportOptions:
     or None for the table that fits the converters."""
     strict: bool = False
     """Passed to ``torch.export.export``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrtBackendOptions:
+    """Options of ``torch.compile(model, backend="onnxrt", options=...)``."""
+
+    preferred_execution_providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
+    """Execution providers to try first: names, or pairs of a name and its options."""
+    infer_execution_providers: bool = True
+    """Choose providers from the devices of the inputs, or of the results when there are none."""
+    default_execution_providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
+    """Providers that come last; None is the CPU."""
+    preallocate_output: bool = False
+    """Let torch allocate the results whose shapes are static, instead of ONNX Runtime."""
+    use_aot_autograd: bool = True
+    """Compile forward and backward graphs through AOTAutograd; False compiles the graph it is
+    given, which must be made of ATen operators."""
+    ort_session_options: onnxruntime.SessionOptions | None = None
+    """Passed to each session as it is; a backend with its own is never shared."""
+    pre_ort_model_transforms: Sequence[Callable[[onnx.ModelProto], None]] | None = None
+    """Called once on each exported model, to change it in place before a session is built."""
+    target_opset: int = 18
+    """The opset of the exported models, 18 to 23."""
+    optimization: OptimizationOptions = dataclasses.field(default_factory=OptimizationOptions)
+    """What is done to the exported models."""
+    ort_optimization_level: Literal["disable", "basic", "extended", "layout", "all"] | None = None
+    """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``;
+    None leaves its default."""
+    fallback: bool = True
+    """Leave to torch what cannot be converted or run; False raises instead."""
+    min_block_size: int = 2
+    """Operators that a part of a cut graph needs to be worth a session."""
+    intra_op_threads: int | None = None
+    """Threads of a session; None is ``torch.get_num_threads()``."""
+    spinning: Literal["on", "stop", "off"] | None = None
+    """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``; None
+    chooses by direction: ``off`` for training, ``stop`` for inference."""

@@ -53,6 +53,10 @@ class ExportedGraph:
         return self.signature.output_names
 
 
+Result = tuple[Any, tuple[int, ...] | None]
+"""A node of the graph (or a constant) to return, and a permutation to return it in."""
+
+
 class _Missing:
     """Stands for the result of a node that could not be converted."""
 
@@ -66,11 +70,13 @@ def convert_graph(
     output_names: Sequence[str] | None = None,
     keep_unused_inputs: bool = True,
     constants: Mapping[str, torch.Tensor] | None = None,
+    results: Sequence[Result] | None = None,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
 
     `constants` gives values to some placeholders, by name: they become initializers, and are no
-    input any more; `input_names` names the others.
+    input any more; `input_names` names the others. `results` asks for other results than those
+    the graph returns.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
     """
@@ -79,8 +85,24 @@ def convert_graph(
             f"Opset {opset} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
         )
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
+    if results is None:
+        output = next(n for n in graph_module.graph.nodes if n.op == "output")
+        leaves = torch.utils._pytree.tree_leaves(output.args[0], is_leaf=lambda a: a is None)
+        results = [(leaf, None) for leaf in leaves]
     with unset_fake_temporarily():  # AOTAutograd compiles under it: constants would be fake too
-        return interpreter.run(output_names, keep_unused_inputs)
+        return interpreter.run(results, output_names, keep_unused_inputs)
+
+
+def _ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
+    """Return the nodes that some results are computed from."""
+    found: set[torch.fx.Node] = set()
+    waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
 
 
 class _Interpreter:
@@ -103,24 +125,30 @@ class _Interpreter:
         self.input_names = None if input_names is None else list(input_names)
         self.taken = set(input_names or ())
 
-    def run(self, output_names: Sequence[str] | None, keep_unused: bool) -> ExportedGraph:
+    def run(
+        self,
+        results: Sequence[Result],
+        output_names: Sequence[str] | None,
+        keep_unused: bool,
+    ) -> ExportedGraph:
         self._check_input_names()
-        outputs: tuple[OutputSlot, ...] = ()
+        needed = _ancestors([leaf for leaf, _ in results])
         for node in self.graph_module.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
+            elif node not in needed:
+                continue
             elif node.op == "get_attr":
                 self.results[node] = self._attribute(node)
             elif node.op == "call_function":
                 self.results[node] = self._call(node)
-            elif node.op == "output":
-                outputs = self._outputs(node, output_names)
             else:
                 raise ExportError(
                     f"{node.op} is not ATen: lower the graph first: {describe(node)}"
                 )
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported)
+        outputs = self._outputs(results, output_names)
         slots = tuple(self._input_slot(slot, value, keep_unused) for slot, value in self.inputs)
         model = ir.Model(
             self.graph, ir_version=_IR_VERSIONS[self.recorder.opset], producer_name=PRODUCER
@@ -273,22 +301,21 @@ class _Interpreter:
     # -- outputs -------------------------------------------------------------------------------
 
     def _outputs(
-        self, node: torch.fx.Node, output_names: Sequence[str] | None
+        self, results: Sequence[Result], output_names: Sequence[str] | None
     ) -> tuple[OutputSlot, ...]:
-        leaves = torch.utils._pytree.tree_leaves(node.args[0], is_leaf=lambda a: a is None)
-        metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in leaves]
+        metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a, _ in results]
         names = list(output_names) if output_names is not None else create_output_names(metas)
-        if len(names) != len(leaves):
-            raise ExportError(f"{len(names)} output name(s) for {len(leaves)} output(s).")
+        if len(names) != len(results):
+            raise ExportError(f"{len(names)} output name(s) for {len(results)} output(s).")
         self.recorder.provenance = {}
         slots: list[OutputSlot] = []
-        for leaf, meta, name in zip(leaves, metas, names, strict=True):
+        for (leaf, order), meta, name in zip(results, metas, names, strict=True):
             value = self.results[leaf] if isinstance(leaf, torch.fx.Node) else leaf
-            if value is _Missing:
-                continue
             if meta is None or value is None:
                 slots.append(OutputSlot(kind="none", source="constant", name=name))
                 continue
+            if order is not None:
+                value, meta = self.recorder.Transpose(value, perm=list(order)), meta.permute(order)
             slots.append(self._output(value, meta, self._free_name(name)))
         return tuple(slots)
 

@@ -1,0 +1,298 @@
+"""Compile one ATen graph: cut, export, optimize, build. The one place that sees all four phases.
+
+A graph is cut when it is compiled; its blocks are exported and built at their first call, so that
+a backward graph nobody runs costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
+from dort_rewriter.capture.partition import Partition, partition_graph
+from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.files import to_proto
+from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.names import create_input_names, create_output_names
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.dump import dump_graph
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.providers import ProviderSpec
+from dort_rewriter.runtime.session import Session, create_session, session_options
+from dort_rewriter.runtime.threads import ThreadPolicy
+from dort_rewriter.signature import GraphSignature
+from dort_rewriter.trace import CompileTrace
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Block", "BuiltBlock", "Recipe", "compile_graph"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltBlock:
+    """A block that is ready to run."""
+
+    graph_module: torch.fx.GraphModule
+    exported: ExportedGraph
+    proto: onnx.ModelProto | None
+    """The model as the session got it, when a transform asked for it."""
+    signature: GraphSignature
+    session: Session | None
+    """None when everything the graph returns is made of its arguments."""
+    executor: Executor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to do with a graph."""
+
+    dispatcher: Dispatcher
+    options: OrtBackendOptions
+    select_providers: Callable[[torch.fx.GraphModule, Sequence[Any]], Sequence[ProviderSpec]]
+    training: bool = False
+    on_built: Callable[[BuiltBlock], None] | None = None
+    """Called once for each block, when its session exists."""
+    on_call: Callable[[], None] | None = None
+    """Called before each run of a block."""
+    trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
+    refused: frozenset[str] = frozenset()
+    """Names of FX nodes that turned out not to be convertible."""
+
+    def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
+        """Return why a node of an ATen graph stays in torch; None when it does not."""
+        if node.op == "get_attr" or _is_getitem(node):
+            return None
+        reason = self.dispatcher.refusal(node)
+        if reason is None and node.name in self.refused:
+            reason = "its converter refused it"
+        if reason is None:
+            return None
+        return UnsupportedOp(op_name(node.target), reason, source_line(node), node.name)
+
+
+def _is_getitem(node: torch.fx.Node) -> bool:
+    return op_name(node.target) == "_operator::getitem"
+
+
+def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
+    """Return a callable that takes the list of arguments of the graph, and empties it."""
+    partition = cut(graph_module, recipe)
+    if partition.whole:
+        return _boxed(Block(graph_module, recipe).boxed)
+    return _boxed_module(partition.graph_module)
+
+
+def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
+    """Cut a graph, its blocks replaced by what will run them."""
+    with recipe.trace.phase("cut"):
+        hoist_random(graph_module)
+        partition = partition_graph(graph_module, recipe.refusal, recipe.options.min_block_size)
+    recipe.trace.fallbacks.extend(partition.fallbacks)
+    if partition.fallbacks:
+        _report(partition.fallbacks, recipe)
+    for name in partition.blocks:
+        submodule = getattr(partition.graph_module, name)
+        delattr(partition.graph_module, name)
+        object.__setattr__(partition.graph_module, name, Block(submodule, recipe))
+    return partition
+
+
+def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
+    """Say once per graph what stays in torch; random operators belong there."""
+    missing = [f for f in fallbacks if not f.reason.startswith("random")]
+    if not missing:
+        return
+    if not recipe.options.fallback:
+        raise UnsupportedOpError(missing)
+    logger.info("These operators run in torch: %s", UnsupportedOpError(missing))
+
+
+class Block:
+    """A graph that runs in ONNX Runtime; its first call builds it."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule, recipe: Recipe) -> None:
+        self.graph_module = graph_module
+        self.recipe = recipe
+        self._lock = threading.Lock()
+        self._boxed: Callable[[list[Any]], Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph on its arguments."""
+        results = self.boxed(list(args))
+        return results if _returns_tuple(self.graph_module) else results[0]
+
+    def boxed(self, args: list[Any]) -> Any:
+        """Run the graph on a list of arguments, which is emptied."""
+        run = self._boxed
+        if run is None:
+            run = self._prepare(args)
+        try:
+            return run(args)
+        except ExecutionError as e:
+            return self._give_up(e)(args)
+
+    def _prepare(self, args: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        with self._lock:
+            if self._boxed is None:
+                self._boxed = self._build(args)
+            return self._boxed
+
+    def _build(self, args: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        try:
+            built = build_block(self.graph_module, args, self.recipe)
+        except UnsupportedOpError as e:
+            if not self.recipe.options.fallback:
+                raise
+            refused = self.recipe.refused | {u.node for u in e.unsupported}
+            if refused == self.recipe.refused:
+                raise
+            return compile_graph(
+                self.graph_module, dataclasses.replace(self.recipe, refused=refused)
+            )
+        except ExecutionError as e:
+            return self._give_up(e)
+        if self.recipe.on_built is not None:
+            self.recipe.on_built(built)
+        return _counted(built.executor.boxed, self.recipe.on_call)
+
+    def _give_up(self, error: ExecutionError) -> Callable[[list[Any]], Any]:
+        """Leave this graph to torch from now on."""
+        if not self.recipe.options.fallback:
+            raise error
+        logger.warning("A graph runs in torch from now on: %s", error)
+        self._boxed = _boxed_module(self.graph_module)
+        return self._boxed
+
+
+def build_block(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any], recipe: Recipe
+) -> BuiltBlock:
+    """Export a graph that is convertible as a whole, and build its session."""
+    options, trace = recipe.options, recipe.trace
+    with trace.phase("export"):
+        plan = plan_outputs(graph_module)
+        names = _output_names(plan)
+        exported = convert_graph(
+            graph_module,
+            recipe.dispatcher,
+            opset=options.target_opset,
+            input_names=create_input_names(graph_module),
+            output_names=names,
+            results=[(o.node, o.order) for o in plan.model_outputs],
+            keep_unused_inputs=False,
+        )
+    with trace.phase("optimize"):
+        if options.optimization.remove_unused:
+            RemoveUnusedNodesPass()(exported.model)
+    proto = _transform(exported, options)
+    dump_graph(proto or exported.model, str(graph_module.graph))
+    slots = tuple(
+        dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
+        for s in plan.slots
+    )
+    signature = GraphSignature(inputs=exported.signature.inputs, outputs=slots)
+    with trace.phase("session"):
+        session = (
+            _build_session(proto or exported.model, graph_module, args, recipe) if names else None
+        )
+        executor = Executor(session, signature)
+    return BuiltBlock(
+        graph_module=graph_module,
+        exported=exported,
+        proto=proto,
+        signature=signature,
+        session=session,
+        executor=executor,
+    )
+
+
+def _output_names(plan: OutputPlan) -> list[str]:
+    """Name each output of the model after the first result made of it."""
+    values: list[Any] = [
+        None if s.kind == "none" else 0 if s.kind == "int" else "" for s in plan.slots
+    ]
+    by_position = create_output_names(values)
+    names: dict[int, str] = {}
+    for slot, name in zip(plan.slots, by_position, strict=True):
+        if slot.source == "model":
+            names.setdefault(slot.index, name)
+    return [names[i] for i in range(len(plan.model_outputs))]
+
+
+def _transform(exported: ExportedGraph, options: OrtBackendOptions) -> onnx.ModelProto | None:
+    if not options.pre_ort_model_transforms:
+        return None
+    proto = to_proto(exported.model)
+    for transform in options.pre_ort_model_transforms:
+        transform(proto)
+    return proto
+
+
+def _build_session(
+    model: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any], recipe: Recipe
+) -> Session:
+    options = recipe.options
+    settings = options.ort_session_options
+    if settings is None:
+        policy = ThreadPolicy.default(training=recipe.training)
+        if options.spinning is not None:
+            policy = dataclasses.replace(policy, spinning=options.spinning)
+        if options.intra_op_threads is not None:
+            policy = dataclasses.replace(policy, intra_op_threads=options.intra_op_threads)
+        settings = session_options(
+            optimization_level=options.ort_optimization_level, threads=policy
+        )
+    providers = recipe.select_providers(graph_module, args)
+    return create_session(model, providers=providers, options=settings)
+
+
+def _returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    return isinstance(output.args[0], list | tuple)
+
+
+def _counted(
+    run: Callable[[list[Any]], Any], on_call: Callable[[], None] | None
+) -> Callable[[list[Any]], Any]:
+    if on_call is None:
+        return run
+
+    def call(args: list[Any]) -> Any:
+        on_call()
+        return run(args)
+
+    return call
+
+
+def _boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+    return call
+
+
+def _boxed_module(graph_module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    forward = graph_module.forward
+
+    def call(args: list[Any]) -> Any:
+        given = tuple(args)
+        args.clear()
+        return forward(*given)
+
+    return _boxed(call)

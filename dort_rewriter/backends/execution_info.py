@@ -1,0 +1,71 @@
+"""What users of torch's ``OrtBackend`` read about its sessions, under the names they know."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import MutableMapping
+
+import onnx
+import torch
+from onnx import helper
+
+from dort_rewriter.backends.compilation import BuiltBlock
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.session import Session
+from dort_rewriter.signature import InputSlot, OutputSlot
+
+__all__ = ["ExecutionInfo", "ExecutionInfoTable"]
+
+
+class ExecutionInfo:
+    """One session and its interface."""
+
+    def __init__(self, built: BuiltBlock) -> None:
+        # NOTE: no reference to the graph: the table that holds this is keyed by it, weakly.
+        self._session = built.session
+        self.signature = built.signature
+        self.executor: Executor = built.executor
+        self.input_names = built.signature.input_names
+        self.output_names = built.signature.output_names
+
+    @property
+    def session(self) -> object:
+        """The ``onnxruntime.InferenceSession``; None when the graph computes nothing."""
+        return None if self._session is None else _unwrap(self._session)
+
+    @functools.cached_property
+    def input_value_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
+        """The inputs of the model with their types and shapes."""
+        return tuple(_value_info(s) for s in self.signature.inputs if s.name is not None)
+
+    @functools.cached_property
+    def output_value_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
+        """The outputs of the model with their types and shapes."""
+        slots = {s.name: s for s in self.signature.outputs if s.source == "model"}
+        return tuple(_value_info(slots[name]) for name in self.output_names)
+
+
+def _unwrap(session: Session) -> object:
+    return session.ort
+
+
+def _value_info(slot: InputSlot | OutputSlot) -> onnx.ValueInfoProto:
+    assert slot.dtype is not None
+    return helper.make_tensor_value_info(
+        slot.name or "", int(to_onnx_type(slot.dtype)), list(slot.shape)
+    )
+
+
+class ExecutionInfoTable:
+    """The sessions of a backend by graph; an entry goes when its graph does."""
+
+    def __init__(self) -> None:
+        self.execution_info_per_graph_module: MutableMapping[
+            torch.fx.GraphModule, list[ExecutionInfo]
+        ] = weakref.WeakKeyDictionary()
+
+    def clear(self) -> None:
+        """Forget every session."""
+        self.execution_info_per_graph_module.clear()

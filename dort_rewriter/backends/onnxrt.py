@@ -1,0 +1,266 @@
+"""The ``onnxrt`` backend: a class for torch >= 2.9, the same functions behind torch's own before.
+
+``call_backend``, ``compile_graph`` and ``accelerated_call`` take the backend object as an
+argument: ours, or an instance of torch's ``OrtBackend`` that the hook lends. They rely on what
+both have: ``_options``, ``_all_ort_execution_info``, ``execution_count``, ``_select_eps``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from dort_rewriter import env
+from dort_rewriter.backends.compilation import Block, BuiltBlock, Recipe, cut
+from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
+from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.runtime.cache import SessionCache
+from dort_rewriter.runtime.providers import CPU, ProviderSpec, infer
+
+__all__ = [
+    "OrtBackend",
+    "OrtBackendOptions",
+    "OrtExecutionProvider",
+    "accelerated_call",
+    "call_backend",
+    "compile_graph",
+    "is_onnxrt_backend_supported",
+    "serves",
+    "torch_compile_backend",
+]
+
+OrtExecutionProvider: TypeAlias = str | tuple[str, Mapping[str, Any]]
+"""The name of an execution provider, or a pair of its name and its options."""
+
+
+def is_onnxrt_backend_supported() -> bool:
+    """Tell whether the packages that the backend needs are installed."""
+    needed = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
+    return all(importlib.util.find_spec(name) is not None for name in needed)
+
+
+class OrtBackend:
+    """Compiles graphs to sessions of ONNX Runtime; what it does not convert runs in torch."""
+
+    def __init__(self, options: OrtBackendOptions | Mapping[str, Any] | None = None) -> None:
+        self._options = from_mapping(OrtBackendOptions, options)
+        self._all_ort_execution_info = ExecutionInfoTable()
+        self._assert_allclose_to_baseline = False
+        self.execution_count = 0
+
+    def __call__(
+        self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Compile a graph of Dynamo."""
+        return call_backend(self, graph_module, args)
+
+    def compile(
+        self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Compile a graph of ATen operators."""
+        return compile_graph(self, graph_module, args)
+
+    @property
+    def _supported_ops(self) -> Any:
+        """Decides which nodes run in ONNX Runtime, as ``torch.fx`` partitioners ask for it."""
+        from torch.fx.passes.operator_support import create_op_support
+
+        dispatcher = make_dispatcher()
+        return create_op_support(
+            lambda _, node: node.op == "call_function" and dispatcher.refusal(node) is None
+        )
+
+    def _select_eps(
+        self, graph_module: torch.fx.GraphModule, *args: Any
+    ) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """Return execution providers: preferred, inferred from the devices, then the default."""
+        return select_providers(self._options, graph_module, args)
+
+    def reset(self) -> None:
+        """Forget every session; what is compiled and still in use keeps its own."""
+        self._all_ort_execution_info.clear()
+
+    @staticmethod
+    def get_cached_instance_for_options(
+        options: OrtBackendOptions | Mapping[str, Any] | None = None,
+    ) -> OrtBackend:
+        """Return the backend made before for equal options, or a new one.
+
+        Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
+        """
+        options = from_mapping(OrtBackendOptions, options)
+        if options.ort_session_options is not None:
+            return OrtBackend(options)
+        return _instances.get_or_build(_key(options), functools.partial(OrtBackend, options))
+
+    @staticmethod
+    def get_cached_instances() -> tuple[OrtBackend, ...]:
+        """Return the backends kept for reuse."""
+        found = (_instances.get(key) for key in _instances)
+        return tuple(backend for backend in found if backend is not None)
+
+    @staticmethod
+    def clear_cached_instances() -> None:
+        """Forget the backends kept for reuse, and their sessions."""
+        _instances.clear()
+
+
+_instances: SessionCache[Any, OrtBackend] = SessionCache(64)
+
+
+def _key(options: OrtBackendOptions) -> Any:
+    """Return a hashable that is equal for equal options."""
+    return _freeze(
+        {f.name: getattr(options, f.name) for f in dataclasses.fields(OrtBackendOptions)}
+    )
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _freeze({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    return value
+
+
+def torch_compile_backend(
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    *,
+    options: OrtBackendOptions | Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo: what ``torch.compile(backend="onnxrt")`` calls."""
+    return OrtBackend.get_cached_instance_for_options(options)(graph_module, args)
+
+
+def _reset() -> None:
+    for backend in OrtBackend.get_cached_instances():
+        backend.reset()
+
+
+torch_compile_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+
+
+# -- shared with the hook on torch's own class ------------------------------------------------
+
+
+def make_dispatcher() -> OxsDispatcher:
+    """Return the dispatcher that the environment asks for."""
+    return OxsDispatcher(own_converters=env.read("ONNXRT_CHANGE_REWRITER") != "0")
+
+
+def call_backend(
+    backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo, forward and backward."""
+    if not backend._options.use_aot_autograd:
+        compiled: Callable[..., Any] = backend.compile(graph_module, args)
+        return compiled
+    return compile_with_aot(
+        graph_module,
+        args,
+        forward=functools.partial(_compile, backend, training=True),
+        backward=functools.partial(_compile, backend, training=True),
+        inference=functools.partial(_compile, backend, training=False),
+        decompositions=get_decomposition_table(make_dispatcher()),
+    )
+
+
+def _compile(
+    backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any], *, training: bool
+) -> Callable[..., Any]:
+    return compile_aten_graph(graph_module, _recipe(backend, training=training))
+
+
+def compile_graph(
+    backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+) -> torch.fx.GraphModule:
+    """Compile a graph of ATen operators; the result is a graph whose blocks are sessions."""
+    return cut(graph_module, _recipe(backend, training=False)).graph_module
+
+
+def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph has a session of ours."""
+    return graph_module in _blocks
+
+
+_blocks: weakref.WeakKeyDictionary[torch.fx.GraphModule, Block] = weakref.WeakKeyDictionary()
+"""The blocks built for graphs that torch's own class compiled."""
+
+
+def accelerated_call(
+    backend: Any, graph_module: torch.fx.GraphModule, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a graph that was found convertible, building its session at the first call."""
+    block = _blocks.get(graph_module)
+    if block is None:
+        block = _blocks[graph_module] = Block(graph_module, _recipe(backend, training=False))
+    return block(*args)
+
+
+def _recipe(backend: Any, *, training: bool) -> Recipe:
+    options = _options(backend)
+    return Recipe(
+        dispatcher=make_dispatcher(),
+        options=options,
+        select_providers=lambda graph_module, args: backend._select_eps(graph_module, *args),
+        training=training,
+        on_built=functools.partial(_record, backend),
+        on_call=functools.partial(_count, backend),
+    )
+
+
+def _options(backend: Any) -> OrtBackendOptions:
+    """Return the options of a backend; those of torch's class have some of our fields."""
+    options = backend._options
+    if isinstance(options, OrtBackendOptions):
+        return options
+    names = {f.name for f in dataclasses.fields(OrtBackendOptions)}
+    return OrtBackendOptions(**{k: v for k, v in vars(options).items() if k in names})
+
+
+def _record(backend: Any, built: BuiltBlock) -> None:
+    table = backend._all_ort_execution_info.execution_info_per_graph_module
+    table.setdefault(built.graph_module, []).append(ExecutionInfo(built))
+
+
+def _count(backend: Any) -> None:
+    backend.execution_count += 1
+
+
+def select_providers(
+    options: OrtBackendOptions, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the providers of a session, best first, each once."""
+    wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
+    if options.infer_execution_providers:
+        devices = [a.device for a in args if isinstance(a, torch.Tensor)]
+        wanted.extend(infer(devices or _result_devices(graph_module)))
+    wanted.extend(options.default_execution_providers or (CPU,))
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for spec in wanted:
+        if isinstance(spec, str):
+            chosen.setdefault(spec, {})
+        elif isinstance(spec, tuple):
+            chosen.setdefault(spec[0], spec[1] or {})
+        else:
+            chosen.setdefault(spec.name, spec.options)
+    return list(chosen.items())
+
+
+def _result_devices(graph_module: torch.fx.GraphModule) -> list[torch.device]:
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    values = [n.meta.get("val") for n in output.all_input_nodes]
+    return [v.device for v in values if isinstance(v, torch.Tensor)]

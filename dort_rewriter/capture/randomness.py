@@ -1,0 +1,101 @@
+"""Random operators stay in torch, and run before everything else.
+
+Random numbers of ONNX Runtime do not follow ``torch.manual_seed``. A random operator that takes a
+tensor for its shape only (``rand_like``) would cut the graph in two; rewritten to take sizes, it
+depends on the arguments alone, and its numbers enter the graph as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["RANDOM_DECOMPOSITIONS", "hoist_random"]
+
+aten = torch.ops.aten
+
+
+def _native_dropout(
+    input: torch.Tensor, p: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the mask as eager does on the CPU: same seed, same mask."""
+    if train is False or p == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    keep = 1.0 - p
+    mask = aten.bernoulli.p(torch.empty_like(input, dtype=torch.bool), keep)
+    return input * mask * (1.0 / keep), mask
+
+
+RANDOM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _native_dropout,
+}
+"""Decompositions that keep the draw apart from the arithmetic."""
+
+_SIZED: dict[Any, Any] = {
+    aten.rand_like.default: aten.rand.default,
+    aten.randn_like.default: aten.randn.default,
+}
+
+
+def hoist_random(graph_module: torch.fx.GraphModule) -> None:
+    """Make random operators depend on the arguments of the graph alone, where they can."""
+    graph = graph_module.graph
+    sizes = _symbols(graph)
+    changed = False
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _SIZED:
+            changed |= _draw_by_size(graph, node, sizes)
+        elif node.target is aten.bernoulli.p:
+            changed |= _allocate_by_size(graph, node.args[0], sizes)
+    if changed:
+        graph.eliminate_dead_code()
+        graph_module.recompile()
+
+
+def _symbols(graph: torch.fx.Graph) -> dict[str, torch.fx.Node]:
+    """Return the arguments that are symbolic integers, by symbol."""
+    return {
+        str(value.node.expr): node
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), torch.SymInt)
+    }
+
+
+def _size_arguments(shape: Any, sizes: dict[str, torch.fx.Node]) -> list[Any] | None:
+    known = [d if isinstance(d, int) else sizes.get(str(d.node.expr)) for d in shape]
+    return None if any(d is None for d in known) else known
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, target: Any, *args: Any) -> bool:
+    value = node.meta["val"]
+    with graph.inserting_before(node):
+        new = graph.call_function(target, args, {"dtype": value.dtype, "device": value.device})
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+    return True
+
+
+def _draw_by_size(
+    graph: torch.fx.Graph, node: torch.fx.Node, sizes: dict[str, torch.fx.Node]
+) -> bool:
+    shape = _size_arguments(node.meta["val"].shape, sizes)
+    if shape is None or not node.meta["val"].is_contiguous():
+        return False
+    return _replace(graph, node, _SIZED[node.target], shape)
+
+
+def _allocate_by_size(graph: torch.fx.Graph, node: Any, sizes: dict[str, torch.fx.Node]) -> bool:
+    """Rewrite the ``empty_like`` under a ``bernoulli`` that only gives it a shape."""
+    if node.op != "call_function" or node.target is not aten.empty_like.default:
+        return False
+    shape = _size_arguments(node.meta["val"].shape, sizes)
+    if shape is None or not node.meta["val"].is_contiguous():
+        return False
+    return _replace(graph, node, aten.empty.memory_format, shape)

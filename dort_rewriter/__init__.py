@@ -12,22 +12,29 @@ __version__ = "0.1.0"
 
 _EXPORTS: dict[str, str] = {
     "CaptureError": "errors",
+    "create_input_names": "export.names",
     "Dispatcher": "export.dispatcher",
     "DortError": "errors",
     "ExecutionError": "errors",
     "ExportError": "errors",
     "ExportOptions": "options",
+    "filter_decomposition_table": "export.decompositions",
     "ForceDispatcher": "export.dispatcher",
+    "get_decomposition_table": "export.decompositions",
+    "get_decomposition_table_by_name": "export.decompositions",
     "GraphSignature": "signature",
     "HookError": "errors",
+    "is_onnxrt_backend_supported": "backends.onnxrt",
     "OptimizationOptions": "options",
     "OptimizeError": "errors",
     "OptionError": "errors",
+    "OrtBackend": "backends.onnxrt",
+    "OrtBackendOptions": "options",
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
-    "UnsupportedOpError": "errors",
-    "create_input_names": "export.names",
     "to_onnx": "backends.to_onnx",
+    "torch_compile_backend": "backends.onnxrt",
+    "UnsupportedOpError": "errors",
 }
 """Where each public name lives."""
 
@@ -47,6 +54,11 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from dort_rewriter.backends.onnxrt import (
+        OrtBackend,
+        is_onnxrt_backend_supported,
+        torch_compile_backend,
+    )
     from dort_rewriter.backends.to_onnx import to_onnx
     from dort_rewriter.errors import (
         CaptureError,
@@ -58,9 +70,14 @@ if TYPE_CHECKING:
         OptionError,
         UnsupportedOpError,
     )
+    from dort_rewriter.export.decompositions import (
+        filter_decomposition_table,
+        get_decomposition_table,
+        get_decomposition_table_by_name,
+    )
     from dort_rewriter.export.dispatcher import Dispatcher, ForceDispatcher
     from dort_rewriter.export.names import create_input_names
     from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-    from dort_rewriter.options import ExportOptions, OptimizationOptions
+    from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature

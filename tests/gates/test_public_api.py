@@ -22,12 +22,19 @@ PUBLIC = [
     "OptimizationOptions",
     "OptimizeError",
     "OptionError",
+    "OrtBackend",
+    "OrtBackendOptions",
     "OxsDebugDispatcher",
     "OxsDispatcher",
     "UnsupportedOpError",
     "__version__",
     "create_input_names",
+    "filter_decomposition_table",
+    "get_decomposition_table",
+    "get_decomposition_table_by_name",
+    "is_onnxrt_backend_supported",
     "to_onnx",
+    "torch_compile_backend",
 ]
 
 

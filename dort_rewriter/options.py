@@ -111,6 +111,6 @@ class OrtBackendOptions:
     """Operators that a part of a cut graph needs to be worth a session."""
     intra_op_threads: int | None = None
     """Threads of a session; None is ``torch.get_num_threads()``."""
-    spinning: Literal["on", "stop", "off"] | None = None
-    """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``; None
-    chooses by direction: ``off`` for training, ``stop`` for inference."""
+    spinning: Literal["on", "stop", "off"] = "stop"
+    """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``. Threads
+    that spin between runs starve those of torch in a training loop."""

@@ -64,7 +64,6 @@ class Recipe:
     dispatcher: Dispatcher
     options: OrtBackendOptions
     select_providers: Callable[[torch.fx.GraphModule, Sequence[Any]], Sequence[ProviderSpec]]
-    training: bool = False
     on_built: Callable[[BuiltBlock], None] | None = None
     """Called once for each block, when its session exists."""
     on_call: Callable[[], None] | None = None
@@ -249,11 +248,7 @@ def _build_session(
     options = recipe.options
     settings = options.ort_session_options
     if settings is None:
-        policy = ThreadPolicy.default(training=recipe.training)
-        if options.spinning is not None:
-            policy = dataclasses.replace(policy, spinning=options.spinning)
-        if options.intra_op_threads is not None:
-            policy = dataclasses.replace(policy, intra_op_threads=options.intra_op_threads)
+        policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
         settings = session_options(
             optimization_level=options.ort_optimization_level, threads=policy
         )

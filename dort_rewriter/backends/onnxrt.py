@@ -171,24 +171,16 @@ def call_backend(
     return compile_with_aot(
         graph_module,
         args,
-        forward=functools.partial(_compile, backend, training=True),
-        backward=functools.partial(_compile, backend, training=True),
-        inference=functools.partial(_compile, backend, training=False),
+        compile_graph=lambda graph, _: compile_aten_graph(graph, make_recipe(backend)),
         decompositions=get_decomposition_table(make_dispatcher()),
     )
-
-
-def _compile(
-    backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any], *, training: bool
-) -> Callable[..., Any]:
-    return compile_aten_graph(graph_module, _recipe(backend, training=training))
 
 
 def compile_graph(
     backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
 ) -> torch.fx.GraphModule:
     """Compile a graph of ATen operators; the result is a graph whose blocks are sessions."""
-    return cut(graph_module, _recipe(backend, training=False)).graph_module
+    return cut(graph_module, make_recipe(backend)).graph_module
 
 
 def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
@@ -206,17 +198,17 @@ def accelerated_call(
     """Run a graph that was found convertible, building its session at the first call."""
     block = _blocks.get(graph_module)
     if block is None:
-        block = _blocks[graph_module] = Block(graph_module, _recipe(backend, training=False))
+        block = _blocks[graph_module] = Block(graph_module, make_recipe(backend))
     return block(*args)
 
 
-def _recipe(backend: Any, *, training: bool) -> Recipe:
+def make_recipe(backend: Any) -> Recipe:
+    """Return what a backend does with a graph of ATen operators."""
     options = _options(backend)
     return Recipe(
         dispatcher=make_dispatcher(),
         options=options,
         select_providers=lambda graph_module, args: backend._select_eps(graph_module, *args),
-        training=training,
         on_built=functools.partial(_record, backend),
         on_call=functools.partial(_count, backend),
     )

@@ -19,12 +19,10 @@ def compile_with_aot(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
-    forward: CompileGraph,
-    backward: CompileGraph,
-    inference: CompileGraph,
+    compile_graph: CompileGraph,
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Compile Dynamo's graph through AOTAutograd.
+    """Compile Dynamo's graph through AOTAutograd: forward and backward, or inference.
 
     NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
     torch 2.8 with dynamic shapes.
@@ -33,9 +31,7 @@ def compile_with_aot(
     from torch._dynamo.backends.common import aot_autograd
 
     compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
+        fw_compiler=compile_graph,
         partition_fn=min_cut_rematerialization_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
     )

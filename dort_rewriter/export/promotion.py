@@ -18,7 +18,14 @@ from dort_rewriter.export.recorder import Recorder
 
 __all__ = ["promote"]
 
-_UNPROMOTED = ("aten::_to_copy", "aten::clone", "aten::copy", "aten::fill", "prims::")
+_UNPROMOTED = (
+    "aten::_to_copy",
+    "aten::clone",
+    "aten::fill",
+    "aten::logical_",
+    "aten::masked_fill",
+    "prims::",
+)
 """Elementwise by tag, but each operand keeps its own type."""
 
 _Number = (int, float, torch.SymInt, torch.SymFloat)

@@ -1,9 +1,11 @@
-"""Elementwise arithmetic."""
+"""Elementwise arithmetic: sums, products, and their combinations."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from dort_rewriter.export.converters.opmath import is_bool, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.export.values import Value
@@ -19,34 +21,144 @@ def _same_as(onnx_op: str, *names: str) -> None:
 
 
 for _onnx_op, _names in {
+    "Acos": ("aten::acos",),
+    "Acosh": ("aten::acosh",),
+    "Asin": ("aten::asin",),
+    "Asinh": ("aten::asinh",),
+    "Atan": ("aten::atan",),
+    "Atanh": ("aten::atanh",),
+    "Cos": ("aten::cos",),
+    "Cosh": ("aten::cosh",),
+    "Erf": ("aten::erf",),
     "Exp": ("aten::exp",),
     "Log": ("aten::log",),
     "Neg": ("aten::neg",),
-    "Relu": ("aten::relu",),
     "Reciprocal": ("aten::reciprocal",),
     "Sigmoid": ("aten::sigmoid",),
-    "Sqrt": ("aten::sqrt",),
-    "Tanh": ("aten::tanh",),
-    "Cos": ("aten::cos",),
     "Sin": ("aten::sin",),
-    "Mul": ("aten::mul.Tensor", "aten::mul.Scalar"),
+    "Sinh": ("aten::sinh",),
+    "Sqrt": ("aten::sqrt",),
+    "Tan": ("aten::tan",),
+    "Tanh": ("aten::tanh",),
 }.items():
     _same_as(_onnx_op, *_names)
 
 
+def _scale(op: Recorder, factor: Any, value: Any) -> Any:
+    """Return factor * value, recording nothing for a factor of 1."""
+    if not isinstance(factor, Value) and factor == 1:
+        return value
+    if not isinstance(factor, Value) and not isinstance(value, Value):
+        return factor * value
+    return op.Mul(value, like(op, factor, value))
+
+
 @converter("aten::add.Tensor", "aten::add.Scalar")
-def add(op: Recorder, x: Value, other: Any, alpha: Any = 1) -> Value:
+def add(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return op.Add(x, other if alpha == 1 else op.Mul(other, alpha))
+    if is_bool(x) and is_bool(other):
+        return op.Or(x, other) if alpha else op.Identity(x)
+    return op.Add(x, _scale(op, alpha, other))
 
 
 @converter("aten::sub.Tensor", "aten::sub.Scalar")
-def sub(op: Recorder, x: Value, other: Any, alpha: Any = 1) -> Value:
+def sub(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return op.Sub(x, other if alpha == 1 else op.Mul(other, alpha))
+    return op.Sub(x, _scale(op, alpha, other))
 
 
-@converter("aten::div.Tensor", "aten::div.Scalar")
-def div(op: Recorder, x: Value, other: Any) -> Value:
-    """div.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.Div(x, other)
+@converter("aten::rsub.Scalar")
+def rsub(op: Recorder, x: Value, other: Any, alpha: Any = 1) -> Value:
+    """rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"""
+    return op.Sub(other, _scale(op, alpha, x))
+
+
+@converter("aten::mul.Tensor", "aten::mul.Scalar")
+def mul(op: Recorder, x: Any, other: Any) -> Value:
+    """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.And(x, other) if is_bool(x) and is_bool(other) else op.Mul(x, other)
+
+
+@converter("aten::addcmul")
+def addcmul(op: Recorder, x: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
+    """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    start, a, b = (widen(op, v) for v in (x, tensor1, tensor2))
+    return store(op, op.Add(start, op.Mul(_scale(op, value, a), b)))
+
+
+@converter("aten::addcdiv")
+def addcdiv(op: Recorder, x: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
+    """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    start, a, b = (widen(op, v) for v in (x, tensor1, tensor2))
+    return store(op, op.Add(start, op.Div(_scale(op, value, a), b)))
+
+
+@converter("aten::lerp.Scalar", "aten::lerp.Tensor")
+def lerp(op: Recorder, x: Value, end: Value, weight: Any) -> Value:
+    """lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor"""
+    start, stop, w = (widen(op, v) for v in (x, end, weight))
+    way = op.Sub(stop, start)
+    if not isinstance(w, Value):
+        is_near = abs(w) < 0.5
+        change = op.Mul(way, w if is_near else 1 - w)
+        return store(op, op.Add(start, change) if is_near else op.Sub(stop, change))
+    # The end is reached exactly for a weight of 1, the start for 0.
+    from_start = op.Add(start, op.Mul(w, way))
+    from_stop = op.Sub(stop, op.Mul(way, op.Sub(1, w)))
+    return store(op, op.Where(op.Less(op.Abs(w), 0.5), from_start, from_stop))
+
+
+@converter("aten::abs")
+def abs_(op: Recorder, x: Value) -> Value:
+    """abs(Tensor self) -> Tensor"""
+    return op.Identity(x) if is_bool(x) else op.Abs(x)
+
+
+@converter("aten::sign", "aten::sgn")
+def sign(op: Recorder, x: Value) -> Value:
+    """sign(Tensor self) -> Tensor"""
+    if is_bool(x):
+        return op.Identity(x)
+    if not is_float(x):
+        return op.Sign(x)
+    # NOTE: ORT's Sign(NaN) is 1, torch's is 0.
+    return op.Where(op.IsNaN(x), 0, op.Sign(x))
+
+
+@converter("aten::atan2")
+def atan2(op: Recorder, x: Value, other: Value) -> Value:
+    """atan2(Tensor self, Tensor other) -> Tensor"""
+    y, x = widen(op, x), widen(op, other)
+    rise, run = op.Abs(y), op.Abs(x)
+    # Sign gives the slope of 0/0 (0) and of inf/inf (1).
+    slope = op.Where(op.Equal(rise, run), op.Sign(rise), op.Div(rise, run))
+    angle = op.Atan(slope)
+    angle = op.Where(is_negative(op, x), op.Sub(math.pi, angle), angle)
+    return store(op, op.Where(is_negative(op, y), op.Neg(angle), angle))
+
+
+@converter("aten::hypot")
+def hypot(op: Recorder, x: Value, other: Value) -> Value:
+    """hypot(Tensor self, Tensor other) -> Tensor"""
+    a, b = op.Abs(widen(op, x)), op.Abs(widen(op, other))
+    long = op.Max(a, b)
+    # NOTE: the squares of the operands themselves would overflow.
+    ratio = op.Div(op.Min(a, b), long)
+    length = op.Mul(long, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1)))
+    has_infinity = op.Or(op.Equal(a, math.inf), op.Equal(b, math.inf))
+    length = op.Where(op.Equal(long, 0), long, length)
+    return store(op, op.Where(has_infinity, math.inf, length))
+
+
+@converter("aten::copysign.Tensor", "aten::copysign.Scalar")
+def copysign(op: Recorder, x: Value, other: Any) -> Value:
+    """copysign.Tensor(Tensor self, Tensor other) -> Tensor"""
+    size = op.Abs(x)
+    if not isinstance(other, Value):
+        return op.Neg(size) if math.copysign(1, other) < 0 else size
+    return op.Where(is_negative(op, other), op.Neg(size), size)
+
+
+def is_negative(op: Recorder, x: Value) -> Value:
+    """Tell where the sign bit is set, minus zero included (the sign of a NaN is out of reach)."""
+    return op.Less(op.Where(op.Equal(x, 0), op.Reciprocal(x), x), 0)

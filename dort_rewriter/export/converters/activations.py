@@ -1,0 +1,240 @@
+"""Activations of one argument, each beside its gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.export.values import Value
+
+__all__ = ["is_exact_attribute"]
+
+
+def is_exact_attribute(x: Value, *numbers: Any) -> bool:
+    """Tell whether numbers may be ONNX attributes, which are float32, and lose nothing."""
+    return x.dtype != ir.DataType.DOUBLE and not any(isinstance(n, Value) for n in numbers)
+
+
+@converter("aten::relu")
+def relu(op: Recorder, x: Value) -> Value:
+    """relu(Tensor self) -> Tensor"""
+    return op.Relu(x)
+
+
+@converter("aten::threshold_backward")
+def threshold_backward(op: Recorder, grad_output: Value, x: Value, threshold: Any) -> Value:
+    """threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor"""
+    return op.Where(op.LessOrEqual(x, like(op, threshold, x)), 0, grad_output)
+
+
+@converter("aten::threshold")
+def threshold(op: Recorder, x: Value, threshold: Any, value: Any) -> Value:
+    """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
+    return op.Where(op.LessOrEqual(x, like(op, threshold, x)), like(op, value, x), x)
+
+
+@converter("aten::leaky_relu")
+def leaky_relu(op: Recorder, x: Value, negative_slope: Any = 0.01) -> Value:
+    """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
+    if is_exact_attribute(x, negative_slope):
+        return op.LeakyRelu(x, alpha=float(negative_slope))
+    return op.Where(op.Greater(x, 0), x, op.Mul(x, like(op, negative_slope, x)))
+
+
+@converter("aten::leaky_relu_backward")
+def leaky_relu_backward(
+    op: Recorder, grad_output: Value, x: Value, negative_slope: Any, self_is_result: bool
+) -> Value:
+    """leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor"""
+    slope = like(op, negative_slope, grad_output)
+    return op.Where(op.Greater(x, 0), grad_output, op.Mul(grad_output, slope))
+
+
+@converter("aten::_prelu_kernel")
+def prelu(op: Recorder, x: Value, weight: Value) -> Value:
+    """_prelu_kernel(Tensor self, Tensor weight) -> Tensor"""
+    return op.PRelu(x, weight)
+
+
+@converter("aten::_prelu_kernel_backward")
+def prelu_backward(
+    op: Recorder, grad_output: Value, x: Value, weight: Value
+) -> tuple[Value, Value]:
+    """_prelu_kernel_backward(Tensor grad_output, Tensor self, Tensor weight) -> (Tensor, Tensor)"""
+    is_positive = op.Greater(x, 0)
+    return (
+        op.Where(is_positive, grad_output, op.Mul(weight, grad_output)),
+        op.Where(is_positive, 0, op.Mul(x, grad_output)),
+    )
+
+
+@converter("aten::gelu")
+def gelu(op: Recorder, x: Value, *, approximate: str = "none") -> Value:
+    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
+    if op.opset >= 20:
+        return op.Gelu(x, approximate=approximate)
+    wide = widen(op, x)
+    gate = op.Tanh(_gelu_argument(op, wide)) if approximate == "tanh" else _erf(op, wide)
+    return store(op, op.Mul(op.Mul(wide, 0.5), op.Add(gate, 1.0)))
+
+
+def _erf(op: Recorder, x: Value) -> Value:
+    return op.Erf(op.Mul(x, math.sqrt(0.5)))
+
+
+_GELU_SCALE = math.sqrt(2 / math.pi)
+_GELU_CUBE = 0.044715
+
+
+def _gelu_argument(op: Recorder, x: Value) -> Value:
+    cube = op.Mul(op.Mul(x, x), x)
+    return op.Mul(op.Add(x, op.Mul(cube, _GELU_CUBE)), _GELU_SCALE)
+
+
+@converter("aten::gelu_backward")
+def gelu_backward(
+    op: Recorder, grad_output: Value, x: Value, *, approximate: str = "none"
+) -> Value:
+    """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
+    grad, x = widen(op, grad_output), widen(op, x)
+    if approximate == "tanh":
+        gate = op.Tanh(_gelu_argument(op, x))
+        inner = op.Add(op.Mul(op.Mul(x, x), 3 * _GELU_CUBE * _GELU_SCALE), _GELU_SCALE)
+        bell = op.Mul(op.Mul(op.Sub(1.0, op.Mul(gate, gate)), inner), 0.5)
+    else:
+        gate = _erf(op, x)
+        bell = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    share = op.Mul(op.Add(gate, 1.0), 0.5)
+    return store(op, op.Mul(grad, op.Add(share, op.Mul(x, bell))))
+
+
+@converter("aten::silu")
+def silu(op: Recorder, x: Value) -> Value:
+    """silu(Tensor self) -> Tensor"""
+    wide = widen(op, x)
+    return store(op, op.Mul(wide, op.Sigmoid(wide)))
+
+
+@converter("aten::silu_backward")
+def silu_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
+    """silu_backward(Tensor grad_output, Tensor self) -> Tensor"""
+    grad, x = widen(op, grad_output), widen(op, x)
+    gate = op.Sigmoid(x)
+    slope = op.Add(op.Mul(x, op.Sub(1.0, gate)), 1.0)
+    return store(op, op.Mul(op.Mul(grad, gate), slope))
+
+
+@converter("aten::mish")
+def mish(op: Recorder, x: Value) -> Value:
+    """mish(Tensor self) -> Tensor"""
+    wide = widen(op, x)
+    return store(op, op.Mul(wide, op.Tanh(op.Softplus(wide))))
+
+
+@converter("aten::mish_backward")
+def mish_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
+    """mish_backward(Tensor grad_output, Tensor self) -> Tensor"""
+    grad, x = widen(op, grad_output), widen(op, x)
+    gate = op.Tanh(op.Softplus(x))
+    curve = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(gate, gate)))
+    return store(op, op.Mul(grad, op.Add(gate, curve)))
+
+
+@converter("aten::sigmoid_backward")
+def sigmoid_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
+    """sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor"""
+    grad, output = widen(op, grad_output), widen(op, output)
+    return store(op, op.Mul(op.Mul(grad, op.Sub(1.0, output)), output))
+
+
+@converter("aten::tanh_backward")
+def tanh_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
+    """tanh_backward(Tensor grad_output, Tensor output) -> Tensor"""
+    grad, output = widen(op, grad_output), widen(op, output)
+    return store(op, op.Mul(grad, op.Sub(1.0, op.Mul(output, output))))
+
+
+@converter("aten::log_sigmoid_forward")
+def log_sigmoid_forward(op: Recorder, x: Value) -> tuple[Value, Value]:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
+    wide = widen(op, x)
+    output = store(op, op.Neg(op.Softplus(op.Neg(wide))))
+    if op.result[1].ndim != op.result[0].ndim:  # other devices keep nothing for the gradient
+        return output, op.constant([], op.dtype)
+    return output, store(op, op.Exp(op.Neg(op.Abs(wide))))
+
+
+@converter("aten::log_sigmoid_backward")
+def log_sigmoid_backward(op: Recorder, grad_output: Value, x: Value, buffer: Value) -> Value:
+    """log_sigmoid_backward(Tensor grad_output, Tensor self, Tensor buffer) -> Tensor"""
+    grad, x = widen(op, grad_output), widen(op, x)
+    return store(op, op.Mul(grad, op.Sigmoid(op.Neg(x))))
+
+
+@converter("aten::softplus")
+def softplus(op: Recorder, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+    """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
+    wide = widen(op, x)
+    beta, threshold = like(op, beta, wide), like(op, threshold, wide)
+    scaled = op.Mul(wide, beta)
+    curve = op.Div(op.Softplus(scaled), beta)
+    return store(op, op.Where(op.Greater(scaled, threshold), wide, curve))
+
+
+@converter("aten::softplus_backward")
+def softplus_backward(
+    op: Recorder, grad_output: Value, x: Value, beta: Any, threshold: Any
+) -> Value:
+    """softplus_backward(Tensor grad_output, Tensor self, Scalar beta, Scalar threshold) -> Tensor"""
+    grad, x = widen(op, grad_output), widen(op, x)
+    beta, threshold = like(op, beta, x), like(op, threshold, x)
+    scaled = op.Mul(x, beta)
+    curve = op.Mul(grad, op.Sigmoid(scaled))
+    return store(op, op.Where(op.Greater(scaled, threshold), grad, curve))
+
+
+@converter("aten::elu")
+def elu(op: Recorder, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
+    if is_exact_attribute(x, alpha, scale, input_scale) and scale == input_scale == 1:
+        return op.Elu(x, alpha=float(alpha))
+    wide = widen(op, x)
+    alpha, scale, input_scale = (like(op, v, wide) for v in (alpha, scale, input_scale))
+    curve = op.Mul(op.Elu(op.Mul(wide, input_scale)), alpha)
+    return store(op, op.Mul(op.Where(op.Greater(wide, 0), wide, curve), scale))
+
+
+@converter("aten::elu_backward")
+def elu_backward(
+    op: Recorder,
+    grad_output: Value,
+    alpha: Any,
+    scale: Any,
+    input_scale: Any,
+    is_result: bool,
+    self_or_result: Value,
+) -> Value:
+    """elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result, Tensor self_or_result) -> Tensor"""
+    grad, y = widen(op, grad_output), widen(op, self_or_result)
+    alpha, scale, input_scale = (like(op, v, y) for v in (alpha, scale, input_scale))
+    coefficient = op.Mul(cast_like(op, alpha, y), scale)
+    if is_result:
+        curve = op.Add(y, coefficient)
+    else:
+        curve = op.Mul(op.Exp(op.Mul(y, input_scale)), coefficient)
+    slope = op.Where(op.Greater(y, 0), cast_like(op, scale, y), op.Mul(curve, input_scale))
+    return store(op, op.Mul(grad, slope))
+
+
+@converter("aten::celu")
+def celu(op: Recorder, x: Value, alpha: Any = 1.0) -> Value:
+    """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
+    wide = widen(op, x)
+    alpha = like(op, alpha, wide)
+    curve = op.Mul(op.Elu(op.Div(wide, alpha)), alpha)
+    return store(op, op.Where(op.Greater(wide, 0), wide, curve))

@@ -1,0 +1,191 @@
+"""Comparisons, tests for NaN and infinity, selection and bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.export.converters.opmath import is_bool, is_float, like
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.export.values import Value
+
+__all__ = ["select"]
+
+
+def _ordered(op: Recorder, *values: Any) -> list[Any]:
+    """Return operands in a type that has an order: ONNX compares no truth values."""
+    return [op.cast(v, ir.DataType.INT32) if is_bool(v) else v for v in values]
+
+
+def select(op: Recorder, condition: Value, a: Any, b: Any) -> Value:
+    """Return a where the condition holds, b elsewhere; ORT has no Where of truth values."""
+    if is_bool(a) and is_bool(b):
+        return op.Or(op.And(condition, a), op.And(op.Not(condition), b))
+    return op.Where(condition, a, b)
+
+
+def _is_everywhere(op: Recorder, x: Value, value: bool) -> Value:
+    return op.Expand(op.cast(value, ir.DataType.BOOL), op.sizes(x))
+
+
+@converter("aten::eq.Tensor", "aten::eq.Scalar")
+def eq(op: Recorder, x: Value, other: Any) -> Value:
+    """eq.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.Equal(x, other)
+
+
+@converter("aten::ne.Tensor", "aten::ne.Scalar")
+def ne(op: Recorder, x: Value, other: Any) -> Value:
+    """ne.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.Not(op.Equal(x, other))
+
+
+@converter("aten::lt.Tensor", "aten::lt.Scalar")
+def lt(op: Recorder, x: Value, other: Any) -> Value:
+    """lt.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.Less(*_ordered(op, x, other))
+
+
+@converter("aten::le.Tensor", "aten::le.Scalar")
+def le(op: Recorder, x: Value, other: Any) -> Value:
+    """le.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.LessOrEqual(*_ordered(op, x, other))
+
+
+@converter("aten::gt.Tensor", "aten::gt.Scalar")
+def gt(op: Recorder, x: Value, other: Any) -> Value:
+    """gt.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.Greater(*_ordered(op, x, other))
+
+
+@converter("aten::ge.Tensor", "aten::ge.Scalar")
+def ge(op: Recorder, x: Value, other: Any) -> Value:
+    """ge.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return op.GreaterOrEqual(*_ordered(op, x, other))
+
+
+@converter("aten::isnan")
+def isnan(op: Recorder, x: Value) -> Value:
+    """isnan(Tensor self) -> Tensor"""
+    return op.IsNaN(x) if is_float(x) else _is_everywhere(op, x, False)
+
+
+@converter("aten::isinf")
+def isinf(op: Recorder, x: Value) -> Value:
+    """isinf(Tensor self) -> Tensor"""
+    return op.Equal(op.Abs(x), math.inf) if is_float(x) else _is_everywhere(op, x, False)
+
+
+@converter("aten::isposinf")
+def isposinf(op: Recorder, x: Value) -> Value:
+    """isposinf(Tensor self) -> Tensor"""
+    return op.Equal(x, math.inf) if is_float(x) else _is_everywhere(op, x, False)
+
+
+@converter("aten::isneginf")
+def isneginf(op: Recorder, x: Value) -> Value:
+    """isneginf(Tensor self) -> Tensor"""
+    return op.Equal(x, -math.inf) if is_float(x) else _is_everywhere(op, x, False)
+
+
+@converter("aten::where.self")
+def where(op: Recorder, condition: Value, x: Any, other: Any) -> Value:
+    """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
+    return select(op, op.cast(condition, ir.DataType.BOOL), x, other)
+
+
+@converter("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
+def masked_fill(op: Recorder, x: Value, mask: Value, value: Any) -> Value:
+    """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
+    fill = op.cast(value, op.dtype)
+    return select(op, op.cast(mask, ir.DataType.BOOL), fill, op.cast(x, op.dtype))
+
+
+@converter("aten::maximum")
+def maximum(op: Recorder, x: Value, other: Value) -> Value:
+    """maximum(Tensor self, Tensor other) -> Tensor"""
+    return op.Or(x, other) if is_bool(x) else op.Max(x, other)
+
+
+@converter("aten::minimum")
+def minimum(op: Recorder, x: Value, other: Value) -> Value:
+    """minimum(Tensor self, Tensor other) -> Tensor"""
+    return op.And(x, other) if is_bool(x) else op.Min(x, other)
+
+
+@converter("aten::fmax")
+def fmax(op: Recorder, x: Value, other: Value) -> Value:
+    """fmax(Tensor self, Tensor other) -> Tensor"""
+    if not is_float(x):
+        return maximum(op, x, other)
+    known = op.Where(op.IsNaN(other), x, other)
+    return op.Where(op.IsNaN(x), other, op.Max(x, known))
+
+
+@converter("aten::fmin")
+def fmin(op: Recorder, x: Value, other: Value) -> Value:
+    """fmin(Tensor self, Tensor other) -> Tensor"""
+    if not is_float(x):
+        return minimum(op, x, other)
+    known = op.Where(op.IsNaN(other), x, other)
+    return op.Where(op.IsNaN(x), other, op.Min(x, known))
+
+
+# The parameters are called min and max in the schemas.
+@converter("aten::clamp")
+def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
+    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
+    # NOTE: ORT's Clip without one of its bounds turns infinity into the largest number.
+    if min is None or max is None:
+        return clamp_tensor(op, x, min, max)
+    return op.Clip(x, like(op, min, x), like(op, max, x))
+
+
+@converter("aten::clamp.Tensor")
+def clamp_tensor(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
+    """clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"""
+    if min is not None:
+        x = op.Max(x, like(op, min, x))
+    return x if max is None else op.Min(x, like(op, max, x))
+
+
+@converter("aten::clamp_min")
+def clamp_min(op: Recorder, x: Value, min: Any) -> Value:
+    """clamp_min(Tensor self, Scalar min) -> Tensor"""
+    return clamp(op, x, min)
+
+
+@converter("aten::clamp_min.Tensor")
+def clamp_min_tensor(op: Recorder, x: Value, min: Value) -> Value:
+    """clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"""
+    return op.Max(x, min)
+
+
+@converter("aten::clamp_max")
+def clamp_max(op: Recorder, x: Value, max: Any) -> Value:
+    """clamp_max(Tensor self, Scalar max) -> Tensor"""
+    return clamp(op, x, None, max)
+
+
+@converter("aten::clamp_max.Tensor")
+def clamp_max_tensor(op: Recorder, x: Value, max: Value) -> Value:
+    """clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"""
+    return op.Min(x, max)
+
+
+@converter("aten::nan_to_num")
+def nan_to_num(
+    op: Recorder, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Value:
+    """nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"""
+    if not is_float(x):
+        return x
+    biggest = torch.finfo(op.result.dtype).max
+    result = op.Where(op.IsNaN(x), op.cast(0.0 if nan is None else nan, op.dtype), x)
+    high = op.cast(biggest if posinf is None else posinf, op.dtype)
+    low = op.cast(-biggest if neginf is None else neginf, op.dtype)
+    return op.Where(op.Equal(x, math.inf), high, op.Where(op.Equal(x, -math.inf), low, result))

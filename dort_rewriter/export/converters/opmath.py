@@ -1,0 +1,55 @@
+"""The precision torch computes in: float32 for 16-bit numbers, whatever it stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.values import Value
+
+__all__ = ["HALVES", "cast_like", "is_bool", "is_float", "like", "store", "widen"]
+
+HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def widen(op: Recorder, value: Any) -> Any:
+    """Return a 16-bit floating-point result as float32, anything else as it is.
+
+    For converters of several nodes: torch rounds once, at the end.
+    """
+    if isinstance(value, Value) and value.dtype in HALVES:
+        return op.cast(value, ir.DataType.FLOAT)
+    return value
+
+
+def store(op: Recorder, value: Any) -> Value:
+    """Return a value in the element type of the operator's result."""
+    return op.cast(value, op.dtype)
+
+
+def like(op: Recorder, number: Any, value: Any) -> Any:
+    """Return a scalar argument, which may be a symbolic number, in the type of a tensor."""
+    if isinstance(number, Value) and isinstance(value, Value) and value.dtype is not None:
+        return op.cast(number, value.dtype)
+    return number
+
+
+def cast_like(op: Recorder, number: Any, value: Value) -> Value:
+    """Return a number or a result in the type of a tensor, as a result."""
+    return op.cast(number, value.dtype or op.dtype)
+
+
+def is_float(value: Any) -> bool:
+    """Tell whether a tensor or a number is of a floating-point type."""
+    if isinstance(value, ir.Value):
+        return value.dtype is not None and value.dtype.is_floating_point()
+    return isinstance(value, float)
+
+
+def is_bool(value: Any) -> bool:
+    """Tell whether a tensor or a number is a truth value."""
+    if isinstance(value, ir.Value):
+        return value.dtype == ir.DataType.BOOL
+    return isinstance(value, bool)

@@ -1,0 +1,207 @@
+"""Positions of extrema, sorting, and order statistics.
+
+torch takes NaN for greater than every number. ORT's TopK leaves the order undefined around a NaN,
+so sorting gives it the rank of infinity: the two are in the order of their positions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.converters.opmath import is_bool, is_float
+from dort_rewriter.export.converters.reductions import extremum, has_nan
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.values import Value
+
+
+def _comparable(op: Recorder, x: Value) -> Value:
+    return op.cast(x, ir.DataType.INT32) if is_bool(x) else x
+
+
+def _arg(op: Recorder, onnx_op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+    """Return the position of the first extremum."""
+    if x.rank == 0:
+        return op.cast(0, ir.DataType.INT64)
+    if dim is None:
+        index = _arg(op, onnx_op, op.Reshape(x, [-1]), 0, False)
+        return op.Reshape(index, [1] * x.rank) if keepdim else index
+    axis = dim % x.rank
+    if x.dtype == ir.DataType.INT64:  # ORT 1.19 has no ArgMax for it; TopK finds the first too
+        index = op.TopK(x, [1], axis=axis, largest=int(onnx_op == "ArgMax"))[1]
+        return index if keepdim else op.Squeeze(index, [axis])
+    index = op.call(onnx_op, _comparable(op, x), axis=axis, keepdims=int(keepdim))
+    if not is_float(x):
+        return index
+    first_nan = op.ArgMax(
+        op.cast(op.IsNaN(x), ir.DataType.INT32), axis=axis, keepdims=int(keepdim)
+    )
+    return op.Where(has_nan(op, x, axis, keepdim), first_nan, index)
+
+
+@converter("aten::argmax")
+def argmax(op: Recorder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+    return _arg(op, "ArgMax", x, dim, keepdim)
+
+
+@converter("aten::argmin")
+def argmin(op: Recorder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+    return _arg(op, "ArgMin", x, dim, keepdim)
+
+
+@converter("aten::max.dim")
+def max_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    values = extremum(op, "ReduceMax", x, dim, keepdim)
+    return values, _arg(op, "ArgMax", x, dim, keepdim)
+
+
+@converter("aten::min.dim")
+def min_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    values = extremum(op, "ReduceMin", x, dim, keepdim)
+    return values, _arg(op, "ArgMin", x, dim, keepdim)
+
+
+@converter("aten::topk")
+def topk(
+    op: Recorder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
+    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""
+    if x.rank == 0:
+        return x, op.cast(0, ir.DataType.INT64)
+    # NOTE: torch sorts whether asked or not; ORT does not.
+    values, indices = op.TopK(
+        _comparable(op, x), op.vector([k]), axis=dim % x.rank, largest=int(largest), sorted=1
+    )
+    return op.cast(values, op.dtype), indices
+
+
+@converter("aten::sort")
+def sort(op: Recorder, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
+    return sort_stable(op, x, dim=dim, descending=descending)
+
+
+@converter("aten::sort.stable")
+def sort_stable(
+    op: Recorder, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Value, Value]:
+    """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
+    if x.rank == 0:
+        return x, op.cast(0, ir.DataType.INT64)
+    axis = dim % x.rank
+    # TopK puts equal elements in the order of their positions, either way.
+    count = op.sizes(x, [axis])
+    key = _comparable(op, x)
+    if is_float(x):
+        key = op.Where(op.IsNaN(x), math.inf, x)
+    values, indices = op.TopK(key, count, axis=axis, largest=int(descending), sorted=1)
+    if is_float(x):
+        values = op.GatherElements(x, indices, axis=axis)
+    return op.cast(values, x.dtype or op.dtype), indices
+
+
+@converter("aten::kthvalue")
+def kthvalue(
+    op: Recorder, x: Value, k: Any, dim: int = -1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    if x.rank == 0:
+        return x, op.cast(0, ir.DataType.INT64)
+    axis = dim % x.rank
+    values, indices = sort_stable(op, x, dim=axis)
+    place = op.vector([op.Sub(op.cast(k, ir.DataType.INT64), 1)])
+    return _take(op, values, place, axis, keepdim), _take(op, indices, place, axis, keepdim)
+
+
+def _take(op: Recorder, x: Value, place: Value, axis: int, keepdim: bool) -> Value:
+    """Return one slice along an axis; `place` has one element."""
+    taken = op.Gather(x, place, axis=axis)
+    return taken if keepdim else op.Squeeze(taken, [axis])
+
+
+@converter("aten::median")
+def median(op: Recorder, x: Value) -> Value:
+    """median(Tensor self) -> Tensor"""
+    return median_dim(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+
+
+@converter("aten::median.dim")
+def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    if x.rank == 0:
+        return x, op.cast(0, ir.DataType.INT64)
+    axis = dim % x.rank
+    if x.dims[axis] == 0:
+        raise Refused("the median of nothing")
+    values, indices = sort_stable(op, x, dim=axis)
+    middle = op.Div(op.Sub(op.sizes(x, [axis]), 1), 2)
+    value, index = (_take(op, v, middle, axis, keepdim) for v in (values, indices))
+    if not is_float(x):
+        return value, index
+    first_nan = _arg(op, "ArgMax", x, axis, keepdim)
+    is_nan = has_nan(op, x, axis, keepdim)
+    return op.Where(is_nan, math.nan, value), op.Where(is_nan, first_nan, index)
+
+
+@converter("aten::nanmedian")
+def nanmedian(op: Recorder, x: Value) -> Value:
+    """nanmedian(Tensor self) -> Tensor"""
+    return nanmedian_dim(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+
+
+@converter("aten::nanmedian.dim")
+def nanmedian_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    if not is_float(x) or x.rank == 0:
+        return median_dim(op, x, dim, keepdim)
+    axis = dim % x.rank
+    if x.dims[axis] == 0:
+        raise Refused("the median of nothing")
+    # NaN goes last; infinities before it keep their place among the known numbers.
+    is_known = op.cast(op.Not(op.IsNaN(x)), ir.DataType.INT64)
+    known = op.ReduceSum(is_known, [axis], keepdims=1)
+    middle = op.Div(op.Max(op.Sub(known, 1), 0), 2)
+    values, indices = sort_stable(op, x, dim=axis)
+    results = [op.GatherElements(v, middle, axis=axis) for v in (values, indices)]
+    value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
+    return value, index
+
+
+@converter("aten::searchsorted.Tensor")
+def searchsorted(
+    op: Recorder,
+    sorted_sequence: Value,
+    x: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"""
+    if sorter is not None:
+        sorted_sequence = op.GatherElements(sorted_sequence, sorter, axis=-1)
+    if sorted_sequence.dtype != x.dtype:
+        raise Refused("a sequence and values of two types")
+    wanted = op.Unsqueeze(x, [x.rank])
+    edges = sorted_sequence
+    if edges.rank > 1:
+        edges = op.Unsqueeze(edges, [edges.rank - 1])
+    compare = "LessOrEqual" if right or side == "right" else "Less"
+    is_before = op.cast(op.call(compare, edges, wanted), ir.DataType.INT64)
+    return op.cast(op.ReduceSum(is_before, [-1], keepdims=0), op.dtype)
+
+
+@converter("aten::bucketize.Tensor")
+def bucketize(
+    op: Recorder, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
+    return searchsorted(op, boundaries, x, right=right)

@@ -1,0 +1,142 @@
+"""Powers, roots, exponentials and logarithms that ONNX has no operator for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.values import Value
+
+__all__ = ["integer_power"]
+
+_EXPONENT_BITS = 7
+"""Integer exponents above 127 leave only 0, 1 and -1, or an overflow."""
+
+
+def _repeat(op: Recorder, x: Any, exponent: int) -> Any:
+    """Return x multiplied by itself, by squaring: as exact as the type is."""
+    result = None
+    while True:
+        if exponent & 1:
+            result = x if result is None else op.Mul(result, x)
+        exponent >>= 1
+        if not exponent:
+            return result
+        x = op.Mul(x, x)
+
+
+def _one(op: Recorder, x: Value) -> Value:
+    """Return ones of the shape of a tensor."""
+    return op.Expand(cast_like(op, 1, x), op.sizes(x))
+
+
+def integer_power(op: Recorder, base: Any, exponent: Any) -> Value:
+    """Return base ** exponent of integers: exact, where ORT's Pow goes through float64."""
+    if not isinstance(exponent, Value):
+        return _repeat(op, base, exponent) if exponent else _one(op, base)
+    is_odd = op.Equal(op.Mod(exponent, 2), 1)
+    # NOTE: 126 or 127 stand for every larger exponent of the same parity.
+    bits = op.Where(op.Less(exponent, 126), exponent, op.Where(is_odd, 127, 126))
+    result: Any = 1
+    square = base
+    for i in range(_EXPONENT_BITS):
+        is_set = op.Equal(op.Mod(op.Div(bits, 1 << i), 2), 1)
+        result = op.Mul(op.Where(is_set, square, cast_like(op, 1, exponent)), result)
+        square = op.Mul(square, square) if i + 1 < _EXPONENT_BITS else square
+    inverse = op.Where(
+        op.Equal(base, 1), 1, op.Where(op.Equal(base, -1), op.Where(is_odd, -1, 1), 0)
+    )
+    return op.Where(op.Less(exponent, 0), cast_like(op, inverse, exponent), result)
+
+
+@converter("aten::pow.Tensor_Scalar")
+def pow_scalar(op: Recorder, x: Value, exponent: Any) -> Value:
+    """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"""
+    if isinstance(exponent, Value):
+        return pow_tensor(op, x, like(op, exponent, x))
+    if not is_float(x):
+        if exponent < 0:
+            raise Refused("integers to a negative power")
+        return integer_power(op, x, int(exponent))
+    wide = widen(op, x)
+    # NOTE: chains of products are several times faster than Pow, and as exact.
+    if exponent in (0, 1, 2, 3, 4):
+        return store(op, integer_power(op, wide, int(exponent)))
+    if exponent == 0.5:
+        return op.Sqrt(x)
+    if exponent == -0.5:
+        return store(op, op.Reciprocal(op.Sqrt(wide)))
+    if exponent in (-1, -2):
+        return store(op, op.Reciprocal(integer_power(op, wide, -int(exponent))))
+    return op.Pow(x, cast_like(op, exponent, x))
+
+
+@converter("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
+def pow_tensor(op: Recorder, x: Any, exponent: Value) -> Value:
+    """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"""
+    base = cast_like(op, x, exponent)
+    return op.Pow(base, exponent) if is_float(exponent) else integer_power(op, base, exponent)
+
+
+@converter("aten::rsqrt")
+def rsqrt(op: Recorder, x: Value) -> Value:
+    """rsqrt(Tensor self) -> Tensor"""
+    return store(op, op.Reciprocal(op.Sqrt(widen(op, x))))
+
+
+@converter("aten::exp2")
+def exp2(op: Recorder, x: Value) -> Value:
+    """exp2(Tensor self) -> Tensor"""
+    return op.Pow(cast_like(op, 2, x), x)
+
+
+@converter("aten::expm1")
+def expm1(op: Recorder, x: Value) -> Value:
+    """expm1(Tensor self) -> Tensor"""
+    x = widen(op, x)
+    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which keeps the digits of a small x.
+    return store(op, op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0)))
+
+
+@converter("aten::log1p")
+def log1p(op: Recorder, x: Value) -> Value:
+    """log1p(Tensor self) -> Tensor"""
+    x = widen(op, x)
+    y = op.Add(x, 1.0)
+    lost = op.Div(x, op.Sub(y, 1.0))  # what the rounding of 1 + x took from a small x
+    result = op.Mul(op.Log(y), op.Where(op.Less(x, 1.0), lost, 1.0))
+    return store(op, op.Where(op.Equal(y, 1.0), x, result))
+
+
+@converter("aten::log2")
+def log2(op: Recorder, x: Value) -> Value:
+    """log2(Tensor self) -> Tensor"""
+    return store(op, op.Div(op.Log(widen(op, x)), math.log(2)))
+
+
+@converter("aten::log10")
+def log10(op: Recorder, x: Value) -> Value:
+    """log10(Tensor self) -> Tensor"""
+    return store(op, op.Div(op.Log(widen(op, x)), math.log(10)))
+
+
+@converter("aten::logit")
+def logit(op: Recorder, x: Value, eps: Any = None) -> Value:
+    """logit(Tensor self, float? eps=None) -> Tensor"""
+    x = widen(op, x)
+    if eps is not None:
+        eps = cast_like(op, eps, x)
+        x = op.Clip(x, eps, op.Sub(1, eps))
+    return store(op, op.Log(op.Div(x, op.Sub(1.0, x))))
+
+
+@converter("aten::logaddexp")
+def logaddexp(op: Recorder, x: Value, other: Value) -> Value:
+    """logaddexp(Tensor self, Tensor other) -> Tensor"""
+    a, b = widen(op, x), widen(op, other)
+    # Equal infinities have no difference.
+    gap = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
+    return store(op, op.Add(op.Max(a, b), op.Softplus(op.Neg(gap))))

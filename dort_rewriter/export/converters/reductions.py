@@ -1,0 +1,282 @@
+"""Reductions to sums, means, norms, extrema and truth values.
+
+An empty list of dimensions means all of them. Integers and truth values are summed in int64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.converters.opmath import cast_like, is_bool, is_float, store, widen
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.values import Value
+
+__all__ = ["extremum", "has_nan", "reduce"]
+
+Dims = int | Sequence[int] | None
+
+
+def _axes(x: Value, dim: Dims) -> list[int]:
+    """Return the axes to reduce, in order."""
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.rank))
+    return sorted(d % x.rank for d in dims) if x.rank else []
+
+
+def reduce(op: Recorder, onnx_op: str, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    """Record a reduction; a tensor of rank 0 is reduced too (the norm of -1 is 1)."""
+    axes = _axes(x, dim)
+    if len(axes) == x.rank:
+        return op.call(onnx_op, x, keepdims=int(keepdim))
+    return op.call(onnx_op, x, axes, keepdims=int(keepdim))
+
+
+def _count(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
+    """Return how many elements are reduced into one: a number, or an int64 of rank 0."""
+    sizes = [op.size(x, axis) for axis in axes]
+    numbers = [s for s in sizes if isinstance(s, int)]
+    if len(numbers) == len(sizes):
+        return math.prod(numbers)
+    return op.ReduceProd(op.vector(sizes), keepdims=0)
+
+
+@converter("aten::sum")
+def sum_(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
+    """sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return reduce(op, "ReduceSum", op.cast(x, op.dtype))
+
+
+@converter("aten::sum.dim_IntList")
+def sum_dim(
+    op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    return reduce(op, "ReduceSum", op.cast(x, op.dtype), dim, keepdim)
+
+
+@converter("aten::nansum")
+def nansum(
+    op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    """nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    known = op.Where(op.IsNaN(x), 0, x) if is_float(x) else x
+    return reduce(op, "ReduceSum", op.cast(known, op.dtype), dim, keepdim)
+
+
+@converter("aten::mean")
+def mean(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
+    """mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return mean_dim(op, x, None)
+
+
+@converter("aten::mean.dim")
+def mean_dim(
+    op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    x = op.cast(x, op.dtype)
+    if 0 in (x.dims[axis] for axis in _axes(x, dim)):
+        return op.Div(reduce(op, "ReduceSum", x, dim, keepdim), 0.0)  # ORT's ReduceMean gives 0
+    return reduce(op, "ReduceMean", x, dim, keepdim)
+
+
+@converter("aten::prod")
+def prod(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
+    """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return reduce(op, "ReduceProd", op.cast(x, op.dtype))
+
+
+@converter("aten::prod.dim_int")
+def prod_dim(
+    op: Recorder, x: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    return reduce(op, "ReduceProd", op.cast(x, op.dtype), dim, keepdim)
+
+
+def _variance(
+    op: Recorder, x: Value, dim: Dims, correction: Any, keepdim: bool
+) -> tuple[Value, Value]:
+    """Return the variance and the mean, in two passes."""
+    x = widen(op, x)
+    axes = _axes(x, dim)
+    mean = reduce(op, "ReduceMean", x, dim, True)
+    squares = reduce(op, "ReduceSumSquare", op.Sub(x, mean), dim, keepdim)
+    count, correction = _count(op, x, axes), 1 if correction is None else correction
+    if isinstance(count, int) and not isinstance(correction, Value):
+        divisor: Any = float(max(0, count - correction))
+    else:
+        degrees = op.Sub(cast_like(op, count, x), cast_like(op, correction, x))
+        divisor = op.Max(degrees, 0.0)
+    if not keepdim:
+        mean = op.Squeeze(mean, axes) if axes else mean
+    return op.Div(squares, divisor), mean
+
+
+@converter("aten::var.correction")
+def var(
+    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> Value:
+    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    return store(op, _variance(op, x, dim, correction, keepdim)[0])
+
+
+@converter("aten::var_mean.correction")
+def var_mean(
+    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
+    variance, mean = _variance(op, x, dim, correction, keepdim)
+    return store(op, variance), store(op, mean)
+
+
+@converter("aten::std.correction")
+def std(
+    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> Value:
+    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    return store(op, op.Sqrt(_variance(op, x, dim, correction, keepdim)[0]))
+
+
+@converter("aten::std_mean.correction")
+def std_mean(
+    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
+    variance, mean = _variance(op, x, dim, correction, keepdim)
+    return store(op, op.Sqrt(variance)), store(op, mean)
+
+
+@converter("aten::linalg_vector_norm")
+def vector_norm(
+    op: Recorder,
+    x: Value,
+    ord: Any = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Value:
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    if isinstance(ord, Value):
+        raise Refused("an order known only at run time")
+    x = widen(op, op.cast(x, op.dtype))
+    if ord == 2 and x.dtype == ir.DataType.DOUBLE:  # ORT 1.19's ReduceL2 has float32's digits
+        return op.Sqrt(reduce(op, "ReduceSumSquare", x, dim, keepdim))
+    named = {1: "ReduceL1", 2: "ReduceL2"}.get(ord)
+    if named is not None:
+        return store(op, reduce(op, named, x, dim, keepdim))
+    size = op.Abs(x)
+    if math.isinf(ord):
+        return store(op, extremum(op, "ReduceMax" if ord > 0 else "ReduceMin", size, dim, keepdim))
+    if ord == 0:
+        is_set = op.Cast(op.Not(op.Equal(x, 0)), to=x.dtype)
+        return store(op, reduce(op, "ReduceSum", is_set, dim, keepdim))
+    total = reduce(op, "ReduceSum", op.Pow(size, float(ord)), dim, keepdim)
+    return store(op, op.Pow(total, 1 / ord))
+
+
+@converter("aten::logsumexp")
+def logsumexp(op: Recorder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
+    return reduce(op, "ReduceLogSumExp", op.cast(x, op.dtype), dim, keepdim)
+
+
+def has_nan(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:
+    """Tell where a reduction meets a NaN."""
+    flags = op.cast(op.IsNaN(x), ir.DataType.INT32)
+    return op.cast(reduce(op, "ReduceMax", flags, dim, keepdim), ir.DataType.BOOL)
+
+
+def extremum(op: Recorder, onnx_op: str, x: Value, dim: Dims, keepdim: bool) -> Value:
+    """Return the largest or smallest elements; a NaN wins, as in torch."""
+    ordered = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
+    result = reduce(op, onnx_op, ordered, dim, keepdim)
+    if not is_float(x):
+        return op.cast(result, x.dtype or op.dtype)
+    # NOTE: ORT keeps or loses a NaN by its position and the axis.
+    return op.Where(has_nan(op, x, dim, keepdim), math.nan, result)
+
+
+@converter("aten::amax")
+def amax(op: Recorder, x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    return extremum(op, "ReduceMax", x, dim, keepdim)
+
+
+@converter("aten::amin")
+def amin(op: Recorder, x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    """amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    return extremum(op, "ReduceMin", x, dim, keepdim)
+
+
+@converter("aten::max")
+def max_(op: Recorder, x: Value) -> Value:
+    """max(Tensor self) -> Tensor"""
+    return amax(op, x)
+
+
+@converter("aten::min")
+def min_(op: Recorder, x: Value) -> Value:
+    """min(Tensor self) -> Tensor"""
+    return amin(op, x)
+
+
+@converter("aten::aminmax")
+def aminmax(
+    op: Recorder, x: Value, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"""
+    return amin(op, x, dim, keepdim), amax(op, x, dim, keepdim)
+
+
+def _holds(op: Recorder, x: Value, dim: Dims, keepdim: bool, *, everywhere: bool) -> Value:
+    """Count what decides: an element that is set for any, one that is not for all."""
+    truth = op.cast(x, ir.DataType.BOOL)
+    if dim == []:
+        raise Refused("no dimension: torch 2.8 records another shape than it computes")
+    decides = op.Not(truth) if everywhere else truth
+    count = reduce(op, "ReduceSum", op.cast(decides, ir.DataType.INT64), dim, keepdim)
+    found = op.cast(count, ir.DataType.BOOL)
+    return op.cast(op.Not(found) if everywhere else found, op.dtype)
+
+
+@converter("aten::any")
+def any_(op: Recorder, x: Value) -> Value:
+    """any(Tensor self) -> Tensor"""
+    return _holds(op, x, None, False, everywhere=False)
+
+
+@converter("aten::any.dim", "aten::any.dims")
+def any_dim(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    """any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"""
+    return _holds(op, x, dim, keepdim, everywhere=False)
+
+
+@converter("aten::all")
+def all_(op: Recorder, x: Value) -> Value:
+    """all(Tensor self) -> Tensor"""
+    return _holds(op, x, None, False, everywhere=True)
+
+
+@converter("aten::all.dim", "aten::all.dims")
+def all_dim(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    """all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"""
+    return _holds(op, x, dim, keepdim, everywhere=True)
+
+
+@converter("aten::count_nonzero")
+def count_nonzero(op: Recorder, x: Value, dim: int | None = None) -> Value:
+    """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
+    return count_nonzero_dims(op, x, None if dim is None else [dim])
+
+
+@converter("aten::count_nonzero.dim_IntList")
+def count_nonzero_dims(op: Recorder, x: Value, dim: Dims) -> Value:
+    """count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor"""
+    is_set = op.cast(op.cast(x, ir.DataType.BOOL), ir.DataType.INT64)
+    return reduce(op, "ReduceSum", is_set, dim)

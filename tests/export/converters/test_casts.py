@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.export.registry import op_name
+from tests.export.cases import Case, T, check, overload, run
+
+X = T(2, 3)
+
+CASES = [
+    *(Case(f"aten::{name}", (X,)) for name in ("alias", "clone", "detach", "lift_fresh_copy")),
+    *(
+        Case("aten::_to_copy", (x,), {"dtype": dtype})
+        for x in (torch.tensor([-1.5, 0.5, 0.0, 2.9]), T(2, 3, dtype=torch.int64))
+        for dtype in (torch.float64, torch.int32, torch.int64, torch.bool, torch.float32)
+    ),
+    Case("aten::_to_copy", (torch.tensor([math.nan, 0.0]),), {"dtype": torch.bool}),
+    Case("aten::_to_copy", (X,)),
+    Case("aten::copy", (X, T(3, dtype=torch.int64))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("prims::view_of", ()), ("prims::convert_element_type", (torch.int32,))]
+)
+def test_prim(name: str, args: tuple[object, ...]) -> None:
+    function = overload(name)
+    x = torch.tensor([1.5, -2.5])
+    traced = make_fx(lambda t: function(t, *args), tracing_mode="fake")(x)
+    assert name in [op_name(n.target) for n in traced.graph.nodes]
+    (got,) = run(traced, [x], 18)
+    torch.testing.assert_close(got, function(x, *args))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.export.cases import Case, T, check
+
+X = T(3, 5)
+TIES = torch.tensor([[2.0, 1.0, 2.0, 0.0, 1.0], [5.0, 5.0, 5.0, 5.0, 5.0]])
+ODD = torch.tensor([[1.0, math.nan, 2.0, math.nan, -1.0], [3.0, 0.0, -math.inf, 4.0, 0.0]])
+INT = T(3, 5, dtype=torch.int64)
+DISTINCT = torch.tensor([[3, 1, 2, 9], [7, 5, 8, 6]])
+EDGES = torch.tensor([-1.0, 0.0, 3.0])
+ANY_TIE = "torch returns any of the equal elements"
+
+CASES = [
+    *(
+        Case(f"aten::{name}", (x, *rest))
+        for name in ("argmax", "argmin")
+        for x in (X, TIES, ODD, INT, T())
+        for rest in ((), (None, True), (0,), (-1, True))
+    ),
+    *(
+        Case(f"aten::{name}.dim", (x, *rest))
+        for name in ("max", "min")
+        for x in (X, TIES, ODD, INT, T(), T(2, 3, dtype=torch.bool))
+        for rest in ((0,), (-1, True))
+    ),
+    *(Case("aten::topk", (x, 3, *rest)) for x in (X, DISTINCT) for rest in ((), (-1, False))),
+    Case("aten::topk", (X, 2, 0)),
+    Case("aten::topk", (T(), 1)),
+    *(Case("aten::sort", (X, d, w)) for d in (0, -1) for w in (False, True)),
+    *(
+        Case("aten::sort.stable", (x,), {"stable": True, "dim": d, "descending": w})
+        for x in (TIES, ODD, INT, T(2, 5, dtype=torch.bool))
+        for d in (0, -1)
+        for w in (False, True)
+    ),
+    Case("aten::sort.stable", (T(),), {"stable": True}),
+    Case("aten::kthvalue", (X, 2)),
+    Case("aten::kthvalue", (DISTINCT, 3, -1, True)),
+    Case("aten::kthvalue", (TIES, 2, 1), outputs=(0,), reason=ANY_TIE),
+    Case("aten::median", (X,)),
+    Case("aten::median", (ODD,)),
+    Case("aten::median", (DISTINCT,)),
+    *(
+        Case("aten::median.dim", (x, d, k))
+        for x in (X, DISTINCT)
+        for d, k in ((0, False), (-1, True))
+    ),
+    Case("aten::median.dim", (ODD, 1), outputs=(0,), reason=ANY_TIE),
+    Case("aten::nanmedian", (ODD,)),
+    Case("aten::nanmedian.dim", (ODD, 1), outputs=(0,), reason=ANY_TIE),
+    Case("aten::nanmedian.dim", (X, 0, True)),
+    *(
+        Case("aten::searchsorted.Tensor", (edges, values), {"right": right})
+        for edges, values in (
+            (torch.tensor([1.0, 3.0, 3.0, 5.0]), torch.tensor([[0.0, 3.0], [5.0, 9.0]])),
+            (torch.tensor([[1, 3, 5], [2, 4, 6]]), torch.tensor([[3, 0], [6, 7]])),
+        )
+        for right in (False, True)
+    ),
+    Case("aten::searchsorted.Tensor", (EDGES, torch.tensor(3.0)), {"side": "right"}),
+    Case("aten::searchsorted.Tensor", (EDGES, T(2)), {"out_int32": True}),
+    # The symbolic trace of bucketize is decomposed by torch itself.
+    Case("aten::bucketize.Tensor", (T(2, 3), EDGES), dynamic=False),
+    Case("aten::bucketize.Tensor", (EDGES, EDGES), {"right": True}, dynamic=False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.export.cases import Case, T, check, run
+
+X = T(3, 4)
+P = X.abs() + 0.1
+INT = T(3, 4, dtype=torch.int64)
+SMALL = torch.tensor([1e-8, -1e-5, 1e-3, 0.5, -0.9, 3.0, 1e8, math.inf, -1.0, math.nan, 0.0])
+FRACTION = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0])
+
+CASES = [
+    *(Case("aten::pow.Tensor_Scalar", (X, e)) for e in (0, 1, 2, 3, 4, 5, -1, -2, 2.0)),
+    *(Case("aten::pow.Tensor_Scalar", (P, e)) for e in (0.5, -0.5, 1.7, -3)),
+    *(Case("aten::pow.Tensor_Scalar", (INT, e)) for e in (0, 1, 2, 7, 2.5)),
+    Case("aten::pow.Tensor_Scalar", (T(3, dtype=torch.bool), 2)),
+    Case("aten::pow.Tensor_Tensor", (P, X[0])),
+    Case("aten::pow.Tensor_Tensor", (INT[:, :1], torch.tensor([0, 1, 5, -1, -2, 62, 131]))),
+    Case("aten::pow.Tensor_Tensor", (torch.tensor([3, 7]), torch.tensor([39, 22]))),
+    Case("aten::pow.Scalar", (2, X)),
+    Case("aten::pow.Scalar", (3, INT + 5)),
+    Case("aten::pow.Scalar", (2.5, INT)),
+    Case("aten::rsqrt", (P,)),
+    Case("aten::exp2", (X,)),
+    Case("aten::exp2", (INT,)),
+    Case("aten::expm1", (SMALL,)),
+    Case("aten::log1p", (SMALL,)),
+    Case("aten::log2", (P,)),
+    Case("aten::log10", (INT.abs() + 1,)),
+    Case("aten::logit", (FRACTION,)),
+    Case("aten::logit", (FRACTION, 0.2)),
+    Case("aten::logaddexp", (SMALL, SMALL.flip(0))),
+    Case(
+        "aten::logaddexp",
+        (torch.tensor([-math.inf, math.inf]), torch.tensor([-math.inf, math.inf])),
+    ),
+]
+
+
+@pytest.mark.parametrize("function", [torch.expm1, torch.log1p])
+def test_small_numbers_keep_their_digits(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.tensor([1e-10, -1e-8, 3e-7, 1e-4])
+    traced = make_fx(function, tracing_mode="fake")(x)
+    (got,) = run(traced, [x], 18)
+    torch.testing.assert_close(got, function(x), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_op(case: Case, dynamic: bool) -> None:
+    if dynamic and not case.dynamic:
+        return
+    check(case, dynamic=dynamic)

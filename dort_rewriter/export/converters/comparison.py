@@ -149,8 +149,8 @@ def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
 def clamp_tensor(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
     """clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"""
     if min is not None:
-        x = op.Max(x, like(op, min, x))
-    return x if max is None else op.Min(x, like(op, max, x))
+        x = maximum(op, x, op.cast(min, op.dtype))
+    return x if max is None else minimum(op, x, op.cast(max, op.dtype))
 
 
 @converter("aten::clamp_min")
@@ -162,7 +162,7 @@ def clamp_min(op: Recorder, x: Value, min: Any) -> Value:
 @converter("aten::clamp_min.Tensor")
 def clamp_min_tensor(op: Recorder, x: Value, min: Value) -> Value:
     """clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"""
-    return op.Max(x, min)
+    return maximum(op, x, min)
 
 
 @converter("aten::clamp_max")
@@ -174,7 +174,7 @@ def clamp_max(op: Recorder, x: Value, max: Any) -> Value:
 @converter("aten::clamp_max.Tensor")
 def clamp_max_tensor(op: Recorder, x: Value, max: Value) -> Value:
     """clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"""
-    return op.Min(x, max)
+    return minimum(op, x, max)
 
 
 @converter("aten::nan_to_num")

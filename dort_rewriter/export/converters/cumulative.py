@@ -79,7 +79,8 @@ def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
         gap = op.Where(op.Equal(a[0], b[0]), 0.0, op.Abs(op.Sub(a[0], b[0])))
         return (op.Add(larger, op.Softplus(op.Neg(gap))),)
 
-    (result,) = _scan(op, (widen(op, x),), dim % x.rank, combine)
+    # In float64, as torch does: its gradient takes differences of large results.
+    (result,) = _scan(op, (op.cast(x, ir.DataType.DOUBLE),), dim % x.rank, combine)
     return store(op, result)
 
 

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from dort_rewriter.export.converters.opmath import is_bool, is_float
 from dort_rewriter.export.converters.reductions import extremum, has_nan
@@ -20,6 +21,21 @@ from dort_rewriter.export.values import Value
 
 def _comparable(op: Recorder, x: Value) -> Value:
     return op.cast(x, ir.DataType.INT32) if is_bool(x) else x
+
+
+def _has_rare_ties(node: torch.fx.Node) -> bool:
+    """which of equal integers torch returns is not specified: it stays in torch"""
+    source = node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    value = source.meta["val"]
+    return value.ndim == 0 or value.dtype.is_floating_point
+
+
+def _has_one_order(node: torch.fx.Node) -> bool:
+    """an order of truth values that is not the stable one: it stays in torch"""
+    source = node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    return source.meta["val"].dtype != torch.bool or bool(node.kwargs.get("stable"))
 
 
 def _arg(op: Recorder, onnx_op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
@@ -68,7 +84,7 @@ def min_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Va
     return values, _arg(op, "ArgMin", x, dim, keepdim)
 
 
-@converter("aten::topk")
+@converter("aten::topk", when=_has_rare_ties)
 def topk(
     op: Recorder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
@@ -82,13 +98,13 @@ def topk(
     return op.cast(values, op.dtype), indices
 
 
-@converter("aten::sort")
+@converter("aten::sort", when=_has_one_order)
 def sort(op: Recorder, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
     return sort_stable(op, x, dim=dim, descending=descending)
 
 
-@converter("aten::sort.stable")
+@converter("aten::sort.stable", when=_has_one_order)
 def sort_stable(
     op: Recorder, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value]:
@@ -107,7 +123,7 @@ def sort_stable(
     return op.cast(values, x.dtype or op.dtype), indices
 
 
-@converter("aten::kthvalue")
+@converter("aten::kthvalue", when=_has_rare_ties)
 def kthvalue(
     op: Recorder, x: Value, k: Any, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -190,6 +206,8 @@ def searchsorted(
         sorted_sequence = op.GatherElements(sorted_sequence, sorter, axis=-1)
     if sorted_sequence.dtype != x.dtype:
         raise Refused("a sequence and values of two types")
+    if 0 in x.dims:
+        return op.Expand(op.cast(0, op.dtype), op.sizes(x))
     wanted = op.Unsqueeze(x, [x.rank])
     edges = sorted_sequence
     if edges.rank > 1:

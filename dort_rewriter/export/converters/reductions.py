@@ -47,7 +47,7 @@ def _count(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
 @converter("aten::sum")
 def sum_(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
     """sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return reduce(op, "ReduceSum", op.cast(x, op.dtype))
+    return sum_dim(op, x, None)
 
 
 @converter("aten::sum.dim_IntList")
@@ -55,6 +55,8 @@ def sum_dim(
     op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    if op.dtype == ir.DataType.BOOL:
+        return _holds(op, x, dim or None, keepdim, everywhere=False)
     return reduce(op, "ReduceSum", op.cast(x, op.dtype), dim, keepdim)
 
 
@@ -84,10 +86,16 @@ def mean_dim(
     return reduce(op, "ReduceMean", x, dim, keepdim)
 
 
+def _product(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:
+    if op.dtype == ir.DataType.BOOL:
+        return _holds(op, x, dim, keepdim, everywhere=True)
+    return reduce(op, "ReduceProd", op.cast(x, op.dtype), dim, keepdim)
+
+
 @converter("aten::prod")
 def prod(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
     """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return reduce(op, "ReduceProd", op.cast(x, op.dtype))
+    return _product(op, x, None, False)
 
 
 @converter("aten::prod.dim_int")
@@ -95,7 +103,7 @@ def prod_dim(
     op: Recorder, x: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return reduce(op, "ReduceProd", op.cast(x, op.dtype), dim, keepdim)
+    return _product(op, x, dim, keepdim)
 
 
 def _variance(

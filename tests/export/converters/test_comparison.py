@@ -51,6 +51,7 @@ CASES = [
     Case("aten::clamp.Tensor", (X[:, None], torch.tensor(-1.0), Y)),
     Case("aten::clamp_min", (X, -1)),
     Case("aten::clamp_max", (INT, 1)),
+    *(Case(f"aten::{name}.Tensor", (B, ~B)) for name in ("clamp_min", "clamp_max")),
     Case("aten::clamp_min.Tensor", (X[:, None], Y)),
     Case("aten::clamp_max.Tensor", (X[:, None], Y)),
     Case("aten::nan_to_num", (X,)),

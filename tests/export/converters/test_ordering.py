@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.export.cases import Case, T, check
+from dort_rewriter.errors import UnsupportedOpError
+from tests.export.cases import Case, T, check, run
 
 X = T(3, 5)
 TIES = torch.tensor([[2.0, 1.0, 2.0, 0.0, 1.0], [5.0, 5.0, 5.0, 5.0, 5.0]])
 ODD = torch.tensor([[1.0, math.nan, 2.0, math.nan, -1.0], [3.0, 0.0, -math.inf, 4.0, 0.0]])
 INT = T(3, 5, dtype=torch.int64)
-DISTINCT = torch.tensor([[3, 1, 2, 9], [7, 5, 8, 6]])
+DISTINCT = torch.tensor([[3.0, 1.0, 2.0, 9.0], [7.0, 5.0, 8.0, 6.0]])
 EDGES = torch.tensor([-1.0, 0.0, 3.0])
 ANY_TIE = "torch returns any of the equal elements"
 
@@ -63,6 +66,7 @@ CASES = [
         for right in (False, True)
     ),
     Case("aten::searchsorted.Tensor", (EDGES, torch.tensor(3.0)), {"side": "right"}),
+    Case("aten::searchsorted.Tensor", (EDGES, T(0))),
     Case("aten::searchsorted.Tensor", (EDGES, T(2)), {"out_int32": True}),
     # The symbolic trace of bucketize is decomposed by torch itself.
     Case("aten::bucketize.Tensor", (T(2, 3), EDGES), dynamic=False),
@@ -76,3 +80,14 @@ def test_op(case: Case, dynamic: bool) -> None:
     if dynamic and not case.dynamic:
         return
     check(case, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.topk(2)[1], lambda x: x.kthvalue(2)[1], lambda x: (x > 1).sort()[1]]
+)
+def test_unspecified_orders_stay_in_torch(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x = T(3, 5, dtype=torch.int64)
+    with pytest.raises(UnsupportedOpError, match="stays in torch"):
+        run(make_fx(function, tracing_mode="fake")(x), [x], 18)

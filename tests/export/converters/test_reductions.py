@@ -34,6 +34,8 @@ CASES = [
     Case("aten::sum.dim_IntList", (T(2, 0), [1])),
     Case("aten::sum.dim_IntList", (X, [0]), {"dtype": torch.float64}),
     Case("aten::nansum", (ODD, [0])),
+    Case("aten::sum", (INT,), {"dtype": torch.bool}),
+    Case("aten::prod", (BOOL,), {"dtype": torch.bool}),
     Case("aten::mean", (X,)),
     Case("aten::mean", (INT,), {"dtype": torch.float32}),
     Case("aten::mean.dim", (T(2, 0), [1]), dynamic=False),

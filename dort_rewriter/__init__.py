@@ -25,6 +25,7 @@ _EXPORTS: dict[str, str] = {
     "GraphSignature": "signature",
     "HookError": "errors",
     "is_onnxrt_backend_supported": "backends.onnxrt",
+    "make_aot_ort": "backends.aot_ort",
     "OptimizationOptions": "options",
     "OptimizeError": "errors",
     "OptionError": "errors",
@@ -54,6 +55,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from dort_rewriter.backends.aot_ort import make_aot_ort
     from dort_rewriter.backends.onnxrt import (
         OrtBackend,
         is_onnxrt_backend_supported,

@@ -7,7 +7,7 @@ can cause is one of these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 __all__ = [
@@ -68,7 +68,7 @@ class UnsupportedOp:
 class UnsupportedOpError(ExportError):
     """Some operators of a graph cannot be converted; all of them are listed at once."""
 
-    def __init__(self, unsupported: Sequence[UnsupportedOp]) -> None:
+    def __init__(self, unsupported: Iterable[UnsupportedOp]) -> None:
         self.unsupported = tuple(unsupported)
         super().__init__(self._text())
 

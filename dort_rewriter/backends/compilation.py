@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -26,10 +27,11 @@ from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import dump_graph
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.providers import ProviderSpec
+from dort_rewriter.runtime.kernels import has_kernel
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import GraphSignature
@@ -38,9 +40,15 @@ from dort_rewriter.trace import CompileTrace
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Block", "BuiltBlock", "Recipe", "compile_graph"]
+__all__ = ["Block", "BuiltBlock", "Recipe", "add_casts", "compile_graph"]
 
 logger = logging.getLogger(__name__)
+
+Providers = Sequence[tuple[str, Mapping[str, Any]]]
+"""Execution providers with their options, best first."""
+
+RunBoxed = Callable[[list[Any]], Any]
+"""Takes the list of arguments, and empties it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +71,13 @@ class Recipe:
 
     dispatcher: Dispatcher
     options: OrtBackendOptions
-    select_providers: Callable[[torch.fx.GraphModule, Sequence[Any]], Sequence[ProviderSpec]]
+    select_providers: Callable[
+        [torch.fx.GraphModule, Sequence[Any]], Sequence[tuple[str, Mapping[str, Any]]]
+    ]
     on_built: Callable[[BuiltBlock], None] | None = None
     """Called once for each block, when its session exists."""
-    on_call: Callable[[], None] | None = None
-    """Called before each run of a block."""
+    around: Callable[[torch.fx.GraphModule, RunBoxed], RunBoxed] | None = None
+    """Put around what runs a block."""
     trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
     refused: frozenset[str] = frozenset()
     """Names of FX nodes that turned out not to be convertible."""
@@ -128,7 +138,7 @@ class Block:
         self.graph_module = graph_module
         self.recipe = recipe
         self._lock = threading.Lock()
-        self._boxed: Callable[[list[Any]], Any] | None = None
+        self._boxed: RunBoxed | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on its arguments."""
@@ -145,13 +155,13 @@ class Block:
         except ExecutionError as e:
             return self._give_up(e)(args)
 
-    def _prepare(self, args: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    def _prepare(self, args: Sequence[Any]) -> RunBoxed:
         with self._lock:
             if self._boxed is None:
                 self._boxed = self._build(args)
             return self._boxed
 
-    def _build(self, args: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    def _build(self, args: Sequence[Any]) -> RunBoxed:
         try:
             built = build_block(self.graph_module, args, self.recipe)
         except UnsupportedOpError as e:
@@ -167,9 +177,11 @@ class Block:
             return self._give_up(e)
         if self.recipe.on_built is not None:
             self.recipe.on_built(built)
-        return _counted(built.executor.boxed, self.recipe.on_call)
+        run = built.executor.boxed
+        around = self.recipe.around
+        return run if around is None else around(self.graph_module, run)
 
-    def _give_up(self, error: ExecutionError) -> Callable[[list[Any]], Any]:
+    def _give_up(self, error: ExecutionError) -> RunBoxed:
         """Leave this graph to torch from now on."""
         if not self.recipe.options.fallback:
             raise error
@@ -253,7 +265,40 @@ def _build_session(
             optimization_level=options.ort_optimization_level, threads=policy
         )
     providers = recipe.select_providers(graph_module, args)
-    return create_session(model, providers=providers, options=settings)
+    try:
+        return create_session(model, providers=providers, options=settings)
+    except ExecutionError as e:
+        if not any(code in str(e) for code in ("NOT_IMPLEMENTED", "INVALID_GRAPH")):
+            raise  # these two are about types: one in which the operator has no kernel, or is not
+    fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
+    add_casts(fitted, provider=str(providers[0][0]))
+    return create_session(fitted, providers=providers, options=settings)
+
+
+def add_casts(model: ir.Model, *, provider: str) -> None:
+    """Mend the nodes without a kernel, or give them back to torch by name."""
+
+    def runs(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
+        return has_kernel(
+            node.op_type,
+            node.domain,
+            model.graph.opset_imports[node.domain],
+            types,
+            attributes={name: attribute.value for name, attribute in node.attributes.items()},
+            outputs=len(node.outputs),
+            provider=provider,
+        )
+
+    if helpless := fit_to_provider(model, runs):
+        raise UnsupportedOpError(
+            UnsupportedOp(
+                n.op_type,
+                f"{provider} has no kernel for its types",
+                n.metadata_props.get("source", ""),
+                n.metadata_props.get("fx_node", ""),
+            )
+            for n in helpless
+        )
 
 
 def _returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
@@ -261,20 +306,7 @@ def _returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
     return isinstance(output.args[0], list | tuple)
 
 
-def _counted(
-    run: Callable[[list[Any]], Any], on_call: Callable[[], None] | None
-) -> Callable[[list[Any]], Any]:
-    if on_call is None:
-        return run
-
-    def call(args: list[Any]) -> Any:
-        on_call()
-        return run(args)
-
-    return call
-
-
-def _boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def _boxed(function: RunBoxed) -> RunBoxed:
     def call(args: list[Any]) -> Any:
         return function(args)
 
@@ -282,7 +314,7 @@ def _boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _boxed_module(graph_module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _boxed_module(graph_module: torch.fx.GraphModule) -> RunBoxed:
     forward = graph_module.forward
 
     def call(args: list[Any]) -> Any:

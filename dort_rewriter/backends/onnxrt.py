@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dort_rewriter import env
-from dort_rewriter.backends.compilation import Block, BuiltBlock, Recipe, cut
+from dort_rewriter.backends.compilation import Block, BuiltBlock, Recipe, RunBoxed, cut
 from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
 from dort_rewriter.capture.aot import compile_with_aot
@@ -210,7 +210,7 @@ def make_recipe(backend: Any) -> Recipe:
         options=options,
         select_providers=lambda graph_module, args: backend._select_eps(graph_module, *args),
         on_built=functools.partial(_record, backend),
-        on_call=functools.partial(_count, backend),
+        around=functools.partial(_watch, backend),
     )
 
 
@@ -228,8 +228,21 @@ def _record(backend: Any, built: BuiltBlock) -> None:
     table.setdefault(built.graph_module, []).append(ExecutionInfo(built))
 
 
-def _count(backend: Any) -> None:
-    backend.execution_count += 1
+def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> RunBoxed:
+    """Count the runs of a block, and compare them with torch when the backend asks for it."""
+
+    def call(args: list[Any]) -> Any:
+        backend.execution_count += 1
+        if not backend._assert_allclose_to_baseline:
+            return run(args)
+        given = list(args)
+        results = run(args)
+        expected = graph_module.forward(*given)
+        expected = expected if isinstance(expected, list | tuple) else (expected,)
+        torch.testing.assert_close(list(results), list(expected))
+        return results
+
+    return call
 
 
 def select_providers(

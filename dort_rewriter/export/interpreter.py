@@ -277,8 +277,9 @@ class _Interpreter:
         meta = node.meta.get("val")
         if not isinstance(meta, list | tuple):
             return self._settle_one(results, meta, node.name)
-        if len(results) != len(meta):
-            raise ExportError(f"{len(results)} results instead of {len(meta)}.")
+        count = len(results) if isinstance(results, list | tuple) else 1
+        if count != len(meta):
+            raise Refused(f"its converter gave {count} result(s) instead of {len(meta)}")
         return [
             self._settle_one(r, m, f"{node.name}_{i}")
             for i, (r, m) in enumerate(zip(results, meta, strict=True))
@@ -385,4 +386,4 @@ def _check_shape(value: Value, meta: Any) -> None:
         for a, b in zip(value.shape, want, strict=True)
     )
     if wrong:
-        raise ExportError(f"its converter gave the shape {value.shape} instead of {list(want)}.")
+        raise Refused(f"its converter gave the shape {value.shape} instead of {list(want)}")

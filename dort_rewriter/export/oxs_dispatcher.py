@@ -28,7 +28,17 @@ DISTRUSTED: dict[str, str] = {
     "aten::_scaled_dot_product_efficient_attention": "logsumexp is zeros",
     "aten::_scaled_dot_product_flash_attention": "logsumexp is zeros",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "logsumexp is zeros",
+    "aten::_upsample_bilinear2d_aa": "gives other numbers than torch",
+    "aten::avg_pool1d": "ceil_mode gives wrong numbers",
+    "aten::avg_pool2d": "ceil_mode gives wrong numbers",
+    "aten::avg_pool3d": "ceil_mode gives wrong numbers",
     "aten::cumsum": "bool gives an invalid graph",
+    "aten::max_pool1d": "ceil_mode gives wrong numbers",
+    "aten::max_pool1d_with_indices": "ceil_mode gives wrong numbers",
+    "aten::max_pool2d": "ceil_mode gives wrong numbers",
+    "aten::max_pool2d_with_indices": "ceil_mode gives wrong numbers",
+    "aten::max_pool3d": "ceil_mode gives wrong numbers",
+    "aten::max_pool3d_with_indices": "ceil_mode gives wrong numbers",
     "aten::native_batch_norm": "training mode is ignored",
     "aten::native_group_norm": "mean and reciprocal deviation are not returned right",
     "aten::nll_loss_forward": "the total weight is invented",
@@ -37,7 +47,7 @@ DISTRUSTED: dict[str, str] = {
     "aten::sum": "bool gives an invalid graph",
     "aten::unbind.int": "goes through a sequence, which is slow",
 }
-"""torchlib functions that are not used, and why: a test shows each of these claims to hold."""
+"""torchlib functions that are not used, and why."""
 
 _lock = threading.RLock()
 """Held while a torchlib function runs: onnxscript keeps its current evaluator in a global."""

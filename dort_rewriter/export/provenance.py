@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 
 __all__ = ["describe", "source_line"]
+
+_TORCH = os.path.dirname(torch.__file__)
 
 
 def source_line(node: torch.fx.Node) -> str:
@@ -23,9 +26,12 @@ def describe(node: torch.fx.Node) -> str:
 @functools.lru_cache(maxsize=4096)
 def _last_frame(stack: str) -> str:
     lines = [line.strip() for line in stack.splitlines() if line.strip()]
-    at = next((i for i in reversed(range(len(lines))) if lines[i].startswith('File "')), None)
-    if at is None:
+    frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
+    if not frames:
         return ""
+    # The line of the user's that called into torch says more than the one inside torch.
+    outside = [i for i in frames if not lines[i].startswith(f'File "{_TORCH}')]
+    at = (outside or frames)[-1]
     file, _, rest = lines[at][len('File "') :].partition('", line ')
     code = lines[at + 1] if at + 1 < len(lines) else ""
     number, _, function = rest.partition(", in ")

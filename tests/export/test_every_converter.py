@@ -23,7 +23,13 @@ def _rows() -> set[str]:
         importlib.import_module(f"{package.__name__}.{m.name}")
         for m in pkgutil.iter_modules(package.__path__)
     ]
-    return {case.op for module in modules for case in getattr(module, "CASES", [])}
+    rows = {
+        case.op
+        for module in modules
+        for name in ("CASES", "SYMBOLIC")
+        for case in getattr(module, name, [])
+    }
+    return rows.union(*(getattr(module, "OTHERS", ()) for module in modules))
 
 
 def test_every_aten_converter_has_a_row() -> None:

@@ -33,6 +33,7 @@ PUBLIC = [
     "get_decomposition_table",
     "get_decomposition_table_by_name",
     "is_onnxrt_backend_supported",
+    "make_aot_ort",
     "to_onnx",
     "torch_compile_backend",
 ]

@@ -7,15 +7,78 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
+
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.export.values import Value
+
+_SMALL_INTEGERS = frozenset(
+    {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16}
+)
+
+
+def product(op: Recorder, a: Value, b: Value) -> Value:
+    """Return the matrix product, of integers too: they wrap around as in torch."""
+    dtype = a.dtype
+    assert dtype is not None
+    if a.dims[-1] == 0:  # onnxruntime 1.19 leaves the result as it finds the memory
+        shape = op.vector([op.size(a, i) for i in range(a.rank - 1)] + [op.size(b, -1)])
+        return op.Expand(op.constant(0, dtype), shape)
+    if dtype in _SMALL_INTEGERS:
+        wide = op.MatMul(op.cast(a, ir.DataType.INT32), op.cast(b, ir.DataType.INT32))
+        return op.cast(wide, dtype)
+    return op.MatMul(a, b)
+
+
+def scaled(op: Recorder, x: Value, factor: Any) -> Value:
+    """Return a tensor times a number (maybe computed by the graph) of its own dtype."""
+    assert x.dtype is not None
+    if isinstance(factor, Value):
+        return op.Mul(x, op.cast(factor, x.dtype))
+    return x if factor == 1 else op.Mul(x, op.constant(factor, x.dtype))
+
+
+def _combined(op: Recorder, x: Value, product: Value, beta: Any, alpha: Any) -> Value:
+    """Return beta * x + alpha * product; with beta = 0, x may hold NaN and does not count."""
+    product = scaled(op, product, alpha)
+    if not isinstance(beta, Value) and beta == 0:
+        return product
+    return op.Add(scaled(op, x, beta), product)
+
+
+def _column(op: Recorder, vector: Value) -> Value:
+    return op.Unsqueeze(vector, [1])
 
 
 @converter("aten::mm", "aten::bmm")
 def mm(op: Recorder, x: Value, mat2: Value) -> Value:
     """mm(Tensor self, Tensor mat2) -> Tensor"""
-    return op.MatMul(x, mat2)
+    return product(op, x, mat2)
+
+
+@converter("aten::_int_mm")
+def int_mm(op: Recorder, x: Value, mat2: Value) -> Value:
+    """_int_mm(Tensor self, Tensor mat2) -> Tensor"""
+    return op.MatMul(op.cast(x, ir.DataType.INT32), op.cast(mat2, ir.DataType.INT32))
+
+
+@converter("aten::mv")
+def mv(op: Recorder, x: Value, vec: Value) -> Value:
+    """mv(Tensor self, Tensor vec) -> Tensor"""
+    return op.Squeeze(product(op, x, _column(op, vec)), [1])
+
+
+@converter("aten::dot")
+def dot(op: Recorder, x: Value, tensor: Value) -> Value:
+    """dot(Tensor self, Tensor tensor) -> Tensor"""
+    return op.Squeeze(product(op, op.Unsqueeze(x, [0]), _column(op, tensor)), [0, 1])
+
+
+@converter("aten::vdot")
+def vdot(op: Recorder, x: Value, other: Value) -> Value:
+    """vdot(Tensor self, Tensor other) -> Tensor"""
+    return dot(op, x, other)
 
 
 @converter("aten::addmm")
@@ -23,4 +86,90 @@ def addmm(
     op: Recorder, x: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    return op.Gemm(mat1, mat2, x, alpha=float(alpha), beta=float(beta))
+    assert mat1.dtype is not None
+    numbers = not isinstance(beta, Value) and not isinstance(alpha, Value)
+    if numbers and alpha and mat1.dtype.is_floating_point() and mat1.dims[1] != 0:
+        inputs = (mat1, mat2, x) if beta else (mat1, mat2)
+        return op.Gemm(*inputs, alpha=float(alpha), beta=float(beta))
+    return _combined(op, x, product(op, mat1, mat2), beta, alpha)
+
+
+@converter("aten::baddbmm")
+def baddbmm(
+    op: Recorder, x: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    return _combined(op, x, product(op, batch1, batch2), beta, alpha)
+
+
+@converter("aten::addbmm")
+def addbmm(
+    op: Recorder, x: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    assert batch1.dtype is not None
+    wide = ir.DataType.INT32 if batch1.dtype in _SMALL_INTEGERS else batch1.dtype
+    products = product(op, op.cast(batch1, wide), op.cast(batch2, wide))
+    total = op.cast(op.ReduceSum(products, [0], keepdims=0), batch1.dtype)
+    return _combined(op, x, total, beta, alpha)
+
+
+@converter("aten::addmv")
+def addmv(
+    op: Recorder, x: Value, mat: Value, vec: Value, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    """addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    return _combined(op, x, mv(op, mat, vec), beta, alpha)
+
+
+@converter("aten::addr")
+def addr(
+    op: Recorder, x: Value, vec1: Value, vec2: Value, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    """addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    assert vec1.dtype is not None
+    if vec1.dtype == ir.DataType.BOOL:
+        products = op.And(_column(op, vec1), vec2)
+        products = op.And(products, op.constant(bool(alpha), ir.DataType.BOOL))
+        return op.Or(products, x) if beta else products
+    return _combined(op, x, op.Mul(_column(op, vec1), vec2), beta, alpha)
+
+
+@converter("aten::linear")
+def linear(op: Recorder, input: Value, weight: Value, bias: Value | None = None) -> Value:
+    """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
+    assert input.dtype is not None
+    if weight.rank == 1:
+        rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
+        result = op.Squeeze(product(op, rows, _column(op, weight)), [-1])
+        result = result if input.rank > 1 else op.Squeeze(result, [0])
+        return result if bias is None else op.Add(result, bias)
+    if input.rank == 2 and input.dims[1] != 0 and input.dtype.is_floating_point():
+        return op.Gemm(input, weight, bias, transB=1)
+    rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
+    result = product(op, rows, op.Transpose(weight, perm=[1, 0]))
+    result = result if input.rank > 1 else op.Squeeze(result, [0])
+    return result if bias is None else op.Add(result, bias)
+
+
+@converter("aten::linalg_cross")
+def linalg_cross(op: Recorder, x: Value, other: Value, *, dim: int = -1) -> Value:
+    """linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor"""
+    axis = dim % x.rank
+    x1, x2 = op.Gather(x, [1, 2, 0], axis=axis), op.Gather(x, [2, 0, 1], axis=axis)
+    y1, y2 = op.Gather(other, [1, 2, 0], axis=axis), op.Gather(other, [2, 0, 1], axis=axis)
+    return op.Sub(op.Mul(x1, y2), op.Mul(x2, y1))
+
+
+@converter("aten::trace")
+def trace(op: Recorder, x: Value) -> Value:
+    """trace(Tensor self) -> Tensor"""
+    rows, columns = op.size(x, 0), op.size(x, 1)
+    if isinstance(rows, int) and isinstance(columns, int):
+        length: Any = min(rows, columns)
+    else:
+        length = op.Min(op.vector([rows]), op.vector([columns]))
+    step = columns + 1
+    flat = op.Reshape(op.cast(x, op.dtype), [-1])
+    diagonal = op.Slice(flat, [0], op.vector([length * step]), [0], op.vector([step]))
+    return op.ReduceSum(diagonal, [0], keepdims=0)

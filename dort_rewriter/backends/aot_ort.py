@@ -1,0 +1,75 @@
+"""make_aot_ort: the ``onnxrt`` backend as a pair, its options spelled as arguments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+
+__all__ = ["make_aot_ort"]
+
+Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def make_aot_ort(
+    dynamic: bool = False,
+    rewrite: bool = True,
+    verbose: int = 0,
+    ort_optimization_level: Literal["disable", "basic", "extended", "layout", "all"] | None = None,
+    enable_pattern: str | Sequence[Any] | None = "default",
+    disable_pattern: str | Sequence[str] | None = None,
+    processor: str = "CPU",
+    *,
+    target_opset: int = 18,
+    providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+    fallback: bool = True,
+) -> tuple[OrtBackend, OrtBackend]:
+    """Return a backend for ``torch.compile``, twice: for static and for dynamic use.
+
+    Args:
+        dynamic: whether the graphs will have symbolic sizes; the backend takes both, this only
+            documents the intent (``torch.compile(..., dynamic=...)`` decides).
+        rewrite: optimize the exported models; False leaves them as they are exported.
+        verbose: 1 logs a summary of each model, more logs each rewriting rule.
+        ort_optimization_level: ONNX Runtime's own optimizations; None leaves its default.
+        enable_pattern: the rules to apply (``"default+onnxruntime"``).
+        disable_pattern: rules to leave out of them.
+        processor: ``"CPU"`` or ``"CUDA"``.
+        target_opset: the opset of the exported models.
+        providers: execution providers to prefer.
+        fallback: leave to torch what cannot be converted, or raise.
+
+    """
+    patterns = _selection(enable_pattern, disable_pattern) if rewrite else None
+    if verbose:
+        logging.getLogger("dort_rewriter").setLevel(
+            logging.INFO if verbose == 1 else logging.DEBUG
+        )
+    options = OrtBackendOptions(
+        preferred_execution_providers=providers,
+        ort_optimization_level=ort_optimization_level,
+        target_opset=target_opset,
+        fallback=fallback,
+        optimization=OptimizationOptions(
+            patterns=patterns, processor=processor, verbose=verbose, remove_unused=rewrite
+        ),
+    )
+    backend = OrtBackend(options)
+    return backend, backend
+
+
+def _selection(
+    enabled: str | Sequence[Any] | None, disabled: str | Sequence[str] | None
+) -> str | Sequence[Any] | None:
+    """Return one selection out of what to apply and what to leave out of it."""
+    if not disabled or enabled is None:
+        return enabled
+    names = disabled.replace("+", ",").split(",") if isinstance(disabled, str) else disabled
+    if not isinstance(enabled, str):
+        return [p for p in enabled if p not in names]
+    return "".join([enabled, *(f"-{name.strip()}" for name in names)])

@@ -1,0 +1,161 @@
+"""Convolutions of one to three dimensions, transposed or not, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dort_rewriter.export.converters.windows import (
+    spatial_sizes,
+    spread,
+    transposed_convolution,
+    unfold,
+)
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.values import Value
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    """ONNX has no convolution of integers"""
+    first = node.args[0]
+    assert isinstance(first, torch.fx.Node)
+    return bool(first.meta["val"].dtype.is_floating_point)
+
+
+def _kernel(weight: Value) -> list[int]:
+    kernel = weight.dims[2:]
+    if not all(isinstance(k, int) for k in kernel):
+        raise Refused("the size of the kernel is symbolic")
+    return [int(k) for k in kernel]  # type: ignore[arg-type]
+
+
+@converter("aten::convolution", when=_is_floating)
+def convolution(
+    op: Recorder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: Any,
+) -> Value:
+    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
+    rank = weight.rank - 2
+    pads = spread(padding, rank)
+    attributes: dict[str, Any] = {
+        "strides": spread(stride, rank),
+        "pads": [*pads, *pads],
+        "dilations": spread(dilation, rank),
+        "group": groups,
+    }
+    if not transposed:
+        return op.Conv(input, weight, bias, **attributes)
+    extra = spread(output_padding, rank)
+    return op.ConvTranspose(
+        input, weight, bias, output_padding=extra if any(extra) else None, **attributes
+    )
+
+
+@converter("aten::convolution_backward", when=_is_floating)
+def convolution_backward(
+    op: Recorder,
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Sequence[Any] | None,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: Any,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, Value | None, Value | None]:
+    """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
+    rank = weight.rank - 2
+    kernel = _kernel(weight)
+    strides, pads, dilations = (spread(v, rank) for v in (stride, padding, dilation))
+    of_input = of_weight = of_bias = None
+    if output_mask[0] and transposed:
+        of_input = op.Conv(
+            grad_output,
+            weight,
+            strides=strides,
+            pads=[*pads, *pads],
+            dilations=dilations,
+            group=groups,
+        )
+    elif output_mask[0]:
+        of_input = transposed_convolution(
+            op,
+            grad_output,
+            weight,
+            spatial_sizes(op, input, rank),
+            spatial_sizes(op, grad_output, rank),
+            kernel,
+            strides,
+            pads,
+            dilations,
+            groups,
+        )
+    if output_mask[1]:
+        source, seeds = (grad_output, input) if transposed else (input, grad_output)
+        of_weight = _weight_gradient(op, source, seeds, weight, strides, pads, dilations, groups)
+    if output_mask[2]:
+        of_bias = op.ReduceSum(grad_output, [0, *range(2, 2 + rank)], keepdims=0)
+    return of_input, of_weight, of_bias
+
+
+def _weight_gradient(
+    op: Recorder,
+    source: Value,
+    seeds: Value,
+    weight: Value,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Value:
+    """Return sum over windows of seeds x window: one product of matrices per group.
+
+    The batch is moved into the summed axis before the windows are unfolded, so that only the two
+    small tensors are transposed, and never the unfolded one.
+    """
+    rank, kernel = weight.rank - 2, _kernel(weight)
+    channels_first = [1, 0, *range(2, 2 + rank)]
+    windows = spatial_sizes(op, seeds, rank)
+    columns = unfold(
+        op,
+        op.Transpose(source, perm=channels_first),
+        windows,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        axis=1,
+    )
+    outs, ins = (int(d) for d in weight.dims[:2])  # type: ignore[arg-type]
+    taps = ins
+    for k in kernel:
+        taps *= k
+    lead = [groups] if groups > 1 else []
+    length = _total(op, [op.size(seeds, 0), *windows])
+    columns = op.Reshape(columns, op.vector([*lead, taps, length]))
+    rows = op.Reshape(
+        op.Transpose(seeds, perm=channels_first), op.vector([*lead, outs // groups, length])
+    )
+    swapped = [0, 2, 1] if groups > 1 else [1, 0]
+    return op.Reshape(op.MatMul(rows, op.Transpose(columns, perm=swapped)), [outs, ins, *kernel])
+
+
+def _total(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
+    result: int | Value = 1
+    for size in sizes:
+        result = size * result
+    return result

@@ -1,0 +1,104 @@
+"""The geometry of sliding windows, which convolutions, pooling and unfolding share.
+
+Sizes are numbers when they are static and 1-D results otherwise; kernels, strides, pads and
+dilations are always numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused
+from dort_rewriter.export.values import Value
+
+Size = int | Value
+
+
+def spread(values: Sequence[Any] | int | None, rank: int, default: Any = None) -> list[int]:
+    """Return an argument that holds one number, or one an axis, as one an axis."""
+    if values is None or (isinstance(values, Sequence) and not values):
+        values = default
+    items = list(values) if isinstance(values, Sequence) else [values]
+    if not all(isinstance(v, int) for v in items):
+        raise Refused("a kernel, stride, padding or dilation is symbolic")
+    return items if len(items) == rank else items * rank
+
+
+def extent(kernel: int, dilation: int) -> int:
+    """Return how many elements a dilated window spans."""
+    return dilation * (kernel - 1) + 1
+
+
+def spatial_sizes(op: Recorder, x: Value, rank: int) -> list[Size]:
+    """Return the sizes of the last axes."""
+    return [op.size(x, axis) for axis in range(-rank, 0)]
+
+
+def unfold(
+    op: Recorder,
+    x: Value,
+    windows: Sequence[Size],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    axis: int,
+) -> Value:
+    """Return the elements of each window of `x` [A, B, *sizes], on a new axis in front of `axis`.
+
+    `windows` tells how many windows there are along each spatial axis.
+    """
+    rank = len(kernel)
+    if any(padding):
+        x = op.Pad(x, [0, 0, *padding, 0, 0, *padding])
+    spans = [(n - 1) * s + 1 for n, s in zip(windows, stride, strict=True)]
+    parts = []
+    for place in itertools.product(*map(range, kernel)):
+        starts = [i * d for i, d in zip(place, dilation, strict=True)]
+        ends = [span + start for span, start in zip(spans, starts, strict=True)]
+        part = op.Slice(x, starts, op.vector(ends), list(range(2, 2 + rank)), list(stride))
+        parts.append(op.Unsqueeze(part, [axis]))
+    return op.Concat(*parts, axis=axis)
+
+
+def transposed_convolution(
+    op: Recorder,
+    g: Value,
+    weight: Value,
+    sizes: Sequence[Size],
+    windows: Sequence[Size],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+) -> Value:
+    """Return what each window of `g` adds to a result of the given spatial sizes.
+
+    It is the gradient of a convolution. Windows may reach over the end of the result; what no
+    window touches is zero.
+    """
+    rank = len(kernel)
+    extents = [extent(k, d) for k, d in zip(kernel, dilation, strict=True)]
+    ends: list[int] = []
+    for n, w, s, p, e in zip(sizes, windows, stride, padding, extents, strict=True):
+        if isinstance(n, int) and isinstance(w, int):
+            ends.append((w - 1) * s + e - p - n)
+    common = {"strides": list(stride), "dilations": list(dilation), "group": groups}
+    if len(ends) == rank:
+        return op.ConvTranspose(
+            g,
+            weight,
+            pads=[*padding, *(max(0, end) for end in ends)],
+            output_padding=[max(0, -end) for end in ends] if min(ends) < 0 else None,
+            **common,
+        )
+    whole = op.ConvTranspose(g, weight, **common)
+    missing = [p + s - 1 for p, s in zip(padding, stride, strict=True)]
+    if any(missing):
+        whole = op.Pad(whole, [0] * (4 + rank) + missing)
+    stops = [n + p for n, p in zip(sizes, padding, strict=True)]
+    return op.Slice(whole, list(padding), op.vector(stops), list(range(2, 2 + rank)))

@@ -1,0 +1,1 @@
+"""Rewrite ONNX graphs: rules, passes, and what they report."""

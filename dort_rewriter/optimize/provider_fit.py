@@ -1,0 +1,109 @@
+"""Casts around the nodes whose element types have no kernel where the model is to run.
+
+Narrow types are computed in a wider one and rounded back: bfloat16 and float16 in float32, small
+integers and bool in int32 or int64. float64 is not narrowed: such a node is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx.defs
+import onnx_ir as ir
+
+__all__ = ["HasKernel", "fit_to_provider"]
+
+HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
+"""Whether a node runs when its inputs have these types."""
+
+_D = ir.DataType
+_WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
+    _D.FLOAT16: (_D.FLOAT,),
+    _D.BFLOAT16: (_D.FLOAT,),
+    _D.BOOL: (_D.INT32, _D.INT64, _D.FLOAT),
+    _D.INT8: (_D.INT32, _D.INT64),
+    _D.INT16: (_D.INT32, _D.INT64),
+    _D.UINT8: (_D.INT32, _D.INT64),
+    _D.INT32: (_D.INT64,),
+}
+
+
+def fit_to_provider(model: ir.Model, has_kernel: HasKernel) -> list[ir.Node]:
+    """Put casts where they are needed; return the nodes that no cast can help."""
+    helpless = []
+    for node in list(model.graph):
+        if node.domain or node.op_type in ("Cast", "If", "Loop", "Scan"):
+            continue
+        types = [None if v is None else v.dtype for v in node.inputs]
+        if has_kernel(node, types):
+            continue
+        if (wide := _find_types(model, node, types, has_kernel)) is None:
+            helpless.append(node)
+        else:
+            _surround(model.graph, node, wide)
+    return helpless
+
+
+def _find_types(
+    model: ir.Model,
+    node: ir.Node,
+    types: Sequence[ir.DataType | None],
+    has_kernel: HasKernel,
+) -> list[ir.DataType | None] | None:
+    """Return input types that have a kernel: one type variable of the operator is widened."""
+    schema = onnx.defs.get_schema(node.op_type, model.graph.opset_imports[""])
+    variables = [_formal(schema.inputs, i) for i in range(len(types))]
+    for variable in dict.fromkeys(v for v, allowed in variables if len(allowed) > 1):
+        narrow = next(t for t, (v, _) in zip(types, variables, strict=True) if v == variable)
+        for wider in _WIDER.get(narrow, ()) if narrow is not None else ():
+            wide = [
+                wider if v == variable and t is not None else t
+                for t, (v, _) in zip(types, variables, strict=True)
+            ]
+            if has_kernel(node, wide):
+                return wide
+    return None
+
+
+def _formal(formals: Sequence[Any], index: int) -> tuple[str, frozenset[str]]:
+    """Return the type variable of an actual input or output, and what it may stand for."""
+    formal = formals[min(index, len(formals) - 1)]
+    return formal.type_str, frozenset(formal.types)
+
+
+def _surround(graph: ir.Graph, node: ir.Node, wide: Sequence[ir.DataType | None]) -> None:
+    schema = onnx.defs.get_schema(node.op_type, graph.opset_imports[""])
+    changed: dict[str, ir.DataType] = {}
+    for i, (value, dtype) in enumerate(zip(tuple(node.inputs), wide, strict=True)):
+        if value is None or dtype is None or value.dtype == dtype:
+            continue
+        changed[_formal(schema.inputs, i)[0]] = dtype
+        cast = _cast(node, value, dtype)
+        graph.insert_before(node, cast)
+        node.replace_input_with(i, cast.outputs[0])
+    for i, output in enumerate(tuple(node.outputs)):
+        widened = changed.get(_formal(schema.outputs, i)[0])
+        if widened is None or output.dtype is None:
+            continue
+        _narrow_output(graph, node, output, widened)
+
+
+def _narrow_output(graph: ir.Graph, node: ir.Node, output: ir.Value, dtype: ir.DataType) -> None:
+    """Cast a result back: the value everybody knows becomes that of the cast."""
+    cast = _cast(node, output, output.dtype or dtype)
+    result = cast.outputs[0]
+    graph.insert_after(node, cast)
+    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    cast.replace_input_with(0, output)
+    result.name, output.name = output.name, f"{output.name}_wide"
+    output.type = ir.TensorType(dtype)
+
+
+def _cast(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    cast = ir.node(
+        "Cast", [value], attributes={"to": dtype}, metadata_props=dict(node.metadata_props)
+    )
+    cast.outputs[0].type = ir.TensorType(dtype)
+    cast.outputs[0].shape = value.shape
+    return cast

@@ -1,0 +1,174 @@
+"""How long it takes to convert a Llama, forward and backward, and how that grows with its depth.
+
+usage: python scripts/bench_export.py [--json FILE] [--layers 1 2 4 8 16] [--repeat N]
+                                      [--proof FOLDER]
+
+Graphs are captured once through AOTAutograd (hidden 16, 2 x 8 tokens); conversions of a depth run
+in turn in the same loop, medians are reported. Beside ours: torch's own exporter (the forward pass
+of the same module; it has no backward), and with --proof a folder that holds ``recorder.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.interpreter import convert_graph
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+
+TARGET_SECONDS = 0.15
+TARGET_GROWTH = 1.15
+
+
+class Tokens(torch.nn.Module):
+    """A model called with token numbers only, returning one tensor."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaModel
+
+        self.model = LlamaModel(
+            LlamaConfig(
+                hidden_size=16,
+                num_hidden_layers=layers,
+                vocab_size=1024,
+                intermediate_size=16,
+                max_position_embeddings=256,
+                num_attention_heads=2,
+                attn_implementation="eager",
+                use_cache=False,
+            )
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.model(tokens, use_cache=False).last_hidden_state
+        return result
+
+
+def capture(module: torch.nn.Module, args: Sequence[Any]) -> list[torch.fx.GraphModule]:
+    """Return the forward and the backward graph."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        table = get_decomposition_table(OxsDispatcher())
+        return compile_with_aot(graph, inputs, compile_graph=keep, decompositions=table)
+
+    torch._dynamo.reset()
+    torch.compile(module, backend=backend, fullgraph=True)(*args).sum().backward()
+    return graphs
+
+
+def ours(graphs: Sequence[torch.fx.GraphModule]) -> int:
+    dispatcher = OxsDispatcher()
+    return sum(len(convert_graph(g, dispatcher).model.graph) for g in graphs)
+
+
+def torch_exporter(module: torch.nn.Module, args: Sequence[Any]) -> None:
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, tuple(args), dynamo=True, verbose=False)
+
+
+def proof(folder: str) -> Callable[[Sequence[torch.fx.GraphModule]], None]:
+    sys.path.insert(0, folder)
+    import recorder  # type: ignore[import-not-found]
+
+    def run(graphs: Sequence[torch.fx.GraphModule]) -> None:
+        for graph in graphs:
+            recorder.convert(graph)
+
+    return run
+
+
+def timed(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def attempt(function: Callable[[], Any]) -> str | None:
+    """Run something once; return why it does not work, or None."""
+    try:
+        function()
+    except Exception as e:  # a rival that fails is a result, not an error of this script
+        return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:200]
+    return None
+
+
+def measure(layers: int, repeat: int, proof_folder: str | None) -> dict[str, Any]:
+    """Return the medians of one depth."""
+    module = Tokens(layers)
+    args = (torch.randint(0, 1024, (2, 8)),)
+    graphs = capture(module, args)
+    sides: dict[str, Callable[[], Any]] = {"ours": lambda: ours(graphs)}
+    if layers == 1:
+        sides["torch.onnx.export (forward)"] = lambda: torch_exporter(module, args)
+        if proof_folder:
+            run = proof(proof_folder)
+            sides["proof"] = lambda: run(graphs)
+    failures = {name: why for name, side in sides.items() if (why := attempt(side)) is not None}
+    times: dict[str, list[float]] = {name: [] for name in sides if name not in failures}
+    for _ in range(repeat):
+        for name, spent in times.items():
+            spent.append(timed(sides[name]))
+    return {
+        "layers": layers,
+        "graphs": [len(g.graph.nodes) for g in graphs],
+        "onnx_nodes": None if "ours" in failures else ours(graphs),
+        "seconds": {name: statistics.median(spent) for name, spent in times.items()},
+        "failures": failures,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--proof", help="a folder holding recorder.py, to compare with")
+    arguments = parser.parse_args()
+    rows = [measure(n, arguments.repeat, arguments.proof) for n in arguments.layers]
+    first, last = rows[0], rows[-1]
+    growth = (
+        last["seconds"]["ours"] / first["seconds"]["ours"] / (last["layers"] / first["layers"])
+    )
+    report = {
+        "torch": torch.__version__,
+        "rows": rows,
+        "seconds": first["seconds"]["ours"],
+        "target_seconds": TARGET_SECONDS,
+        "growth_over_linear": growth,
+        "target_growth": TARGET_GROWTH,
+    }
+    for row in rows:
+        print(row)
+    print(f"{first['layers']} layer(s): {report['seconds']:.3f} s (target {TARGET_SECONDS})")
+    print(f"growth to {last['layers']} layers: {growth:.2f} x linear (target {TARGET_GROWTH})")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

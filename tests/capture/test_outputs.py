@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
+from dort_rewriter.signature import InputDim, SizeExpression
+
+
+def plan(function: Callable[..., Any], *args: Any, mode: str = "fake") -> OutputPlan:
+    return plan_outputs(make_fx(function, tracing_mode=mode)(*args))
+
+
+def test_arguments_duplicates_and_constants_cost_nothing() -> None:
+    result = plan(lambda x: [x, x + 1, x, None, 3], torch.zeros(2, 3))
+    assert [s.source for s in result.slots] == ["input", "model", "output", "constant", "constant"]
+    assert len(result.model_outputs) == 1
+
+
+def test_a_view_of_something_computed_asks_for_its_base() -> None:
+    result = plan(lambda x: (x + 1).view(6).unsqueeze(0), torch.zeros(2, 3))
+    ((output,), (slot,)) = result.model_outputs, result.slots
+    assert output.node.target is torch.ops.aten.add.Tensor
+    assert [step.op for step in slot.views] == ["aten::view", "aten::unsqueeze"]
+
+
+def test_a_part_of_something_computed_does_not_keep_all_of_it() -> None:
+    result = plan(lambda x: (x + 1).view(6)[:2], torch.zeros(2, 3))
+    assert result.model_outputs[0].node.target is torch.ops.aten.slice.Tensor
+    assert result.slots[0].views == ()
+
+
+def test_a_part_of_what_is_returned_anyway_is_a_view() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        return [y, y[:1], x[1:]]
+
+    result = plan(function, torch.zeros(2, 3))
+    assert [s.source for s in result.slots] == ["model", "output", "input"]
+    assert len(result.model_outputs) == 1
+
+
+def test_a_result_stored_in_another_order_is_asked_for_in_that_order() -> None:
+    result = plan(lambda x: torch.relu(x.t()), torch.zeros(2, 3))
+    assert result.model_outputs[0].order == (1, 0)
+    assert [step.op for step in result.slots[0].views] == ["aten::permute"]
+
+
+def test_sizes_come_from_the_arguments() -> None:
+    result = plan(lambda x: x.shape[0] * 2 + x.shape[1], torch.zeros(2, 3), mode="symbolic")
+    assert result.slots[0].source == "size"
+    product = SizeExpression("mul", (InputDim(0, 0), 2))
+    assert result.slots[0].size == SizeExpression("add", (product, InputDim(0, 1)))
+    assert result.model_outputs == ()

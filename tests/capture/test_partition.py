@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.capture.partition import partition_graph
+from dort_rewriter.errors import UnsupportedOp
+
+
+def refuse_tanh(node: torch.fx.Node) -> UnsupportedOp | None:
+    if node.target is torch.ops.aten.tanh.default:
+        return UnsupportedOp("aten::tanh", "a test", node=node.name)
+    return None
+
+
+def trace() -> torch.fx.GraphModule:
+    return make_fx(lambda x: (x + 1).exp().tanh().neg() * 2, tracing_mode="fake")(torch.zeros(3))
+
+
+def test_a_supported_graph_is_left_whole() -> None:
+    graph = trace()
+    partition = partition_graph(graph, lambda node: None, 1)
+    assert partition.whole
+    assert partition.graph_module is graph
+
+
+def test_what_is_refused_cuts_the_graph() -> None:
+    x = torch.randn(3)
+    expected = trace()(x)
+    partition = partition_graph(trace(), refuse_tanh, 1)
+    assert len(partition.blocks) == 2
+    assert [f.op for f in partition.fallbacks] == ["aten::tanh"]
+    torch.testing.assert_close(partition.graph_module(x), expected)
+
+
+def test_blocks_that_are_too_small_stay() -> None:
+    partition = partition_graph(trace(), refuse_tanh, 3)
+    assert partition.blocks == ()
+    assert not partition.whole

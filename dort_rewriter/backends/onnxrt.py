@@ -178,9 +178,11 @@ def call_backend(
 
 def compile_graph(
     backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
-) -> torch.fx.GraphModule:
-    """Compile a graph of ATen operators; the result is a graph whose blocks are sessions."""
-    return cut(graph_module, make_recipe(backend)).graph_module
+) -> Callable[..., Any]:
+    """Compile a graph of ATen operators: to one block, or to a graph some parts of which are."""
+    recipe = make_recipe(backend)
+    partition = cut(graph_module, recipe)
+    return Block(graph_module, recipe) if partition.whole else partition.graph_module
 
 
 def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:

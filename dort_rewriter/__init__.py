@@ -1,12 +1,15 @@
 """Run PyTorch models, forward and backward, through ONNX Runtime with ``torch.compile``.
 
-Public names are resolved when they are first used: importing the package costs nothing.
+Public names are resolved when they are first used: importing the package costs nothing. What it
+does is to watch for ``torch.onnx``, where the hook has its work (``DORT_DISABLE=1`` prevents it).
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from dort_rewriter.hook.autoload import hook_later
 
 __version__ = "0.1.0"
 
@@ -24,6 +27,9 @@ _EXPORTS: dict[str, str] = {
     "get_decomposition_table_by_name": "export.decompositions",
     "GraphSignature": "signature",
     "HookError": "errors",
+    "HookStatus": "hook",
+    "install": "hook",
+    "installed": "hook",
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "make_aot_ort": "backends.aot_ort",
     "OptimizationOptions": "options",
@@ -33,8 +39,10 @@ _EXPORTS: dict[str, str] = {
     "OrtBackendOptions": "options",
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
+    "status": "hook",
     "to_onnx": "backends.to_onnx",
     "torch_compile_backend": "backends.onnxrt",
+    "uninstall": "hook",
     "UnsupportedOpError": "errors",
 }
 """Where each public name lives."""
@@ -81,5 +89,8 @@ if TYPE_CHECKING:
     from dort_rewriter.export.names import create_input_names
     from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+    from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
+
+hook_later()

@@ -19,6 +19,7 @@ PUBLIC = [
     "ForceDispatcher",
     "GraphSignature",
     "HookError",
+    "HookStatus",
     "OptimizationOptions",
     "OptimizeError",
     "OptionError",
@@ -32,10 +33,14 @@ PUBLIC = [
     "filter_decomposition_table",
     "get_decomposition_table",
     "get_decomposition_table_by_name",
+    "install",
+    "installed",
     "is_onnxrt_backend_supported",
     "make_aot_ort",
+    "status",
     "to_onnx",
     "torch_compile_backend",
+    "uninstall",
 ]
 
 

@@ -1,0 +1,113 @@
+"""Say what the hook did, to which torch, and what it would run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dort_rewriter import env
+from dort_rewriter.hook import imports, versions
+from dort_rewriter.hook.autoload import TRIGGER
+from dort_rewriter.hook.state import STATE
+
+__all__ = ["HookStatus", "is_expected", "status"]
+
+FLAVOURS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-training",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-rocm",
+)
+"""The distributions that bring the module ``onnxruntime``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookStatus:
+    """What the hook did; printed, it reads as a short report."""
+
+    state: Literal["disabled", "not installed", "waiting", "installed", "failed"]
+    """``waiting``: installed, and some of the modules to change are not imported yet."""
+    torch: str | None
+    """The version of torch, imported or not; None if there is none."""
+    applied: tuple[str, ...]
+    """What was changed."""
+    pending: tuple[str, ...]
+    """What is changed as soon as its module is imported."""
+    rewriter: bool
+    """Whether a graph compiled now would go through the converters of this package."""
+    onnxruntime: tuple[str, ...]
+    """The installed distributions of onnxruntime; more than one overwrite each other's files."""
+    failure: str = ""
+    """Why the hook took itself back."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"dort_rewriter hook: {self.state}" + (f" ({self.failure})" if self.failure else ""),
+            f"torch: {self.torch or 'not found'}",
+            f"onnxruntime: {', '.join(self.onnxruntime) or 'not found'}",
+            f"rewriter: {'on' if self.rewriter else 'off'}",
+        ]
+        lines += [f"applied: {name}" for name in self.applied]
+        lines += [f"pending: {name}" for name in self.pending]
+        return "\n".join(lines)
+
+
+def status() -> HookStatus:
+    """Report on the hook; imports neither torch nor onnxruntime."""
+    torch = versions.loaded_version() or _distribution_version("torch")
+    with STATE.lock:
+        applied = tuple(str(change) for change in STATE.changes)
+        return HookStatus(
+            state=_state(pending := _pending(torch, applied)),
+            torch=torch,
+            applied=applied,
+            pending=pending,
+            rewriter=_rewriter_is_on(torch),
+            onnxruntime=tuple(
+                f"{name} {version}"
+                for name in FLAVOURS
+                if (version := _distribution_version(name)) is not None
+            ),
+            failure=STATE.failure,
+        )
+
+
+def is_expected() -> bool:
+    """Tell whether the hook is installed, or will be when ``torch.onnx`` is imported."""
+    return STATE.installed or imports.is_watched(TRIGGER)
+
+
+def _state(
+    pending: tuple[str, ...],
+) -> Literal["disabled", "not installed", "waiting", "installed", "failed"]:
+    if is_expected():
+        return "waiting" if pending else "installed"
+    if env.is_on("DORT_DISABLE"):
+        return "disabled"
+    return "failed" if STATE.failure else "not installed"
+
+
+def _pending(torch: str | None, applied: tuple[str, ...]) -> tuple[str, ...]:
+    if torch is None or not is_expected():
+        return ()
+    series = versions.parse_series(torch)
+    names = [str(patch) for patch in versions.PATCHES if patch.fits(series)]
+    return tuple(name for name in names if name not in applied)
+
+
+def _rewriter_is_on(torch: str | None) -> bool:
+    if torch is not None and versions.parse_series(torch) >= versions.REMOVED_IN:
+        return env.read("ONNXRT_CHANGE_REWRITER") != "0"
+    return env.is_on("ONNXRT_CHANGE_REWRITER") and is_expected()
+
+
+def _distribution_version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,119 @@
+"""Everything that depends on the version of torch: what to patch where, and its files by content.
+
+A new torch broke something: this file, or one :class:`Patch` of it, is where to go.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from dort_rewriter.hook import wrappers
+from dort_rewriter.hook.patch import Patch, Series
+
+__all__ = [
+    "BACKEND_FILE",
+    "BACKEND_MODULE",
+    "OLDEST",
+    "PATCHES",
+    "PRISTINE",
+    "REMOVED_IN",
+    "loaded_series",
+    "loaded_version",
+    "parse_series",
+]
+
+OLDEST: Series = (2, 3)
+"""Older ones have no ``OrtBackend``, or another one."""
+
+REMOVED_IN: Series = (2, 9)
+"""The first series without ``OrtBackend``: it is restored there, and hooked before."""
+
+BACKEND_MODULE = "torch.onnx._internal.onnxruntime"
+"""Where ``OrtBackend`` stands, or stood."""
+
+BACKEND_FILE = "onnx/_internal/onnxruntime.py"
+"""Its file, in the folder of torch."""
+
+PRISTINE: dict[str, str] = {
+    "2.3": "8e7315dc1c08a39367fbc5b3ba88aa457c63abf31f9df7feec78f24f02b1e2da",
+    "2.4": "01bd7aa347aaf980522225f37cf728e06825babdcd8a131a88590fb22f11b2b7",
+    "2.5": "0a26efbb3b0252ad5159c4292f4516cd421d37a57022cb6e1656bfb7947c3c8e",
+    "2.6": "0a26efbb3b0252ad5159c4292f4516cd421d37a57022cb6e1656bfb7947c3c8e",
+    "2.7": "8b7252196ef87961bc9de1e5897b13155b342083b05be32e99d7f653b87e1b32",
+    "2.8": "6b14d3dab9b93a6648a117763a301b20d3cd8d1b2ca27348ae164cd442c09d54",
+}
+"""The SHA-256 of that file as torch ships it: the same in all releases of a series, 2.5 and 2.6
+ship the same one."""
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        module=BACKEND_MODULE,
+        attribute="OrtBackend.__init__",
+        replacement=wrappers.build_backend,
+        reason="torch warns about an exporter of its own, which is not going to be used",
+        since=OLDEST,
+        before=REMOVED_IN,
+    ),
+    Patch(
+        module=BACKEND_MODULE,
+        attribute="OrtBackend.__call__",
+        replacement=wrappers.call_backend,
+        reason="AOTAutograd is given the decompositions that go with our converters",
+        since=OLDEST,
+        before=REMOVED_IN,
+    ),
+    Patch(
+        module=BACKEND_MODULE,
+        attribute="OrtBackend.compile",
+        replacement=wrappers.compile_graph,
+        reason="the graph is partitioned by what our converters support; torch's own table is "
+        "empty or unusable with the onnxscript of today",
+        since=OLDEST,
+        before=REMOVED_IN,
+    ),
+    Patch(
+        module=BACKEND_MODULE,
+        attribute="OrtBackend._ort_acclerated_call",
+        replacement=wrappers.accelerated_call,
+        reason="a new graph goes through our exporter and runs on a plain onnxruntime",
+        since=OLDEST,
+        before=REMOVED_IN,
+    ),
+    Patch(
+        module="torch.onnx",
+        attribute="__getattr__",
+        replacement=wrappers.restore_names,
+        reason="_OrtBackend and its kin can be imported again from torch.onnx",
+        since=REMOVED_IN,
+        absent=wrappers.no_attribute("torch.onnx"),
+    ),
+    Patch(
+        module="torch.onnx._internal",
+        attribute="__getattr__",
+        replacement=wrappers.restore_submodule,
+        reason="torch.onnx._internal.onnxruntime is there without being imported, as it was",
+        since=REMOVED_IN,
+        absent=wrappers.no_attribute("torch.onnx._internal"),
+    ),
+)
+"""Applied in this order, taken back in the opposite one."""
+
+
+def parse_series(version: str) -> Series:
+    """Return the series of a version: ``(2, 8)`` for ``2.8.0+cpu``."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    assert found is not None, version
+    return int(found[1]), int(found[2])
+
+
+def loaded_version() -> str | None:
+    """Return the version of torch, None as long as it is not imported."""
+    version = getattr(sys.modules.get("torch"), "__version__", None)
+    return None if version is None else str(version)
+
+
+def loaded_series() -> Series | None:
+    """Return the series of torch, None as long as it is not imported."""
+    version = loaded_version()
+    return None if version is None else parse_series(version)

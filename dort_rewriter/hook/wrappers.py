@@ -1,0 +1,110 @@
+"""What is called in place of functions of torch: each decides between torch and this package.
+
+The variable is read at each call. Off means torch's own code, untouched; a graph that already has
+a session of ours keeps it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dort_rewriter import env
+from dort_rewriter.hook.state import STATE
+
+__all__ = [
+    "SOURCE",
+    "accelerated_call",
+    "build_backend",
+    "call_backend",
+    "compile_graph",
+    "no_attribute",
+    "restore_names",
+    "restore_submodule",
+]
+
+SOURCE = "dort_rewriter.backends.onnxrt"
+"""Where the work is done: imported when it is first needed."""
+
+RESTORED_NAMES = {
+    "_OrtBackend": "OrtBackend",
+    "_OrtBackendOptions": "OrtBackendOptions",
+    "_OrtExecutionProvider": "OrtExecutionProvider",
+    "is_onnxrt_backend_supported": "is_onnxrt_backend_supported",
+}
+"""The names that torch.onnx had until torch 2.8."""
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+Keywords = Mapping[str, Any]
+
+
+def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> None:
+    """Stand in for ``OrtBackend.__init__``."""
+    if not _is_on():
+        return wrapped(*args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"torch\.onnx\.dynamo_export")
+        return wrapped(*args, **kwargs)
+
+
+def call_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``OrtBackend.__call__``."""
+    if _is_on():
+        return _ours().call_backend(backend, *args, **kwargs)
+    return wrapped(*args, **kwargs)
+
+
+def compile_graph(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``OrtBackend.compile``."""
+    if _is_on():
+        return _ours().compile_graph(backend, *args, **kwargs)
+    return wrapped(*args, **kwargs)
+
+
+def accelerated_call(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``OrtBackend._ort_acclerated_call``."""
+    if _is_on() or _serves(backend, args[0]):
+        return _ours().accelerated_call(backend, *args, **kwargs)
+    return wrapped(*args, **kwargs)
+
+
+def restore_names(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``torch.onnx.__getattr__``."""
+    if (name := RESTORED_NAMES.get(args[0])) is not None:
+        return getattr(_ours(), name)
+    return wrapped(*args, **kwargs)
+
+
+def restore_submodule(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``torch.onnx._internal.__getattr__``."""
+    if args[0] == "onnxruntime":
+        return importlib.import_module("torch.onnx._internal.onnxruntime")
+    return wrapped(*args, **kwargs)
+
+
+def no_attribute(module: str) -> Function:
+    """Return the ``__getattr__`` of a module that has none."""
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return __getattr__
+
+
+def _is_on() -> bool:
+    # Compiled graphs keep the methods they were given: uninstalled, these are torch's again.
+    return env.is_on("ONNXRT_CHANGE_REWRITER") and STATE.installed
+
+
+def _serves(backend: Any, graph_module: Any) -> bool:
+    # A session of ours exists only where the module that makes them was imported.
+    ours = sys.modules.get(SOURCE)
+    return ours is not None and ours.serves(backend, graph_module)
+
+
+def _ours() -> Any:
+    return importlib.import_module(SOURCE)

@@ -1,0 +1,136 @@
+"""The hook written into torch's own file, for people who patch sources: check, apply, revert.
+
+A file is known by its content or left alone. It is replaced as a whole, so that it is never half
+patched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dort_rewriter.errors import HookError
+from dort_rewriter.hook import diffs
+from dort_rewriter.hook.versions import BACKEND_FILE, OLDEST, PRISTINE, REMOVED_IN
+
+__all__ = ["SourceFile", "apply", "check", "diff_of", "find_torch_file", "revert"]
+
+State = Literal["pristine", "patched", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """What is known of a file of torch."""
+
+    path: Path
+    state: State
+    """``pristine``: as torch ships it; ``patched``: that, with our lines, and nothing else."""
+    series: tuple[str, ...] = ()
+    """The series of torch that ship it."""
+    pristine: bytes = b""
+    """Its content without our lines."""
+
+
+def find_torch_file() -> Path:
+    """Return the file of the installed torch that is to be patched; torch is not imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise HookError("torch is not installed here: name its file with --torch-file.")
+    path = Path(spec.origin).parent / BACKEND_FILE
+    if not path.exists():
+        first, removed = (".".join(map(str, series)) for series in (OLDEST, REMOVED_IN))
+        raise HookError(
+            f"{path} does not exist: torch has it from {first} until before {removed}. From "
+            f"{removed} on, backend='onnxrt' comes with dort_rewriter; there is nothing to patch."
+        )
+    return path
+
+
+def diff_of(series: str) -> Path:
+    """Return the diff for a series of torch: inside an installed package, beside it in a clone."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "patches"
+    folder = inside if inside.is_dir() else package.parent / "patches"
+    return folder / f"torch-{series}" / f"{Path(BACKEND_FILE).stem}.diff"
+
+
+def check(path: Path) -> SourceFile:
+    """Tell a file as torch ships it from one with our lines, and these from any other."""
+    content = path.read_bytes()
+    if series := _series_of(content):
+        return SourceFile(path=path, state="pristine", series=series, pristine=content)
+    for name in PRISTINE:
+        without = _revert(content, name)
+        if without is not None and (series := _series_of(without)):
+            return SourceFile(path=path, state="patched", series=series, pristine=without)
+    return SourceFile(path=path, state="unknown")
+
+
+def apply(path: Path) -> SourceFile:
+    """Add our lines to a file as torch ships it; one that has them stays as it is."""
+    found = _known(path)
+    if found.state == "patched":
+        return found
+    additions = diffs.parse(diff_of(found.series[0]).read_text(encoding="utf-8"))
+    patched = diffs.apply(additions, found.pristine.decode())
+    compile(patched, str(path), "exec")  # a file that Python cannot read must never be written
+    _replace(path, patched.encode())
+    return check(path)
+
+
+def revert(path: Path) -> SourceFile:
+    """Take our lines out: the file is what torch ships, to the byte."""
+    found = _known(path)
+    if found.state == "patched":
+        _replace(path, found.pristine)
+    return check(path)
+
+
+def _known(path: Path) -> SourceFile:
+    found = check(path)
+    if found.state == "unknown":
+        raise HookError(
+            f"{path} is not a file that torch {', '.join(PRISTINE)} ships, nor one with our lines "
+            "in it: it is left alone. Someone else changed it, or it belongs to another version."
+        )
+    return found
+
+
+def _series_of(content: bytes) -> tuple[str, ...]:
+    digest = hashlib.sha256(content).hexdigest()
+    return tuple(series for series, known in PRISTINE.items() if known == digest)
+
+
+def _revert(content: bytes, series: str) -> bytes | None:
+    try:
+        source = content.decode()
+    except UnicodeDecodeError:
+        return None
+    additions = diffs.parse(diff_of(series).read_text(encoding="utf-8"))
+    without = diffs.revert(additions, source)
+    return None if without is None else without.encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # NOTE: never write into the file itself, nor follow a link: installers link it from their
+    # cache, and the content would change in every other environment.
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise HookError(f"Cannot write beside {path}: {error}.") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, name)
+        os.replace(name, path)
+    except BaseException:  # an interruption as well
+        os.unlink(name)
+        raise

@@ -1,0 +1,50 @@
+"""The command ``dort-rewriter``: a table of subcommands, each imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from dort_rewriter import __version__
+from dort_rewriter.errors import DortError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "patch": (
+        "dort_rewriter.tools.patch_command:run_patch",
+        "write the hook into torch's own file, or take it out",
+    ),
+    "status": (
+        "dort_rewriter.tools.status_command:run_status",
+        "say what is hooked, in which torch",
+    ),
+}
+"""A name, the function that takes the arguments after it and returns the exit code, one line."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; 1 when it fails on purpose, 2 when it is called wrongly."""
+    summary = "\n".join(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="dort-rewriter",
+        description="Run PyTorch models through ONNX Runtime, and look at what happens.",
+        epilog=f"commands:\n{summary}\n\n`dort-rewriter COMMAND --help` explains a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    options = parser.parse_args(arguments)
+    module, _, function = COMMANDS[options.command][0].partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(options.rest)
+    except DortError as error:
+        print(f"dort-rewriter {options.command}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""``dort-rewriter patch``: the hook written into torch's own file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from dort_rewriter.hook import sources
+
+__all__ = ["run_patch"]
+
+
+def run_patch(arguments: Sequence[str]) -> int:
+    """Check, patch or restore torch's file; 1 for a file that is not known.
+
+    :class:`HookError` says why a file cannot be patched.
+    """
+    parser = argparse.ArgumentParser(
+        prog="dort-rewriter patch",
+        description="Write the hook into torch's own file (torch 2.3 to 2.8), or take it out. "
+        "Not needed where the hook installs itself, with `import torch`.",
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--check", action="store_true", help="say what the file is")
+    action.add_argument("--apply", action="store_true", help="add the lines of the hook")
+    action.add_argument("--revert", action="store_true", help="restore the file as torch ships it")
+    parser.add_argument(
+        "--torch-file",
+        metavar="PATH",
+        type=Path,
+        help="the file, instead of that of the installed torch",
+    )
+    options = parser.parse_args(arguments)
+    path = options.torch_file or sources.find_torch_file()
+    if options.apply:
+        found = sources.apply(path)
+    elif options.revert:
+        found = sources.revert(path)
+    else:
+        found = sources.check(path)
+    origin = f" (torch {' and '.join(found.series)})" if found.series else ""
+    print(f"{found.path}: {found.state}{origin}")
+    return int(found.state == "unknown")

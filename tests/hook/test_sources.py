@@ -1,0 +1,240 @@
+"""A file of torch is patched as a whole or not at all, and restored to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from dort_rewriter.errors import HookError
+from dort_rewriter.hook import diffs, sources, versions
+from dort_rewriter.tools.cli import main
+from tests.gates.sources import ROOT
+from tests.hook.conftest import HAS_ORT_BACKEND, Program
+
+SHIPPED = 'class OrtBackend:\n    def compile(self):\n        return "torch"\n'
+ADDITION = diffs.Addition(after=2, lines=("        # ours\n", "\n"))
+
+with_ort_backend = pytest.mark.skipif(not HAS_ORT_BACKEND, reason="torch has no such file now")
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a small file that passes for torch's, with a diff of its own."""
+    path = tmp_path / "onnxruntime.py"
+    path.write_text(SHIPPED)
+    path.chmod(0o640)
+    diff = tmp_path / "made.diff"
+    diff.write_text(diffs.render("f.py", [ADDITION]))
+    known = {"2.7": "0" * 64, "2.8": hashlib.sha256(SHIPPED.encode()).hexdigest()}
+    monkeypatch.setattr(sources, "PRISTINE", known)
+    monkeypatch.setattr(sources, "diff_of", lambda series: diff)
+    return path
+
+
+def test_apply_and_revert(shipped: Path) -> None:
+    assert sources.check(shipped).state == "pristine"
+    assert sources.check(shipped).series == ("2.8",)
+    assert sources.apply(shipped).state == "patched"
+    assert shipped.read_text() == SHIPPED.replace("self):\n", "self):\n        # ours\n\n")
+    assert sources.apply(shipped).state == "patched"
+    assert sources.revert(shipped).state == "pristine"
+    assert shipped.read_text() == SHIPPED
+    assert sources.revert(shipped).state == "pristine"
+    assert sorted(os.listdir(shipped.parent)) == ["made.diff", "onnxruntime.py"]
+
+
+def test_permissions_are_kept(shipped: Path) -> None:
+    sources.apply(shipped)
+    assert stat.S_IMODE(shipped.stat().st_mode) == 0o640
+
+
+def test_another_name_of_the_file_is_not_changed(shipped: Path) -> None:
+    other = shipped.with_name("in_the_cache.py")
+    os.link(shipped, other)
+    sources.apply(shipped)
+    assert other.read_text() == SHIPPED
+
+
+def test_a_link_is_replaced_and_its_target_kept(shipped: Path) -> None:
+    link = shipped.with_name("link.py")
+    link.symlink_to(shipped)
+    sources.apply(link)
+    assert not link.is_symlink()
+    assert shipped.read_text() == SHIPPED
+
+
+@pytest.mark.parametrize("content", [SHIPPED + "\n", "", SHIPPED.replace("torch", "me"), "\xff"])
+def test_what_is_not_known_is_left_alone(shipped: Path, content: str) -> None:
+    shipped.write_bytes(content.encode("latin-1"))
+    assert sources.check(shipped).state == "unknown"
+    for action in (sources.apply, sources.revert):
+        with pytest.raises(HookError, match="left alone"):
+            action(shipped)
+    assert shipped.read_bytes() == content.encode("latin-1")
+
+
+def test_a_patched_file_that_someone_changed_is_left_alone(shipped: Path) -> None:
+    sources.apply(shipped)
+    changed = shipped.read_text() + "# more\n"
+    shipped.write_text(changed)
+    with pytest.raises(HookError, match="left alone"):
+        sources.revert(shipped)
+    assert shipped.read_text() == changed
+
+
+def test_an_interruption_leaves_the_file_as_it_was(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        sources.apply(shipped)
+    assert shipped.read_text() == SHIPPED
+    assert sorted(os.listdir(shipped.parent)) == ["made.diff", "onnxruntime.py"]
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(sources.tempfile, "mkstemp", fail)
+    with pytest.raises(HookError, match=r"Cannot write beside .*onnxruntime\.py: read-only"):
+        sources.apply(shipped)
+
+
+def test_a_diff_that_makes_no_python_is_never_written(shipped: Path) -> None:
+    bad = diffs.Addition(after=1, lines=("not python\n",))
+    shipped.with_name("made.diff").write_text(diffs.render("f.py", [bad]))
+    with pytest.raises(SyntaxError):
+        sources.apply(shipped)
+    assert shipped.read_text() == SHIPPED
+
+
+@pytest.mark.parametrize("series", versions.PRISTINE)
+def test_the_diffs_hold_our_lines_only(series: str) -> None:
+    text = (ROOT / "patches" / f"torch-{series}" / "onnxruntime.diff").read_text()
+    assert len(diffs.parse(text)) == 3
+    assert text.startswith(f"--- a/torch/{versions.BACKEND_FILE}\n")
+    for function in ("call_backend", "compile_graph", "accelerated_call", "serves"):
+        assert f"rewriter.{function}(self, graph_module" in text
+
+
+def test_the_command(shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ["--torch-file", str(shipped)]
+    for action, answer in (
+        ("--check", "pristine (torch 2.8)"),
+        ("--apply", "patched (torch 2.8)"),
+        ("--check", "patched (torch 2.8)"),
+        ("--revert", "pristine (torch 2.8)"),
+    ):
+        assert main(["patch", action, *target]) == 0
+        assert capsys.readouterr().out == f"{shipped}: {answer}\n"
+    shipped.write_text("")
+    assert main(["patch", "--check", *target]) == 1
+    assert capsys.readouterr().out == f"{shipped}: unknown\n"
+    assert main(["patch", "--apply", *target]) == 1
+    assert "left alone" in capsys.readouterr().err
+
+
+def test_torch_is_found_without_being_imported(program: Program) -> None:
+    found = program(
+        "import sys\n"
+        "from dort_rewriter import HookError\n"
+        "from dort_rewriter.hook import sources\n"
+        "try: print(sources.find_torch_file())\n"
+        "except HookError as error: print(error)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    if HAS_ORT_BACKEND:
+        assert Path(found).name == "onnxruntime.py"
+        assert sources.check(Path(found)).state == "pristine"
+    else:
+        assert "nothing to patch" in found
+
+
+RUN = """
+import importlib.util, os, sys, torch
+spec = importlib.util.spec_from_file_location("patched_onnxruntime", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+x = torch.randn(2, 3, requires_grad=True)
+model(x).sum().backward()
+expected, x.grad = x.grad, None
+compiled = torch.compile(model, backend=module.torch_compile_backend)
+compiled(x).sum().backward()
+torch.testing.assert_close(x.grad, expected)
+graph = torch.fx.symbolic_trace(lambda x: x + 1)
+backend = module.OrtBackend(module.OrtBackendOptions(use_aot_autograd=False))
+os.environ["ONNXRT_CHANGE_REWRITER"] = "0"
+backend._partitioner_cache[graph] = "of torch"
+assert backend(graph, (x,)) == "of torch"
+(used,) = module.OrtBackend.get_cached_instances()
+print(used.execution_count)
+"""
+
+
+@with_ort_backend
+def test_a_copy_of_the_installed_file_runs(tmp_path: Path, program: Program) -> None:
+    path = tmp_path / "copied_onnxruntime.py"
+    original = sources.find_torch_file()
+    shutil.copy(original, path)
+    assert main(["patch", "--apply", "--torch-file", str(path)]) == 0
+    code = f"import sys; sys.argv.append({str(path)!r})\n{RUN}"
+    assert program(code, DORT_DISABLE="1", ONNXRT_CHANGE_REWRITER="1") == "2"
+    assert main(["patch", "--revert", "--torch-file", str(path)]) == 0
+    assert path.read_bytes() == original.read_bytes()
+
+
+@with_ort_backend
+def test_the_diff_is_what_the_script_makes(program: Program) -> None:
+    script = ROOT / "scripts" / "make_patches.py"
+    said = program(
+        "import runpy, sys\n"
+        f"sys.argv = ['make_patches.py', '--check', {str(sources.find_torch_file())!r}]\n"
+        f"try: runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        "except SystemExit as end: print(end.code)"
+    )
+    assert said.endswith("0")
+    assert "as made" in said
+    assert "differs" not in said
+
+
+def test_installed_from_a_wheel(tmp_path: Path, program: Program) -> None:
+    """The diffs travel inside the package, and the command finds them there."""
+    pytest.importorskip("setuptools", minversion="77", reason="builds a wheel")
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    for name in ("dort_rewriter", "patches"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    program(
+        "import os, setuptools.build_meta as build\n"
+        f"os.chdir({str(clone)!r})\n"
+        f"build.build_wheel({str(tmp_path)!r})"
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "site", "zip")
+    found = program(
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+        "from dort_rewriter.hook import sources, versions\n"
+        "for series in versions.PRISTINE: print(sources.diff_of(series))"
+    ).splitlines()
+    assert len(found) == len(versions.PRISTINE)
+    for path, series in zip(found, versions.PRISTINE, strict=True):
+        assert path.startswith(str(tmp_path / "site" / "dort_rewriter"))
+        assert Path(path).read_text() == sources.diff_of(series).read_text()
+    entry = next((tmp_path / "site").glob("*.dist-info/entry_points.txt")).read_text()
+    assert "[torch.backends]" in entry
+    assert "dort-rewriter = dort_rewriter.tools.cli:main" in entry

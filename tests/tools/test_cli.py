@@ -1,0 +1,58 @@
+"""The command line: every command exists, explains itself, and fails with a message."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from dort_rewriter import HookError, __version__
+from dort_rewriter.tools import cli
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"])
+    assert end.value.code == 0
+    assert f"dort-rewriter {name}" in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    for name, (_, line) in cli.COMMANDS.items():
+        assert name in text
+        assert line in text
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["patch"], ["status", "more"]])
+def test_a_wrong_call_ends_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_a_failure_on_purpose_ends_with_1_and_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise HookError(f"no: {arguments}")
+
+    monkeypatch.setattr(
+        importlib.import_module("dort_rewriter.tools.patch_command"), "run_patch", fail
+    )
+    assert cli.main(["patch", "--check"]) == 1
+    assert capsys.readouterr().err == "dort-rewriter patch: no: ['--check']\n"
+
+
+def test_status_reports_the_hook(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status"]) == 0
+    assert capsys.readouterr().out.startswith("dort_rewriter hook: ")

@@ -11,6 +11,8 @@ from tests.export.cases import Case, T, check, overload, run
 
 X = T(2, 3)
 
+OTHERS = {"aten::lift_fresh"}
+"""Gone once traced; T5, among the models, needs it not to be decomposed."""
 CASES = [
     *(Case(f"aten::{name}", (X,)) for name in ("alias", "clone", "detach", "lift_fresh_copy")),
     *(

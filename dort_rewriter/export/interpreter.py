@@ -25,7 +25,7 @@ from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import describe, source_line
 from dort_rewriter.export.recorder import Recorder, scalar_type
 from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, describe_value
 
 __all__ = ["ExportedGraph", "convert_graph"]

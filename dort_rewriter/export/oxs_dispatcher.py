@@ -17,7 +17,7 @@ from typing import Any
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused
-from dort_rewriter.export.schemas import op_info
+from dort_rewriter.graph.schemas import op_info
 
 __all__ = ["DISTRUSTED", "OxsDispatcher"]
 

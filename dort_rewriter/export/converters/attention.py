@@ -17,10 +17,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export import shapes
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph import shapes
+from dort_rewriter.graph.values import Value
 
 _SWAP = [0, 1, 3, 2]
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

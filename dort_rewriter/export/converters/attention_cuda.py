@@ -16,7 +16,7 @@ from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.export.converters.attention import attend, attend_backward
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _PADDED_TO = 32
 """The efficient kernel rounds the length of its logsumexp up to a multiple of this."""

@@ -16,7 +16,7 @@ import torch
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 Masks = Sequence[bool]
 

@@ -15,7 +15,7 @@ from dort_rewriter.export.converters.windows import (
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 def _is_floating(node: torch.fx.Node) -> bool:

@@ -15,7 +15,7 @@ import torch
 from dort_rewriter.export.converters.opmath import is_bool, is_float, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 @converter("aten::cumsum")

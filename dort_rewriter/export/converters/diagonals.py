@@ -8,7 +8,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.axes import from_front, to_front
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _STORED = 4096
 """Elements up to which a mask is a constant."""

@@ -11,7 +11,7 @@ from dort_rewriter.export.converters.opmath import cast_like, is_float, store, w
 from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 __all__ = ["floor_quotient", "floor_remainder"]
 

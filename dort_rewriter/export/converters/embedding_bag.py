@@ -14,7 +14,7 @@ import torch
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _MEAN, _MAX = 1, 2
 _NOTHING = ir.tensor([0], dtype=ir.DataType.INT64)

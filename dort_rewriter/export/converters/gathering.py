@@ -9,7 +9,7 @@ import torch
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 @converter("aten::gather")

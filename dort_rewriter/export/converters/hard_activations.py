@@ -7,7 +7,7 @@ from typing import Any
 from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 @converter("aten::hardtanh")

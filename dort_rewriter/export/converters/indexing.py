@@ -25,7 +25,7 @@ from dort_rewriter.export.converters.axes import (
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _MASKS = (ir.DataType.BOOL, ir.DataType.UINT8)
 

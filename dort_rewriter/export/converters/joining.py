@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 @converter("aten::cat")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 __all__ = ["HALVES", "cast_like", "is_bool", "is_float", "like", "store", "widen"]
 

@@ -16,7 +16,7 @@ from dort_rewriter.export.converters.opmath import is_bool, is_float
 from dort_rewriter.export.converters.reductions import extremum, has_nan
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 def _comparable(op: Recorder, x: Value) -> Value:

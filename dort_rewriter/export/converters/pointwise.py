@@ -8,7 +8,7 @@ from typing import Any
 from dort_rewriter.export.converters.opmath import is_bool, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 def _same_as(onnx_op: str, *names: str) -> None:

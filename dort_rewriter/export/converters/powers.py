@@ -8,7 +8,7 @@ from typing import Any
 from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 __all__ = ["integer_power"]
 

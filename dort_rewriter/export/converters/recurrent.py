@@ -15,7 +15,7 @@ import torch
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _LSTM = 2
 """The number of the LSTM among the modes of torch's recurrent kernels."""

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.opmath import cast_like, is_bool, is_float, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 __all__ = ["extremum", "has_nan", "reduce"]
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.axes import flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _BEFORE_START = -(2**63)
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _ONNX_REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}

@@ -17,7 +17,7 @@ from dort_rewriter.export.converters.axes import (
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 @converter("aten::select.int", "aten::select_copy.int")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 def _along(op: Recorder, onnx_op: str, x: Value, dim: int) -> Value:

@@ -15,7 +15,7 @@ import torch
 from dort_rewriter.export.converters.axes import flatten
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 LIMIT = 2**22
 """Elements above which the positions are not stored in the model."""

@@ -20,7 +20,7 @@ from dort_rewriter.export.converters.powers import integer_power
 from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 _D = ir.DataType
 

@@ -10,7 +10,7 @@ import numpy as np
 from dort_rewriter.export.converters.axes import reshape, result_dims, size_names
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.values import Value
+from dort_rewriter.graph.values import Value
 
 
 @converter("aten::view", "aten::_unsafe_view", "aten::view_copy", "aten::_reshape_copy")

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from dort_rewriter.errors import ExportError
 
 if TYPE_CHECKING:
-    from dort_rewriter.export.recorder import Recorder
+    from dort_rewriter.graph.writer import Writer
 
 __all__ = ["Value"]
 
@@ -17,11 +17,11 @@ __all__ = ["Value"]
 class Value(ir.Value):
     """An ``onnx_ir`` value that records a node when Python operators are applied to it."""
 
-    __slots__ = ("recorder",)
+    __slots__ = ("writer",)
 
-    def __init__(self, recorder: Recorder, **kwargs: Any) -> None:
+    def __init__(self, writer: Writer, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.recorder = recorder
+        self.writer = writer
 
     @property
     def rank(self) -> int:
@@ -42,58 +42,58 @@ class Value(ir.Value):
         raise ExportError("The truth value of a graph result is unknown while exporting.")
 
     def __add__(self, other: Any) -> Value:
-        return self.recorder.Add(self, other)
+        return self.writer.Add(self, other)
 
     def __radd__(self, other: Any) -> Value:
-        return self.recorder.Add(other, self)
+        return self.writer.Add(other, self)
 
     def __sub__(self, other: Any) -> Value:
-        return self.recorder.Sub(self, other)
+        return self.writer.Sub(self, other)
 
     def __rsub__(self, other: Any) -> Value:
-        return self.recorder.Sub(other, self)
+        return self.writer.Sub(other, self)
 
     def __mul__(self, other: Any) -> Value:
-        return self.recorder.Mul(self, other)
+        return self.writer.Mul(self, other)
 
     def __rmul__(self, other: Any) -> Value:
-        return self.recorder.Mul(other, self)
+        return self.writer.Mul(other, self)
 
     def __truediv__(self, other: Any) -> Value:
-        return self.recorder.Div(self, other)
+        return self.writer.Div(self, other)
 
     def __rtruediv__(self, other: Any) -> Value:
-        return self.recorder.Div(other, self)
+        return self.writer.Div(other, self)
 
     def __mod__(self, other: Any) -> Value:
-        return self.recorder.Mod(self, other)
+        return self.writer.Mod(self, other)
 
     def __pow__(self, other: Any) -> Value:
-        return self.recorder.Pow(self, other)
+        return self.writer.Pow(self, other)
 
     def __matmul__(self, other: Any) -> Value:
-        return self.recorder.MatMul(self, other)
+        return self.writer.MatMul(self, other)
 
     def __neg__(self) -> Value:
-        return self.recorder.Neg(self)
+        return self.writer.Neg(self)
 
     def __invert__(self) -> Value:
-        return self.recorder.Not(self)
+        return self.writer.Not(self)
 
     def __and__(self, other: Any) -> Value:
-        return self.recorder.And(self, other)
+        return self.writer.And(self, other)
 
     def __or__(self, other: Any) -> Value:
-        return self.recorder.Or(self, other)
+        return self.writer.Or(self, other)
 
     def __lt__(self, other: Any) -> Value:
-        return self.recorder.Less(self, other)
+        return self.writer.Less(self, other)
 
     def __le__(self, other: Any) -> Value:
-        return self.recorder.LessOrEqual(self, other)
+        return self.writer.LessOrEqual(self, other)
 
     def __gt__(self, other: Any) -> Value:
-        return self.recorder.Greater(self, other)
+        return self.writer.Greater(self, other)
 
     def __ge__(self, other: Any) -> Value:
-        return self.recorder.GreaterOrEqual(self, other)
+        return self.writer.GreaterOrEqual(self, other)

@@ -1,0 +1,1 @@
+"""Writing ONNX graphs: what the exporter records with and the optimizer rewrites with."""

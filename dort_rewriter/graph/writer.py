@@ -1,0 +1,340 @@
+"""Writer: calling `op.Add(a, b)` puts a node into a graph, its type and shape inferred.
+
+Inputs may be Python numbers, lists (of numbers and of results mixed: they are concatenated), or
+None; their element type follows the operator's type variables. Equal nodes are recorded once,
+constants are shared, and what depends on small constants only is computed on the spot.
+
+NOTE: it does not stand on onnxscript's evaluator: importing onnxscript and torchlib costs more
+than converting a model. ``oxs_dispatcher`` adapts this class to torchlib when it is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.errors import ExportError
+from dort_rewriter.graph import folding, shapes
+from dort_rewriter.graph.schemas import OpInfo, Slot, op_info
+from dort_rewriter.graph.values import Value
+
+__all__ = ["Writer"]
+
+_PYTHON_TYPES: dict[type, ir.DataType] = {
+    bool: ir.DataType.BOOL,
+    int: ir.DataType.INT64,
+    float: ir.DataType.FLOAT,
+}
+_SHARED = 64
+"""Constants of at most this many elements are shared between nodes."""
+
+_BY_DTYPE_ATTRIBUTE = frozenset({"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
+
+
+class Writer:
+    """Appends nodes to a graph."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self.graph = graph
+        self.opset = opset
+        self.provenance: Mapping[str, str] = {}
+        """Written on every node recorded from now on."""
+        self._constants: dict[Any, Value] = {}
+        self._recorded: dict[Any, tuple[Value, ...]] = {}
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if not name[:1].isupper():
+            raise AttributeError(f"Writer has no attribute {name!r}")
+        method = functools.partial(self.call, name)
+        self.__dict__[name] = method
+        return method
+
+    def call(
+        self,
+        name: str,
+        *inputs: Any,
+        domain: str = "",
+        outputs: int | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Record a node and return its result, or a tuple when it has several.
+
+        `outputs` is the number of results, needed for operators with a variable number of them and
+        for those of another domain.
+        """
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        if name == "Constant" and not domain:
+            return self._constant_node(attributes)
+        info = op_info(name, self.opset) if not domain else None
+        values, types = self._as_values(info, inputs)
+        if not domain:
+            if name == "CastLike" and (like := values[1]) is not None and like.dtype is not None:
+                name, values, attributes = "Cast", values[:1], {"to": like.dtype}
+                info = op_info(name, self.opset)
+            if (known := self._known(name, values, attributes)) is not None:
+                return known
+        key = self._key(domain, name, values, attributes)
+        if key is not None and (found := self._recorded.get(key)) is not None:
+            return found if len(found) > 1 else found[0]
+        results = self._append(domain, name, info, values, types, attributes, outputs)
+        if key is not None:
+            self._recorded[key] = results
+        return results if len(results) > 1 else results[0]
+
+    def _append(
+        self,
+        domain: str,
+        name: str,
+        info: OpInfo | None,
+        values: list[ir.Value | None],
+        types: dict[str, ir.DataType],
+        attributes: dict[str, Any],
+        outputs: int | None,
+    ) -> tuple[Value, ...]:
+        count = outputs or self._count_outputs(name, info, values, attributes)
+        results = tuple(Value(self) for _ in range(count))
+        node = ir.Node(
+            domain,
+            name,
+            values,
+            ir.convenience.convert_attributes(attributes),
+            outputs=results,
+            version=info.version if info else None,
+            metadata_props=dict(self.provenance),
+        )
+        self.graph.append(node)
+        if domain:
+            self.graph.opset_imports.setdefault(domain, 1)
+        if info is not None:
+            for i, result in enumerate(results):
+                if (dtype := _result_type(name, info, i, types, attributes)) is not None:
+                    result.type = ir.TensorType(dtype)
+            dims = shapes.infer_shape(name, values, attributes)
+            if dims is not None:
+                results[0].shape = ir.Shape(dims)
+        return results
+
+    def _key(
+        self,
+        domain: str,
+        name: str,
+        values: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+    ) -> Any:
+        """Return what identifies a node among its equals; None for one that is never shared."""
+        if domain or name.startswith(("Random", "Bernoulli", "Multinomial", "Dropout")):
+            return None
+        try:
+            items = tuple(
+                (k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items())
+            )
+            hash(items)
+        except TypeError:  # a tensor or a graph
+            return None
+        return name, tuple(map(id, values)), items
+
+    def _known(
+        self, name: str, values: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+    ) -> Value | None:
+        """Return the result of a node that need not be recorded."""
+        first = values[0] if values else None
+        if isinstance(first, Value) and _is_identity(name, first, values, attributes):
+            return first
+        if name == "Shape" and isinstance(first, Value) and first.shape is not None:
+            part = first.dims[slice(attributes.get("start", 0), attributes.get("end"))]
+            if all(isinstance(d, int) for d in part):
+                return self.constant(list(part), ir.DataType.INT64)
+        if (folded := folding.fold(name, values, attributes)) is not None:
+            return self.tensor(folded)
+        return None
+
+    @staticmethod
+    def _count_outputs(
+        name: str,
+        info: OpInfo | None,
+        values: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any],
+    ) -> int:
+        if info is None:
+            return 1
+        if name == "Split":
+            sizes = values[1].shape if len(values) > 1 and values[1] is not None else None
+            count = attributes.get("num_outputs") or (sizes[0] if sizes is not None else None)
+            if not isinstance(count, int):
+                raise ExportError("Split needs a known number of outputs.")
+            return count
+        if name == "BatchNormalization" and not attributes.get("training_mode"):
+            return 1
+        if name in ("Dropout", "LayerNormalization", "MaxPool"):  # optional outputs: ask for them
+            return 1
+        return len(info.outputs)
+
+    # -- constants -----------------------------------------------------------------------------
+
+    def constant(self, value: Any, dtype: ir.DataType | torch.dtype | None = None) -> Value:
+        """Return a constant made of a number or a list of numbers."""
+        if isinstance(dtype, torch.dtype):
+            dtype = to_onnx_type(dtype)
+        if dtype is None:
+            dtype = _guess_type(value)
+        array = np.asarray(value).astype(dtype.numpy())
+        return self.tensor(ir.Tensor(array, dtype=dtype))
+
+    def tensor(self, tensor: ir.TensorProtocol, name: str | None = None) -> Value:
+        """Return an initializer; small unnamed ones are shared."""
+        key: Any = None
+        if name is None and tensor.size <= _SHARED:
+            key = (tensor.numpy().tobytes(), tuple(tensor.shape), tensor.dtype)
+            if (found := self._constants.get(key)) is not None:
+                return found
+        value = Value(
+            self,
+            name=name or f"constant_{len(self._constants)}",
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape([d for d in tensor.shape if isinstance(d, int)]),
+            const_value=tensor,
+        )
+        self.graph.register_initializer(value)
+        self._constants[key if key is not None else (id(value),)] = value
+        return value
+
+    def _constant_node(self, attributes: Mapping[str, Any]) -> Value:
+        ((kind, value),) = attributes.items()
+        if isinstance(value, ir.Attr):
+            value = value.value
+        if kind == "value":
+            return self.tensor(value if isinstance(value, ir.TensorProtocol) else ir.tensor(value))
+        types = {"value_float": ir.DataType.FLOAT, "value_floats": ir.DataType.FLOAT}
+        return self.constant(value, types.get(kind, ir.DataType.INT64))
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def _as_values(
+        self, info: OpInfo | None, inputs: Sequence[Any]
+    ) -> tuple[list[ir.Value | None], dict[str, ir.DataType]]:
+        """Turn arguments into values, Python numbers taking the type of their neighbours."""
+        types: dict[str, ir.DataType] = {}
+        slots = [info.input_slot(i) if info else None for i in range(len(inputs))]
+        for slot, value in zip(slots, inputs, strict=True):
+            if slot is not None and isinstance(value, ir.Value) and value.dtype is not None:
+                types.setdefault(slot.variable, value.dtype)
+        values = []
+        for slot, value in zip(slots, inputs, strict=True):
+            dtype = (types.get(slot.variable) or slot.only) if slot is not None else None
+            result = self._as_value(value, slot, dtype)
+            values.append(result)
+            if slot is not None and result is not None and result.dtype is not None:
+                types.setdefault(slot.variable, result.dtype)
+        while values and values[-1] is None:
+            values.pop()
+        return values, types
+
+    def _as_value(
+        self, value: Any, slot: Slot | None, dtype: ir.DataType | None
+    ) -> ir.Value | None:
+        if value is None or isinstance(value, ir.Value):
+            return value
+        if isinstance(value, ir.TensorProtocol):
+            return self.tensor(value)
+        if isinstance(value, list | tuple) and any(isinstance(v, ir.Value) for v in value):
+            if slot is not None and slot.is_sequence:
+                return self.call("SequenceConstruct", *value)
+            return self.vector(value)
+        return self.constant(value, dtype)
+
+    def vector(self, items: Sequence[int | ir.Value]) -> Value:
+        """Return a 1-D int64 result made of numbers and of rank-0 or rank-1 results: a shape."""
+        parts: list[Any] = []
+        for item in items:
+            if isinstance(item, ir.Value):
+                is_flat = item.shape is not None and len(item.shape) == 1
+                parts.append(item if is_flat else self.call("Reshape", item, [-1]))
+            elif parts and isinstance(parts[-1], list):
+                parts[-1].append(int(item))
+            else:
+                parts.append([int(item)])
+        values = [self.constant(p, ir.DataType.INT64) if isinstance(p, list) else p for p in parts]
+        if not values:
+            return self.constant([], ir.DataType.INT64)
+        return values[0] if len(values) == 1 else self.call("Concat", *values, axis=0)
+
+    # -- conveniences --------------------------------------------------------------------------
+
+    def cast(self, value: Any, dtype: ir.DataType | torch.dtype) -> Value:
+        """Return the value (or number) with another element type, if it has not got it yet."""
+        if isinstance(dtype, torch.dtype):
+            dtype = to_onnx_type(dtype)
+        if not isinstance(value, ir.Value):
+            return self.constant(value, dtype)
+        return self.call("Cast", value, to=dtype)
+
+    def copy(self, value: Value) -> Value:
+        """Return a new result equal to the value: an Identity node that nothing removes."""
+        return self._append("", "Identity", op_info("Identity", self.opset), [value], {}, {}, 1)[0]
+
+    def size(self, value: Value, axis: int) -> int | Value:
+        """Return a size: a number when it is static, a rank-1 result otherwise."""
+        axis = axis % value.rank
+        dim = value.dims[axis]
+        if isinstance(dim, int):
+            return dim
+        return self.call("Shape", value, start=axis, end=axis + 1)
+
+    def sizes(self, value: Value, axes: Sequence[int] | None = None) -> Value:
+        """Return sizes as a 1-D result (a constant when they are static)."""
+        if axes is None:
+            return self.call("Shape", value)
+        return self.vector([self.size(value, axis) for axis in axes])
+
+
+def _is_identity(
+    name: str, first: Value, values: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+) -> bool:
+    """Tell whether a node would return its first input as it is."""
+    if name == "Identity" or (name == "Concat" and len(values) == 1):
+        return True
+    if name == "Cast":
+        return first.dtype is not None and first.dtype == int(attributes["to"])
+    if name == "Transpose":
+        # NOTE: onnxruntime 1.19 computes an identity Transpose + MatMul + Add wrongly.
+        perm = attributes.get("perm")
+        return perm is not None and list(perm) == sorted(perm)
+    if name in ("Reshape", "Expand") and first.shape is not None:
+        target = values[1].const_value if values[1] is not None else None
+        return target is not None and list(first.dims) == [int(d) for d in target.numpy()]
+    return False
+
+
+def _guess_type(value: Any) -> ir.DataType:
+    if isinstance(value, list | tuple):
+        if any(isinstance(v, float) for v in value):
+            return ir.DataType.FLOAT
+        value = value[0] if value else 0
+    return _PYTHON_TYPES.get(type(value), ir.DataType.INT64)
+
+
+def _result_type(
+    name: str,
+    info: OpInfo,
+    index: int,
+    types: Mapping[str, ir.DataType],
+    attributes: Mapping[str, Any],
+) -> ir.DataType | None:
+    if name == "Cast":
+        return ir.DataType(int(attributes["to"]))
+    if name == "ConstantOfShape":
+        return attributes["value"].dtype if "value" in attributes else ir.DataType.FLOAT
+    if name in _BY_DTYPE_ATTRIBUTE and attributes.get("dtype"):
+        return ir.DataType(int(attributes["dtype"]))
+    if name == "LayerNormalization" and index:
+        return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
+    slot = info.outputs[min(index, len(info.outputs) - 1)]
+    return types.get(slot.variable) or slot.only

@@ -171,7 +171,7 @@ class _Writer:
         dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
         tests = [*_device_tests(index, slot), f"a{index}.dtype is {dtype}"]
         tests.append(f"a{index}.is_contiguous()")
-        if _may_be_lazily_negated(slot):
+        if slot.dtype is not torch.bool:  # which has no negation
             tests.append(f"not a{index}.is_neg()")
         device = f", {self._constant(f'device{index}', slot.device)}" if slot.device else ""
         fallback = f"dense(a{index}, {slot.name!r}, {dtype}{device})"
@@ -258,13 +258,6 @@ def _device_tests(index: int, slot: InputSlot) -> Iterator[str]:
     else:
         yield f"a{index}.is_{slot.device.type}"
         yield f"a{index}.get_device() == {slot.device.index or 0}"
-
-
-def _may_be_lazily_negated(slot: InputSlot) -> bool:
-    # The imaginary part of a conjugate is a stride of two elements: contiguous only if there is
-    # just one, which is when the cheaper test of contiguity does not send it to dense().
-    assert slot.dtype is not None
-    return slot.dtype.is_floating_point and all(d == 1 or isinstance(d, str) for d in slot.shape)
 
 
 def _arguments_needed(signature: GraphSignature) -> Iterator[int]:

@@ -92,16 +92,25 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["float", "bfloat16"])
-def test_each_layout_is_read_right(layout: str, name: str) -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_each_layout_is_read_right(layout: str, name: str, static: bool) -> None:
     if layout == "conjugate" and name == "bfloat16":
         layout = "conjugate of one"
     x = LAYOUTS[layout](torch.arange(1.0, 13.0).reshape(3, 4)).to(TYPES[name])
-    run = identity(name, TYPES[name], "A,B", ("A", "B"))
+    shape = tuple(x.shape) if static else ("A", "B")
+    run = identity(name, TYPES[name], ",".join(map(str, shape)), shape)
     (y,) = run(x)
     assert torch.equal(y, x)
     assert not y.requires_grad
     (z,) = run.boxed([x])
     assert torch.equal(z, x)
+
+
+@pytest.mark.parametrize("name", ["int64", "int8", "float16", "double"])
+def test_a_lazily_negated_tensor_of_any_type(name: str) -> None:
+    x = torch._neg_view(torch.tensor([0, 1, 1, 0, 5]).to(TYPES[name]))
+    assert x.is_neg()
+    assert torch.equal(identity(name, TYPES[name], "5", (5,))(x)[0], x)
 
 
 def test_tensor_subclass() -> None:

@@ -18,6 +18,7 @@ _EXPORTS: dict[str, str] = {
     "create_input_names": "export.names",
     "Dispatcher": "export.dispatcher",
     "DortError": "errors",
+    "dump_onnx": "tools.dumps",
     "ExecutionError": "errors",
     "ExportError": "errors",
     "ExportOptions": "options",
@@ -42,6 +43,8 @@ _EXPORTS: dict[str, str] = {
     "status": "hook",
     "to_onnx": "backends.to_onnx",
     "torch_compile_backend": "backends.onnxrt",
+    "train_loop": "tools.training",
+    "train_loop_mixed_precision": "tools.training",
     "uninstall": "hook",
     "UnsupportedOpError": "errors",
 }
@@ -92,5 +95,7 @@ if TYPE_CHECKING:
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
+    from dort_rewriter.tools.dumps import dump_onnx
+    from dort_rewriter.tools.training import train_loop, train_loop_mixed_precision
 
 hook_later()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["VARIABLES", "Variable", "is_on", "read"]
+__all__ = ["VARIABLES", "Variable", "is_on", "read", "temporarily"]
 
 
 @dataclass(frozen=True)
@@ -50,3 +52,18 @@ def read(name: str) -> str:
 def is_on(name: str) -> bool:
     """Tell whether a variable of the table is exactly ``1``."""
     return read(name) == "1"
+
+
+@contextmanager
+def temporarily(name: str, value: str) -> Iterator[None]:
+    """Give a variable of the table a value within the block; then it is as it was, also unset."""
+    name = VARIABLES[name].name
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

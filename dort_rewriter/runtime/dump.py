@@ -1,7 +1,7 @@
 """Writing each exported graph to files, when ``ONNXRT_DUMP_PATH`` asks for it.
 
 The model goes to ``<prefix><N>.onnx``, the text of its FX graph to ``<prefix><N>.txt``; N counts
-from 0 for each prefix in the life of the process.
+from 0 for each prefix in the life of the process, or since :func:`restart_numbers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.model_files import Model, write_model
 
-__all__ = ["dump_graph"]
+__all__ = ["dump_graph", "restart_numbers"]
 
 _lock = threading.Lock()
 _next_number: dict[str, int] = {}
@@ -43,6 +43,12 @@ def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | Non
             ) from error
         _next_number[prefix] = number + 1
     return path
+
+
+def restart_numbers(prefix: str) -> None:
+    """Count from 0 again for a prefix, whose files were removed."""
+    with _lock:
+        _next_number.pop(prefix, None)
 
 
 def _write(model: Model, text: str, path: Path) -> None:

@@ -30,6 +30,7 @@ PUBLIC = [
     "UnsupportedOpError",
     "__version__",
     "create_input_names",
+    "dump_onnx",
     "filter_decomposition_table",
     "get_decomposition_table",
     "get_decomposition_table_by_name",
@@ -40,6 +41,8 @@ PUBLIC = [
     "status",
     "to_onnx",
     "torch_compile_backend",
+    "train_loop",
+    "train_loop_mixed_precision",
     "uninstall",
 ]
 

@@ -30,16 +30,25 @@ TABLE_NAMES = ("all", "core", "default", "none")
 @functools.cache
 def _full_table() -> Table:
     # NOTE: core alone lacks var, var_mean, squeeze.dims, cumprod and functional batch norm.
-    return {
-        op: function
-        for op, function in {**torch._decomp.decomposition_table, **_core_table()}.items()
-        if isinstance(op, torch._ops.OpOverload)
-    }
+    return {**_of_real_numbers(torch._decomp.decomposition_table), **_core_table()}
 
 
 @functools.cache
 def _core_table() -> Table:
-    return dict(torch._decomp.core_aten_decompositions())
+    return _of_real_numbers(torch._decomp.core_aten_decompositions())
+
+
+def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
+    """Leave out what makes complex numbers: it is to be refused by its own name.
+
+    NOTE: torch writes the parts of a complex result in place, which AOTAutograd then refuses.
+    """
+    complex_ones = ("aten::fft_", "aten::complex", "aten::polar")
+    return {
+        op: function
+        for op, function in table.items()
+        if isinstance(op, torch._ops.OpOverload) and not op.name().startswith(complex_ones)
+    }
 
 
 def filter_decomposition_table(

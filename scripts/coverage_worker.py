@@ -15,22 +15,21 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import torch
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph, NotImplemented
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.backends.compilation import add_casts
-from dort_rewriter.errors import UnsupportedOpError
+from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.signature import GraphSignature
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.session import Session, create_session, session_options
+from dort_rewriter.runtime.threads import ThreadPolicy
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 MEMORY_AS_FOUND = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
@@ -56,12 +55,11 @@ class Graph:
         self.status = "native"
         self.detail = ""
         self.ops: list[str] = []
-        self.session: onnxruntime.InferenceSession | None = None
-        self.signature: GraphSignature | None = None
+        self.executor: Executor | None = None
         try:
             exported = convert_graph(module, sweep.dispatcher, opset=sweep.opset)
-            self.signature = exported.signature
-            self.session = new_session(exported.model)
+            session = new_session(exported.model) if exported.output_names else None
+            self.executor = Executor(session, exported.signature)
         except UnsupportedOpError as e:
             self.status = "fell back"
             self.ops = sorted({f"{u.op}: {u.reason}" for u in e.unsupported})
@@ -84,48 +82,57 @@ class Graph:
     def __call__(self, *args: Any) -> Any:
         """Run through ONNX Runtime and torch; what follows goes on with torch's results."""
         expected = self.module(*args)
-        if self.session is not None and self.signature is not None:
+        if self.executor is not None:
             try:
-                got = run(self.session, self.signature, args)
+                got = self.executor(*args)
             except Exception as e:
                 # Whatever breaks is the finding.
                 self.judge("error", f"{type(e).__name__}: {e}")
             else:
-                difference = compare(got, list(expected), self.values_count)
-                if difference:
+                difference = compare(got, expected, self.values_count)
+                if difference and not self.is_noise(args, got, expected):
                     self.judge("wrong", difference)
         return expected
 
+    def is_noise(self, args: Sequence[Any], got: Sequence[Any], expected: Sequence[Any]) -> bool:
+        """Tell whether results differ only where float32 itself cannot tell.
 
-def new_session(model: ir.Model) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    providers = ["CPUExecutionProvider"]
+        NOTE: some gradients are differences of large terms that cancel (a normalization over one
+        element: 0 in float64, 1e-4 in eager). The graph is run in float64: a result that is not
+        farther from it than eager's own is not wrong.
+        """
+        wide = [_as_float64(a) for a in args]
+        try:
+            exact = self.module(*wide)
+        except (RuntimeError, TypeError, ValueError):  # it insists on the types it was traced with
+            return False
+        for a, b, e in zip(got, expected, exact, strict=True):
+            if not compare([a], [b]):
+                continue
+            if e.dtype is not torch.float64 or a.dtype != b.dtype or a.shape != b.shape:
+                return False
+            ours, eagers = (float((t.detach().double() - e).abs().max()) for t in (a, b))
+            if not ours <= eagers:
+                return False
+        return True
+
+
+def _as_float64(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
+        return value.double()
+    return value
+
+
+def new_session(model: ir.Model) -> Session:
+    """Return a session, with the casts the backends put around nodes without a kernel."""
+    options = session_options(threads=ThreadPolicy(intra_op_threads=1))
     try:
-        content = ir.to_proto(model).SerializeToString()
-        return onnxruntime.InferenceSession(content, options, providers=providers)
-    except (InvalidGraph, NotImplemented):  # what the backends mend by casts
-        add_casts(model, provider=providers[0])
-    content = ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=providers)
-
-
-def run(
-    session: onnxruntime.InferenceSession, signature: GraphSignature, args: Sequence[Any]
-) -> list[Any]:
-    feed = {}
-    for slot, arg in zip(signature.inputs, args, strict=True):
-        if slot.name is not None and isinstance(arg, torch.Tensor):
-            value = arg.detach().resolve_conj().resolve_neg().numpy()
-            feed[slot.name] = np.ascontiguousarray(value).reshape(tuple(arg.shape))
-        elif slot.name is not None:
-            feed[slot.name] = np.asarray(arg)
-    computed = session.run(None, feed) if signature.output_names else []
-    return [
-        None if slot.source == "constant" else torch.from_numpy(np.array(computed[slot.index]))
-        for slot in signature.outputs
-    ]
+        return create_session(model, options=options)
+    except ExecutionError as e:
+        if not any(code in str(e) for code in ("NOT_IMPLEMENTED", "INVALID_GRAPH")):
+            raise
+    add_casts(model, provider="CPUExecutionProvider")
+    return create_session(model, options=options)
 
 
 def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
@@ -283,7 +290,8 @@ def evaluate(
     if not ends or not starts:
         return list(results), []
     torch.manual_seed(2)
-    seeds = [torch.randn_like(r) for r in ends]
+    # NOTE: not `randn_like`, which draws in the order of the memory: strides may differ.
+    seeds = [torch.randn(r.shape, dtype=r.dtype) for r in ends]
     return list(results), list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
 
 

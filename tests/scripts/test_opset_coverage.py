@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -67,3 +69,22 @@ def test_the_share_is_of_what_can_be_traced(script: ModuleType) -> None:
     assert figures["missing"] == {"aten::b: no converter": 1}
     page = script.to_markdown(records, {**figures, "environment": {"torch": "2"}, "samples": 1})
     assert "| a | 1/1 | 0/1 | `aten::b`, untraceable |" in page
+
+
+def test_real_entries_are_measured(tmp_path: Path) -> None:
+    """Forward and backward, casts around bfloat16, cancelling float32, complex numbers."""
+    figures = tmp_path / "figures.json"
+    page = tmp_path / "coverage.md"
+    names = ("sigmoid", "bfloat16", "native_layer_norm", "complex")
+    command = [sys.executable, str(SCRIPT), "--ops", "|".join(names), "--samples", "1"]
+    command += ["--workers", "1", "--json", str(figures), "--markdown", str(page)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    report = json.loads(figures.read_text())
+    assert report["counts"]["wrong"] == report["counts"]["error"] == 0, done.stdout
+    assert report["entries"] == len(names)
+    kinds = {(g["op"], g["graph"], g["dtype"]) for g in report["graphs"]}
+    assert {("sigmoid", "backward", "float32"), ("sigmoid", "forward", "bool")} <= kinds
+    fallbacks = {g["op"]: g["ops"] for g in report["graphs"] if g["status"] == "fell back"}
+    assert fallbacks == {"complex": ["aten::complex: torch.complex64 tensors are not converted"]}
+    assert "| sigmoid | 3/3 | 1/1 |  |" in page.read_text()
+    assert done.returncode == (report["native_share"] < 0.85)

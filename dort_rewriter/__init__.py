@@ -27,6 +27,7 @@ _EXPORTS: dict[str, str] = {
     "get_decomposition_table": "export.decompositions",
     "get_decomposition_table_by_name": "export.decompositions",
     "GraphSignature": "signature",
+    "get_pattern_list": "optimize.selection",
     "HookError": "errors",
     "HookStatus": "hook",
     "install": "hook",
@@ -34,6 +35,7 @@ _EXPORTS: dict[str, str] = {
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "make_aot_ort": "backends.aot_ort",
     "OptimizationOptions": "options",
+    "optimize_onnx": "backends.optimize_onnx",
     "OptimizeError": "errors",
     "OptionError": "errors",
     "OrtBackend": "backends.onnxrt",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
         is_onnxrt_backend_supported,
         torch_compile_backend,
     )
+    from dort_rewriter.backends.optimize_onnx import optimize_onnx
     from dort_rewriter.backends.to_onnx import to_onnx
     from dort_rewriter.errors import (
         CaptureError,
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
+    from dort_rewriter.optimize.selection import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.dumps import dump_onnx

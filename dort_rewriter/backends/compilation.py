@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
 from dort_rewriter.capture.partition import Partition, partition_graph
@@ -27,11 +26,12 @@ from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import dump_graph
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.kernels import has_kernel
+from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import GraphSignature
@@ -207,9 +207,11 @@ def build_block(
             results=[(o.node, o.order) for o in plan.model_outputs],
             keep_unused_inputs=False,
         )
+    providers = recipe.select_providers(graph_module, args)
     with trace.phase("optimize"):
-        if options.optimization.remove_unused:
-            RemoveUnusedNodesPass()(exported.model)
+        optimize(
+            exported.model, options.optimization, has_kernel=kernel_query(str(providers[0][0]))
+        )
     proto = _transform(exported, options)
     dump_graph(proto or exported.model, str(graph_module.graph))
     slots = tuple(
@@ -218,9 +220,7 @@ def build_block(
     )
     signature = GraphSignature(inputs=exported.signature.inputs, outputs=slots)
     with trace.phase("session"):
-        session = (
-            _build_session(proto or exported.model, graph_module, args, recipe) if names else None
-        )
+        session = _build_session(proto or exported.model, providers, options) if names else None
         executor = Executor(session, signature)
     return BuiltBlock(
         graph_module=graph_module,
@@ -254,17 +254,13 @@ def _transform(exported: ExportedGraph, options: OrtBackendOptions) -> onnx.Mode
     return proto
 
 
-def _build_session(
-    model: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any], recipe: Recipe
-) -> Session:
-    options = recipe.options
+def _build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     settings = options.ort_session_options
     if settings is None:
         policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
         settings = session_options(
             optimization_level=options.ort_optimization_level, threads=policy
         )
-    providers = recipe.select_providers(graph_module, args)
     try:
         return create_session(model, providers=providers, options=settings)
     except ExecutionError as e:

@@ -9,8 +9,8 @@ from typing import Any, Literal, overload
 
 import onnx
 import torch
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.files import save_model, to_proto
@@ -118,8 +118,7 @@ def to_onnx(
         input_names=input_names,
         constants=source.constants,
     )
-    if optimization.remove_unused:
-        RemoveUnusedNodesPass()(exported.model)
+    optimize_model(exported.model, optimization)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -110,7 +110,7 @@ class Writer:
             version=info.version if info else None,
             metadata_props=dict(self.provenance),
         )
-        self.graph.append(node)
+        self._place(node)
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
         if info is not None:
@@ -121,6 +121,9 @@ class Writer:
             if dims is not None:
                 results[0].shape = ir.Shape(dims)
         return results
+
+    def _place(self, node: ir.Node) -> None:
+        self.graph.append(node)
 
     def _key(
         self,
@@ -190,14 +193,12 @@ class Writer:
 
     def tensor(self, tensor: ir.TensorProtocol, name: str | None = None) -> Value:
         """Return an initializer; small unnamed ones are shared."""
-        key: Any = None
-        if name is None and tensor.size <= _SHARED:
-            key = (tensor.numpy().tobytes(), tuple(tensor.shape), tensor.dtype)
-            if (found := self._constants.get(key)) is not None:
-                return found
+        key = _constant_key(tensor) if name is None else None
+        if key is not None and (found := self._constants.get(key)) is not None:
+            return found
         value = Value(
             self,
-            name=name or f"constant_{len(self._constants)}",
+            name=name or self._constant_name(),
             type=ir.TensorType(tensor.dtype),
             shape=ir.Shape([d for d in tensor.shape if isinstance(d, int)]),
             const_value=tensor,
@@ -205,6 +206,18 @@ class Writer:
         self.graph.register_initializer(value)
         self._constants[key if key is not None else (id(value),)] = value
         return value
+
+    def adopt(self, value: ir.Value) -> None:
+        """Let an initializer of the graph serve as a constant.
+
+        NOTE: that of a loaded model has no Python operators: rules write ``op.Add(a, b)``.
+        """
+        assert value.const_value is not None
+        if (key := _constant_key(value.const_value)) is not None:
+            self._constants.setdefault(key, cast(Value, value))
+
+    def _constant_name(self) -> str:
+        return f"constant_{len(self._constants)}"
 
     def _constant_node(self, attributes: Mapping[str, Any]) -> Value:
         ((kind, value),) = attributes.items()
@@ -311,6 +324,13 @@ def _is_identity(
         target = values[1].const_value if values[1] is not None else None
         return target is not None and list(first.dims) == [int(d) for d in target.numpy()]
     return False
+
+
+def _constant_key(tensor: ir.TensorProtocol) -> Any:
+    """Return what equal constants have in common; None for one too large to compare."""
+    if tensor.size > _SHARED:
+        return None
+    return tensor.numpy().tobytes(), tuple(tensor.shape), tensor.dtype
 
 
 def _guess_type(value: Any) -> ir.DataType:

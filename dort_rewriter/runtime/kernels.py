@@ -9,7 +9,8 @@ bfloat16 and float64 it does no such thing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -23,9 +24,11 @@ from dort_rewriter.runtime.installed import (
     max_ir_version,
     max_opset,
 )
-from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.providers import CPU, available
 
-__all__ = ["has_kernel"]
+__all__ = ["has_kernel", "kernel_query"]
+
+logger = logging.getLogger(__name__)
 
 _Frozen = tuple[tuple[str, Any], ...]
 
@@ -51,6 +54,20 @@ def has_kernel(
     types = tuple(None if t is None else int(t) for t in input_dtypes)
     frozen = tuple(sorted((k, _freeze(v)) for k, v in (attributes or {}).items()))
     return _ask(op_type, domain, version, types, frozen, outputs, provider)
+
+
+def kernel_query(provider: str = CPU) -> Callable[..., bool]:
+    """Return :func:`has_kernel` for one provider; one that is not installed has no kernels."""
+    present: list[bool] = []
+
+    def query(*args: Any, **kwargs: Any) -> bool:
+        if not present:  # onnxruntime is needed once a rule asks, not before
+            present.append(provider in available())
+            if not present[0]:
+                logger.info("%s is not here to ask: no rule that needs it applies.", provider)
+        return present[0] and has_kernel(*args, provider=provider, **kwargs)
+
+    return query
 
 
 def _freeze(value: Any) -> Any:

@@ -40,6 +40,8 @@ PUBLIC = [
     "make_aot_ort",
     "status",
     "to_onnx",
+    "optimize_onnx",
+    "get_pattern_list",
     "torch_compile_backend",
     "train_loop",
     "train_loop_mixed_precision",

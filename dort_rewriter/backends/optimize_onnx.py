@@ -1,0 +1,86 @@
+"""optimize_onnx: the rewriting rules, on any ONNX model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, overload
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+
+from dort_rewriter.errors import OptimizeError, OptionError
+from dort_rewriter.export.files import to_proto
+from dort_rewriter.optimize.pipeline import optimize
+from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.options import OptimizationOptions, from_mapping
+from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.providers import CPU, CUDA
+
+__all__ = ["optimize_model", "optimize_onnx"]
+
+Options = OptimizationOptions | Mapping[str, Any] | None
+Source: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
+
+_PROVIDERS = {"CPU": CPU, "CUDA": CUDA}
+
+
+@overload
+def optimize_onnx(
+    model: Source, options: Options = ..., *, return_optimize_report: Literal[False] = ...
+) -> onnx.ModelProto: ...
+
+
+@overload
+def optimize_onnx(
+    model: Source, options: Options = ..., *, return_optimize_report: Literal[True]
+) -> tuple[onnx.ModelProto, OptimizeReport]: ...
+
+
+def optimize_onnx(
+    model: Source, options: Options = None, *, return_optimize_report: bool = False
+) -> onnx.ModelProto | tuple[onnx.ModelProto, OptimizeReport]:
+    """Return an optimized copy of an ONNX model.
+
+    Args:
+        model: a model, or the name of a file.
+        options: what to do (:class:`OptimizationOptions`), as in
+            ``{"patterns": "default+onnxruntime"}``.
+        return_optimize_report: also return what each rule did.
+
+    Raises:
+        OptimizeError: the file is no ONNX model.
+        OptionError: an option, or the name of a pattern, is unknown.
+
+    """
+    settings = from_mapping(OptimizationOptions, options)
+    loaded = _load(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True)(loaded)
+    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(loaded)
+    report = optimize_model(loaded, settings)
+    proto = to_proto(loaded)
+    return (proto, report) if return_optimize_report else proto
+
+
+def _load(model: Source) -> ir.Model:
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    try:
+        return ir.load(model)
+    except OSError as error:
+        raise OptimizeError(f"{os.fspath(model)!r} cannot be read: {error}.") from error
+    except Exception as error:  # protobuf has no public class for what is not a message
+        if type(error).__name__ != "DecodeError":
+            raise
+        raise OptimizeError(f"{os.fspath(model)!r} is no ONNX model: {error}.") from error
+
+
+def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeReport:
+    """Optimize a model in place for the provider of ``options.processor``."""
+    provider = _PROVIDERS.get(options.processor)
+    if provider is None:
+        raise OptionError(
+            f"processor={options.processor!r} is none of {', '.join(map(repr, _PROVIDERS))}."
+        )
+    return optimize(model, options, has_kernel=kernel_query(provider))

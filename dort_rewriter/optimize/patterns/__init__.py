@@ -1,0 +1,1 @@
+"""Rules by set: ``default`` (standard operators), ``onnxruntime`` and ``experimental``."""

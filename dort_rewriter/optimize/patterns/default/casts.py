@@ -1,0 +1,42 @@
+"""Chains of casts."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["CastCast"]
+
+_D = ir.DataType
+_CONTAINS: dict[ir.DataType, frozenset[ir.DataType]] = {
+    _D.DOUBLE: frozenset(
+        {_D.FLOAT, _D.FLOAT16, _D.BFLOAT16, _D.INT8, _D.INT16, _D.INT32, _D.UINT8, _D.BOOL}
+    ),
+    _D.FLOAT: frozenset({_D.FLOAT16, _D.BFLOAT16, _D.INT8, _D.INT16, _D.UINT8, _D.BOOL}),
+    _D.FLOAT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
+    _D.BFLOAT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
+    _D.INT64: frozenset({_D.INT32, _D.INT16, _D.INT8, _D.UINT8, _D.BOOL}),
+    _D.INT32: frozenset({_D.INT16, _D.INT8, _D.UINT8, _D.BOOL}),
+    _D.INT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
+}
+"""For each type, those whose every value it holds exactly."""
+
+
+class CastCast(Rule):
+    """``Cast(Cast(x)) -> Cast(x)``   when the type between holds every value of the first."""
+
+    roots = ("Cast",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        first = graph.producer(node.inputs[0], "Cast")
+        if first is None or (x := first.inputs[0]) is None or x.dtype is None:
+            return None
+        between, last = node.inputs[0].dtype, node.outputs[0].dtype  # type: ignore[union-attr]
+        if between is None or last is None:
+            return None
+        if between != x.dtype and x.dtype not in _CONTAINS.get(between, ()):
+            return Refusal("the type between rounds", f"{x.dtype} -> {between}")
+        return Match([node.outputs[0]], lambda op: op.cast(x, last))

@@ -1,0 +1,43 @@
+"""Powers with a small constant exponent: Pow is many times slower than what it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.writer import Writer
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["PowToMul"]
+
+_BUILD: dict[float, Callable[[Writer, ir.Value], Any]] = {
+    1.0: lambda op, x: x,
+    2.0: lambda op, x: op.Mul(x, x),
+    3.0: lambda op, x: op.Mul(op.Mul(x, x), x),
+    0.5: lambda op, x: op.Sqrt(x),
+    -1.0: lambda op, x: op.Reciprocal(x),
+    -0.5: lambda op, x: op.Reciprocal(op.Sqrt(x)),
+}
+
+
+class PowToMul(Rule):
+    """``Pow(x, 2) -> Mul(x, x)``   and so on for the exponents 1, 3, 0.5, -1 and -0.5."""
+
+    roots = ("Pow",)
+    lowers = "Pow nodes"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        x, exponent = node.inputs
+        number = graph.scalar(exponent)
+        if x is None or number is None or x.dtype is None or (graph.rank(exponent) or 0) > 0:
+            return None
+        build = _BUILD.get(float(number))
+        if build is None:
+            return Refusal("the exponent is none of 1, 2, 3, 1/2, -1, -1/2", number)
+        if not x.dtype.is_floating_point() and number not in (1, 2, 3):
+            return Refusal("a root of integers", x.dtype)
+        return Match([node.outputs[0]], lambda op: build(op, x))

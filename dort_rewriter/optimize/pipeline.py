@@ -1,0 +1,66 @@
+"""The order of work on one model: rules to their fixed point, passes, until both rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import Rewriting
+from dort_rewriter.optimize.selection import select
+from dort_rewriter.optimize.view import GraphView, KernelQuery
+from dort_rewriter.options import OptimizationOptions
+
+__all__ = ["optimize"]
+
+logger = logging.getLogger(__name__)
+
+
+def optimize(
+    model: ir.Model, options: OptimizationOptions, *, has_kernel: KernelQuery
+) -> OptimizeReport:
+    """Change a model in place as the options say, and return what was done."""
+    start = time.perf_counter()
+    report = OptimizeReport(nodes_before=model.graph.num_nodes())
+    chosen = select(options.patterns)
+    if chosen:
+        view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
+        _apply(view, chosen, options, report)
+    if options.remove_unused:
+        RemoveUnusedNodesPass()(model)
+    report.nodes_after = model.graph.num_nodes()
+    report.seconds = time.perf_counter() - start
+    if options.verbose:
+        logger.info("%s", report)
+    return report
+
+
+def _apply(
+    view: GraphView,
+    chosen: list[Rule | GraphPass],
+    options: OptimizationOptions,
+    report: OptimizeReport,
+) -> None:
+    rules = [r for r in chosen if isinstance(r, Rule)]
+    passes = [p for p in chosen if isinstance(p, GraphPass)]
+    while True:
+        left = -1 if options.max_iter < 0 else max(options.max_iter - report.rounds, 0)
+        Rewriting(view, rules, report).run(left)
+        changed = sum(_run_pass(p, view, report) for p in passes)
+        if not changed or (options.max_iter >= 0 and report.rounds >= options.max_iter):
+            return
+
+
+def _run_pass(work: GraphPass, view: GraphView, report: OptimizeReport) -> int:
+    entry = report.rule(work.name)
+    start, before = time.perf_counter(), view.graph.num_nodes()
+    entry.tried += 1
+    changed = work.run(view)
+    entry.matches += changed
+    entry.removed += max(before - view.graph.num_nodes(), 0)
+    entry.seconds += time.perf_counter() - start
+    return changed

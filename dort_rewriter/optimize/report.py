@@ -1,0 +1,63 @@
+"""What an optimization did: for each rule, matches, near misses, nodes and time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["OptimizeReport", "RuleReport"]
+
+
+@dataclass
+class RuleReport:
+    """What one rule or pass did."""
+
+    name: str
+    matches: int = 0
+    removed: int = 0
+    added: int = 0
+    tried: int = 0
+    """Nodes it was shown."""
+    seconds: float = 0.0
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Near misses by reason."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """For each reason, what was found instead, once."""
+
+
+@dataclass
+class OptimizeReport:
+    """What one optimization did."""
+
+    rules: dict[str, RuleReport] = field(default_factory=dict)
+    nodes_before: int = 0
+    nodes_after: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+
+    def rule(self, name: str) -> RuleReport:
+        """Return the entry of a rule."""
+        return self.rules.setdefault(name, RuleReport(name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as numbers and strings, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.nodes_before} -> {self.nodes_after} nodes in {self.rounds} rounds, "
+            f"{self.seconds * 1e3:.1f} ms"
+        ]
+        ranked = sorted(self.rules.values(), key=lambda r: (-r.matches, r.name))
+        lines += [
+            f"  {r.name}: {r.matches} applied, -{r.removed} +{r.added} nodes, "
+            f"{r.seconds * 1e3:.1f} ms"
+            for r in ranked
+            if r.matches
+        ]
+        for r in ranked:
+            for reason, count in r.refusals.most_common():
+                lines.append(f"  {r.name}: refused {count} times, {reason} {r.examples[reason]}")
+        return "\n".join(lines)

@@ -1,0 +1,242 @@
+"""The driver: it shows nodes to rules until none applies, and carries out what they ask for.
+
+Every node is looked at once; after an application, only its neighbourhood is. A result that is
+replaced keeps its name, type and shape; nodes that nobody needs any more are removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx_ir as ir
+
+from dort_rewriter.errors import OptimizeError
+from dort_rewriter.optimize.emitter import Emitter
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.report import OptimizeReport, RuleReport
+from dort_rewriter.optimize.view import GraphView, operator
+
+__all__ = ["Observer", "Rewriting"]
+
+logger = logging.getLogger(__name__)
+
+Observer = Callable[[Rule, Sequence[ir.Node], Sequence[ir.Node]], None]
+"""Called with a rule, the nodes it removes (still in the graph) and those it adds."""
+
+
+class Rewriting:
+    """Rules at work on one graph."""
+
+    def __init__(
+        self,
+        view: GraphView,
+        rules: Iterable[Rule],
+        report: OptimizeReport,
+        observer: Observer | None = None,
+    ) -> None:
+        self.view = view
+        self.graph = view.graph
+        self.report = report
+        self.observer = observer
+        self.emitter = Emitter(view.graph, view.opset)
+        self._by_root: dict[str, list[tuple[Rule, RuleReport]]] = defaultdict(list)
+        for rule in rules:
+            entry = report.rule(rule.name)
+            for root in rule.roots:
+                self._by_root[root].append((rule, entry))
+        self._budget = 1000 + 10 * self.graph.num_nodes()
+
+    def run(self, max_rounds: int = -1) -> int:
+        """Apply the rules until none applies any more, and return how many applications it took.
+
+        The first round looks at every node, each later one at what the one before it changed.
+        """
+        applied = 0
+        waiting = list(self.graph)
+        while waiting and max_rounds != 0:
+            max_rounds -= 1
+            self.report.rounds += 1
+            touched: dict[ir.Node, None] = {}
+            for node in waiting:
+                while node.graph is self.graph and self._try(node, touched):
+                    applied += 1
+                    self._budget -= 1
+            waiting = [node for node in touched if node.graph is self.graph]
+            if self._budget < 0:
+                logger.warning(
+                    "Optimization stopped: rules seem to undo each other. %s", self.report
+                )
+                break
+        return applied
+
+    def _try(self, node: ir.Node, touched: dict[ir.Node, None]) -> bool:
+        """Apply the first rule that matches at a node."""
+        for rule, entry in self._by_root.get(operator(node), ()):
+            start = time.perf_counter()
+            entry.tried += 1
+            found = rule.match(node, self.view)
+            done = isinstance(found, Match) and self._apply(rule, entry, node, found, touched)
+            if isinstance(found, Refusal):
+                _count(entry, found)
+            entry.seconds += time.perf_counter() - start
+            if done:
+                return True
+        return False
+
+    def _apply(
+        self,
+        rule: Rule,
+        entry: RuleReport,
+        node: ir.Node,
+        match: Match,
+        touched: dict[ir.Node, None],
+    ) -> bool:
+        emitter = self.emitter
+        emitter.begin({**node.metadata_props, "rule": rule.name})
+        built = match.build(emitter)
+        results = [built] if isinstance(built, ir.Value) else list(built)
+        if len(results) != len(match.replaces):
+            raise OptimizeError(f"{rule.name} builds {len(results)} results, not as declared.")
+        if refusal := self._check(rule, match.replaces, results):
+            _count(entry, refusal)
+            return False
+        dead = _dead_after(match.replaces, results, emitter.nodes)
+        place = self._find_place(match.replaces, emitter.nodes, dead)
+        if place is None:
+            _count(entry, Refusal("no place in the order of the graph", node.name))
+            return False
+        if self.observer is not None:
+            self.observer(rule, dead, emitter.nodes)
+        self.graph.insert_before(place, emitter.nodes)
+        for new in emitter.nodes:
+            touched[new] = None
+        for old, result in zip(match.replaces, results, strict=True):
+            self._replace(old, result, touched)
+        entry.matches += 1
+        entry.added += len(emitter.nodes)
+        entry.removed += self._sweep([v.producer() for v in match.replaces], touched)
+        return True
+
+    def _check(
+        self, rule: Rule, replaced: Sequence[ir.Value], results: Sequence[ir.Value]
+    ) -> Refusal | None:
+        """Refuse what ONNX has no way to say; raise on what is wrong."""
+        emitted = {id(n) for n in self.emitter.nodes}
+        for old, new in zip(replaced, results, strict=True):
+            if new.dtype is not None and old.dtype is not None and new.dtype != old.dtype:
+                raise OptimizeError(f"{rule.name} turns {old.dtype} into {new.dtype}.")
+            if not _fits(old, new):
+                raise OptimizeError(f"{rule.name} turns {old.shape} into {new.shape}.")
+            if old.is_graph_output() and id(new.producer()) not in emitted:
+                producer = new.producer()
+                if producer is None or new.is_graph_output():
+                    return Refusal("an output of the model has to have its own node", old.name)
+        return None
+
+    def _find_place(
+        self, replaced: Sequence[ir.Value], nodes: Sequence[ir.Node], dead: Sequence[ir.Node]
+    ) -> ir.Node | None:
+        """Return the node to insert before: after all that is read, before all that reads.
+
+        NOTE: a rule that replaces one result reads only what its root could read.
+        """
+        if len(replaced) == 1:
+            return replaced[0].producer()
+        new, gone = {id(n) for n in nodes}, {id(n) for n in dead}
+        order = {node: i for i, node in enumerate(self.graph)}
+        inputs = [v.producer() for n in nodes for v in n.inputs if v is not None]
+        reads = [p for p in inputs if p is not None and id(p) not in new]
+        uses = [n for v in replaced for n, _ in v.uses()]
+        readers = [n for n in uses if id(n) not in new and id(n) not in gone]
+        if any(n not in order for n in (*reads, *readers)):
+            return None  # in a subgraph
+        last = max((order[p] for p in reads), default=-1)
+        first = min((order[n] for n in readers), default=len(order))
+        producers = [p for v in replaced if (p := v.producer()) is not None]
+        places = [n for n in (*producers, *readers) if last < order[n] <= first]
+        return min(places, key=order.__getitem__, default=None)
+
+    def _replace(self, old: ir.Value, new: ir.Value, touched: dict[ir.Node, None]) -> None:
+        if new is old:
+            return
+        for reader, _ in old.uses():
+            touched[reader] = None
+        if new.type is None:
+            new.type = old.type
+        new.shape = _better(old.shape, new.shape)
+        is_output = old.is_graph_output()
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        if is_output or (new.producer() in touched and not new.is_graph_output()):
+            name = old.name
+            old.name = f"{name}_replaced"
+            new.name = name
+
+    def _sweep(self, nodes: Sequence[ir.Node | None], touched: dict[ir.Node, None]) -> int:
+        """Remove the nodes whose results nobody reads, and then those they alone kept alive."""
+        removed = 0
+        waiting = [n for n in nodes if n is not None]
+        while waiting:
+            node = waiting.pop()
+            if node.graph is not self.graph:
+                continue
+            if any(v.uses() or v.is_graph_output() for v in node.outputs):
+                touched[node] = None
+                continue
+            waiting += [p for v in node.inputs if v is not None and (p := v.producer())]
+            self.graph.remove(node, safe=True)
+            removed += 1
+        return removed
+
+
+def _count(entry: RuleReport, refusal: Refusal) -> None:
+    entry.refusals[refusal.reason] += 1
+    entry.examples.setdefault(refusal.reason, str(refusal.value))
+
+
+def _fits(old: ir.Value, new: ir.Value) -> bool:
+    if old.shape is None or new.shape is None:
+        return True
+    if len(old.shape) != len(new.shape):
+        return False
+    pairs = zip(old.shape, new.shape, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+
+def _better(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
+    """Return what is known about a shape from two sides."""
+    if old is None or new is None:
+        return old or new
+    return ir.Shape(
+        [
+            a if isinstance(a, int) or (not isinstance(b, int) and a.value is not None) else b
+            for a, b in zip(old, new, strict=True)
+        ]
+    )
+
+
+def _dead_after(
+    replaced: Sequence[ir.Value], results: Sequence[ir.Value], added: Sequence[ir.Node]
+) -> list[ir.Node]:
+    """Return the nodes that an application will leave without readers, in reverse order."""
+    gone_values = {id(v) for v in replaced} - {id(v) for v in results}
+    kept = {id(v) for n in added for v in n.inputs} | {id(v) for v in results}
+    dead: dict[ir.Node, None] = {}
+    waiting = [p for v in replaced if (p := v.producer()) is not None]
+    while waiting:
+        node = waiting.pop(0)
+        if node in dead or any(not _unread(v, gone_values, kept, dead) for v in node.outputs):
+            continue
+        dead[node] = None
+        waiting += [p for v in node.inputs if v is not None and (p := v.producer())]
+    return list(dead)
+
+
+def _unread(value: ir.Value, gone: set[int], kept: set[int], dead: dict[ir.Node, None]) -> bool:
+    if id(value) in gone:
+        return True
+    if id(value) in kept or value.is_graph_output():
+        return False
+    return all(node in dead for node, _ in value.uses())

@@ -1,0 +1,151 @@
+"""GraphView: the questions rules ask about a graph. It answers, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dort_rewriter.graph.shapes import same
+
+__all__ = ["GraphView", "KernelQuery"]
+
+KernelQuery = Callable[..., bool]
+"""``(op_type, domain, version, input dtypes, attributes=, outputs=) -> bool``: whether the chosen
+provider runs such a node."""
+
+Array = np.ndarray[Any, Any]
+Dim = int | ir.SymbolicDim
+
+
+def _no_kernels(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+class GraphView:
+    """A model under optimization."""
+
+    def __init__(
+        self, model: ir.Model, *, processor: str = "CPU", has_kernel: KernelQuery = _no_kernels
+    ) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.opset = model.graph.opset_imports.get("", 18)
+        self.processor = processor
+        self._has_kernel = has_kernel
+
+    # -- structure -----------------------------------------------------------------------------
+
+    @staticmethod
+    def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+        """Return the node that computes a value, if it is one of these operators (or any)."""
+        if value is None or (node := value.producer()) is None:
+            return None
+        return node if not op_types or operator(node) in op_types else None
+
+    @staticmethod
+    def consumers(value: ir.Value) -> list[ir.Node]:
+        """Return the nodes that read a value, one entry for each use."""
+        return [node for node, _ in value.uses()]
+
+    @staticmethod
+    def used_once(value: ir.Value) -> bool:
+        """Tell whether one node reads the value, once, and the model does not return it."""
+        return len(value.uses()) == 1 and not value.is_graph_output()
+
+    # -- constants -----------------------------------------------------------------------------
+
+    @staticmethod
+    def constant(value: ir.Value | None) -> Array | None:
+        """Return the constant a value holds; None when it is not one.
+
+        An initializer that is an input of the model too may be overridden: it is no constant.
+        """
+        if value is None or (tensor := value.const_value) is None or value.is_graph_input():
+            return None
+        return tensor.numpy()
+
+    def scalar(self, value: ir.Value | None) -> Any:
+        """Return the number of a constant of one element; None when it is not one."""
+        if value is None or (tensor := value.const_value) is None or tensor.size != 1:
+            return None
+        array = self.constant(value)
+        return None if array is None else array.ravel()[0].item()
+
+    def integers(self, value: ir.Value | None) -> list[int] | None:
+        """Return a constant as a list of integers."""
+        array = self.constant(value)
+        return None if array is None else [int(i) for i in array.ravel()]
+
+    # -- types and shapes ----------------------------------------------------------------------
+
+    @staticmethod
+    def dims(value: ir.Value | None) -> tuple[Dim, ...] | None:
+        """Return the sizes of a value, symbols included; None when the rank is unknown."""
+        return None if value is None or value.shape is None else tuple(value.shape)
+
+    @staticmethod
+    def static(value: ir.Value | None) -> tuple[int, ...] | None:
+        """Return the sizes of a value when all are numbers."""
+        if value is None or value.shape is None:
+            return None
+        dims = tuple(value.shape)
+        return None if any(not isinstance(d, int) for d in dims) else dims  # type: ignore[return-value]
+
+    @staticmethod
+    def rank(value: ir.Value | None) -> int | None:
+        """Return the number of dimensions, when known."""
+        return None if value is None or value.shape is None else len(value.shape)
+
+    @staticmethod
+    def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
+        """Tell whether two values are known to have the same shape."""
+        if a is None or b is None or a.shape is None or b.shape is None:
+            return False
+        return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+        """Return an attribute as a Python value."""
+        attribute = node.attributes.get(name)
+        return default if attribute is None else attribute.value
+
+    def axes(self, node: ir.Node, rank: int | None = None) -> list[int] | None:
+        """Return the axes of a reduction, Squeeze or Unsqueeze (input or attribute), normalized
+        when the rank is given; [] stands for axes left out; None for axes computed at run time."""
+        if "axes" in node.attributes:
+            found = [int(a) for a in self.attribute(node, "axes")]
+        elif len(node.inputs) < 2 or node.inputs[1] is None:
+            found = []
+        elif (integers := self.integers(node.inputs[1])) is None:
+            return None
+        else:
+            found = integers
+        return found if rank is None else [a % rank for a in found]
+
+    def runs(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        *,
+        domain: str = "com.microsoft",
+        outputs: int = 1,
+        **attributes: Any,
+    ) -> bool:
+        """Tell whether the provider has a kernel for a node with inputs of these types."""
+        types = [None if v is None else v.dtype for v in inputs]
+        if any(v is not None and t is None for v, t in zip(inputs, types, strict=True)):
+            return False
+        version = 1 if domain else self.opset
+        return self._has_kernel(
+            op_type, domain, version, types, attributes=attributes, outputs=outputs
+        )
+
+
+def operator(node: ir.Node) -> str:
+    """Return what rules call the operator of a node: the domain goes before it if there is one."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

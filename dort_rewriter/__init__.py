@@ -14,10 +14,13 @@ from dort_rewriter.hook.autoload import hook_later
 __version__ = "0.1.0"
 
 _EXPORTS: dict[str, str] = {
+    "assert_all_close": "tools.results",
+    "build_matching_inputs": "tools.feeds",
     "CaptureError": "errors",
     "create_input_names": "export.names",
     "Dispatcher": "export.dispatcher",
     "DortError": "errors",
+    "dump_for_debug": "tools.repro",
     "dump_onnx": "tools.dumps",
     "ExecutionError": "errors",
     "ExportError": "errors",
@@ -30,6 +33,7 @@ _EXPORTS: dict[str, str] = {
     "get_pattern_list": "optimize.selection",
     "HookError": "errors",
     "HookStatus": "hook",
+    "inputs_from_onnx_model": "tools.feeds",
     "install": "hook",
     "installed": "hook",
     "is_onnxrt_backend_supported": "backends.onnxrt",
@@ -42,6 +46,8 @@ _EXPORTS: dict[str, str] = {
     "OrtBackendOptions": "options",
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
+    "replay_dumped_data": "tools.repro",
+    "results_to_string": "tools.results",
     "status": "hook",
     "to_onnx": "backends.to_onnx",
     "torch_compile_backend": "backends.onnxrt",
@@ -100,6 +106,9 @@ if TYPE_CHECKING:
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.dumps import dump_onnx
+    from dort_rewriter.tools.feeds import build_matching_inputs, inputs_from_onnx_model
+    from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data
+    from dort_rewriter.tools.results import assert_all_close, results_to_string
     from dort_rewriter.tools.training import train_loop, train_loop_mixed_precision
 
 hook_later()

@@ -1,0 +1,238 @@
+"""Nested structures of tensors: printed, and compared with a message that says where they differ.
+
+What counts as a structure: mappings, lists, tuples, dataclasses, and what torch's pytree knows.
+Everything else is a leaf: tensors, arrays, numbers, text, None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+
+from dort_rewriter.errors import OptionError
+from dort_rewriter.runtime.reference import array_to_tensor
+
+__all__ = ["assert_all_close", "results_to_string"]
+
+Tolerance: TypeAlias = float | tuple[float, float] | Sequence[tuple[float, float]]
+"""An absolute tolerance; or pairs of one and the share of the elements that must meet it."""
+
+_SHOWN = 10
+"""Differences listed, and elements printed, before the rest is only counted."""
+
+
+def assert_all_close(
+    expected: Any,
+    got: Any,
+    atol: Tolerance = 1e-5,
+    rtol: float = 1e-5,
+    msg: str = "",
+) -> None:
+    """Compare two nested structures of tensors, arrays and numbers.
+
+    Floating point and complex values must be within ``atol + rtol * |expected|``, NaN and
+    infinities in the same places; everything else must be equal, element types and shapes too. A
+    tensor may stand for an array, and a list for a tuple.
+
+    Args:
+        expected: the right results.
+        got: the results to check.
+        atol: a number, or a pair ``(atol, quantile)``: that share of the elements of each tensor
+            must be within the tolerance. Several pairs must all be met.
+        rtol: the relative tolerance.
+        msg: added to the message.
+
+    Raises:
+        AssertionError: they differ; the message lists the places and the largest differences.
+        OptionError: the tolerances make no sense.
+
+    """
+    tolerances = _tolerances(atol, rtol)
+    differences = list(_differences("results", expected, got, tolerances, rtol))
+    if not differences:
+        return
+    lines = differences[:_SHOWN]
+    if more := len(differences) - len(lines):
+        lines.append(f"... and {more} more differences")
+    raise AssertionError("\n".join([msg, *lines] if msg else lines))
+
+
+def results_to_string(results: Any, indent: str = "") -> str:
+    """Return a nested structure as text, a line for each tensor: type, shape, range or values."""
+    return "\n".join(indent + line for line in _describe("", results))
+
+
+def _describe(label: str, value: Any) -> Iterator[str]:
+    children = _children(value)
+    if children is None:
+        yield f"{label}{_describe_leaf(value)}"
+        return
+    yield f"{label}{type(value).__name__} of {len(children)}"
+    for key, child in children:
+        for line in _describe(f"{key}: ", child):
+            yield f"  {line}"
+
+
+def _children(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the parts of a structure with the way to write each; None for a leaf."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", child) for key, child in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{i}]", child) for i, child in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if type(value) in _pytree.SUPPORTED_NODES:  # the caches of transformers register themselves
+        return [(f"<{i}>", child) for i, child in enumerate(_pytree.tree_leaves(value))]
+    return None
+
+
+def _as_tensor(value: Any) -> torch.Tensor | None:
+    """Return tensors and numeric arrays as a tensor, else None."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray | np.generic) and np.asarray(value).dtype.kind not in "OSUM":
+        return array_to_tensor(value)
+    return None
+
+
+def _describe_leaf(value: Any) -> str:
+    tensor = _as_tensor(value)
+    if tensor is None:
+        return repr(value)
+    place = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    head = f"{_kind(tensor)}{place}"
+    if tensor.numel() <= _SHOWN:
+        values = tensor.flatten().tolist()
+        return f"{head} = {', '.join(_number(v) for v in values)}" if values else f"{head}, empty"
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype is torch.bool:
+        return f"{head} true={int(tensor.sum())}"
+    wide = tensor.double()
+    finite = wide[wide.isfinite()]
+    parts = [head]
+    if finite.numel():
+        parts += [f"min={_number(finite.min().item())}", f"max={_number(finite.max().item())}"]
+        parts += [f"mean={_number(finite.mean().item())}"]
+    counts = {"nan": int(wide.isnan().sum()), "inf": int(wide.isinf().sum())}
+    return " ".join([*parts, *(f"{name}={n}" for name, n in counts.items() if n)])
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _tolerances(atol: Tolerance, rtol: float) -> list[tuple[float, float]]:
+    pairs: list[Any] = [(atol, 1.0)] if isinstance(atol, int | float) else list(atol)
+    if len(pairs) == 2 and all(isinstance(number, int | float) for number in pairs):
+        pairs = [(pairs[0], pairs[1])]
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] >= 0 and 0 < pair[1] <= 1):
+            raise OptionError(
+                "atol is a number, or pairs (tolerance, quantile) with a quantile above 0 and up "
+                f"to 1, such as (1e-3, 0.99): not {atol!r}."
+            )
+    if not pairs or not rtol >= 0:
+        raise OptionError(f"atol and rtol give a tolerance, not {atol!r} and {rtol!r}.")
+    return pairs
+
+
+def _differences(
+    place: str, expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
+) -> Iterator[str]:
+    parts, others = _children(expected), _children(got)
+    if parts is None and others is None:
+        if difference := _leaf_difference(expected, got, tolerances, rtol):
+            yield f"{place}: {difference}"
+        return
+    by_name = isinstance(expected, Mapping)
+    if parts is None or others is None or by_name != isinstance(got, Mapping):
+        yield f"{place}: {_brief(expected)} expected, {_brief(got)} given"
+        return
+    if by_name and expected.keys() != got.keys():
+        yield f"{place}: keys {list(expected)} expected, {list(got)} given"
+        return
+    if len(parts) != len(others):
+        yield f"{place}: {len(parts)} results expected, {len(others)} given"
+        return
+    named = dict(others)
+    for position, (key, part) in enumerate(parts):
+        other = named[key] if by_name else others[position][1]
+        yield from _differences(f"{place}{key}", part, other, tolerances, rtol)
+
+
+def _brief(value: Any) -> str:
+    tensor = _as_tensor(value)
+    if tensor is not None:
+        return _kind(tensor)
+    children = _children(value)
+    return repr(value) if children is None else f"{type(value).__name__} of {len(children)}"
+
+
+def _leaf_difference(
+    expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
+) -> str:
+    """Return what is different between two leaves; an empty text if nothing is."""
+    a, b = _as_tensor(expected), _as_tensor(got)
+    if a is None and b is None:
+        return _value_difference(expected, got, tolerances, rtol)
+    if a is None or b is None or a.dtype is not b.dtype or a.shape != b.shape:
+        return f"{_brief(expected)} expected, {_brief(got)} given"
+    kind = _kind(a)
+    if not (a.is_floating_point() or a.is_complex()):
+        a, b = _signed(a.cpu()), _signed(b.cpu())
+        wrong = a != b
+        return f"{kind}: {_count(wrong, 'differ')}: {_shown(a, b, wrong)}" if wrong.any() else ""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.cpu().to(wide), b.cpu().to(wide)
+    # Equal infinities are close, and so are two NaN.
+    same = (a == b) | (a.isnan() & b.isnan())
+    error = torch.where(same, 0.0, (a - b).abs()).nan_to_num(math.inf, posinf=math.inf)
+    relative = torch.where(same, 0.0, rtol * a.abs()).nan_to_num(0.0, posinf=0.0)
+    for atol, quantile in tolerances:
+        wrong = error > atol + relative
+        # The margin is for quantiles that binary fractions do not hit: 0.07 of 100 elements.
+        needed = math.ceil(quantile * wrong.numel() - 1e-6)
+        if wrong.numel() - int(wrong.sum()) < needed:
+            what = f"differ by more than {atol:g} (+ {rtol:g} relative)"
+            worst = f"{_count(wrong, what)}, at most by {float(error.max()):.4g}"
+            enough = "" if quantile == 1 else f", {needed} must not"
+            return f"{kind}: {worst}{enough}: {_shown(a, b, torch.where(wrong, error, -1.0))}"
+    return ""
+
+
+def _signed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same bits as a type that torch compares: it does not for wide unsigned ones."""
+    views = {"torch.uint16": torch.int16, "torch.uint32": torch.int32, "torch.uint64": torch.int64}
+    return tensor.view(views.get(str(tensor.dtype), tensor.dtype))
+
+
+def _count(wrong: torch.Tensor, what: str) -> str:
+    return f"{int(wrong.sum())} of {wrong.numel()} elements {what}"
+
+
+def _shown(a: torch.Tensor, b: torch.Tensor, order: torch.Tensor) -> str:
+    """Return the element that comes first in an order, from both sides."""
+    at = np.unravel_index(int(order.double().argmax()), tuple(a.shape))
+    expected, got = a[at].item(), b[at].item()
+    return f"at {[int(i) for i in at]} {expected!r} expected, {got!r} given"
+
+
+def _value_difference(
+    expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
+) -> str:
+    numbers = isinstance(expected, float | complex) and isinstance(got, float | complex)
+    if numbers and type(expected) is type(got):
+        return _leaf_difference(np.asarray(expected), np.asarray(got), tolerances, rtol)
+    same = type(expected) is type(got) and bool(np.all(expected == got))
+    return "" if same else f"{expected!r} expected, {got!r} given"

@@ -4,45 +4,23 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from dort_rewriter import OrtBackend, OrtBackendOptions, UnsupportedOpError
+from dort_rewriter import OrtBackend, UnsupportedOpError
+from tests.backends.ways import compile_strictly, models
 
 STATIC_OR_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Any:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def _models(backend: OrtBackend) -> int:
-    infos = backend._all_ort_execution_info.execution_info_per_graph_module
-    return sum(len(i) for i in infos.values())
-
-
-def _compile(
-    function: Callable[..., Any], *, dynamic: bool = False, **options: Any
-) -> tuple[Callable[..., Any], OrtBackend]:
-    # Nothing may be left to torch unseen: what cannot be converted is an error here.
-    backend = OrtBackend(OrtBackendOptions(**{"fallback": False, **options}))
-    compiled = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
-    return compiled, backend
-
-
 def _check_training(
     model: torch.nn.Module, *inputs: Any, dynamic: bool, steps: int = 3, tol: float = 1e-5
-) -> OrtBackend:
+) -> Any:
     """Train a copy in eager and the model compiled, and compare every number of every step."""
     twin = copy.deepcopy(model)
-    compiled, backend = _compile(model, dynamic=dynamic)
+    compiled, backend = compile_strictly(model, dynamic=dynamic)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, twin)]
     for _ in range(steps):
         losses = []
@@ -66,13 +44,13 @@ def test_elementwise_for_five_batch_sizes(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x + 1).sigmoid() * x
 
-    compiled, backend = _compile(function, dynamic=dynamic)
+    compiled, backend = compile_strictly(function, dynamic=dynamic)
     for batch in (2, 4, 6, 8, 10):
         x = torch.randn(batch, 3)
         torch.testing.assert_close(compiled(x), function(x))
     assert backend.execution_count == 5
     if dynamic:
-        assert _models(backend) == 1
+        assert sum(models(backend)) == 1
 
 
 @STATIC_OR_DYNAMIC
@@ -81,7 +59,7 @@ def test_an_mlp_trains_as_in_eager(dynamic: bool) -> None:
         torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Dropout(0.0), torch.nn.Linear(32, 1)
     )
     backend = _check_training(model, torch.randn(5, 10), dynamic=dynamic)
-    assert _models(backend) == 2
+    assert sum(models(backend)) == 2
     assert backend.execution_count == 6
 
 
@@ -107,12 +85,12 @@ def test_a_convolutional_net_trains_as_in_eager(dynamic: bool) -> None:
 def test_dropout_draws_what_eager_draws() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.4))
     x = torch.randn(4, 6)
-    compiled, backend = _compile(model)
+    compiled, backend = compile_strictly(model)
     torch.manual_seed(3)
     got = compiled(x)
     torch.manual_seed(3)
     torch.testing.assert_close(got, model(x))
-    assert _models(backend) == 1
+    assert sum(models(backend)) == 1
 
 
 @STATIC_OR_DYNAMIC
@@ -121,7 +99,7 @@ def test_nested_and_repeated_results(dynamic: bool) -> None:
         y = torch.relu(x)
         return {"y": y, "again": (y, y.t(), x), "view": y.view(-1), "number": x.shape[0]}
 
-    compiled, _ = _compile(function, dynamic=dynamic)
+    compiled, _ = compile_strictly(function, dynamic=dynamic)
     x = torch.randn(4, 3)
     got, want = compiled(x), function(x)
     torch.testing.assert_close(got, want)
@@ -134,7 +112,7 @@ def test_strides_are_those_of_eager(dynamic: bool) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.relu(x.t()), x.permute(1, 0) * 2, (x + 1).expand(2, *x.shape)
 
-    compiled, _ = _compile(function, dynamic=dynamic)
+    compiled, _ = compile_strictly(function, dynamic=dynamic)
     x = torch.randn(4, 3)
     for got, want in zip(compiled(x), function(x), strict=True):
         torch.testing.assert_close(got, want)
@@ -142,7 +120,7 @@ def test_strides_are_those_of_eager(dynamic: bool) -> None:
 
 
 def test_a_function_without_inputs() -> None:
-    compiled, _ = _compile(lambda: torch.arange(4) * 2)
+    compiled, _ = compile_strictly(lambda: torch.arange(4) * 2)
     torch.testing.assert_close(compiled(), torch.arange(4) * 2)
 
 
@@ -152,7 +130,7 @@ def test_writing_to_an_input_is_seen_by_the_caller(dynamic: bool) -> None:
         x.mul_(2)
         return x + 1
 
-    compiled, _ = _compile(function, dynamic=dynamic)
+    compiled, _ = compile_strictly(function, dynamic=dynamic)
     a, b = torch.ones(3, 2), torch.ones(3, 2)
     torch.testing.assert_close(compiled(a), function(b))
     torch.testing.assert_close(a, b)
@@ -165,10 +143,10 @@ def test_batch_norm_updates_its_buffers(dynamic: bool) -> None:
 
 
 def test_two_ranks_are_two_models() -> None:
-    compiled, backend = _compile(lambda x: torch.relu(x) + 1, dynamic=True)
+    compiled, backend = compile_strictly(lambda x: torch.relu(x) + 1, dynamic=True)
     for x in (torch.randn(3, 4), torch.randn(2, 3, 4), torch.randn(5, 6)):
         torch.testing.assert_close(compiled(x), torch.relu(x) + 1)
-    assert _models(backend) == 2
+    assert sum(models(backend)) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32, torch.bool])
@@ -177,7 +155,7 @@ def test_element_types_are_kept(dtype: torch.dtype) -> None:
         return x.flip(0), torch.where(x != 0, 1, 2)
 
     x = torch.tensor([[0, 1], [2, 0]]).to(dtype)
-    compiled, _ = _compile(function)
+    compiled, _ = compile_strictly(function)
     for got, want in zip(compiled(x), function(x), strict=True):
         torch.testing.assert_close(got, want)
 
@@ -188,7 +166,7 @@ def test_half_types_are_computed_in_a_wider_one(dtype: torch.dtype) -> None:
         return torch.sigmoid(x @ y).sum(0)
 
     x, y = torch.randn(4, 3, dtype=dtype), torch.randn(3, 5, dtype=dtype)
-    compiled, _ = _compile(function)
+    compiled, _ = compile_strictly(function)
     torch.testing.assert_close(compiled(x, y), function(x, y), atol=2e-2, rtol=2e-2)
 
 
@@ -199,7 +177,7 @@ def test_small_integers_are_computed_in_wider_ones(dtype: torch.dtype) -> None:
 
     x = torch.tensor([100, 3, 7], dtype=dtype)
     y = torch.tensor([2, 120, 7], dtype=dtype)
-    compiled, _ = _compile(function)
+    compiled, _ = compile_strictly(function)
     torch.testing.assert_close(compiled(x, y), function(x, y))
 
 
@@ -210,12 +188,12 @@ def test_a_kernel_that_no_cast_can_replace_leaves_the_operator_to_torch() -> Non
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.conv2d(x, w).relu() * 2 + 1
 
-    compiled, _ = _compile(function, fallback=True)
+    compiled, _ = compile_strictly(function, fallback=True)
     torch.testing.assert_close(compiled(x, w), function(x, w))
 
 
 def test_inputs_that_are_not_contiguous() -> None:
-    compiled, _ = _compile(lambda x, y: x @ y)
+    compiled, _ = compile_strictly(lambda x, y: x @ y)
     x, y = torch.randn(4, 3).t(), torch.randn(4, 1).expand(4, 5)
     torch.testing.assert_close(compiled(x, y), x @ y)
 
@@ -225,17 +203,17 @@ def test_an_unsupported_operator_runs_in_torch(caplog: pytest.LogCaptureFixture)
         return torch.linalg.inv(x.exp() + torch.eye(3)).relu() * 2
 
     x = torch.randn(3, 3)
-    compiled, backend = _compile(function, fallback=True, min_block_size=1)
+    compiled, backend = compile_strictly(function, fallback=True, min_block_size=1)
     with caplog.at_level(logging.INFO, logger="dort_rewriter"):
         torch.testing.assert_close(compiled(x), function(x))
         compiled(x)
-    assert _models(backend) >= 1
+    assert sum(models(backend)) >= 1
     texts = [r.getMessage() for r in caplog.records if "linalg_inv" in r.getMessage()]
     assert len(texts) == 1
 
 
 def test_strict_mode_names_the_operator() -> None:
-    compiled, _ = _compile(lambda x: torch.linalg.inv(x))
+    compiled, _ = compile_strictly(lambda x: torch.linalg.inv(x))
     with pytest.raises(Exception, match="linalg_inv") as info:
         compiled(torch.eye(3))
     error: BaseException | None = info.value
@@ -251,7 +229,7 @@ def test_a_transform_changes_the_model() -> None:
                 node.op_type = "Sigmoid"
 
     calls = []
-    compiled, _ = _compile(
+    compiled, _ = compile_strictly(
         torch.relu, pre_ort_model_transforms=(relu_to_sigmoid, lambda m: calls.append(m))
     )
     x = torch.randn(3)
@@ -262,7 +240,7 @@ def test_a_transform_changes_the_model() -> None:
 
 def test_files_are_dumped_at_the_first_call(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "model_"))
-    compiled, _ = _compile(torch.relu)
+    compiled, _ = compile_strictly(torch.relu)
     compiled(torch.randn(3))
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["model_0.onnx", "model_0.txt"]
@@ -281,7 +259,7 @@ def test_equal_options_share_a_backend() -> None:
 
 
 def test_symbols_are_on_inputs_and_outputs() -> None:
-    compiled, backend = _compile(lambda x: x * 2, dynamic=True)
+    compiled, backend = compile_strictly(lambda x: x * 2, dynamic=True)
     compiled(torch.randn(4, 3))
     (infos,) = backend._all_ort_execution_info.execution_info_per_graph_module.values()
     for info in (infos[0].input_value_infos[-1], infos[0].output_value_infos[0]):
@@ -289,7 +267,7 @@ def test_symbols_are_on_inputs_and_outputs() -> None:
 
 
 def test_a_result_close_to_the_baseline_is_accepted_and_another_is_not() -> None:
-    compiled, backend = _compile(
+    compiled, backend = compile_strictly(
         torch.relu,
         pre_ort_model_transforms=(lambda m: setattr(m.graph.node[0], "op_type", "Neg"),),
     )

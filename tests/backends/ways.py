@@ -1,0 +1,43 @@
+"""How a program reaches the ``onnxrt`` backend on the torch at hand.
+
+torch <= 2.8 has a class of its own, which the hook turns to this package; newer ones find the
+backend by its name. What follows behind is the same: so are the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dort_rewriter import OrtBackend, OrtBackendOptions
+
+HAS_ORT_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 8)
+"""Whether torch ships ``OrtBackend``: the hook serves then."""
+
+
+def compile_strictly(
+    function: Callable[..., Any], *, dynamic: bool | None = False, **options: Any
+) -> tuple[Callable[..., Any], Any]:
+    """Compile a function; return it with the backend that serves it.
+
+    What cannot be converted is an error unless ``fallback=True`` is given: nothing may be left to
+    torch unseen. The environment is the business of :func:`tests.backends.conftest.onnxrt`.
+    """
+    chosen = {"fallback": False, **options}
+    if HAS_ORT_BACKEND:
+        from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
+
+        backend = TorchBackend(OrtBackendOptions(**chosen))
+        return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True), backend
+    compiled = torch.compile(
+        function, backend="onnxrt", options=chosen, dynamic=dynamic, fullgraph=True
+    )
+    return compiled, OrtBackend.get_cached_instance_for_options(chosen)
+
+
+def models(backend: Any) -> list[int]:
+    """Return how many models each graph of a backend became."""
+    infos = backend._all_ort_execution_info.execution_info_per_graph_module
+    return [len(i) for i in infos.values()]

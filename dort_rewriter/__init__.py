@@ -46,6 +46,7 @@ _EXPORTS: dict[str, str] = {
     "OrtBackendOptions": "options",
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
+    "pretty_onnx": "tools.onnx_text",
     "replay_dumped_data": "tools.repro",
     "results_to_string": "tools.results",
     "status": "hook",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.dumps import dump_onnx
     from dort_rewriter.tools.feeds import build_matching_inputs, inputs_from_onnx_model
+    from dort_rewriter.tools.onnx_text import pretty_onnx
     from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data
     from dort_rewriter.tools.results import assert_all_close, results_to_string
     from dort_rewriter.tools.training import train_loop, train_loop_mixed_precision

@@ -42,6 +42,7 @@ PUBLIC = [
     "installed",
     "is_onnxrt_backend_supported",
     "make_aot_ort",
+    "pretty_onnx",
     "replay_dumped_data",
     "results_to_string",
     "status",

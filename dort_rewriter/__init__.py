@@ -38,6 +38,7 @@ _EXPORTS: dict[str, str] = {
     "installed": "hook",
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "make_aot_ort": "backends.aot_ort",
+    "onnx_custom_backend": "backends.custom",
     "OptimizationOptions": "options",
     "optimize_onnx": "backends.optimize_onnx",
     "OptimizeError": "errors",
@@ -46,6 +47,7 @@ _EXPORTS: dict[str, str] = {
     "OrtBackendOptions": "options",
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
+    "pprint_storage": "tools.storage_report",
     "pretty_onnx": "tools.onnx_text",
     "replay_dumped_data": "tools.repro",
     "results_to_string": "tools.results",
@@ -76,6 +78,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from dort_rewriter.backends.aot_ort import make_aot_ort
+    from dort_rewriter.backends.custom import onnx_custom_backend
     from dort_rewriter.backends.onnxrt import (
         OrtBackend,
         is_onnxrt_backend_supported,
@@ -111,6 +114,7 @@ if TYPE_CHECKING:
     from dort_rewriter.tools.onnx_text import pretty_onnx
     from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data
     from dort_rewriter.tools.results import assert_all_close, results_to_string
+    from dort_rewriter.tools.storage_report import pprint_storage
     from dort_rewriter.tools.training import train_loop, train_loop_mixed_precision
 
 hook_later()

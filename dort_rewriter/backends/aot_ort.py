@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
+from dort_rewriter.backends.arguments import log_as_asked, select_patterns
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 
@@ -45,11 +45,8 @@ def make_aot_ort(
         fallback: leave to torch what cannot be converted, or raise.
 
     """
-    patterns = _selection(enable_pattern, disable_pattern) if rewrite else None
-    if verbose:
-        logging.getLogger("dort_rewriter").setLevel(
-            logging.INFO if verbose == 1 else logging.DEBUG
-        )
+    patterns = select_patterns(enable_pattern, disable_pattern) if rewrite else None
+    log_as_asked(verbose)
     options = OrtBackendOptions(
         preferred_execution_providers=providers,
         ort_optimization_level=ort_optimization_level,
@@ -61,15 +58,3 @@ def make_aot_ort(
     )
     backend = OrtBackend(options)
     return backend, backend
-
-
-def _selection(
-    enabled: str | Sequence[Any] | None, disabled: str | Sequence[str] | None
-) -> str | Sequence[Any] | None:
-    """Return one selection out of what to apply and what to leave out of it."""
-    if not disabled or enabled is None:
-        return enabled
-    names = disabled.replace("+", ",").split(",") if isinstance(disabled, str) else disabled
-    if not isinstance(enabled, str):
-        return [p for p in enabled if p not in names]
-    return "".join([enabled, *(f"-{name.strip()}" for name in names)])

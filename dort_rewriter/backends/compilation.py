@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
 from dort_rewriter.capture.partition import Partition, partition_graph
@@ -40,7 +41,15 @@ from dort_rewriter.trace import CompileTrace
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Block", "BuiltBlock", "Recipe", "add_casts", "compile_graph"]
+__all__ = [
+    "Block",
+    "BuiltBlock",
+    "Recipe",
+    "add_casts",
+    "compile_graph",
+    "make_block",
+    "returns_tuple",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +90,12 @@ class Recipe:
     trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
     refused: frozenset[str] = frozenset()
     """Names of FX nodes that turned out not to be convertible."""
+    build_now: bool = False
+    """Build the blocks when the graph is compiled, not at their first call."""
+    rename_inputs: bool = True
+    """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    dump_prefix: str | None = None
+    """Prefix of the files written for each model; None reads it from the environment."""
 
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         """Return why a node of an ATen graph stays in torch; None when it does not."""
@@ -99,10 +114,13 @@ def _is_getitem(node: torch.fx.Node) -> bool:
 
 
 def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
-    """Return a callable that takes the list of arguments of the graph, and empties it."""
+    """Return a callable that takes the list of arguments of the graph, and empties it.
+
+    It returns the tuple of the results, also when the graph returns a single one.
+    """
     partition = cut(graph_module, recipe)
     if partition.whole:
-        return _boxed(Block(graph_module, recipe).boxed)
+        return _boxed(make_block(graph_module, recipe).boxed)
     return _boxed_module(partition.graph_module)
 
 
@@ -117,8 +135,16 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
     for name in partition.blocks:
         submodule = getattr(partition.graph_module, name)
         delattr(partition.graph_module, name)
-        object.__setattr__(partition.graph_module, name, Block(submodule, recipe))
+        object.__setattr__(partition.graph_module, name, make_block(submodule, recipe))
     return partition
+
+
+def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:
+    """Return what runs a graph that is convertible as a whole, built if the recipe says so."""
+    block = Block(graph_module, recipe)
+    if recipe.build_now:
+        block.prepare()
+    return block
 
 
 def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
@@ -143,7 +169,7 @@ class Block:
     def __call__(self, *args: Any) -> Any:
         """Run the graph on its arguments."""
         results = self.boxed(list(args))
-        return results if _returns_tuple(self.graph_module) else results[0]
+        return results if returns_tuple(self.graph_module) else results[0]
 
     def boxed(self, args: list[Any]) -> Any:
         """Run the graph on a list of arguments, which is emptied."""
@@ -154,6 +180,12 @@ class Block:
             return run(args)
         except ExecutionError as e:
             return self._give_up(e)(args)
+
+    def prepare(self) -> None:
+        """Build the session now, out of what the graph says about its arguments."""
+        placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
+        with unset_fake_temporarily():  # AOTAutograd compiles under it
+            self._prepare([n.meta.get("val") for n in placeholders])
 
     def _prepare(self, args: Sequence[Any]) -> RunBoxed:
         with self._lock:
@@ -202,7 +234,7 @@ def build_block(
             graph_module,
             recipe.dispatcher,
             opset=options.target_opset,
-            input_names=create_input_names(graph_module),
+            input_names=create_input_names(graph_module) if recipe.rename_inputs else None,
             output_names=names,
             results=[(o.node, o.order) for o in plan.model_outputs],
             keep_unused_inputs=False,
@@ -213,7 +245,7 @@ def build_block(
             exported.model, options.optimization, has_kernel=kernel_query(str(providers[0][0]))
         )
     proto = _transform(exported, options)
-    dump_graph(proto or exported.model, str(graph_module.graph))
+    dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
         for s in plan.slots
@@ -297,7 +329,8 @@ def add_casts(model: ir.Model, *, provider: str) -> None:
         )
 
 
-def _returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
+def returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph gives a tuple, rather than a result alone."""
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     return isinstance(output.args[0], list | tuple)
 
@@ -311,11 +344,14 @@ def _boxed(function: RunBoxed) -> RunBoxed:
 
 
 def _boxed_module(graph_module: torch.fx.GraphModule) -> RunBoxed:
+    """Return what runs a graph in torch, and gives a tuple as sessions do."""
     forward = graph_module.forward
+    is_tuple = returns_tuple(graph_module)
 
     def call(args: list[Any]) -> Any:
         given = tuple(args)
         args.clear()
-        return forward(*given)
+        results = forward(*given)
+        return results if is_tuple else (results,)
 
     return _boxed(call)

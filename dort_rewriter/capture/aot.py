@@ -35,5 +35,28 @@ def compile_with_aot(
         partition_fn=min_cut_rematerialization_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
     )
-    compiled: Callable[..., Any] = compiler(graph_module, args)
-    return compiled
+    flat, spec = _flatten_results(graph_module)
+    compiled: Callable[..., Any] = compiler(flat, args)
+    if spec is None:
+        return compiled
+    return lambda *given: torch.utils._pytree.tree_unflatten(list(compiled(*given)), spec)
+
+
+def _flatten_results(
+    graph_module: torch.fx.GraphModule,
+) -> tuple[torch.fx.GraphModule, torch.utils._pytree.TreeSpec | None]:
+    """Return a graph whose results are a flat tuple, which AOTAutograd asks for, and their tree.
+
+    The graphs of Dynamo are returned as they are; one traced by hand may return a tensor, or a
+    dictionary.
+    """
+    pytree = torch.utils._pytree
+    results = next(n for n in graph_module.graph.nodes if n.op == "output").args[0]
+    leaves, spec = pytree.tree_flatten(results)
+    if isinstance(results, list | tuple) and len(leaves) == len(results):
+        return graph_module, None
+    graph = torch.fx.Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.graph_copy(graph_module.graph, copied)
+    graph.output(tuple(copied.get(leaf, leaf) for leaf in leaves))
+    return torch.fx.GraphModule(graph_module, graph), spec

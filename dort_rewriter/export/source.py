@@ -15,7 +15,7 @@ import torch
 
 from dort_rewriter.errors import CaptureError
 
-__all__ = ["Source", "obtain_graph"]
+__all__ = ["Source", "is_lowered", "obtain_graph"]
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -104,9 +104,16 @@ def _from_graph_module(
         )
     if not _is_aten(graph_module):
         return _lower(graph_module, args, decompositions)
-    if all("val" in n.meta for n in graph_module.graph.nodes if n.op != "output"):
+    if is_lowered(graph_module):
         return Source(graph_module)
     return Source(_propagate(graph_module, args))
+
+
+def is_lowered(graph_module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph is made of ATen operators, with the metadata that conversion needs."""
+    return _is_aten(graph_module) and all(
+        "val" in n.meta for n in graph_module.graph.nodes if n.op != "output"
+    )
 
 
 def _is_aten(graph_module: torch.fx.GraphModule) -> bool:

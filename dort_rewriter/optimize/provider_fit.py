@@ -52,7 +52,10 @@ def _find_types(
     has_kernel: HasKernel,
 ) -> list[ir.DataType | None] | None:
     """Return input types that have a kernel: one type variable of the operator is widened."""
-    schema = onnx.defs.get_schema(node.op_type, model.graph.opset_imports[""])
+    version = model.graph.opset_imports[""]
+    if not onnx.defs.has(node.op_type, version):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, version)
     variables = [_formal(schema.inputs, i) for i in range(len(types))]
     for variable in dict.fromkeys(v for v, allowed in variables if len(allowed) > 1):
         narrow = next(t for t, (v, _) in zip(types, variables, strict=True) if v == variable)

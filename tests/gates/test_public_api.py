@@ -42,6 +42,8 @@ PUBLIC = [
     "installed",
     "is_onnxrt_backend_supported",
     "make_aot_ort",
+    "onnx_custom_backend",
+    "pprint_storage",
     "pretty_onnx",
     "replay_dumped_data",
     "results_to_string",

@@ -1,0 +1,106 @@
+"""What the published functions take as arguments, turned into options."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dort_rewriter.errors import OptionError
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.options import ExportOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["CustomBackendOptions", "Level", "level_name", "log_as_asked", "select_patterns"]
+
+Level = Literal["disable", "basic", "extended", "layout", "all"]
+
+_LEVELS: dict[str, Level] = {
+    "ORT_DISABLE_ALL": "disable",
+    "ORT_ENABLE_BASIC": "basic",
+    "ORT_ENABLE_EXTENDED": "extended",
+    "ORT_ENABLE_LAYOUT": "layout",
+    "ORT_ENABLE_ALL": "all",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomBackendOptions:
+    """What ``onnx_custom_backend`` takes, besides the graph and its arguments."""
+
+    target_opset: int | None = None
+    """The opset of the exported models, 18 to 23; None is 18."""
+    verbose: int = 0
+    """1 logs a summary of each graph, more logs each step and each rule."""
+    export_options: ExportOptions | Mapping[str, Any] | None = None
+    """How a graph of Dynamo is lowered: its ``decomposition_table``."""
+    optimize: bool = True
+    """False leaves the models as they are exported."""
+    enable_pattern: str | Sequence[Any] | None = "default"
+    """Rules to apply: ``"default+onnxruntime"``, a list of names, or None."""
+    disable_pattern: str | Sequence[str] | None = None
+    """Rules to leave out of them."""
+    storage: dict[str, Any] | None = None
+    """A dictionary to fill: ``storage["instance"]`` gets a dictionary for each compiled graph."""
+    dump_prefix: str | None = None
+    """Write each model to ``<dump_prefix>0.onnx``, ``<dump_prefix>1.onnx``, ... and its FX graph
+    beside it; None reads ``ONNXRT_DUMP_PATH``."""
+    dump_patterns: str | None = None
+    """A folder to write each application of a rule to."""
+    providers: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
+    """Execution providers, best first; None chooses by the devices of the arguments."""
+    raise_exc: bool = True
+    """Raise when a graph cannot be converted or run; False leaves what fails to torch."""
+    pre_ort_model_transforms: (
+        Callable[[onnx.ModelProto], None] | Sequence[Callable[[onnx.ModelProto], None]] | None
+    ) = None
+    """Called once on each exported model, to change it in place before a session is built."""
+    ort_optimization_level: str | None = None
+    """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``,
+    or its names (``ORT_DISABLE_ALL``); None leaves its default."""
+    dispatcher: Dispatcher | None = None
+    """Who converts an operator; None is this package, then torchlib."""
+    rename_inputs: bool = True
+    """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    processor: str = "CPU"
+    """Where the models are to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there."""
+    order_algorithm: str | None = None
+    """The order of the nodes: None keeps it, ``"memory"`` looks for a lower peak."""
+
+
+def level_name(level: str | None) -> Level | None:
+    """Return our name of a level of optimization, which may be given as ONNX Runtime's."""
+    known: dict[str, Level] = {**_LEVELS, **{name: name for name in _LEVELS.values()}}
+    if level is None:
+        return None
+    if level not in known:
+        raise OptionError(f"ort_optimization_level is one of {', '.join(known)}, not {level!r}.")
+    return known[level]
+
+
+def log_as_asked(verbose: int) -> None:
+    """Let the package log: 1 a summary of each graph, more each step.
+
+    Where the program has set no logging up, the lines go to the standard error.
+    """
+    if verbose <= 0:
+        return
+    logger = logging.getLogger("dort_rewriter")
+    logger.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+
+
+def select_patterns(
+    enabled: str | Sequence[Any] | None, disabled: str | Sequence[str] | None
+) -> str | Sequence[Any] | None:
+    """Return one selection out of the rules to apply and those to leave out of them."""
+    if not disabled or enabled is None:
+        return enabled
+    names = disabled.replace("+", ",").split(",") if isinstance(disabled, str) else disabled
+    if not isinstance(enabled, str):
+        return [p for p in enabled if p not in names]
+    return "".join([enabled, *(f"-{name.strip()}" for name in names)])

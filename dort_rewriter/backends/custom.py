@@ -1,0 +1,253 @@
+"""onnx_custom_backend: a backend of ``torch.compile`` whose every step can be chosen and seen.
+
+It takes graphs of ATen operators, when it is the compiler of ``aot_autograd``, and those of
+Dynamo, which it lowers through AOTAutograd itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dort_rewriter.backends.arguments import (
+    CustomBackendOptions,
+    level_name,
+    log_as_asked,
+    select_patterns,
+)
+from dort_rewriter.backends.compilation import BuiltBlock, Recipe, compile_graph, returns_tuple
+from dort_rewriter.backends.onnxrt import select_providers
+from dort_rewriter.backends.storage import StorageKeeper
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.export.decompositions import resolve_decomposition_table
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.export.source import is_lowered
+from dort_rewriter.options import (
+    ExportOptions,
+    OptimizationOptions,
+    OrtBackendOptions,
+    from_mapping,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["compile_any_graph", "make_recipe", "onnx_custom_backend"]
+
+logger = logging.getLogger(__name__)
+
+Transform = Callable[["onnx.ModelProto"], None]
+
+
+def onnx_custom_backend(
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    *,
+    target_opset: int | None = None,
+    verbose: int = 0,
+    options: OptimizationOptions | Mapping[str, Any] | None = None,
+    export_options: ExportOptions | Mapping[str, Any] | None = None,
+    optimize: bool = True,
+    enable_pattern: str | Sequence[Any] | None = "default",
+    disable_pattern: str | Sequence[str] | None = None,
+    storage: dict[str, Any] | None = None,
+    dump_prefix: str | None = None,
+    dump_patterns: str | None = None,
+    providers: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+    raise_exc: bool = True,
+    pre_ort_model_transforms: Transform | Sequence[Transform] | None = None,
+    ort_optimization_level: str | None = None,
+    dispatcher: Dispatcher | None = None,
+    rename_inputs: bool = True,
+    processor: str = "CPU",
+    order_algorithm: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph to sessions of ONNX Runtime.
+
+    It is given to ``torch.compile(..., backend=onnx_custom_backend)``, as it is or in a lambda
+    that adds arguments, known there by name (``backend="onnx_custom"``), and to
+    ``aot_autograd(fw_compiler=onnx_custom_backend)``. A graph that is not made of ATen operators
+    goes through AOTAutograd first, forward and backward.
+
+    Args:
+        graph_module: a graph of Dynamo, or of ATen operators.
+        args: the arguments it is compiled for.
+        target_opset: the opset of the exported models, 18 to 23; None is 18.
+        verbose: 1 logs a summary of each graph, more logs each step and each rule.
+        options: what to do with the exported models, in place of what `enable_pattern` and the
+            like say. The mapping that ``torch.compile(..., options={...})`` passes may also name
+            any other argument of this function.
+        export_options: how a graph of Dynamo is lowered: its ``decomposition_table``.
+        optimize: False leaves the models as they are exported.
+        enable_pattern: rules to apply, ``"default+onnxruntime"``, a list of names, or None.
+        disable_pattern: rules to leave out of them.
+        storage: a dictionary to fill, ``storage["instance"]`` gets a dictionary for each graph:
+            ``graph_module, onnx, builder, sess, providers, is_dimension_in, is_dimension_out,
+            inputs, outputs``. See ``pprint_storage``.
+        dump_prefix: write each model to ``<dump_prefix>0.onnx``, ``<dump_prefix>1.onnx``, ...
+        dump_patterns: a folder to write each application of a rule to.
+        providers: execution providers; None chooses by the devices of the arguments.
+        raise_exc: raise when a graph cannot be converted or run; False leaves it to torch.
+            Random operators always run in torch, which owns the generator.
+        pre_ort_model_transforms: called once on each model, to change it in place.
+        ort_optimization_level: ONNX Runtime's own optimizations; None leaves its default.
+        dispatcher: who converts an operator; None is this package, then torchlib.
+        rename_inputs: call the inputs ``input0``, ``input1``, ...; False keeps their names.
+        processor: ``"CPU"`` or ``"CUDA"``: some rules need a kernel there.
+        order_algorithm: the order of the nodes: None keeps it, ``"memory"`` looks for a lower
+            peak.
+
+    """
+    settings = CustomBackendOptions(
+        target_opset=target_opset,
+        verbose=verbose,
+        export_options=export_options,
+        optimize=optimize,
+        enable_pattern=enable_pattern,
+        disable_pattern=disable_pattern,
+        storage=storage,
+        dump_prefix=dump_prefix,
+        dump_patterns=dump_patterns,
+        providers=providers,
+        raise_exc=raise_exc,
+        pre_ort_model_transforms=pre_ort_model_transforms,
+        ort_optimization_level=ort_optimization_level,
+        dispatcher=dispatcher,
+        rename_inputs=rename_inputs,
+        processor=processor,
+        order_algorithm=order_algorithm,
+    )
+    settings, optimization = merge_options(settings, options)
+    return compile_any_graph(graph_module, args, settings, make_recipe(settings, optimization))
+
+
+def merge_options(
+    settings: CustomBackendOptions, options: OptimizationOptions | Mapping[str, Any] | None
+) -> tuple[CustomBackendOptions, OptimizationOptions]:
+    """Return the settings and the optimization, with what `options` says about both."""
+    if isinstance(options, Mapping):
+        # Keys of both families mean the same; an unknown one is refused below, with the closest.
+        of_models = {f.name for f in dataclasses.fields(OptimizationOptions)}
+        own = {k: v for k, v in options.items() if k not in of_models}
+        from_mapping(CustomBackendOptions, own)
+        known = {f.name for f in dataclasses.fields(CustomBackendOptions)}
+        settings = dataclasses.replace(
+            settings, **{k: v for k, v in options.items() if k in known}
+        )
+        changes = {k: v for k, v in options.items() if k in of_models}
+        return settings, dataclasses.replace(_optimization(settings), **changes)
+    return settings, _optimization(settings) if options is None else options
+
+
+def _optimization(settings: CustomBackendOptions) -> OptimizationOptions:
+    patterns = select_patterns(settings.enable_pattern, settings.disable_pattern)
+    return OptimizationOptions(
+        remove_unused=settings.optimize,
+        patterns=patterns if settings.optimize else None,
+        processor=settings.processor,
+        order=settings.order_algorithm,
+        dump_applied_patterns=settings.dump_patterns,
+        verbose=settings.verbose,
+    )
+
+
+def make_recipe(settings: CustomBackendOptions, optimization: OptimizationOptions) -> Recipe:
+    """Return what these settings do with a graph of ATen operators."""
+    log_as_asked(settings.verbose)
+    backend = _backend_options(settings, optimization)
+    keeper = None if settings.storage is None else StorageKeeper(settings.storage)
+    return Recipe(
+        dispatcher=settings.dispatcher or OxsDispatcher(),
+        options=backend,
+        select_providers=functools.partial(select_providers, backend),
+        on_built=functools.partial(_note, keeper),
+        around=None if keeper is None else keeper.watch,
+        build_now=True,
+        rename_inputs=settings.rename_inputs,
+        dump_prefix=settings.dump_prefix,
+    )
+
+
+def _backend_options(
+    settings: CustomBackendOptions, optimization: OptimizationOptions
+) -> OrtBackendOptions:
+    providers, transforms = settings.providers, settings.pre_ort_model_transforms
+    if transforms is not None and not isinstance(transforms, Sequence):
+        transforms = (transforms,)
+    default = OrtBackendOptions()
+    return OrtBackendOptions(
+        preferred_execution_providers=[providers] if isinstance(providers, str) else providers,
+        infer_execution_providers=providers is None,
+        pre_ort_model_transforms=transforms,
+        target_opset=settings.target_opset or default.target_opset,
+        optimization=optimization,
+        ort_optimization_level=level_name(settings.ort_optimization_level),
+        fallback=not settings.raise_exc,
+    )
+
+
+def _note(keeper: StorageKeeper | None, built: BuiltBlock) -> None:
+    logger.info(
+        "A graph of %d nodes is a model of %d, inputs %s, outputs %s",
+        len(built.graph_module.graph.nodes),
+        len(built.exported.model.graph),
+        list(built.signature.input_names),
+        list(built.signature.output_names),
+    )
+    if keeper is not None:
+        keeper.keep(built)
+
+
+def compile_any_graph(
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    settings: CustomBackendOptions,
+    recipe: Recipe,
+) -> Callable[..., Any]:
+    """Compile a graph of ATen operators as it is, any other through AOTAutograd."""
+    if is_lowered(graph_module) and not _writes(graph_module, args):
+        return _either_convention(compile_graph(graph_module, recipe), graph_module)
+    table = from_mapping(ExportOptions, settings.export_options).decomposition_table
+    return compile_with_aot(
+        graph_module,
+        args,
+        compile_graph=lambda graph, _: compile_graph(graph, recipe),
+        decompositions=resolve_decomposition_table(table, recipe.dispatcher),
+    )
+
+
+def _writes(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
+    """Tell whether a graph writes to tensors, and AOTAutograd can still be asked to mend that.
+
+    NOTE: it cannot for the graphs it made itself, whose arguments are fake.
+    """
+    if any(isinstance(a, torch._subclasses.FakeTensor) for a in args):
+        return False
+    return any(
+        isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+        for n in graph_module.graph.nodes
+    )
+
+
+def _either_convention(
+    run: Callable[[list[Any]], Any], graph_module: torch.fx.GraphModule
+) -> Callable[..., Any]:
+    """Return a callable that takes the list of arguments, as torch prefers, or the arguments.
+
+    No argument of a graph is a list: there is no doubt about which was meant.
+    """
+    is_tuple = returns_tuple(graph_module)
+
+    def call(*args: Any) -> Any:
+        boxed = len(args) == 1 and isinstance(args[0], list)
+        results = run(args[0] if boxed else list(args))
+        return results if is_tuple else results[0]
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+    return call

@@ -1,0 +1,239 @@
+"""Bessel functions, plain and modified, and Airy's.
+
+Each is expanded on both sides of an edge, where the far side takes its asymptotic form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dort_rewriter.export.converters import expansions
+from dort_rewriter.export.converters.opmath import store
+from dort_rewriter.export.converters.series import cosine, horner, is_narrow, to_double
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.graph.values import Value
+
+_EDGE = 8.0
+"""Of J, Y and I."""
+
+
+def _squared(op: Recorder, x: Value, edge: float) -> Value:
+    """Return u = 2 (x / edge)^2 - 1."""
+    return op.Sub(op.Mul(op.Mul(x, x), 2 / edge**2), 1.0)
+
+
+def _inverted(op: Recorder, x: Value, edge: float) -> Value:
+    """Return u = 2 edge / x - 1."""
+    return op.Sub(op.Div(2 * edge, x), 1.0)
+
+
+# -- modified: I and K -----------------------------------------------------------------------------
+
+
+def _scaled_i(op: Recorder, x: Value, order: int) -> Value:
+    """Return exp(-x) I(x) of numbers that are not negative."""
+    near, far = (
+        (expansions.I0_NEAR, expansions.I0_FAR),
+        (expansions.I1_NEAR, expansions.I1_FAR),
+    )[order]
+    small = horner(op, op.Sub(op.Mul(x, 0.25), 1.0), near)
+    small = op.Mul(small, x) if order else small
+    large = op.Div(horner(op, _inverted(op, x, _EDGE), far), op.Sqrt(x))
+    return op.Where(op.LessOrEqual(x, _EDGE), small, large)
+
+
+def _with_sign(op: Recorder, x: Value, value: Value, order: int) -> Value:
+    return op.Where(op.Less(x, 0.0), op.Neg(value), value) if order else value
+
+
+def _i(op: Recorder, x: Value, order: int, *, scaled: bool) -> Value:
+    x = to_double(op, x)
+    size = op.Abs(x)
+    value = _scaled_i(op, size, order)
+    value = value if scaled else op.Mul(value, op.Exp(size))
+    return store(op, _with_sign(op, x, value, order))
+
+
+@converter("aten::i0", "aten::special_i0", "aten::special_modified_bessel_i0", when=is_narrow)
+def i0(op: Recorder, x: Value) -> Value:
+    """i0(Tensor self) -> Tensor"""
+    return _i(op, x, 0, scaled=False)
+
+
+@converter("aten::special_i0e", when=is_narrow)
+def i0e(op: Recorder, x: Value) -> Value:
+    """special_i0e(Tensor self) -> Tensor"""
+    return _i(op, x, 0, scaled=True)
+
+
+@converter("aten::special_i1", "aten::special_modified_bessel_i1", when=is_narrow)
+def i1(op: Recorder, x: Value) -> Value:
+    """special_i1(Tensor self) -> Tensor"""
+    return _i(op, x, 1, scaled=False)
+
+
+@converter("aten::special_i1e", when=is_narrow)
+def i1e(op: Recorder, x: Value) -> Value:
+    """special_i1e(Tensor self) -> Tensor"""
+    return _i(op, x, 1, scaled=True)
+
+
+def _k(op: Recorder, x: Value, order: int, *, scaled: bool) -> Value:
+    """Return K, or exp(x) K: infinite at 0, NaN below."""
+    x = to_double(op, x)
+    grown = op.Exp(x)
+    log_i = op.Mul(op.Log(op.Mul(x, 0.5)), op.Mul(_scaled_i(op, x, order), grown))
+    u = _squared(op, x, 2.0)
+    if order:
+        small = op.Add(log_i, op.Div(horner(op, u, expansions.K1_NEAR), x))
+    else:
+        small = op.Sub(horner(op, u, expansions.K0_NEAR), log_i)
+    far = expansions.K1_FAR if order else expansions.K0_FAR
+    large = op.Div(horner(op, _inverted(op, x, 2.0), far), op.Sqrt(x))
+    if scaled:
+        small = op.Mul(small, grown)
+    else:
+        large = op.Mul(large, op.Exp(op.Neg(x)))
+    value = op.Where(op.LessOrEqual(x, 2.0), small, large)
+    return store(op, op.Where(op.Equal(x, 0.0), math.inf, value))
+
+
+@converter("aten::special_modified_bessel_k0", when=is_narrow)
+def k0(op: Recorder, x: Value) -> Value:
+    """special_modified_bessel_k0(Tensor self) -> Tensor"""
+    return _k(op, x, 0, scaled=False)
+
+
+@converter("aten::special_modified_bessel_k1", when=is_narrow)
+def k1(op: Recorder, x: Value) -> Value:
+    """special_modified_bessel_k1(Tensor self) -> Tensor"""
+    return _k(op, x, 1, scaled=False)
+
+
+@converter("aten::special_scaled_modified_bessel_k0", when=is_narrow)
+def scaled_k0(op: Recorder, x: Value) -> Value:
+    """special_scaled_modified_bessel_k0(Tensor x) -> Tensor"""
+    return _k(op, x, 0, scaled=True)
+
+
+@converter("aten::special_scaled_modified_bessel_k1", when=is_narrow)
+def scaled_k1(op: Recorder, x: Value) -> Value:
+    """special_scaled_modified_bessel_k1(Tensor x) -> Tensor"""
+    return _k(op, x, 1, scaled=True)
+
+
+# -- plain: J and Y --------------------------------------------------------------------------------
+
+
+def _near_j(op: Recorder, x: Value, order: int) -> Value:
+    """Return J up to the edge."""
+    near = expansions.J1_NEAR if order else expansions.J0_NEAR
+    value = horner(op, _squared(op, x, _EDGE), near)
+    return op.Mul(value, x) if order else value
+
+
+def _waves(op: Recorder, x: Value, order: int) -> tuple[Value, Value]:
+    """Return J and Y beyond the edge: sqrt(2 / (pi x)) (P cos - Q sin, P sin + Q cos)."""
+    p_terms, q_terms = (
+        (expansions.P0, expansions.Q0),
+        (expansions.P1, expansions.Q1),
+    )[order]
+    v = op.Div(_EDGE, x)
+    u = op.Sub(op.Mul(op.Mul(v, v), 2.0), 1.0)
+    p, q = horner(op, u, p_terms), op.Mul(v, horner(op, u, q_terms))
+    phase = op.Sub(x, math.pi * (2 * order + 1) / 4)
+    sine, cos = op.Sin(phase), cosine(op, phase)
+    size = op.Sqrt(op.Div(2 / math.pi, x))
+    j = op.Mul(size, op.Sub(op.Mul(p, cos), op.Mul(q, sine)))
+    return j, op.Mul(size, op.Add(op.Mul(p, sine), op.Mul(q, cos)))
+
+
+def _j(op: Recorder, x: Value, order: int) -> Value:
+    x = to_double(op, x)
+    size = op.Abs(x)
+    value = op.Where(
+        op.LessOrEqual(size, _EDGE), _near_j(op, size, order), _waves(op, size, order)[0]
+    )
+    # Waves die out: there is no sine of infinity.
+    value = op.Where(op.IsInf(x), 0.0, value)
+    return store(op, _with_sign(op, x, value, order))
+
+
+@converter("aten::special_bessel_j0", when=is_narrow)
+def j0(op: Recorder, x: Value) -> Value:
+    """special_bessel_j0(Tensor self) -> Tensor"""
+    return _j(op, x, 0)
+
+
+@converter("aten::special_bessel_j1", when=is_narrow)
+def j1(op: Recorder, x: Value) -> Value:
+    """special_bessel_j1(Tensor self) -> Tensor"""
+    return _j(op, x, 1)
+
+
+def _y(op: Recorder, x: Value, order: int) -> Value:
+    """Return Y: minus infinity at 0, NaN below."""
+    x = to_double(op, x)
+    log_j = op.Mul(op.Log(x), _near_j(op, x, order))
+    rest = horner(op, _squared(op, x, _EDGE), expansions.Y1_NEAR if order else expansions.Y0_NEAR)
+    if order:
+        log_j, rest = op.Sub(log_j, op.Reciprocal(x)), op.Mul(rest, x)
+    small = op.Add(op.Mul(log_j, 2 / math.pi), rest)
+    value = op.Where(op.LessOrEqual(x, _EDGE), small, _waves(op, x, order)[1])
+    value = op.Where(op.Equal(x, 0.0), -math.inf, value)
+    return store(op, op.Where(op.Less(x, 0.0), math.nan, value))
+
+
+@converter("aten::special_bessel_y0", when=is_narrow)
+def y0(op: Recorder, x: Value) -> Value:
+    """special_bessel_y0(Tensor self) -> Tensor"""
+    return _y(op, x, 0)
+
+
+@converter("aten::special_bessel_y1", when=is_narrow)
+def y1(op: Recorder, x: Value) -> Value:
+    """special_bessel_y1(Tensor self) -> Tensor"""
+    return _y(op, x, 1)
+
+
+@converter("aten::special_spherical_bessel_j0", when=is_narrow)
+def spherical_j0(op: Recorder, x: Value) -> Value:
+    """special_spherical_bessel_j0(Tensor x) -> Tensor"""
+    x = to_double(op, x)
+    value = op.Where(op.Equal(x, 0.0), 1.0, op.Div(op.Sin(x), x))
+    return store(op, op.Where(op.IsInf(x), 0.0, value))
+
+
+# -- Airy ------------------------------------------------------------------------------------------
+
+_AIRY_EDGE = 2.5
+_AIRY_ZETA = 2 / 3 * _AIRY_EDGE**1.5
+
+
+def _bounded(op: Recorder, x: Value, coefficients: Sequence[float]) -> Value:
+    """Return a polynomial where it holds; outside, where it could overflow, at the border."""
+    return horner(op, op.Min(op.Max(x, -1.0), 1.0), coefficients)
+
+
+@converter("aten::special_airy_ai", when=is_narrow)
+def airy_ai(op: Recorder, x: Value) -> Value:
+    """special_airy_ai(Tensor x) -> Tensor"""
+    x = to_double(op, x)
+    size = op.Max(op.Abs(x), _AIRY_EDGE)
+    root = op.Sqrt(size)
+    zeta = op.Mul(op.Mul(size, root), 2 / 3)
+    quarter = op.Mul(op.Sqrt(root), math.sqrt(math.pi))
+    w = op.Div(_AIRY_ZETA, zeta)
+    decay = horner(op, op.Sub(op.Mul(w, 2.0), 1.0), expansions.AIRY_DECAY)
+    decay = op.Div(op.Mul(op.Mul(decay, 0.5), op.Exp(op.Neg(zeta))), quarter)
+    u = op.Sub(op.Mul(op.Mul(w, w), 2.0), 1.0)
+    f, g = horner(op, u, expansions.AIRY_F), op.Mul(w, horner(op, u, expansions.AIRY_G))
+    angle = op.Add(zeta, math.pi / 4)
+    wave = op.Sub(op.Mul(f, op.Sin(angle)), op.Mul(g, cosine(op, angle)))
+    wave = op.Div(wave, quarter)
+    middle = _bounded(op, op.Mul(x, 1 / _AIRY_EDGE), expansions.AIRY_NEAR)
+    value = op.Where(op.Greater(x, _AIRY_EDGE), decay, middle)
+    value = op.Where(op.Less(x, -_AIRY_EDGE), wave, value)
+    return store(op, op.Where(op.IsNaN(x), x, value))

@@ -241,9 +241,10 @@ def build_block(
         )
     providers = recipe.select_providers(graph_module, args)
     with trace.phase("optimize"):
-        optimize(
+        report = optimize(
             exported.model, options.optimization, has_kernel=kernel_query(str(providers[0][0]))
         )
+        trace.reports.append(report)
     proto = _transform(exported, options)
     dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(

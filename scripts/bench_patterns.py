@@ -1,0 +1,116 @@
+"""What each set of rewriting rules does to real graphs: nodes, time in ONNX Runtime, errors.
+
+usage: python scripts/bench_patterns.py [--json FILE] [--models mlp ...] [--sets default ...]
+                                        [--seconds S] [--threads N] [--llama-step]
+
+Graphs of small models, forward, backward and inference, with known and with symbolic sizes. The
+sessions of all sets of a graph run in turn in one loop, with the same number of threads; medians
+are reported. ``none`` is the graph as it is exported; ONNX Runtime's own optimizer is on for all.
+With --llama-step: time in ONNX Runtime's kernels alone, by its profiler, for one training step of
+a two-layer Llama, against the unoptimized graphs.
+Exits with 1 when an error is beyond the tolerance, or a set applied twice still changes something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_graphs import MODELS, Captured, capture
+from bench_subjects import Subject
+from kernel_times import measure_llama_step
+
+from dort_rewriter.runtime.installed import describe
+
+SETS: dict[str, str | None] = {
+    "none": None,
+    "default": "default",
+    "default+onnxruntime": "default+onnxruntime",
+    "default+onnxruntime+experimental": "default+onnxruntime+experimental",
+}
+SLOWER = 1.03
+
+
+def measure(captured: Captured, sets: Sequence[str], seconds: float, threads: int) -> Any:
+    """Return a row for each set."""
+    subjects = {name: Subject(captured, SETS[name], threads) for name in sets}
+    end = time.perf_counter() + seconds
+    order = list(subjects.values())
+    while time.perf_counter() < end or len(order[0].seconds) < 5:
+        random.shuffle(order)  # who runs after whom matters: caches
+        for subject in order:
+            subject.time_once()
+    rows = [
+        {"graph": captured.name, "set": name, **subject.describe()}
+        for name, subject in subjects.items()
+    ]
+    reference = next((r for r in rows if r["set"] == "none"), rows[0])
+    return [{**row, "speedup": reference["ms"] / row["ms"]} for row in rows]
+
+
+def graphs_of(name: str, dynamic: bool) -> list[Captured]:
+    factory = MODELS[name]
+    return [
+        *capture(name, factory, dynamic=dynamic, training=True),
+        *capture(name, factory, dynamic=dynamic, training=False),
+    ]
+
+
+def print_row(row: dict[str, Any]) -> None:
+    marks = [
+        *(() if row["within_tolerance"] else ("WRONG",)),
+        *(() if not row["applied_again"] else (f"AGAIN {row['applied_again']}",)),
+        *(() if row["speedup"] * SLOWER >= 1 else ("slower",)),
+        *(() if not row["in_torch"] else (f"in torch: {row['in_torch']}",)),
+    ]
+    print(
+        f"{row['graph']:26} {row['set']:33} {row['nodes_before']:4} -> {row['nodes_after']:4} "
+        f"{row['ms']:8.3f} ms x{row['speedup']:.2f} error {row['max_error']:.0e} "
+        f"{' '.join(marks)}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS))
+    parser.add_argument("--sizes", nargs="*", choices=["static", "dynamic"], default=None)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per graph, for all sets")
+    parser.add_argument("--threads", type=int, default=1, help="of a session")
+    parser.add_argument("--llama-step", action="store_true", help="only the Llama training step")
+    parser.add_argument("--rounds", type=int, default=20, help="of the Llama training step")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {"torch": torch.__version__, "onnxruntime": describe()}
+    report["threads"] = arguments.threads
+    print(f"{describe()}, torch {torch.__version__}, {arguments.threads} thread(s) a session")
+    if arguments.llama_step:
+        chosen = {name: SETS[name] for name in arguments.sets}
+        report["llama_step"] = measure_llama_step(chosen, arguments.threads, arguments.rounds)
+        wrong = not all(row["within_tolerance"] for row in report["llama_step"])
+    else:
+        report["rows"] = rows = []
+        for name in arguments.models:
+            for size in arguments.sizes or ("static", "dynamic"):
+                for captured in graphs_of(name, dynamic=size == "dynamic"):
+                    for row in measure(
+                        captured, arguments.sets, arguments.seconds, arguments.threads
+                    ):
+                        print_row(row)
+                        rows.append(row)
+        wrong = any(row["applied_again"] or not row["within_tolerance"] for row in rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2), encoding="utf-8")
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A captured graph compiled with one set of rewriting rules: run, timed, compared with torch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from bench_graphs import Captured
+
+from dort_rewriter.backends.compilation import BuiltBlock, Recipe, compile_graph
+from dort_rewriter.backends.optimize_onnx import optimize_model
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.runtime.providers import CPU
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+class Subject:
+    """A graph compiled with one set."""
+
+    def __init__(
+        self, captured: Captured, selection: str | None, threads: int, session_options: Any = None
+    ) -> None:
+        self.captured = captured
+        self.blocks: list[BuiltBlock] = []
+        self.options = OptimizationOptions(patterns=selection)
+        recipe = Recipe(
+            dispatcher=OxsDispatcher(),
+            options=OrtBackendOptions(
+                optimization=self.options,
+                intra_op_threads=threads,
+                ort_session_options=session_options,
+            ),
+            select_providers=lambda graph, args: [(CPU, {})],
+            on_built=self.blocks.append,
+        )
+        self._run = compile_graph(captured.copy(), recipe)
+        self.results = self()
+        self.reports: list[OptimizeReport] = recipe.trace.reports
+        self.fallbacks = sorted({f.op for f in recipe.trace.fallbacks})
+        self.seconds: list[float] = []
+
+    def __call__(self) -> tuple[Any, ...]:
+        return tuple(self._run(list(self.captured.args)))
+
+    def time_once(self) -> None:
+        start = time.perf_counter()
+        self()
+        self.seconds.append(time.perf_counter() - start)
+
+    def applied_again(self) -> dict[str, int]:
+        """Return what the same set still does to the models it was applied to."""
+        models = [ir.from_proto(ir.to_proto(b.exported.model)) for b in self.blocks]
+        return count_matches([optimize_model(m, self.options) for m in models])
+
+    def describe(self) -> dict[str, Any]:
+        error, within = compare(self.results, self.captured.expected)
+        return {
+            "nodes_before": sum(r.nodes_before for r in self.reports),
+            "nodes_after": sum(r.nodes_after for r in self.reports),
+            "sessions": len(self.blocks),
+            "in_torch": self.fallbacks,
+            "applied": count_matches(self.reports),
+            "applied_again": self.applied_again(),
+            "optimize_seconds": sum(r.seconds for r in self.reports),
+            "ms": statistics.median(self.seconds) * 1e3 if self.seconds else None,
+            "max_error": error,
+            "within_tolerance": within,
+        }
+
+
+def count_matches(reports: Sequence[OptimizeReport]) -> dict[str, int]:
+    """Return how often each rule was applied, without those that were not."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update({name: r.matches for name, r in report.rules.items() if r.matches})
+    return dict(counts)
+
+
+def compare(got: Sequence[Any], expected: Sequence[Any]) -> tuple[float, bool]:
+    """Return the largest error, relative to the largest number of its tensor, and if it is small.
+
+    NOTE: element by element, a sum that cancels has no relative error to speak of.
+    """
+    worst, within = 0.0, len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        if not isinstance(b, torch.Tensor):
+            within &= a == b
+            continue
+        within &= isinstance(a, torch.Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape)
+        if not within or not b.numel():
+            continue
+        difference, scale = (a.double() - b.double()).abs(), b.double().abs()
+        equal_infinities = a == b
+        error = difference.masked_fill(equal_infinities, 0).max().item()
+        error /= max(1.0, scale.masked_fill(~scale.isfinite(), 0).max().item())
+        worst = max(worst, error)
+        within &= error <= TOLERANCE.get(b.dtype, 0.0)
+    return worst, within

@@ -101,12 +101,17 @@ class OrtBackendOptions:
     target_opset: int = 18
     """The opset of the exported models, 18 to 23."""
     optimization: OptimizationOptions = dataclasses.field(default_factory=OptimizationOptions)
-    """What is done to the exported models."""
+    """What is done to the exported models; a mapping will do."""
     ort_optimization_level: Literal["disable", "basic", "extended", "layout", "all"] | None = None
     """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``;
     None leaves its default."""
     fallback: bool = True
     """Leave to torch what cannot be converted or run; False raises instead."""
+    freeze: bool = False
+    """Put the parameters and buffers of an inference graph into the model, where ONNX Runtime
+    folds and packs them. A weight that changes is noticed at the next call (``optimizer.step()``,
+    ``load_state_dict``, in-place operations, ``weight.data = ...``, ``.to()``); what is written
+    behind torch's back, through ``weight.data.add_()`` or ``weight.numpy()``, is not."""
     min_block_size: int = 2
     """Operators that a part of a cut graph needs to be worth a session."""
     intra_op_threads: int | None = None
@@ -114,3 +119,8 @@ class OrtBackendOptions:
     spinning: Literal["on", "stop", "off"] = "stop"
     """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``. Threads
     that spin between runs starve those of torch in a training loop."""
+
+    def __post_init__(self) -> None:
+        """Accept a mapping for the options inside."""
+        inner = from_mapping(OptimizationOptions, self.optimization)
+        object.__setattr__(self, "optimization", inner)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from dort_rewriter.backends.frozen import FrozenWeights
 from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
 from dort_rewriter.capture.partition import Partition, partition_graph
 from dort_rewriter.capture.randomness import hoist_random
@@ -35,7 +36,7 @@ from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
-from dort_rewriter.signature import GraphSignature
+from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 from dort_rewriter.trace import CompileTrace
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]
 """Execution providers with their options, best first."""
+
+MAX_THAWED = 2
+"""How many times a model is built again because its weights changed."""
 
 RunBoxed = Callable[[list[Any]], Any]
 """Takes the list of arguments, and empties it."""
@@ -87,6 +91,8 @@ class Recipe:
     """Called once for each block, when its session exists."""
     around: Callable[[torch.fx.GraphModule, RunBoxed], RunBoxed] | None = None
     """Put around what runs a block."""
+    weights: frozenset[str] = frozenset()
+    """Names of placeholders to put into the model."""
     trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
     refused: frozenset[str] = frozenset()
     """Names of FX nodes that turned out not to be convertible."""
@@ -165,6 +171,7 @@ class Block:
         self.recipe = recipe
         self._lock = threading.Lock()
         self._boxed: RunBoxed | None = None
+        self._thawed = 0
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on its arguments."""
@@ -194,8 +201,10 @@ class Block:
             return self._boxed
 
     def _build(self, args: Sequence[Any]) -> RunBoxed:
+        weights = self.recipe.weights if self._thawed < MAX_THAWED else frozenset()
+        frozen = FrozenWeights.take(self.graph_module, weights, args)
         try:
-            built = build_block(self.graph_module, args, self.recipe)
+            built = build_block(self.graph_module, args, self.recipe, frozen.tensors)
         except UnsupportedOpError as e:
             if not self.recipe.options.fallback:
                 raise
@@ -210,8 +219,17 @@ class Block:
         if self.recipe.on_built is not None:
             self.recipe.on_built(built)
         run = built.executor.boxed
-        around = self.recipe.around
-        return run if around is None else around(self.graph_module, run)
+        if self.recipe.around is not None:
+            run = self.recipe.around(self.graph_module, run)
+        return frozen.guard(run, self._thaw)
+
+    def _thaw(self, args: list[Any]) -> Any:
+        """Build the model again, its weights having changed: with the new ones, and as inputs
+        when that happens too often."""
+        with self._lock:
+            self._thawed += 1
+            run = self._boxed = self._build(args)
+        return run(args)
 
     def _give_up(self, error: ExecutionError) -> RunBoxed:
         """Leave this graph to torch from now on."""
@@ -223,9 +241,17 @@ class Block:
 
 
 def build_block(
-    graph_module: torch.fx.GraphModule, args: Sequence[Any], recipe: Recipe
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    recipe: Recipe,
+    frozen: Mapping[int, torch.Tensor] | None = None,
 ) -> BuiltBlock:
-    """Export a graph that is convertible as a whole, and build its session."""
+    """Export a graph that is convertible as a whole, and build its session.
+
+    ``frozen`` are the arguments that the model holds, by position.
+    """
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    constants = {placeholders[i].name: t for i, t in (frozen or {}).items()}
     options, trace = recipe.options, recipe.trace
     with trace.phase("export"):
         plan = plan_outputs(graph_module)
@@ -234,7 +260,8 @@ def build_block(
             graph_module,
             recipe.dispatcher,
             opset=options.target_opset,
-            input_names=create_input_names(graph_module) if recipe.rename_inputs else None,
+            input_names=_input_names(graph_module, constants) if recipe.rename_inputs else None,
+            constants=constants,
             output_names=names,
             results=[(o.node, o.order) for o in plan.model_outputs],
             keep_unused_inputs=False,
@@ -251,7 +278,12 @@ def build_block(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
         for s in plan.slots
     )
-    signature = GraphSignature(inputs=exported.signature.inputs, outputs=slots)
+    fed = iter(exported.signature.inputs)
+    inputs = tuple(
+        InputSlot(name=None, **describe_value(n.meta["val"])) if n.name in constants else next(fed)
+        for n in placeholders
+    )
+    signature = GraphSignature(inputs=inputs, outputs=slots)
     with trace.phase("session"):
         session = _build_session(proto or exported.model, providers, options) if names else None
         executor = Executor(session, signature)
@@ -263,6 +295,14 @@ def build_block(
         session=session,
         executor=executor,
     )
+
+
+def _input_names(
+    graph_module: torch.fx.GraphModule, constants: Mapping[str, torch.Tensor]
+) -> list[str]:
+    placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+    names = zip(placeholders, create_input_names(graph_module), strict=True)
+    return [name for placeholder, name in names if placeholder not in constants]
 
 
 def _output_names(plan: OutputPlan) -> list[str]:

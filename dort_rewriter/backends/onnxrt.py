@@ -173,7 +173,17 @@ def call_backend(
         args,
         compile_graph=lambda graph, _: compile_aten_graph(graph, make_recipe(backend)),
         decompositions=get_decomposition_table(make_dispatcher()),
+        compile_inference=functools.partial(_compile_inference, backend),
     )
+
+
+def _compile_inference(
+    backend: Any, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+) -> Callable[..., Any]:
+    recipe = make_recipe(backend)
+    if recipe.options.freeze:
+        recipe = dataclasses.replace(recipe, weights=weights)
+    return compile_aten_graph(graph_module, recipe)
 
 
 def compile_graph(

@@ -9,10 +9,13 @@ import torch
 
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 
-__all__ = ["CompileGraph", "compile_with_aot"]
+__all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 
 CompileGraph = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes an ATen graph and its example arguments, returns a callable with the same arguments."""
+
+CompileInference = Callable[[torch.fx.GraphModule, frozenset[str]], Callable[..., Any]]
+"""Takes an ATen graph and the names of its placeholders that are weights."""
 
 
 def compile_with_aot(
@@ -21,8 +24,12 @@ def compile_with_aot(
     *,
     compile_graph: CompileGraph,
     decompositions: Mapping[Any, Callable[..., Any]],
+    compile_inference: CompileInference | None = None,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph through AOTAutograd: forward and backward, or inference.
+
+    ``compile_inference`` is called in place of ``compile_graph`` for a graph without a backward;
+    it is also given the names of the inputs that are weights.
 
     NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
     torch 2.8 with dynamic shapes.
@@ -30,8 +37,14 @@ def compile_with_aot(
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
+    def inference(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        if compile_inference is None:
+            return compile_graph(graph, given)
+        return compile_inference(graph, _weights(graph))
+
     compiler = aot_autograd(
         fw_compiler=compile_graph,
+        inference_compiler=inference,
         partition_fn=min_cut_rematerialization_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
     )
@@ -60,3 +73,15 @@ def _flatten_results(
     graph.graph_copy(graph_module.graph, copied)
     graph.output(tuple(copied.get(leaf, leaf) for leaf in leaves))
     return torch.fx.GraphModule(graph_module, graph), spec
+
+
+def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:
+    """Return the placeholders of the graph under compilation that are parameters or buffers, and
+    that the graph leaves as they are."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return frozenset()
+    names = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+    mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
+    return frozenset(names[i] for i in metadata.static_input_indices if i not in mutated)

@@ -1,0 +1,71 @@
+"""Weights inside a model, and the check at each call that they are still what the model holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["FrozenWeights"]
+
+
+class FrozenWeights:
+    """What some arguments of a graph were when its model was built.
+
+    A tensor is the same as long as its memory and its version are. NOTE: the storages are kept
+    alive: memory that was freed could be given to another tensor, which would pass for the old.
+    """
+
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self.tensors = dict(tensors)
+        """By position among the arguments."""
+        self._storages = [t.untyped_storage() for t in tensors.values()]
+        self._marks = [(i, t.data_ptr(), t._version) for i, t in tensors.items()]
+
+    @classmethod
+    def take(
+        cls, graph_module: torch.fx.GraphModule, names: frozenset[str], args: Sequence[Any]
+    ) -> FrozenWeights:
+        """Take the arguments with these names, but for those nothing tells about changes of."""
+        placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+        return cls(
+            {
+                i: argument
+                for i, (name, argument) in enumerate(zip(placeholders, args, strict=True))
+                if name in names and _can_watch(argument)
+            }
+        )
+
+    def unchanged(self, args: Sequence[Any]) -> bool:
+        """Tell whether these arguments hold what the model does."""
+        for i, address, version in self._marks:
+            tensor = args[i]
+            if tensor.data_ptr() != address or tensor._version != version:
+                return False
+        return True
+
+    def guard(
+        self, run: Callable[[list[Any]], Any], changed: Callable[[list[Any]], Any]
+    ) -> Callable[[list[Any]], Any]:
+        """Return ``run`` for arguments that are unchanged, ``changed`` for others."""
+        if not self.tensors:
+            return run
+
+        def call(args: list[Any]) -> Any:
+            return run(args) if self.unchanged(args) else changed(args)
+
+        return call
+
+
+def _can_watch(argument: Any) -> bool:
+    """Tell whether a tensor has memory and a version of its own: those of inference_mode have no
+    version, and subclasses may keep their numbers elsewhere."""
+    return (
+        isinstance(argument, torch.Tensor)
+        and type(argument) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and argument.layout == torch.strided
+        and not argument.is_inference()
+        and not argument.is_neg()
+        and not argument.is_conj()
+    )

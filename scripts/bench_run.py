@@ -1,0 +1,215 @@
+"""Steady-state speed of eager, Inductor and onnxrt, in inference and in training.
+
+usage: python scripts/bench_run.py [--models a,b] [--modes inference,training] [--json FILE]
+                                   [--backends eager,inductor,onnxrt] [--svg FILE]
+
+All backends of a model run in one process, in turn, several rounds; a figure is the median of all
+steps. A training step is forward, backward and zero_grad. Ratios are times of the other divided by
+ours: above 1 we are faster. Results are compared with eager's before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from bench_models import MODELS, BenchModel, build
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "onnxrt": {},
+    "onnxrt-plain": {"optimization": {"patterns": None}},
+    "onnxrt-fused": {"optimization": {"patterns": "default+onnxruntime"}},
+    "onnxrt-freeze": {"freeze": True},
+    "onnxrt-autotune": {"autotune": True},
+}
+"""Options of the onnxrt backend by the name used on the command line."""
+
+
+def compiled(model: BenchModel, backend: str) -> Callable[..., Any]:
+    """Return a function of the batch with a code object of its own.
+
+    Dynamo keeps what it compiled with the code object: a shared one would make every backend pay
+    for the guards of the others.
+    """
+    namespace: dict[str, Any] = {"module": model.module}
+    exec("def call(*args):\n    return module(*args)", namespace)
+    call: Callable[..., Any] = namespace["call"]
+    if backend == "eager":
+        return model.module
+    if backend not in VARIANTS:
+        return torch.compile(call, backend=backend)
+    return torch.compile(call, backend="onnxrt", options=VARIANTS[backend] or None)
+
+
+def step_of(model: BenchModel, call: Callable[..., Any], mode: str) -> Callable[[], Any]:
+    """Return one step: what it returns can be compared between backends."""
+    if mode == "inference":
+
+        def inference() -> Any:
+            with torch.inference_mode():
+                return [call(*model.args)]
+
+        return inference
+
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+
+    def training() -> Any:
+        for p in parameters:
+            p.grad = None
+        model.loss(call(*model.args)).backward()
+        return [p.grad for p in parameters]
+
+    return training
+
+
+def time_first(step: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = step()
+    return time.perf_counter() - start, result
+
+
+def differs(got: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest error relative to the largest number of each tensor."""
+    worst = 0.0
+    for a, b in zip(got, expected, strict=True):
+        if a is None or b is None:
+            worst = worst if a is b else math.inf
+            continue
+        scale = b.abs().max().item() or 1.0
+        worst = max(worst, (a - b).abs().max().item() / scale)
+    return worst
+
+
+def measure(name: str, mode: str, backends: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Return the median milliseconds of each backend on one model."""
+    torch._dynamo.reset()
+    model = build(name)
+    model.module.train(mode == "training")
+    for module in model.module.modules():  # running statistics would make every step differ
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.0
+    steps = {b: step_of(model, compiled(model, b), mode) for b in backends}
+    first: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    expected: Any = None
+    for backend, step in steps.items():
+        first[backend], result = time_first(step)
+        expected = result if expected is None else expected
+        errors[backend] = differs(result, expected)
+    spent: dict[str, list[float]] = {b: [] for b in backends}
+    rounds = 5
+    for _ in range(rounds):
+        for backend, step in steps.items():
+            step()
+            end = time.perf_counter() + seconds / rounds
+            while time.perf_counter() < end or len(spent[backend]) < 3:
+                start = time.perf_counter()
+                step()
+                spent[backend].append(time.perf_counter() - start)
+    return {
+        "model": name,
+        "mode": mode,
+        "ms": {b: statistics.median(v) * 1e3 for b, v in spent.items()},
+        "first_s": first,
+        "errors": errors,
+    }
+
+
+def busy() -> float:
+    """Return the load of the machine, per core."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def summary(rows: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str, float]:
+    """Return the geometric mean and the minimum of the ratios to another backend, by mode."""
+    result = {}
+    for mode in dict.fromkeys(r["mode"] for r in rows):
+        ratios = [
+            r["ms"][other] / r["ms"][ours]
+            for r in rows
+            if r["mode"] == mode and {ours, other} <= set(r["ms"])
+        ]
+        if ratios:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            result[mode] = mean
+            result[f"{mode} (worst)"] = min(ratios)
+    return result
+
+
+def plot(rows: Sequence[dict[str, Any]], backends: Sequence[str], path: Path) -> None:
+    """Write the speed relative to eager as bars."""
+    colours = ("#999999", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7")
+    left, high, wide = 170, 14, 420
+    scale = max(r["ms"][backends[0]] / r["ms"][b] for r in rows for b in backends)
+    parts, y = [], 30
+    for row in rows:
+        parts.append(f'<text x="4" y="{y + high}">{row["model"]} {row["mode"]}</text>')
+        for backend, colour in zip(backends, colours, strict=False):
+            ratio = row["ms"][backends[0]] / row["ms"][backend]
+            parts.append(
+                f'<rect x="{left}" y="{y}" width="{wide * ratio / scale:.1f}" '
+                f'height="{high - 3}" fill="{colour}"/>'
+                f'<text x="{left + wide * ratio / scale + 4:.1f}" y="{y + high - 4}">'
+                f"{backend} {ratio:.2f}</text>"
+            )
+            y += high
+        y += 8
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 160}" height="{y}" '
+        'font-family="sans-serif" font-size="11"><text x="4" y="16">'
+        f"Speed relative to {backends[0]}, higher is better</text>{''.join(parts)}</svg>"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--modes", default="inference,training")
+    parser.add_argument("--backends", default="eager,inductor,onnxrt")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per backend and model")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--svg", type=Path, help="draw the results to this file")
+    arguments = parser.parse_args()
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    backends = arguments.backends.split(",")
+    rows = []
+    if busy() > 0.6:
+        print(f"The machine is busy (load {busy():.1f} per core): times will be noisy.")
+    for name in arguments.models.split(","):
+        for mode in arguments.modes.split(","):
+            row = measure(name, mode, backends, arguments.seconds)
+            rows.append(row)
+            base = row["ms"][backends[0]]
+            cells = (
+                f"{b} {t:9.3f} ms x{base / t:5.2f} e={row['errors'][b]:.0e}"
+                for b, t in row["ms"].items()
+            )
+            print(f"{name:13} {mode:9} " + " | ".join(cells), flush=True)
+    ours = next((b for b in backends if b.startswith("onnxrt")), None)
+    means = {
+        f"{b} / {ours}": summary(rows, ours, b) for b in backends if ours is not None and b != ours
+    }
+    for pair, numbers in means.items():
+        print(pair, {k: round(v, 3) for k, v in numbers.items()})
+    report = {"torch": torch.__version__, "load": busy(), "rows": rows, "ratios": means}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2))
+    if arguments.svg:
+        plot(rows, backends, arguments.svg)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

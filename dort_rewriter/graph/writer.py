@@ -21,7 +21,7 @@ import torch
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExportError
 from dort_rewriter.graph import folding, shapes
-from dort_rewriter.graph.schemas import OpInfo, Slot, op_info
+from dort_rewriter.graph.schemas import UNLISTED, OpInfo, Slot, op_info
 from dort_rewriter.graph.values import Value
 
 __all__ = ["Writer"]
@@ -73,7 +73,7 @@ class Writer:
         attributes = {k: v for k, v in attributes.items() if v is not None}
         if name == "Constant" and not domain:
             return self._constant_node(attributes)
-        info = op_info(name, self.opset) if not domain else None
+        info = None if domain or name in UNLISTED else op_info(name, self.opset)
         values, types = self._as_values(info, inputs)
         if not domain:
             if name == "CastLike" and (like := values[1]) is not None and like.dtype is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
 
 __all__ = ["RULES"]
 
-RULES: tuple[type[Rule] | type[GraphPass], ...] = ()
+RULES: tuple[type[Rule] | type[GraphPass], ...] = (SimplifiedLayerNormalization,)
 """In the order they are tried."""

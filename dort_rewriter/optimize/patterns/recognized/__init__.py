@@ -1,0 +1,1 @@
+"""Layers that exporters write out node by node, told from their nodes; rules decide what for."""

@@ -1,0 +1,92 @@
+"""Normalizations over the last axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from dort_rewriter.optimize.patterns.base import Refusal
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["RootMeanSquare", "factors", "find_root_mean_square"]
+
+
+@dataclass(frozen=True)
+class RootMeanSquare:
+    """``x * rstd``, with ``rstd = 1 / sqrt(mean(x * x) + epsilon)`` over the last axis."""
+
+    x: ir.Value
+    rstd: ir.Value | None
+    """None where x is divided by the root."""
+    epsilon: float
+
+    def needs_rstd(self, standard: ir.Value, graph: GraphView) -> bool:
+        """Tell whether ``rstd`` is read after the reader of the product, ``standard``, is gone."""
+        if self.rstd is None:
+            return False
+        return not (graph.used_once(self.rstd) and graph.used_once(standard))
+
+
+def factors(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Return the inputs of a commutative node in both orders."""
+    a, b = node.inputs
+    if a is not None and b is not None:
+        yield a, b
+        yield b, a
+
+
+def find_root_mean_square(
+    value: ir.Value | None, graph: GraphView
+) -> RootMeanSquare | Refusal | None:
+    """Tell whether a value is ``x * rstd``; refuse one over other axes, or of another epsilon."""
+    node = graph.producer(value, "Mul", "Div")
+    if node is None:
+        return None
+    if node.op_type == "Div":
+        x, root = node.inputs
+        return None if x is None else _measure(x, None, graph.producer(root, "Sqrt"), graph)
+    for x, rstd in factors(node):
+        found = _measure(x, rstd, _root(rstd, graph), graph)
+        if found is not None:
+            return found
+    return None
+
+
+def _root(rstd: ir.Value, graph: GraphView) -> ir.Node | None:
+    """Return the Sqrt that a value is the reciprocal of."""
+    node = graph.producer(rstd, "Reciprocal", "Div")
+    if node is None:
+        return None
+    if node.op_type == "Div" and graph.scalar(node.inputs[0]) != 1:
+        return None
+    return graph.producer(node.inputs[-1], "Sqrt")
+
+
+def _measure(
+    x: ir.Value, rstd: ir.Value | None, root: ir.Node | None, graph: GraphView
+) -> RootMeanSquare | Refusal | None:
+    total = None if root is None else graph.producer(root.inputs[0], "Add")
+    if total is None:
+        return None
+    for mean, epsilon in factors(total):
+        reduction = graph.producer(mean, "ReduceMean")
+        if reduction is None or not _is_square(reduction.inputs[0], x, graph):
+            continue
+        rank = graph.rank(x)
+        axes = graph.axes(reduction, rank)
+        if rank is None or axes != [rank - 1] or not graph.attribute(reduction, "keepdims", 1):
+            return Refusal("another axis than the last", axes)
+        number = graph.scalar(epsilon)
+        if number is None:
+            return Refusal("epsilon is computed at run time", epsilon.name)
+        return RootMeanSquare(x, rstd, float(number))
+    return None
+
+
+def _is_square(value: ir.Value | None, x: ir.Value, graph: GraphView) -> bool:
+    node = graph.producer(value, "Mul", "Pow")
+    if node is None or node.inputs[0] is not x:
+        return False
+    return node.inputs[1] is x if node.op_type == "Mul" else graph.scalar(node.inputs[1]) == 2

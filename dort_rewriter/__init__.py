@@ -48,6 +48,7 @@ _EXPORTS: dict[str, str] = {
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
     "pprint_storage": "tools.storage_report",
+    "plot_dot": "tools.dot",
     "pretty_onnx": "tools.onnx_text",
     "replay_dumped_data": "tools.repro",
     "results_to_string": "tools.results",
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
     from dort_rewriter.optimize.selection import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
+    from dort_rewriter.tools.dot import plot_dot
     from dort_rewriter.tools.dumps import dump_onnx
     from dort_rewriter.tools.feeds import build_matching_inputs, inputs_from_onnx_model
     from dort_rewriter.tools.onnx_text import pretty_onnx

@@ -1,7 +1,8 @@
-"""A model in any of its forms, as an ``onnx_ir.Model``."""
+"""Models, and parts of them, in any of their forms, as objects of ``onnx_ir``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from dort_rewriter.errors import OptionError
 
-__all__ = ["AnyModel", "load_model"]
+__all__ = ["AnyModel", "load_model", "load_part"]
 
 AnyModel: TypeAlias = onnx.ModelProto | ir.Model | bytes | str | Path
 """A model, its bytes, or the path of its file."""
@@ -43,3 +44,39 @@ def load_model(model: Any) -> ir.Model:
     if loaded.ir_version == 0:  # protobuf reads an empty file, or another one, without a complaint
         raise OptionError(f"No ONNX model can be read from {source}: it names no version.")
     return loaded
+
+
+def load_part(model: Any) -> Any:
+    """Return a model or a part of one as its counterpart of ``onnx_ir``; others as they are."""
+    if isinstance(model, bytes | str | Path | onnx.ModelProto):
+        return load_model(model)
+    if isinstance(model, onnx.NodeProto):
+        return _within_scope(model).node(0)
+    if isinstance(model, onnx.GraphProto):
+        attribute = onnx.helper.make_attribute("graph", model)
+        wrapper = onnx.NodeProto(op_type="Scope", attribute=[attribute])
+        return _within_scope(wrapper).node(0).attributes["graph"].as_graph()
+    if isinstance(model, onnx.ValueInfoProto):
+        return ir.serde.deserialize_value_info_proto(model, None)
+    if isinstance(model, onnx.FunctionProto | onnx.TensorProto | onnx.AttributeProto):
+        return ir.from_proto(model)
+    return model
+
+
+def _within_scope(node: onnx.NodeProto) -> ir.Graph:
+    """Return a graph that holds the node, and knows the names that come from around it."""
+    names = dict.fromkeys(_names_read([node]))
+    return ir.serde.deserialize_graph(
+        onnx.GraphProto(
+            name="scope", node=[node], input=[onnx.ValueInfoProto(name=name) for name in names]
+        )
+    )
+
+
+def _names_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    for node in nodes:
+        yield from (name for name in node.input if name)
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from (value.name for value in graph.output)
+                yield from _names_read(graph.node)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from dort_rewriter.errors import OptionError
-from dort_rewriter.tools.models import load_model
+from dort_rewriter.tools.models import load_part
 
 __all__ = ["attribute_text", "pretty_onnx", "shape_list", "tensor_text", "type_text"]
 
@@ -38,42 +36,7 @@ def pretty_onnx(model: Any, *, source: bool = False) -> str:
         OptionError: for anything else.
 
     """
-    return "\n".join(_Writer(source).write(_as_ir(model)))
-
-
-def _as_ir(model: Any) -> Any:
-    if isinstance(model, bytes | str | Path | onnx.ModelProto):
-        return load_model(model)
-    if isinstance(model, onnx.NodeProto):
-        return _within_scope(model).node(0)
-    if isinstance(model, onnx.GraphProto):
-        attribute = onnx.helper.make_attribute("graph", model)
-        wrapper = onnx.NodeProto(op_type="Scope", attribute=[attribute])
-        return _within_scope(wrapper).node(0).attributes["graph"].as_graph()
-    if isinstance(model, onnx.ValueInfoProto):
-        return ir.serde.deserialize_value_info_proto(model, None)
-    if isinstance(model, onnx.FunctionProto | onnx.TensorProto | onnx.AttributeProto):
-        return ir.from_proto(model)
-    return model
-
-
-def _within_scope(node: onnx.NodeProto) -> ir.Graph:
-    """Return a graph that holds the node, and knows the names that come from around it."""
-    names = dict.fromkeys(_names_read([node]))
-    return ir.serde.deserialize_graph(
-        onnx.GraphProto(
-            name="scope", node=[node], input=[onnx.ValueInfoProto(name=name) for name in names]
-        )
-    )
-
-
-def _names_read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    for node in nodes:
-        yield from (name for name in node.input if name)
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from (value.name for value in graph.output)
-                yield from _names_read(graph.node)
+    return "\n".join(_Writer(source).write(load_part(model)))
 
 
 class _Writer:

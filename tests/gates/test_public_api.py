@@ -44,6 +44,7 @@ PUBLIC = [
     "make_aot_ort",
     "onnx_custom_backend",
     "pprint_storage",
+    "plot_dot",
     "pretty_onnx",
     "replay_dumped_data",
     "results_to_string",

@@ -25,9 +25,9 @@ def cumsum(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     return op.CumSum(x, op.cast(dim % x.rank, ir.DataType.INT64)) if x.rank else x
 
 
-def _has_known_size(node: torch.fx.Node) -> bool:
+def has_known_size(node: torch.fx.Node) -> bool:
     """the size along the axis is not known at export"""
-    source, dim = node.args[0], node.args[1]
+    source, dim = node.args[0], node.args[1] if len(node.args) > 1 else -1
     assert isinstance(source, torch.fx.Node)
     assert isinstance(dim, int)
     value = source.meta["val"]
@@ -56,7 +56,7 @@ def _scan(
     return parts
 
 
-@converter("aten::cumprod", when=_has_known_size)
+@converter("aten::cumprod", when=has_known_size)
 def cumprod(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     x = op.cast(x, op.dtype)
@@ -67,7 +67,7 @@ def cumprod(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     return store(op, result)
 
 
-@converter("aten::logcumsumexp", when=_has_known_size)
+@converter("aten::logcumsumexp", when=has_known_size)
 def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
     """logcumsumexp(Tensor self, int dim) -> Tensor"""
     if x.rank == 0:
@@ -82,6 +82,11 @@ def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
     # In float64, as torch does: its gradient takes differences of large results.
     (result,) = _scan(op, (op.cast(x, ir.DataType.DOUBLE),), dim % x.rank, combine)
     return store(op, result)
+
+
+def running_maximum(op: Recorder, x: Value, axis: int) -> Value:
+    """Return the largest element so far, of integers."""
+    return _scan(op, (x,), axis, lambda a, b: (op.Max(a[0], b[0]),))[0]
 
 
 def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Value]:
@@ -107,13 +112,13 @@ def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Val
     return op.cast(best, op.dtype), where
 
 
-@converter("aten::cummax", when=_has_known_size)
+@converter("aten::cummax", when=has_known_size)
 def cummax(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return _extreme(op, x, dim, "GreaterOrEqual")
 
 
-@converter("aten::cummin", when=_has_known_size)
+@converter("aten::cummin", when=has_known_size)
 def cummin(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
     """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return _extreme(op, x, dim, "LessOrEqual")

@@ -5,6 +5,8 @@ NOTE: a 1-D MatMul is never emitted: onnxruntime computes MatMul(Transpose(A), v
 
 from __future__ import annotations
 
+import string
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -159,6 +161,27 @@ def linalg_cross(op: Recorder, x: Value, other: Value, *, dim: int = -1) -> Valu
     x1, x2 = op.Gather(x, [1, 2, 0], axis=axis), op.Gather(x, [2, 0, 1], axis=axis)
     y1, y2 = op.Gather(other, [1, 2, 0], axis=axis), op.Gather(other, [2, 0, 1], axis=axis)
     return op.Sub(op.Mul(x1, y2), op.Mul(x2, y1))
+
+
+@converter("aten::_trilinear")
+def trilinear(
+    op: Recorder,
+    i1: Value,
+    i2: Value,
+    i3: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim, int unroll_dim=1) -> Tensor"""
+    letters = string.ascii_lowercase[: i1.rank + len(expand1)]
+    terms = [
+        "".join(c for axis, c in enumerate(letters) if axis not in missing)
+        for missing in (expand1, expand2, expand3, sumdim)
+    ]
+    return op.Einsum(i1, i2, i3, equation=f"{','.join(terms[:3])}->{terms[3]}")
 
 
 @converter("aten::trace")

@@ -1,7 +1,7 @@
 """Positions of extrema, sorting, and order statistics.
 
-torch takes NaN for greater than every number. ORT's TopK leaves the order undefined around a NaN,
-so sorting gives it the rank of infinity: the two are in the order of their positions.
+torch takes NaN for greater than every number, infinity included; ORT's TopK leaves the order
+undefined around a NaN. So keys are sorted, in a type that has room for one more above infinity.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.export.converters.cumulative import has_known_size, running_maximum
 from dort_rewriter.export.converters.opmath import is_bool, is_float
 from dort_rewriter.export.converters.reductions import extremum, has_nan
 from dort_rewriter.export.recorder import Recorder
@@ -21,6 +22,31 @@ from dort_rewriter.graph.values import Value
 
 def _comparable(op: Recorder, x: Value) -> Value:
     return op.cast(x, ir.DataType.INT32) if is_bool(x) else x
+
+
+_ABOVE_FLOAT32 = 1e300
+
+
+def _best(
+    op: Recorder, x: Value, count: Value, axis: int, *, largest: bool
+) -> tuple[Value, Value]:
+    """Return the `count` first elements of an order, and where they were; ties keep their order."""
+    options: dict[str, int] = {"axis": axis, "largest": int(largest), "sorted": 1}
+    if not is_float(x):
+        values, indices = op.TopK(_comparable(op, x), count, **options)
+        return op.cast(values, x.dtype or op.dtype), indices
+    if x.dtype != ir.DataType.DOUBLE:
+        key = op.cast(x, ir.DataType.DOUBLE)
+        key = op.Where(op.Equal(key, math.inf), _ABOVE_FLOAT32, key)
+        key = op.Where(op.IsNaN(x), math.inf, key)
+        indices = op.TopK(key, count, **options)[1]
+    else:  # no type has room: sorted by the numbers, then by whether they are some
+        everything = op.sizes(x, [axis])
+        key = op.Where(op.IsNaN(x), math.inf, x)
+        order = op.TopK(key, everything, **options)[1]
+        is_nan = op.cast(op.IsNaN(op.GatherElements(x, order, axis=axis)), ir.DataType.INT32)
+        indices = op.GatherElements(order, op.TopK(is_nan, count, **options)[1], axis=axis)
+    return op.GatherElements(x, indices, axis=axis), indices
 
 
 def _has_rare_ties(node: torch.fx.Node) -> bool:
@@ -92,10 +118,7 @@ def topk(
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     # NOTE: torch sorts whether asked or not; ORT does not.
-    values, indices = op.TopK(
-        _comparable(op, x), op.vector([k]), axis=dim % x.rank, largest=int(largest), sorted=1
-    )
-    return op.cast(values, op.dtype), indices
+    return _best(op, x, op.vector([k]), dim % x.rank, largest=largest)
 
 
 @converter("aten::sort", when=_has_one_order)
@@ -112,15 +135,7 @@ def sort_stable(
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     axis = dim % x.rank
-    # TopK puts equal elements in the order of their positions, either way.
-    count = op.sizes(x, [axis])
-    key = _comparable(op, x)
-    if is_float(x):
-        key = op.Where(op.IsNaN(x), math.inf, x)
-    values, indices = op.TopK(key, count, axis=axis, largest=int(descending), sorted=1)
-    if is_float(x):
-        values = op.GatherElements(x, indices, axis=axis)
-    return op.cast(values, x.dtype or op.dtype), indices
+    return _best(op, x, op.sizes(x, [axis]), axis, largest=descending)
 
 
 @converter("aten::kthvalue", when=_has_rare_ties)
@@ -186,6 +201,33 @@ def nanmedian_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tu
     middle = op.Div(op.Max(op.Sub(known, 1), 0), 2)
     values, indices = sort_stable(op, x, dim=axis)
     results = [op.GatherElements(v, middle, axis=axis) for v in (values, indices)]
+    value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
+    return value, index
+
+
+@converter("aten::mode", when=has_known_size)
+def mode(op: Recorder, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    """mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    if x.rank == 0:
+        return x, op.cast(0, ir.DataType.INT64)
+    axis = dim % x.rank
+    size = x.dims[axis]
+    assert isinstance(size, int)
+    if size == 0:
+        raise Refused("the mode of nothing")
+    values, indices = sort_stable(op, x, dim=axis)
+    key = _comparable(op, values)
+    column = op.vector([size if i == axis else 1 for i in range(x.rank)])
+    places = op.Reshape(op.constant(list(range(size))), column)
+    # Where each run of equal elements starts; a NaN is a run of its own.
+    earlier = op.Slice(key, [0], [size - 1], [axis])
+    changes = op.Not(op.Equal(op.Slice(key, [1], [size], [axis]), earlier))
+    one = op.vector([1 if i == axis else op.size(x, i) for i in range(x.rank)])
+    first = op.Expand(op.constant(True), one)
+    starts = op.Where(op.Concat(first, changes, axis=axis), places, 0)
+    lengths = op.Sub(places, running_maximum(op, starts, axis))
+    end = _arg(op, "ArgMax", lengths, axis, True)
+    results = [op.GatherElements(v, end, axis=axis) for v in (values, indices)]
     value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
     return value, index
 

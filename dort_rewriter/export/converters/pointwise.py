@@ -159,6 +159,14 @@ def copysign(op: Recorder, x: Value, other: Any) -> Value:
     return op.Where(is_negative(op, other), op.Neg(size), size)
 
 
+@converter("aten::signbit")
+def signbit(op: Recorder, x: Value) -> Value:
+    """signbit(Tensor self) -> Tensor"""
+    if is_bool(x):
+        return op.And(x, False)
+    return is_negative(op, x) if is_float(x) else op.Less(x, 0)
+
+
 def is_negative(op: Recorder, x: Value) -> Value:
     """Tell where the sign bit is set, minus zero included (the sign of a NaN is out of reach)."""
     return op.Less(op.Where(op.Equal(x, 0), op.Reciprocal(x), x), 0)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import onnx_ir as ir
+
 from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
+from dort_rewriter.export.converters.series import is_narrow, to_double
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -140,3 +143,21 @@ def logaddexp(op: Recorder, x: Value, other: Value) -> Value:
     # Equal infinities have no difference.
     gap = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
     return store(op, op.Add(op.Max(a, b), op.Softplus(op.Neg(gap))))
+
+
+@converter("aten::frexp.Tensor", when=is_narrow)
+def frexp(op: Recorder, x: Value) -> tuple[Value, Value]:
+    """frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)"""
+    wide = to_double(op, x)
+    # The logarithm may miss a power of two by one: the mantissa tells.
+    exponent = op.Floor(op.Div(op.Log(op.Abs(wide)), math.log(2)))
+    two = to_double(op, 2.0)
+    mantissa = op.Div(wide, op.Pow(two, exponent))
+    size = op.Abs(mantissa)
+    off = op.Where(op.Less(size, 1.0), 0.0, to_double(op, 1.0))
+    off = op.Where(op.GreaterOrEqual(size, 2.0), two, off)
+    mantissa = op.Div(mantissa, op.Pow(two, off))
+    # Of zero, infinities and NaN, torch returns themselves and 0.
+    is_whole = op.Or(op.Or(op.Equal(wide, 0.0), op.IsInf(wide)), op.IsNaN(wide))
+    exponent = op.Where(is_whole, 0.0, op.Add(exponent, off))
+    return op.Where(is_whole, x, cast_like(op, mantissa, x)), op.cast(exponent, ir.DataType.INT32)

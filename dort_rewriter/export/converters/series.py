@@ -22,6 +22,7 @@ __all__ = ["cosine", "horner", "is_narrow", "to_double"]
 def is_narrow(node: torch.fx.Node) -> bool:
     """its formula is right to float32, not to float64: it stays in torch"""
     value = node.meta["val"]
+    value = value[0] if isinstance(value, list | tuple) else value
     assert isinstance(value, torch.Tensor)
     return value.dtype is not torch.float64
 

@@ -54,6 +54,13 @@ CASES = [
     Case("aten::linear", (T(2, 3), T(3)), pre_dispatch=True),
     Case("aten::linalg_cross", (T(2, 3), T(2, 3))),
     Case("aten::linalg_cross", (T(3, 4, dtype=INTS), T(3, 1, dtype=INTS)), {"dim": -2}),
+    *(
+        Case(
+            "aten::_trilinear",
+            (T(3, 2, dtype=t), T(4, 2, 5, dtype=t), T(3, 5, dtype=t), [1, 3], [0], [1, 2], [2, 3]),
+        )
+        for t in (torch.float32, INTS)
+    ),
     Case("aten::trace", (T(3, 5),)),
     Case("aten::trace", (T(5, 3, dtype=torch.int32),)),
     Case("aten::trace", (T(0, 3),), dynamic=False),

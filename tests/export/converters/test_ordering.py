@@ -16,6 +16,9 @@ ODD = torch.tensor([[1.0, math.nan, 2.0, math.nan, -1.0], [3.0, 0.0, -math.inf, 
 INT = T(3, 5, dtype=torch.int64)
 DISTINCT = torch.tensor([[3.0, 1.0, 2.0, 9.0], [7.0, 5.0, 8.0, 6.0]])
 EDGES = torch.tensor([-1.0, 0.0, 3.0])
+EXTREME = torch.tensor(
+    [[math.nan, math.inf, 1.0, -math.inf], [math.inf, math.nan, -math.inf, 0.0]]
+)
 ANY_TIE = "torch returns any of the equal elements"
 
 CASES = [
@@ -32,6 +35,18 @@ CASES = [
         for rest in ((0,), (-1, True))
     ),
     *(Case("aten::topk", (x, 3, *rest)) for x in (X, DISTINCT) for rest in ((), (-1, False))),
+    *(
+        Case(f"aten::{name}", (EXTREME.to(t), *rest))
+        for t in (torch.float32, torch.float64, torch.float16)
+        for name, rest in (
+            *(("topk", (k, -1, largest)) for k in (2, 4) for largest in (False, True)),
+            *(("sort", (-1, descending)) for descending in (False, True)),
+            *(("kthvalue", (k,)) for k in (1, 3, 4)),
+            *((f"{extreme}.dim", (-1,)) for extreme in ("max", "min")),
+            *((extreme, (-1,)) for extreme in ("argmax", "argmin")),
+        )
+    ),
+    Case("aten::topk", (TIES, 3), outputs=(0,), reason=ANY_TIE),
     Case("aten::topk", (X, 2, 0)),
     Case("aten::topk", (T(), 1)),
     *(Case("aten::sort", (X, d, w)) for d in (0, -1) for w in (False, True)),
@@ -54,6 +69,13 @@ CASES = [
         for d, k in ((0, False), (-1, True))
     ),
     Case("aten::median.dim", (ODD, 1), outputs=(0,), reason=ANY_TIE),
+    *(
+        # Without NaN: torch sorts by a comparison that a NaN breaks.
+        Case("aten::mode", (x, *rest), dynamic=False)
+        for x in (TIES, INT, X, T(2, 5, dtype=torch.bool))
+        for rest in ((), (0,), (-1, True))
+    ),
+    Case("aten::mode", (T(),)),
     Case("aten::nanmedian", (ODD,)),
     Case("aten::nanmedian.dim", (ODD, 1), outputs=(0,), reason=ANY_TIE),
     Case("aten::nanmedian.dim", (X, 0, True)),

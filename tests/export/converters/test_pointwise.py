@@ -54,6 +54,10 @@ CASES = [
     Case("aten::copysign.Tensor", (T(6, 1), ODD[1:])),
     Case("aten::copysign.Scalar", (T(2, 3), -0.0)),
     Case("aten::copysign.Scalar", (T(2, 3), 1.0)),
+    *(
+        Case("aten::signbit", (x,))
+        for x in (ODD, T(3, dtype=torch.int64), T(3, dtype=torch.uint8), T(3, dtype=torch.bool))
+    ),
 ]
 
 

@@ -15,7 +15,13 @@ INT = T(3, 4, dtype=torch.int64)
 SMALL = torch.tensor([1e-8, -1e-5, 1e-3, 0.5, -0.9, 3.0, 1e8, math.inf, -1.0, math.nan, 0.0])
 FRACTION = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0])
 
+POWERS = torch.tensor([2.0**k for k in range(-149, 128)])
+
 CASES = [
+    *(
+        Case("aten::frexp.Tensor", (x,))
+        for x in (POWERS, -POWERS * 1.5, torch.tensor([0.0, math.inf, -math.inf, math.nan]))
+    ),
     *(Case("aten::pow.Tensor_Scalar", (X, e)) for e in (0, 1, 2, 3, 4, 5, -1, -2, 2.0)),
     *(Case("aten::pow.Tensor_Scalar", (P, e)) for e in (0.5, -0.5, 1.7, -3)),
     *(Case("aten::pow.Tensor_Scalar", (INT, e)) for e in (0, 1, 2, 7, 2.5)),

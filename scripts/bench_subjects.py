@@ -12,8 +12,10 @@ import onnx_ir as ir
 import torch
 from bench_graphs import Captured
 
-from dort_rewriter.backends.compilation import BuiltBlock, Recipe, compile_graph
+from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.optimize_onnx import optimize_model
+from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions

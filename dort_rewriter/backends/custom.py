@@ -20,8 +20,10 @@ from dort_rewriter.backends.arguments import (
     log_as_asked,
     select_patterns,
 )
-from dort_rewriter.backends.compilation import BuiltBlock, Recipe, compile_graph, returns_tuple
+from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.compilation import compile_graph, returns_tuple
 from dort_rewriter.backends.onnxrt import select_providers
+from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.export.decompositions import resolve_decomposition_table

@@ -10,7 +10,7 @@ import onnx
 import torch
 from onnx import helper
 
-from dort_rewriter.backends.compilation import BuiltBlock
+from dort_rewriter.backends.building import BuiltBlock
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session

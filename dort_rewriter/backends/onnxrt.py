@@ -17,9 +17,11 @@ from typing import Any, TypeAlias
 import torch
 
 from dort_rewriter import env
-from dort_rewriter.backends.compilation import Block, BuiltBlock, Recipe, RunBoxed, cut
+from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.compilation import Block, cut
 from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
+from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher

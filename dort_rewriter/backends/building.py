@@ -1,0 +1,180 @@
+"""Build one block: export, optimize, make a session. What sees all phases but the cutting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
+from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.export.files import to_proto
+from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.names import create_input_names, create_output_names
+from dort_rewriter.optimize.pipeline import optimize
+from dort_rewriter.optimize.provider_fit import fit_to_provider
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.dump import dump_graph
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.kernels import has_kernel, kernel_query
+from dort_rewriter.runtime.session import Session, create_session, session_options
+from dort_rewriter.runtime.threads import ThreadPolicy
+from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
+
+if TYPE_CHECKING:
+    import onnx
+
+    from dort_rewriter.backends.recipe import Recipe
+
+__all__ = ["BuiltBlock", "Providers", "add_casts", "build_block"]
+
+Providers = Sequence[tuple[str, Mapping[str, Any]]]
+"""Execution providers with their options, best first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltBlock:
+    """A block that is ready to run."""
+
+    graph_module: torch.fx.GraphModule
+    exported: ExportedGraph
+    proto: onnx.ModelProto | None
+    """The model as the session got it, when a transform asked for it."""
+    signature: GraphSignature
+    session: Session | None
+    """None when everything the graph returns is made of its arguments."""
+    executor: Executor
+
+
+def build_block(
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    recipe: Recipe,
+    frozen: Mapping[int, torch.Tensor] | None = None,
+) -> BuiltBlock:
+    """Export a graph that is convertible as a whole, and build its session.
+
+    ``frozen`` are the arguments that the model holds, by position.
+    """
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    constants = {placeholders[i].name: t for i, t in (frozen or {}).items()}
+    options, trace = recipe.options, recipe.trace
+    with trace.phase("export"):
+        plan = plan_outputs(graph_module)
+        names = _output_names(plan)
+        exported = convert_graph(
+            graph_module,
+            recipe.dispatcher,
+            opset=options.target_opset,
+            input_names=_input_names(graph_module, constants) if recipe.rename_inputs else None,
+            constants=constants,
+            output_names=names,
+            results=[(o.node, o.order) for o in plan.model_outputs],
+            keep_unused_inputs=False,
+        )
+    providers = recipe.select_providers(graph_module, args)
+    with trace.phase("optimize"):
+        report = optimize(
+            exported.model, options.optimization, has_kernel=kernel_query(str(providers[0][0]))
+        )
+        trace.reports.append(report)
+    proto = _transform(exported, options)
+    dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
+    slots = tuple(
+        dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
+        for s in plan.slots
+    )
+    fed = iter(exported.signature.inputs)
+    inputs = tuple(
+        InputSlot(name=None, **describe_value(n.meta["val"])) if n.name in constants else next(fed)
+        for n in placeholders
+    )
+    signature = GraphSignature(inputs=inputs, outputs=slots)
+    with trace.phase("session"):
+        session = _build_session(proto or exported.model, providers, options) if names else None
+        executor = Executor(session, signature)
+    return BuiltBlock(
+        graph_module=graph_module,
+        exported=exported,
+        proto=proto,
+        signature=signature,
+        session=session,
+        executor=executor,
+    )
+
+
+def _input_names(
+    graph_module: torch.fx.GraphModule, constants: Mapping[str, torch.Tensor]
+) -> list[str]:
+    placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+    names = zip(placeholders, create_input_names(graph_module), strict=True)
+    return [name for placeholder, name in names if placeholder not in constants]
+
+
+def _output_names(plan: OutputPlan) -> list[str]:
+    """Name each output of the model after the first result made of it."""
+    values: list[Any] = [
+        None if s.kind == "none" else 0 if s.kind == "int" else "" for s in plan.slots
+    ]
+    by_position = create_output_names(values)
+    names: dict[int, str] = {}
+    for slot, name in zip(plan.slots, by_position, strict=True):
+        if slot.source == "model":
+            names.setdefault(slot.index, name)
+    return [names[i] for i in range(len(plan.model_outputs))]
+
+
+def _transform(exported: ExportedGraph, options: OrtBackendOptions) -> onnx.ModelProto | None:
+    if not options.pre_ort_model_transforms:
+        return None
+    proto = to_proto(exported.model)
+    for transform in options.pre_ort_model_transforms:
+        transform(proto)
+    return proto
+
+
+def _build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
+    settings = options.ort_session_options
+    if settings is None:
+        policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
+        settings = session_options(
+            optimization_level=options.ort_optimization_level, threads=policy
+        )
+    try:
+        return create_session(model, providers=providers, options=settings)
+    except ExecutionError as e:
+        if not any(code in str(e) for code in ("NOT_IMPLEMENTED", "INVALID_GRAPH")):
+            raise  # these two are about types: one in which the operator has no kernel, or is not
+    fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
+    add_casts(fitted, provider=str(providers[0][0]))
+    return create_session(fitted, providers=providers, options=settings)
+
+
+def add_casts(model: ir.Model, *, provider: str) -> None:
+    """Mend the nodes without a kernel, or give them back to torch by name."""
+
+    def runs(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
+        return has_kernel(
+            node.op_type,
+            node.domain,
+            model.graph.opset_imports[node.domain],
+            types,
+            attributes={name: attribute.value for name, attribute in node.attributes.items()},
+            outputs=len(node.outputs),
+            provider=provider,
+        )
+
+    if helpless := fit_to_provider(model, runs):
+        raise UnsupportedOpError(
+            UnsupportedOp(
+                n.op_type,
+                f"{provider} has no kernel for its types",
+                n.metadata_props.get("source", ""),
+                n.metadata_props.get("fx_node", ""),
+            )
+            for n in helpless
+        )

@@ -1,0 +1,64 @@
+"""What to do with a graph: the choices of a backend, handed to whoever compiles it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.trace import CompileTrace
+
+__all__ = ["Recipe", "RunBoxed"]
+
+RunBoxed = Callable[[list[Any]], Any]
+"""Takes the list of arguments, and empties it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to do with a graph."""
+
+    dispatcher: Dispatcher
+    options: OrtBackendOptions
+    select_providers: Callable[
+        [torch.fx.GraphModule, Sequence[Any]], Sequence[tuple[str, Mapping[str, Any]]]
+    ]
+    on_built: Callable[[BuiltBlock], None] | None = None
+    """Called once for each block, when its session exists."""
+    around: Callable[[torch.fx.GraphModule, RunBoxed], RunBoxed] | None = None
+    """Put around what runs a block."""
+    weights: frozenset[str] = frozenset()
+    """Names of placeholders to put into the model."""
+    trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
+    refused: frozenset[str] = frozenset()
+    """Names of FX nodes that turned out not to be convertible."""
+    build_now: bool = False
+    """Build the blocks when the graph is compiled, not at their first call."""
+    rename_inputs: bool = True
+    """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    dump_prefix: str | None = None
+    """Prefix of the files written for each model; None reads it from the environment."""
+
+    def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
+        """Return why a node of an ATen graph stays in torch; None when it does not."""
+        if node.op == "get_attr" or _is_getitem(node):
+            return None
+        reason = self.dispatcher.refusal(node)
+        if reason is None and node.name in self.refused:
+            reason = "its converter refused it"
+        if reason is None:
+            return None
+        return UnsupportedOp(op_name(node.target), reason, source_line(node), node.name)
+
+
+def _is_getitem(node: torch.fx.Node) -> bool:
+    return op_name(node.target) == "_operator::getitem"

@@ -23,6 +23,7 @@ FAMILIES = (
     "indexing",
     "joining",
     "linear_algebra",
+    "max_pooling",
     "normalization",
     "ordering",
     "padding",

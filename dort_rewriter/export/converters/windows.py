@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.values import Value
@@ -35,6 +37,36 @@ def extent(kernel: int, dilation: int) -> int:
 def spatial_sizes(op: Recorder, x: Value, rank: int) -> list[Size]:
     """Return the sizes of the last axes."""
     return [op.size(x, axis) for axis in range(-rank, 0)]
+
+
+def count_windows(
+    op: Recorder,
+    size: Size,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int = 1,
+    ceil_mode: bool = False,
+) -> Size:
+    """Return how many windows there are along an axis, as torch counts them.
+
+    In `ceil_mode` the last window may reach over the end, but it starts within it.
+    """
+    room: Any = size + (2 * padding - extent(kernel, dilation) + (stride - 1 if ceil_mode else 0))
+    if isinstance(room, int) and isinstance(size, int):
+        whole = room // stride + 1
+        return whole - (ceil_mode and (whole - 1) * stride >= size + padding)
+    count: Value = room / stride + 1
+    if not ceil_mode or stride == 1:
+        return count
+    starts_outside = (count - 1) * stride >= size + padding
+    return count - op.cast(starts_outside, ir.DataType.INT64)
+
+
+def count_up(op: Recorder, size: Size) -> Value:
+    """Return 0, 1, 2 ... below a size."""
+    zero, one = (op.constant(n, ir.DataType.INT64) for n in (0, 1))
+    return op.Range(zero, op.Squeeze(op.vector([size]), [0]), one)
 
 
 def unfold(

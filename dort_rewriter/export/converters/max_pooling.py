@@ -1,0 +1,272 @@
+"""Pooling by maximum over one to three axes, and its gradient.
+
+The windows are reduced one axis after the other, by slices that hold the same place of each window.
+
+NOTE: ONNX's MaxPool is not emitted: onnxruntime loses NaN, gives the lowest number for a window of
+-inf, and takes twice the time of the slices when it returns indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from dort_rewriter.export.converters.axes import product
+from dort_rewriter.export.converters.opmath import is_float
+from dort_rewriter.export.converters.reductions import extremum
+from dort_rewriter.export.converters.scattering import add_at
+from dort_rewriter.export.converters.windows import (
+    Size,
+    count_up,
+    count_windows,
+    extent,
+    spatial_sizes,
+    spread,
+)
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.graph.values import Value
+
+__all__ = ["Windows", "lowest", "max_pool", "pool_parts", "scatter_gradient"]
+
+_LONG = 16
+"""Places in a window above which one that covers its axis is reduced at once."""
+
+
+class Windows(NamedTuple):
+    """The windows along one axis."""
+
+    kernel: int
+    stride: int
+    padding: int = 0
+    dilation: int = 1
+    ceil_mode: bool = False
+
+    @property
+    def extent(self) -> int:
+        """How many elements a window spans."""
+        return extent(self.kernel, self.dilation)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether an element may be in two windows."""
+        return self.stride < self.extent
+
+
+def _windows(
+    rank: int,
+    kernel: Any,
+    stride: Any,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> list[Windows]:
+    kernels = spread(kernel, rank)
+    others = (spread(v, rank) for v in (stride or kernels, padding, dilation))
+    return [Windows(k, s, p, d, ceil_mode) for k, s, p, d in zip(kernels, *others, strict=True)]
+
+
+def lowest(dtype: ir.DataType) -> Any:
+    """Return what a maximum starts from."""
+    if dtype.is_floating_point():
+        return -np.inf
+    return int(np.iinfo(dtype.numpy()).min)
+
+
+def max_pool(
+    op: Recorder, x: Value, windows: Sequence[Windows], *, indexed: bool
+) -> tuple[Value, Value | None]:
+    """Return the largest element of each window and its place in the plane (None if not asked).
+
+    As in torch the first of equal elements counts, and the last NaN.
+    """
+    rank = len(windows)
+    value, place = x, _plane(op, x, rank) if indexed else None
+    for axis in reversed(range(-rank, 0)):
+        value, place = _pool_axis(op, value, place, axis, windows[axis])
+    return value, None if place is None else op.cast(place, ir.DataType.INT64)
+
+
+def _plane(op: Recorder, x: Value, rank: int) -> Value:
+    """Return the place of each element in its plane."""
+    sizes = spatial_sizes(op, x, rank)
+    # NOTE: int32 halves the time of choosing places; a plane is smaller than its limit.
+    flat = op.cast(count_up(op, product(op, sizes)), ir.DataType.INT32)
+    return op.Reshape(flat, op.vector(sizes))
+
+
+def _pool_axis(
+    op: Recorder, value: Value, place: Value | None, axis: int, windows: Windows
+) -> tuple[Value, Value | None]:
+    size = op.size(value, axis)
+    if windows.kernel > _LONG and size == windows.kernel and not windows.padding:
+        return _whole_axis(op, value, place, axis)
+    count = count_windows(op, size, *windows)
+    before, after = _margins(size, count, windows)
+    assert value.dtype is not None
+    if before or after:
+        pads = [before, after]
+        padded = op.Pad(value, pads, op.constant(lowest(value.dtype), value.dtype), [axis])
+        value = padded
+    values = pool_parts(op, value, axis, count, windows)
+    if place is None:
+        return values[0] if len(values) == 1 else op.Max(*values), None
+    if before or after:
+        place = _pad_places(op, place, axis, size, before, after, windows.dilation)
+    return choose(op, values, pool_parts(op, place, axis, count, windows))
+
+
+def _margins(size: Size, count: Size, windows: Windows) -> tuple[int, int]:
+    """Return how much to pad so that no window reaches over an end."""
+    padding = windows.padding
+    if isinstance(size, int) and isinstance(count, int):
+        reach = (count - 1) * windows.stride + windows.extent - padding
+        return padding, max(0, reach - size)
+    return padding, padding + (windows.stride - 1 if windows.ceil_mode else 0)
+
+
+def _pad_places(
+    op: Recorder, place: Value, axis: int, size: Size, before: int, after: int, dilation: int
+) -> Value:
+    """Pad places: what lies in front stands for the first element of its window in the plane.
+
+    Only a window without any number above -inf keeps such a place.
+    """
+    head = [i % dilation for i in range(-before, 0)]
+    if isinstance(size, int):
+        last = [size - 1] * after
+        return op.Gather(place, [*head, *range(size), *last], axis=place.rank + axis)
+    parts = [op.Gather(place, head, axis=place.rank + axis)] if head else []
+    whole = op.Concat(*parts, place, axis=axis)
+    return op.Pad(whole, [0, after], 0, [place.rank + axis]) if after else whole
+
+
+def pool_parts(op: Recorder, x: Value, axis: int, count: Size, windows: Windows) -> list[Value]:
+    """Return, for each place in a window, the elements all windows have there."""
+    parts = []
+    span = (count - 1) * windows.stride + 1
+    for i in range(windows.kernel):
+        start = i * windows.dilation
+        end = op.vector([span + start])
+        parts.append(op.Slice(x, [start], end, [x.rank + axis], [windows.stride]))
+    return parts
+
+
+def choose(op: Recorder, values: Sequence[Value], places: Sequence[Value]) -> tuple[Value, Value]:
+    """Return the largest values, and of the places beside the values those they come from."""
+    value, place = values[0], places[0]
+    for other, there in zip(values[1:], places[1:], strict=True):
+        wins = op.Greater(other, value)
+        if is_float(other):
+            wins = op.Or(wins, op.IsNaN(other))
+        value, place = op.Max(value, other), op.Where(wins, there, place)
+    return value, place
+
+
+def _whole_axis(
+    op: Recorder, value: Value, place: Value | None, axis: int
+) -> tuple[Value, Value | None]:
+    """Reduce an axis that a window covers."""
+    largest = extremum(op, "ReduceMax", value, axis, True)
+    if place is None:
+        return largest, None
+    where = op.ArgMax(value, axis=axis, keepdims=1)
+    if is_float(value):
+        flags = op.cast(op.IsNaN(value), ir.DataType.INT32)
+        last = op.ArgMax(flags, axis=axis, keepdims=1, select_last_index=1)
+        where = op.Where(op.IsNaN(largest), last, where)
+    places = op.Expand(place, op.sizes(value))
+    return largest, op.GatherElements(places, where, axis=axis)
+
+
+# -- the gradient ------------------------------------------------------------------------------
+
+
+def scatter_gradient(
+    op: Recorder, grad: Value, x: Value, indices: Value, rank: int, *, overlap: bool
+) -> Value:
+    """Add gradients at the places their windows chose."""
+    if 0 in grad.dims:
+        return op.Expand(op.constant(0, op.dtype), op.sizes(x))
+    if not overlap and grad.dtype == ir.DataType.FLOAT and x.rank == rank + 2:
+        return _unpool(op, grad, x, indices, rank)
+    plane = product(op, spatial_sizes(op, x, rank))
+    lead = product(op, [op.size(x, i) for i in range(x.rank - rank)])
+    flat = op.vector([lead, -1])
+    zeros = op.Expand(op.constant(0, op.dtype), op.vector([lead, plane]))
+    places, updates = op.Reshape(indices, flat), op.Reshape(grad, flat)
+    return op.Reshape(add_at(op, zeros, places, updates, axis=1), op.sizes(x))
+
+
+def _unpool(op: Recorder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
+    """Put gradients at places that are all distinct: several times faster than adding them."""
+    plane = product(op, spatial_sizes(op, x, rank))
+    lead = [op.size(x, i) for i in range(2)]
+    planes = count_up(op, product(op, lead))
+    first = op.Reshape(op.Mul(planes, op.vector([plane])), op.vector([*lead, *[1] * rank]))
+    ones = [1] * rank
+    places = op.Add(indices, first)
+    return op.MaxUnpool(grad, places, op.sizes(x), kernel_shape=ones, strides=ones)
+
+
+def _is_used(op: Recorder, index: int) -> bool:
+    """Tell whether the graph uses a result of the FX node under conversion."""
+    assert op.fx_node is not None
+    return any(user.args[1:] == (index,) for user in op.fx_node.users) or not op.fx_node.users
+
+
+def _register(rank: int) -> None:
+    @converter(f"aten::max_pool{rank}d")
+    def pool(
+        op: Recorder,
+        x: Value,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Value:
+        """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"""
+        windows = _windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
+        return max_pool(op, x, windows, indexed=False)[0]
+
+    @converter(f"aten::max_pool{rank}d_with_indices")
+    def pool_with_indices(
+        op: Recorder,
+        x: Value,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value | None]:
+        """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"""
+        windows = _windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
+        return max_pool(op, x, windows, indexed=_is_used(op, 1))
+
+    if rank == 1:
+        return  # torch computes its gradient as that of two axes
+
+    @converter(f"aten::max_pool{rank}d_with_indices_backward")
+    def pool_backward(
+        op: Recorder,
+        grad_output: Value,
+        x: Value,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
+        """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"""
+        windows = _windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
+        overlap = any(w.overlap for w in windows)
+        return scatter_gradient(op, grad_output, x, indices, rank, overlap=overlap)
+
+
+for _rank in (1, 2, 3):
+    _register(_rank)

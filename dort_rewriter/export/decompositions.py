@@ -14,6 +14,7 @@ import torch
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.foreach import foreach_decompositions
 
 __all__ = [
     "filter_decomposition_table",
@@ -30,7 +31,8 @@ TABLE_NAMES = ("all", "core", "default", "none")
 @functools.cache
 def _full_table() -> Table:
     # NOTE: core alone lacks var, var_mean, squeeze.dims, cumprod and functional batch norm.
-    return {**_of_real_numbers(torch._decomp.decomposition_table), **_core_table()}
+    known = _of_real_numbers(torch._decomp.decomposition_table)
+    return {**known, **_core_table(), **foreach_decompositions()}
 
 
 @functools.cache

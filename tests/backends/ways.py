@@ -18,7 +18,11 @@ HAS_ORT_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 8)
 
 
 def compile_strictly(
-    function: Callable[..., Any], *, dynamic: bool | None = False, **options: Any
+    function: Callable[..., Any],
+    *,
+    dynamic: bool | None = False,
+    fullgraph: bool = True,
+    **options: Any,
 ) -> tuple[Callable[..., Any], Any]:
     """Compile a function; return it with the backend that serves it.
 
@@ -29,10 +33,12 @@ def compile_strictly(
     if HAS_ORT_BACKEND:
         from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
 
-        backend = TorchBackend(OrtBackendOptions(**chosen))
-        return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True), backend
+        backend: Any = TorchBackend(OrtBackendOptions(**chosen))
+        return torch.compile(
+            function, backend=backend, dynamic=dynamic, fullgraph=fullgraph
+        ), backend
     compiled = torch.compile(
-        function, backend="onnxrt", options=chosen, dynamic=dynamic, fullgraph=True
+        function, backend="onnxrt", options=chosen, dynamic=dynamic, fullgraph=fullgraph
     )
     return compiled, OrtBackend.get_cached_instance_for_options(chosen)
 

@@ -93,6 +93,16 @@ def addcdiv(op: Recorder, x: Value, tensor1: Value, tensor2: Value, *, value: An
     return store(op, op.Add(start, op.Div(_scale(op, value, a), b)))
 
 
+@converter("prims::fma")
+def fma(op: Recorder, x: Value, y: Value, z: Value) -> Value:
+    """fma(Tensor self, Tensor other, Tensor addend) -> Tensor
+
+    Dynamo's spelling of ``addcmul_`` and ``addcdiv_`` since torch 2.13, for Inductor: eager on the
+    CPU rounds the product, as this does.
+    """
+    return op.Add(op.Mul(x, y), z)
+
+
 @converter("aten::lerp.Scalar", "aten::lerp.Tensor")
 def lerp(op: Recorder, x: Value, end: Value, weight: Any) -> Value:
     """lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor"""

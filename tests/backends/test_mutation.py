@@ -1,0 +1,137 @@
+"""What a compiled function writes is written as in eager: inputs, buffers, caches, parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.backends.ways import compile_strictly, models
+
+STATIC_OR_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+
+
+def _check(function: Callable[..., Any], *arguments: torch.Tensor, dynamic: bool) -> None:
+    """Call twice, compiled and in eager, each on its own copy of the arguments."""
+    compiled, backend = compile_strictly(function, dynamic=dynamic)
+    mine, theirs = copy.deepcopy(arguments), copy.deepcopy(arguments)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*mine), function(*theirs))
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+    assert backend.execution_count == 2
+
+
+@STATIC_OR_DYNAMIC
+def test_a_slice_of_an_input(dynamic: bool) -> None:
+    def function(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache[:, 1:3] = new * 2
+        cache[:, 0].add_(1)
+        return cache.sum(1)
+
+    _check(function, torch.randn(3, 5), torch.randn(3, 2), dynamic=dynamic)
+
+
+@STATIC_OR_DYNAMIC
+def test_an_input_that_is_not_contiguous(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2).add_(x.sum(0))
+        return x.relu()
+
+    base = torch.randn(4, 3)
+    _check(function, base.t(), dynamic=dynamic)
+
+
+@STATIC_OR_DYNAMIC
+def test_a_view_of_what_was_written_is_returned(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.view(-1)
+        y.exp_()
+        return y, x + 1
+
+    _check(function, torch.randn(2, 3), dynamic=dynamic)
+
+
+def test_a_result_is_the_input_that_was_written() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+    compiled, _ = compile_strictly(function)
+    x = torch.ones(3)
+    y = compiled(x)
+    assert y.data_ptr() == x.data_ptr()
+    assert x.tolist() == [2.0] * 3
+
+
+def test_positions_are_written_by_index() -> None:
+    def function(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, at, new)
+        return cache * 2
+
+    compiled, backend = compile_strictly(function)
+    mine, theirs = torch.zeros(2, 6, 3), torch.zeros(2, 6, 3)
+    for position in range(6):
+        at, new = torch.tensor([position]), torch.randn(2, 1, 3)
+        torch.testing.assert_close(compiled(mine, at, new), function(theirs, at, new))
+        torch.testing.assert_close(mine, theirs)
+    assert models(backend) == [1]
+
+
+@STATIC_OR_DYNAMIC
+def test_running_statistics_and_counters(dynamic: bool) -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, momentum=0.3)
+            self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += x.shape[0]
+            return self.norm(x)
+
+    model = Counted()
+    twin = copy.deepcopy(model)
+    compiled, _ = compile_strictly(model, dynamic=dynamic)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(compiled(x), twin(x))
+    model.eval(), twin.eval()
+    torch.testing.assert_close(compiled(x), twin(x))
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name], msg=name)
+    assert int(model.seen) == 20
+
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "Adam": (torch.optim.Adam, {"lr": 0.01, "capturable": False}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.01}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.01}),
+}
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_step_is_one_graph(name: str, foreach: bool) -> None:
+    kind, options = OPTIMIZERS[name]
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    twin = copy.deepcopy(model)
+    mine, theirs = (
+        kind(m.parameters(), **options, foreach=foreach)  # type: ignore[call-arg]
+        for m in (model, twin)
+    )
+    compiled, backend = compile_strictly(mine.step, fullgraph=False)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        for module, step in ((model, compiled), (twin, theirs.step)):
+            module.zero_grad()
+            module(x).square().mean().backward()
+            step()
+        torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    assert backend.execution_count == 3

@@ -374,6 +374,8 @@ def _unsupported_value(meta: Any) -> str | None:
 def _annotate(value: Value, meta: Any) -> None:
     value.type = ir.TensorType(_element_type(meta))
     value.shape = ir.Shape(_shape(meta))
+    if isinstance(meta, torch.SymInt):
+        value.meta["size"] = str(meta.node.expr)  # the symbol that dimensions know it by
 
 
 def _check_shape(value: Value, meta: Any) -> None:

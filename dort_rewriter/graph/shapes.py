@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["infer_shape"]
+__all__ = ["Dim", "broadcast", "infer_shape", "missing_size", "same"]
 
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
@@ -85,11 +85,11 @@ def _reshape(inputs: Inputs, attributes: Attributes) -> Dims | None:
             dims[i] = source[i] if source is not None and i < len(source) else UNKNOWN
     if -1 in target:
         at = target.index(-1)
-        dims[at] = _missing(source, [d for i, d in enumerate(dims) if i != at])
+        dims[at] = missing_size(source, [d for i, d in enumerate(dims) if i != at])
     return tuple(dims)
 
 
-def _missing(source: Dims | None, others: Sequence[Dim]) -> Dim:
+def missing_size(source: Dims | None, others: Sequence[Dim]) -> Dim:
     """Return the size that a -1 stands for, when numbers alone tell it."""
     if source is None:
         return UNKNOWN

@@ -149,10 +149,10 @@ class Writer:
     ) -> Value | None:
         """Return the result of a node that need not be recorded."""
         first = values[0] if values else None
-        if isinstance(first, Value) and _is_identity(name, first, values, attributes):
-            return first
-        if name == "Shape" and isinstance(first, Value) and first.shape is not None:
-            part = first.dims[slice(attributes.get("start", 0), attributes.get("end"))]
+        if first is not None and _is_identity(name, first, values, attributes):
+            return cast(Value, first)  # of a loaded model: see adopt
+        if name == "Shape" and first is not None and first.shape is not None:
+            part = tuple(first.shape)[slice(attributes.get("start", 0), attributes.get("end"))]
             if all(isinstance(d, int) for d in part):
                 return self.constant(list(part), ir.DataType.INT64)
         if (folded := folding.fold(name, values, attributes)) is not None:
@@ -309,7 +309,7 @@ class Writer:
 
 
 def _is_identity(
-    name: str, first: Value, values: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+    name: str, first: ir.Value, values: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> bool:
     """Tell whether a node would return its first input as it is."""
     if name == "Identity" or (name == "Concat" and len(values) == 1):
@@ -322,7 +322,7 @@ def _is_identity(
         return perm is not None and list(perm) == sorted(perm)
     if name in ("Reshape", "Expand") and first.shape is not None:
         target = values[1].const_value if values[1] is not None else None
-        return target is not None and list(first.dims) == [int(d) for d in target.numpy()]
+        return target is not None and list(first.shape) == [int(d) for d in target.numpy()]
     return False
 
 

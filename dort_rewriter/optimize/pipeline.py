@@ -8,6 +8,7 @@ import time
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from dort_rewriter.optimize.annotation import refine_shapes
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.optimize.rewriting import Rewriting
@@ -29,6 +30,7 @@ def optimize(
     chosen = select(options.patterns)
     if chosen:
         view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
+        refine_shapes(view)
         _apply(view, chosen, options, report)
     if options.remove_unused:
         RemoveUnusedNodesPass()(model)

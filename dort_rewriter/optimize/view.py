@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
+from dort_rewriter.optimize.sizes import Sizes
 
-__all__ = ["GraphView", "KernelQuery"]
+__all__ = ["Dim", "GraphView", "KernelQuery"]
 
 KernelQuery = Callable[..., bool]
 """``(op_type, domain, version, input dtypes, attributes=, outputs=) -> bool``: whether the chosen
 provider runs such a node."""
 
 Array = np.ndarray[Any, Any]
-Dim = int | ir.SymbolicDim
 
 
 def _no_kernels(*args: Any, **kwargs: Any) -> bool:
@@ -35,6 +35,7 @@ class GraphView:
         self.opset = model.graph.opset_imports.get("", 18)
         self.processor = processor
         self._has_kernel = has_kernel
+        self._sizes = Sizes()
 
     # -- structure -----------------------------------------------------------------------------
 
@@ -105,6 +106,11 @@ class GraphView:
         if a is None or b is None or a.shape is None or b.shape is None:
             return False
         return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
+
+    def sizes(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
+        """Return the integers a value of rank 0 or 1 holds, symbols for those known at run time:
+        ``(4, N)`` for ``Shape(x)`` of a tensor ``[4, N]``."""
+        return self._sizes.of(value)
 
     # -- nodes ---------------------------------------------------------------------------------
 

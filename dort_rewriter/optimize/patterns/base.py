@@ -46,6 +46,11 @@ class Match:
     build: Callable[[Writer], ir.Value | Sequence[ir.Value]]
     """Emits the new nodes and returns one result for each of ``replaces``."""
 
+    @staticmethod
+    def of_known(node: ir.Node, value: ir.Value) -> Match:
+        """Return the match of a node whose only result is a value the graph already has."""
+        return Match([node.outputs[0]], lambda op: value)
+
 
 class Rule(ABC):
     """A rewrite around one node. The name of the class is the name of the rule."""

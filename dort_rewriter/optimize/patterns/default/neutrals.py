@@ -1,0 +1,93 @@
+"""Operands that change nothing, and operators that undo themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["NeutralElement", "NotNot", "NotWhere", "WhereConstant"]
+
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "And": True, "Or": False, "Xor": False}
+_ON_THE_RIGHT = frozenset({"Sub", "Div"})
+_LIMIT = 4096
+"""Elements above which a constant is not looked at."""
+
+
+class NeutralElement(Rule):
+    """``x + 0, x - 0, x * 1, x / 1, x and True, x or False -> x``   when the result is no larger.
+
+    The sign of a zero may differ: ``-0.0 + 0.0`` is ``0.0``. NOTE: ``x * 0`` is not 0 for NaN and
+    infinities.
+    """
+
+    roots = tuple(_NEUTRAL)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        neutral = _NEUTRAL[node.op_type]
+        a, b = node.inputs
+        pairs = [(a, b)] if node.op_type in _ON_THE_RIGHT else [(a, b), (b, a)]
+        for x, constant in pairs:
+            if x is None or not _is_filled(constant, neutral, graph):
+                continue
+            if not graph.same_shape(x, node.outputs[0]):
+                return Refusal("the constant makes the result larger", str(x.shape))
+            return Match.of_known(node, x)
+        return None
+
+
+class NotNot(Rule):
+    """``Not(Not(x)) -> x``   and ``Neg(Neg(x)) -> x``."""
+
+    roots = ("Not", "Neg")
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | None:
+        """Return what to replace."""
+        first = graph.producer(node.inputs[0], node.op_type)
+        if first is None or (x := first.inputs[0]) is None:
+            return None
+        return Match.of_known(node, x)
+
+
+class NotWhere(Rule):
+    """``Where(Not(c), a, b) -> Where(c, b, a)``   when nothing else reads ``Not(c)``."""
+
+    roots = ("Where",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        condition, a, b = node.inputs
+        negation = graph.producer(condition, "Not")
+        if negation is None or condition is None or (c := negation.inputs[0]) is None:
+            return None
+        readers = graph.consumers(condition)
+        if condition.is_graph_output() or any(n.op_type != "Where" for n in readers):
+            return Refusal("the negation is needed anyway", condition.name)
+        return Match([node.outputs[0]], lambda op: op.Where(c, b, a))
+
+
+class WhereConstant(Rule):
+    """``Where(True, a, b) -> a``   and so on, when the result is no larger."""
+
+    roots = ("Where",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        condition, a, b = node.inputs
+        for chosen, x in ((True, a), (False, b)):
+            if x is not None and _is_filled(condition, chosen, graph):
+                if not graph.same_shape(x, node.outputs[0]):
+                    return Refusal("the result is larger than what is chosen", str(x.shape))
+                return Match.of_known(node, x)
+        return None
+
+
+def _is_filled(value: ir.Value | None, number: float, graph: GraphView) -> bool:
+    """Tell whether a value is a constant made of one number."""
+    if value is None or value.const_value is None or value.const_value.size > _LIMIT:
+        return False
+    array = graph.constant(value)
+    return array is not None and array.size > 0 and bool(np.all(array == number))

@@ -19,6 +19,7 @@ _EXPORTS: dict[str, str] = {
     "CaptureError": "errors",
     "create_input_names": "export.names",
     "Dispatcher": "export.dispatcher",
+    "DivergenceError": "errors",
     "DortError": "errors",
     "dump_for_debug": "tools.repro",
     "dump_onnx": "tools.dumps",
@@ -39,6 +40,7 @@ _EXPORTS: dict[str, str] = {
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "make_aot_ort": "backends.aot_ort",
     "onnx_custom_backend": "backends.custom",
+    "onnx_debug_backend": "backends.debug",
     "OptimizationOptions": "options",
     "optimize_onnx": "backends.optimize_onnx",
     "OptimizeError": "errors",
@@ -52,6 +54,7 @@ _EXPORTS: dict[str, str] = {
     "pretty_onnx": "tools.onnx_text",
     "replay_dumped_data": "tools.repro",
     "results_to_string": "tools.results",
+    "ResultReachedError": "errors",
     "status": "hook",
     "to_onnx": "backends.to_onnx",
     "torch_compile_backend": "backends.onnxrt",
@@ -80,6 +83,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from dort_rewriter.backends.aot_ort import make_aot_ort
     from dort_rewriter.backends.custom import onnx_custom_backend
+    from dort_rewriter.backends.debug import onnx_debug_backend
     from dort_rewriter.backends.onnxrt import (
         OrtBackend,
         is_onnxrt_backend_supported,
@@ -89,12 +93,14 @@ if TYPE_CHECKING:
     from dort_rewriter.backends.to_onnx import to_onnx
     from dort_rewriter.errors import (
         CaptureError,
+        DivergenceError,
         DortError,
         ExecutionError,
         ExportError,
         HookError,
         OptimizeError,
         OptionError,
+        ResultReachedError,
         UnsupportedOpError,
     )
     from dort_rewriter.export.decompositions import (

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 __all__ = [
     "CaptureError",
+    "DivergenceError",
     "DortError",
     "ExecutionError",
     "ExportError",
     "HookError",
     "OptimizeError",
     "OptionError",
+    "ResultReachedError",
     "UnsupportedOp",
     "UnsupportedOpError",
 ]
@@ -49,6 +51,29 @@ class OptimizeError(DortError):
 
 class ExecutionError(DortError):
     """A session could not be built or run."""
+
+
+class DivergenceError(DortError):
+    """A result of a model is not what torch computes (``onnx_debug_backend(compare=True)``)."""
+
+    def __init__(self, message: str, *, name: str, node: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        """The result in the model."""
+        self.node = node
+        """The FX node that computes it."""
+        self.where = where
+        """The Python line that produced the node."""
+
+
+class ResultReachedError(DortError):
+    """A run stopped at a result it was asked to stop at (``raise_list``)."""
+
+    def __init__(self, message: str, *, name: str, value: object) -> None:
+        super().__init__(message)
+        self.name = name
+        self.value = value
+        """The result, a numpy array."""
 
 
 @dataclass(frozen=True)

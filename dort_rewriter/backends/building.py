@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
+from dort_rewriter.capture.outputs import ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.files import to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
@@ -30,24 +30,59 @@ if TYPE_CHECKING:
 
     from dort_rewriter.backends.recipe import Recipe
 
-__all__ = ["BuiltBlock", "Providers", "add_casts", "build_block"]
+__all__ = [
+    "BuiltBlock",
+    "ExportedBlock",
+    "Providers",
+    "RunBoxed",
+    "Runner",
+    "add_casts",
+    "build_block",
+    "export_block",
+]
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]
 """Execution providers with their options, best first."""
 
 
+RunBoxed = Callable[[list[Any]], Any]
+"""Takes the list of arguments, and empties it."""
+
+
+class Runner(Protocol):
+    """What runs a block: an :class:`Executor`, or what a recipe puts in its place."""
+
+    @property
+    def boxed(self) -> RunBoxed:
+        """Runs the block on a list of arguments."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class BuiltBlock:
-    """A block that is ready to run."""
+class ExportedBlock:
+    """A block whose model is ready for a session."""
 
     graph_module: torch.fx.GraphModule
     exported: ExportedGraph
     proto: onnx.ModelProto | None
-    """The model as the session got it, when a transform asked for it."""
+    """The model as the session gets it, when a transform asked for it."""
     signature: GraphSignature
+    computed: Mapping[str, ModelOutput]
+    """What each output of the model is, by name."""
+
+    @property
+    def model(self) -> onnx.ModelProto | ir.Model:
+        """The model to run."""
+        return self.proto or self.exported.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltBlock(ExportedBlock):
+    """A block that is ready to run."""
+
     session: Session | None
-    """None when everything the graph returns is made of its arguments."""
-    executor: Executor
+    """None when everything the graph returns is made of its arguments, or no session runs it."""
+    runner: Runner
 
 
 def build_block(
@@ -60,6 +95,25 @@ def build_block(
 
     ``frozen`` are the arguments that the model holds, by position.
     """
+    providers = recipe.select_providers(graph_module, args)
+    block = export_block(graph_module, recipe, str(providers[0][0]), frozen)
+    fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
+    if recipe.make_runner is not None:
+        return BuiltBlock(**fields, session=None, runner=recipe.make_runner(block))
+    with recipe.trace.phase("session"):
+        session = None
+        if block.computed:
+            session = _build_session(block.model, providers, recipe.options)
+        return BuiltBlock(**fields, session=session, runner=Executor(session, block.signature))
+
+
+def export_block(
+    graph_module: torch.fx.GraphModule,
+    recipe: Recipe,
+    provider: str,
+    frozen: Mapping[int, torch.Tensor] | None = None,
+) -> ExportedBlock:
+    """Export a graph that is convertible as a whole, and optimize its model for a provider."""
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     constants = {placeholders[i].name: t for i, t in (frozen or {}).items()}
     options, trace = recipe.options, recipe.trace
@@ -76,11 +130,8 @@ def build_block(
             results=[(o.node, o.order) for o in plan.model_outputs],
             keep_unused_inputs=False,
         )
-    providers = recipe.select_providers(graph_module, args)
     with trace.phase("optimize"):
-        report = optimize(
-            exported.model, options.optimization, has_kernel=kernel_query(str(providers[0][0]))
-        )
+        report = optimize(exported.model, options.optimization, has_kernel=kernel_query(provider))
         trace.reports.append(report)
     proto = _transform(exported, options)
     dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
@@ -93,17 +144,12 @@ def build_block(
         InputSlot(name=None, **describe_value(n.meta["val"])) if n.name in constants else next(fed)
         for n in placeholders
     )
-    signature = GraphSignature(inputs=inputs, outputs=slots)
-    with trace.phase("session"):
-        session = _build_session(proto or exported.model, providers, options) if names else None
-        executor = Executor(session, signature)
-    return BuiltBlock(
+    return ExportedBlock(
         graph_module=graph_module,
         exported=exported,
         proto=proto,
-        signature=signature,
-        session=session,
-        executor=executor,
+        signature=GraphSignature(inputs=inputs, outputs=slots),
+        computed=dict(zip(names, plan.model_outputs, strict=True)),
     )
 
 

@@ -129,7 +129,7 @@ class Block:
             return self._give_up(e)
         if self.recipe.on_built is not None:
             self.recipe.on_built(built)
-        run = built.executor.boxed
+        run = built.runner.boxed
         if self.recipe.around is not None:
             run = self.recipe.around(self.graph_module, run)
         return frozen.guard(run, self._thaw)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -40,10 +40,11 @@ from dort_rewriter.options import (
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["compile_any_graph", "make_recipe", "onnx_custom_backend"]
+__all__ = ["compile_any_graph", "make_recipe", "merge_options", "onnx_custom_backend"]
 
 logger = logging.getLogger(__name__)
 
+Settings = TypeVar("Settings", bound=CustomBackendOptions)
 Transform = Callable[["onnx.ModelProto"], None]
 
 
@@ -130,15 +131,15 @@ def onnx_custom_backend(
 
 
 def merge_options(
-    settings: CustomBackendOptions, options: OptimizationOptions | Mapping[str, Any] | None
-) -> tuple[CustomBackendOptions, OptimizationOptions]:
+    settings: Settings, options: OptimizationOptions | Mapping[str, Any] | None
+) -> tuple[Settings, OptimizationOptions]:
     """Return the settings and the optimization, with what `options` says about both."""
     if isinstance(options, Mapping):
         # Keys of both families mean the same; an unknown one is refused below, with the closest.
         of_models = {f.name for f in dataclasses.fields(OptimizationOptions)}
         own = {k: v for k, v in options.items() if k not in of_models}
-        from_mapping(CustomBackendOptions, own)
-        known = {f.name for f in dataclasses.fields(CustomBackendOptions)}
+        from_mapping(type(settings), own)
+        known = {f.name for f in dataclasses.fields(settings)}
         settings = dataclasses.replace(
             settings, **{k: v for k, v in options.items() if k in known}
         )

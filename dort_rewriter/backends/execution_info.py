@@ -10,9 +10,8 @@ import onnx
 import torch
 from onnx import helper
 
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.building import BuiltBlock, Runner
 from dort_rewriter.dtypes import to_onnx_type
-from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import InputSlot, OutputSlot
 
@@ -26,7 +25,7 @@ class ExecutionInfo:
         # NOTE: no reference to the graph: the table that holds this is keyed by it, weakly.
         self._session = built.session
         self.signature = built.signature
-        self.executor: Executor = built.executor
+        self.executor: Runner = built.runner
         self.input_names = built.signature.input_names
         self.output_names = built.signature.output_names
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.building import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
@@ -18,9 +18,6 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["Recipe", "RunBoxed"]
-
-RunBoxed = Callable[[list[Any]], Any]
-"""Takes the list of arguments, and empties it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +42,8 @@ class Recipe:
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True
     """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    make_runner: Callable[[ExportedBlock], Runner] | None = None
+    """Makes what runs a model in place of a session, for debugging."""
     dump_prefix: str | None = None
     """Prefix of the files written for each model; None reads it from the environment."""
 

@@ -34,14 +34,13 @@ class StorageKeeper:
 
     def keep(self, built: BuiltBlock) -> None:
         """Add a graph."""
-        session = built.session
         self.instances.append(
             {
                 "graph_module": built.graph_module,
                 "onnx": built.proto or to_proto(built.exported.model),
                 "builder": built.exported,
-                "sess": None if session is None else session.ort,
-                "providers": [] if session is None else [p.name for p in session.providers],
+                "sess": _session(built),
+                "providers": _providers(built),
                 "is_dimension_in": tuple(s.kind == "int" for s in built.signature.inputs),
                 "is_dimension_out": tuple(s.kind == "int" for s in built.signature.outputs),
                 "inputs": [],
@@ -63,6 +62,19 @@ class StorageKeeper:
             return results
 
         return call
+
+
+def _session(built: BuiltBlock) -> Any:
+    if built.session is not None:
+        return built.session.ort
+    return getattr(built.runner, "model", None)
+
+
+def _providers(built: BuiltBlock) -> list[str]:
+    if built.session is not None:
+        return [p.name for p in built.session.providers]
+    provider = getattr(built.runner, "provider", None)
+    return [] if provider is None else [provider]
 
 
 def _detach(value: Any) -> Any:

@@ -1,9 +1,12 @@
-"""Running a model on ONNX's reference evaluator, one node after the other, for debugging."""
+"""Running a model one node after the other, for debugging: on ONNX's reference evaluator, or with
+a session of onnxruntime for each node.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx
@@ -14,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dort_rewriter.dtypes import to_numpy
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.node_session import NodeSession
 from dort_rewriter.runtime.straightline import write_assemble
 from dort_rewriter.signature import GraphSignature
 
@@ -27,19 +31,36 @@ OnResult = Callable[[str, Array, onnx.NodeProto | None], None]
 initializers). What it raises stops the run."""
 
 
+Engine = Literal["reference", "onnxruntime"]
+
+
+class NodeRunner(Protocol):
+    """Runs one node, all results known so far being given by name."""
+
+    def run(self, output_names: None, feeds: Mapping[str, Array]) -> Sequence[Array]:
+        """Return the outputs of the node, those it leaves out too."""
+
+
 class ReferenceModel:
     """A model whose nodes run one at a time; ``new_ops`` adds implementations to ONNX's own."""
 
     def __init__(
-        self, model: onnx.ModelProto | ir.Model, new_ops: Sequence[type[Any]] = ()
+        self,
+        model: onnx.ModelProto | ir.Model,
+        new_ops: Sequence[type[Any]] = (),
+        engine: Engine = "reference",
     ) -> None:
         proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
         self.model = proto
         opsets = {o.domain: o.version for o in proto.opset_import}
         self.constants = {i.name: numpy_helper.to_array(i) for i in proto.graph.initializer}
-        self.steps: list[tuple[onnx.NodeProto, ReferenceEvaluator]] = [
-            (node, self._evaluator(node, opsets, list(new_ops))) for node in proto.graph.node
-        ]
+        if engine == "onnxruntime":
+            self.steps: list[tuple[onnx.NodeProto, NodeRunner]] = [
+                (n, NodeSession(n, proto, functools.partial(self._evaluator, n, opsets, [])))
+                for n in proto.graph.node
+            ]
+        else:
+            self.steps = [(n, self._evaluator(n, opsets, list(new_ops))) for n in proto.graph.node]
 
     def _evaluator(
         self, node: onnx.NodeProto, opsets: dict[str, int], new_ops: list[type[Any]]
@@ -68,7 +89,7 @@ class ReferenceModel:
                 values = evaluator.run(None, results)
             except Exception as error:  # numpy and the evaluator raise anything
                 raise ExecutionError(
-                    f"The reference evaluator failed on node {node.name!r}, {_call(node)}: {error}"
+                    f"The model, run by nodes, failed at {node.name!r}, {_call(node)}: {error}"
                 ) from error
             for name, value in zip(node.output, values, strict=True):
                 if not name:
@@ -89,8 +110,9 @@ class ReferenceExecutor:
         *,
         on_result: OnResult | None = None,
         new_ops: Sequence[type[Any]] = (),
+        engine: Engine = "reference",
     ) -> None:
-        self.model = ReferenceModel(model, new_ops)
+        self.model = ReferenceModel(model, new_ops, engine)
         self.signature = signature
         self.on_result = on_result
         source = write_assemble(signature)

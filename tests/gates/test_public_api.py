@@ -12,6 +12,7 @@ from tests.gates.sources import PACKAGE, parse
 PUBLIC = [
     "CaptureError",
     "Dispatcher",
+    "DivergenceError",
     "DortError",
     "ExecutionError",
     "ExportError",
@@ -27,6 +28,7 @@ PUBLIC = [
     "OrtBackendOptions",
     "OxsDebugDispatcher",
     "OxsDispatcher",
+    "ResultReachedError",
     "UnsupportedOpError",
     "__version__",
     "assert_all_close",
@@ -43,6 +45,7 @@ PUBLIC = [
     "is_onnxrt_backend_supported",
     "make_aot_ort",
     "onnx_custom_backend",
+    "onnx_debug_backend",
     "pprint_storage",
     "plot_dot",
     "pretty_onnx",

@@ -1,0 +1,74 @@
+"""One node in a session of onnxruntime of its own, to see every intermediate result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from dort_rewriter.runtime.session import Session, create_session, session_options
+
+__all__ = ["NodeSession"]
+
+
+class _Slow(Protocol):
+    def run(self, output_names: None, feeds: Mapping[str, Any]) -> Sequence[Any]: ...
+
+
+class NodeSession:
+    """Runs a node in onnxruntime; the session is built when the types of its inputs are known.
+
+    NOTE: onnxruntime takes numpy's own types only: a node that reads anything else (bfloat16,
+    a sequence) runs in what ``slow`` makes.
+    """
+
+    def __init__(
+        self, node: onnx.NodeProto, model: onnx.ModelProto, slow: Callable[[], _Slow]
+    ) -> None:
+        self.node = node
+        self.model = model
+        self.slow = slow
+        self.reads = tuple(dict.fromkeys(n for n in _reads(node) if n))
+        self.session: Session | None = None
+
+    def run(self, output_names: None, feeds: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the outputs of the node; None for those it leaves out."""
+        given = {name: feeds[name] for name in self.reads if name in feeds}
+        if not all(_is_plain(v) for v in given.values()):
+            return self.slow().run(None, feeds)
+        if self.session is None:
+            self.session = self._build(given)
+        wanted = [name for name in self.node.output if name]
+        values = dict(zip(wanted, self.session.ort.run(wanted, given), strict=True))
+        return [values.get(name) for name in self.node.output]
+
+    def _build(self, given: Mapping[str, Any]) -> Session:
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), None)
+            for name, v in given.items()
+        ]
+        outputs = [onnx.ValueInfoProto(name=name) for name in self.node.output if name]
+        graph = helper.make_graph([self.node], "node", inputs, outputs)
+        one = helper.make_model(
+            graph,
+            ir_version=self.model.ir_version,
+            opset_imports=list(self.model.opset_import),
+            functions=list(self.model.functions),
+        )
+        return create_session(one, options=session_options(optimization_level="disable"))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.type.__module__ == "numpy"
+
+
+def _reads(node: onnx.NodeProto) -> Iterable[str]:
+    """Yield what a node reads, and what its subgraphs do."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _reads(inner)

@@ -1,0 +1,53 @@
+"""One node in a session of its own: what it reads, what it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnx.reference
+
+from dort_rewriter.runtime.reference import ReferenceModel
+
+BRANCHES = """<ir_version: 8, opset_import: ["" : 18]>
+graph (float[2] x, bool choice) => (float[2] y) {
+    double = Add(x, x)
+    y = If (choice) <
+        then_branch = then_graph () => (float[2] t) { t = Mul(double, x) },
+        else_branch = else_graph () => (float[2] e) { e = Sub(double, x) }
+    >
+}"""
+
+POOLING = """<ir_version: 8, opset_import: ["" : 18]>
+graph (float[1, 1, 2, 2] x, float top) => (float[1, 1, 1, 1] y) {
+    y, _ = MaxPool <kernel_shape = [2, 2]> (x)
+    clipped = Clip (x, , top)
+}"""
+
+
+def run(text: str, **feeds: Any) -> dict[str, Any]:
+    return ReferenceModel(onnx.parser.parse_model(text), engine="onnxruntime").run(feeds)
+
+
+def test_a_branch_reads_what_stands_outside_of_it() -> None:
+    x = np.array([1.0, 3.0], dtype=np.float32)
+    for choice, expected in ((True, 2 * x * x), (False, x)):
+        results = run(BRANCHES, x=x, choice=np.array(choice))
+        np.testing.assert_allclose(results["y"], expected)
+
+
+def test_inputs_may_be_left_out() -> None:
+    x = np.array([[[[1.0, 2.0], [3.0, 4.0]]]], dtype=np.float32)
+    results = run(POOLING, x=x, top=np.array(2, dtype=np.float32))
+    np.testing.assert_allclose(results["y"], [[[[4.0]]]])
+    np.testing.assert_allclose(results["clipped"], np.minimum(x, 2))
+
+
+def test_a_type_that_numpy_lacks_runs_in_the_reference() -> None:
+    import ml_dtypes
+
+    text = BRANCHES.replace("float[2]", "bfloat16[2]").replace("Mul(double, x)", "Add(double, x)")
+    x = np.array([1.0, 3.0], dtype=ml_dtypes.bfloat16)
+    results = run(text, x=x, choice=np.array(True))
+    np.testing.assert_allclose(results["y"].astype(np.float32), [3.0, 9.0])

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
+from dort_rewriter.optimize.patterns.onnxruntime.products import (
+    FusedMatMul,
+    FusedMatMulScale,
+    FusedMatMulTranspose,
+)
 
 __all__ = ["RULES"]
 
-RULES: tuple[type[Rule] | type[GraphPass], ...] = (SimplifiedLayerNormalization,)
+RULES: tuple[type[Rule] | type[GraphPass], ...] = (
+    SimplifiedLayerNormalization,
+    FusedMatMulScale,
+    FusedMatMul,
+    FusedMatMulTranspose,
+)
 """In the order they are tried."""

@@ -1,0 +1,189 @@
+"""Matrix products that transpose and scale what they read.
+
+NOTE: no product with a vector is ever touched: onnxruntime computes FusedMatMul of a transposed
+matrix and a vector wrongly, and fuses the Transpose before a MatMul by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.writer import Writer
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognized.norms import factors
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["FusedMatMul", "FusedMatMulScale", "FusedMatMulTranspose"]
+
+_FUSED = "com.microsoft::FusedMatMul"
+_NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """``alpha * op(a) @ op(b)``."""
+
+    a: ir.Value
+    b: ir.Value
+    trans_a: bool
+    trans_b: bool
+    alpha: float
+
+    def build(self, op: Writer) -> ir.Value:
+        result: ir.Value = op.call(
+            "FusedMatMul",
+            self.a,
+            self.b,
+            domain="com.microsoft",
+            transA=int(self.trans_a),
+            transB=int(self.trans_b),
+            alpha=self.alpha,
+        )
+        return result
+
+
+def _read(node: ir.Node | None, graph: GraphView) -> _Product | Refusal | None:
+    if node is None or len(node.inputs) != 2 or None in node.inputs:
+        return None
+    a, b = node.inputs
+    assert a is not None
+    assert b is not None
+    if min(graph.rank(a) or 0, graph.rank(b) or 0) < 2:
+        return Refusal("a vector, or an unknown rank", f"{a.shape}, {b.shape}")
+    if graph.attribute(node, "transBatchA", 0) or graph.attribute(node, "transBatchB", 0):
+        return Refusal("batches are transposed too", node.name)
+    return _Product(
+        a,
+        b,
+        bool(graph.attribute(node, "transA", 0)),
+        bool(graph.attribute(node, "transB", 0)),
+        float(graph.attribute(node, "alpha", 1.0)),
+    )
+
+
+def _fuse(value: ir.Value, product: _Product, graph: GraphView) -> Match | Refusal:
+    if not graph.runs("FusedMatMul", [product.a, product.b]):
+        return Refusal("no kernel for the type", product.a.dtype)
+    return Match([value], product.build)
+
+
+def _swapped(value: ir.Value | None, graph: GraphView) -> ir.Value | None:
+    """Return what a value is the transpose of, if it swaps the last two axes and no other."""
+    node = graph.producer(value, "Transpose")
+    rank = graph.rank(value)
+    if node is None or rank is None or rank < 2:
+        return None
+    perm = list(graph.attribute(node, "perm", range(rank)[::-1]))
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    return node.inputs[0] if perm == swap else None
+
+
+class FusedMatMul(Rule):
+    """``MatMul(Transpose(a), b) -> FusedMatMul(a, b, transA=1)``   and the same for ``b``.
+
+    Others may read the Transpose. Two-dimensional ones become Gemm in the default set.
+    """
+
+    roots = ("MatMul", _FUSED)
+    lowers = "transposes that products read"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        inner = [_swapped(v, graph) for v in node.inputs]
+        if not any(v is not None for v in inner):
+            return None
+        product = _read(node, graph)
+        if not isinstance(product, _Product):
+            return product
+        a, b = inner
+        if a is not None:
+            product = replace(product, a=a, trans_a=not product.trans_a)
+        if b is not None:
+            product = replace(product, b=b, trans_b=not product.trans_b)
+        return _fuse(node.outputs[0], product, graph)
+
+
+class FusedMatMulTranspose(Rule):
+    """``Transpose(MatMul(a, b)) -> FusedMatMul(b, a, transA=1, transB=1)``   on the last axes."""
+
+    roots = ("Transpose",)
+    lowers = "transposes"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        value = _swapped(node.outputs[0], graph)
+        inner = graph.producer(value, "MatMul", _FUSED)
+        if value is None or inner is None:
+            return None
+        if not graph.used_once(value):
+            return Refusal("others read the product", value.name)
+        product = _read(inner, graph)
+        if not isinstance(product, _Product):
+            return product
+        a, b = product.a, product.b
+        turned = _Product(b, a, not product.trans_b, not product.trans_a, product.alpha)
+        return _fuse(node.outputs[0], turned, graph)
+
+
+class FusedMatMulScale(Rule):
+    """``MatMul(a * s, b) -> FusedMatMul(a, b, alpha=s)``   also for ``b``, the result, and ``/``.
+
+    ``s`` is a number, and the type is no wider than the attribute, which is float32.
+    """
+
+    roots = ("MatMul", _FUSED, "Mul", "Div")
+    lowers = "scalings around products"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        if node.op_type in ("Mul", "Div"):
+            return self._after(node, graph)
+        scaled = [_scaled(graph.producer(v, "Mul", "Div"), graph) for v in node.inputs]
+        if not any(scaled):
+            return None
+        product = _read(node, graph)
+        if not isinstance(product, _Product):
+            return product
+        a, b = scaled
+        if a is not None:
+            product = replace(product, a=a[0], alpha=product.alpha * a[1])
+        if b is not None:
+            product = replace(product, b=b[0], alpha=product.alpha * b[1])
+        return _fuse(node.outputs[0], product, graph)
+
+    def _after(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        found = _scaled(node, graph)
+        if found is None:
+            return None
+        value, number = found
+        inner = graph.producer(value, "MatMul", _FUSED)
+        if inner is None:
+            return None
+        if not graph.used_once(value):
+            return Refusal("others read the product", value.name)
+        product = _read(inner, graph)
+        if not isinstance(product, _Product):
+            return product
+        scaled = replace(product, alpha=product.alpha * number)
+        return _fuse(node.outputs[0], scaled, graph)
+
+
+def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | None:
+    """Return x and s of a node that is ``x * s``, with the shape of x."""
+    if node is None or len(node.inputs) != 2 or None in node.inputs:
+        return None
+    pairs = list(factors(node))[: 1 if node.op_type == "Div" else 2]
+    for x, scale in pairs:
+        number = graph.scalar(scale)
+        if number is None or x.dtype not in _NARROW:
+            continue
+        rank = graph.rank(x)
+        if rank is None or rank != graph.rank(node.outputs[0]):
+            continue
+        number = float(number)
+        if math.isfinite(number) and number != 0:  # a product by 0 need not be computed
+            return x, number if node.op_type == "Mul" else 1.0 / number
+    return None

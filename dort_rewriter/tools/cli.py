@@ -13,6 +13,14 @@ from dort_rewriter.errors import DortError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": (
+        "dort_rewriter.tools.doctor_command:run_doctor",
+        "say what is wrong with the installation, and the line that mends it",
+    ),
+    "show": (
+        "dort_rewriter.tools.show_command:run_show",
+        "print, count or draw an ONNX model",
+    ),
     "patch": (
         "dort_rewriter.tools.patch_command:run_patch",
         "write the hook into torch's own file, or take it out",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from dort_rewriter.hook import sources
+from dort_rewriter.tools.command import answer, make_parser
 
 __all__ = ["run_patch"]
 
@@ -16,9 +16,9 @@ def run_patch(arguments: Sequence[str]) -> int:
 
     :class:`HookError` says why a file cannot be patched.
     """
-    parser = argparse.ArgumentParser(
-        prog="dort-rewriter patch",
-        description="Write the hook into torch's own file (torch 2.3 to 2.8), or take it out. "
+    parser = make_parser(
+        "patch",
+        "Write the hook into torch's own file (torch 2.3 to 2.8), or take it out.\n"
         "Not needed where the hook installs itself, with `import torch`.",
     )
     action = parser.add_mutually_exclusive_group(required=True)
@@ -40,5 +40,6 @@ def run_patch(arguments: Sequence[str]) -> int:
     else:
         found = sources.check(path)
     origin = f" (torch {' and '.join(found.series)})" if found.series else ""
-    print(f"{found.path}: {found.state}{origin}")
+    data = {"path": str(found.path), "state": found.state, "torch": list(found.series)}
+    answer(options.json, data, f"{found.path}: {found.state}{origin}")
     return int(found.state == "unknown")

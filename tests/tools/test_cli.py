@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import pytest
 
@@ -15,7 +16,9 @@ def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as end:
         cli.main([name, "--help"])
     assert end.value.code == 0
-    assert f"dort-rewriter {name}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"dort-rewriter {name}" in text
+    assert "--json" in text
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,3 +59,10 @@ def test_a_failure_on_purpose_ends_with_1_and_one_message(
 def test_status_reports_the_hook(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status"]) == 0
     assert capsys.readouterr().out.startswith("dort_rewriter hook: ")
+
+
+def test_status_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["state"] in ("installed", "waiting")
+    assert isinstance(data["applied"], list)

@@ -1,0 +1,275 @@
+"""What can be wrong with an installation, and the line that mends it.
+
+Each check is a function of plain facts, so that every answer can be tested anywhere;
+:func:`examine` collects the facts of this machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dort_rewriter import env
+from dort_rewriter.errors import DortError
+from dort_rewriter.hook import HookStatus, status
+from dort_rewriter.hook.versions import REMOVED_IN, parse_series
+
+__all__ = ["Finding", "examine"]
+
+DISTRIBUTION = "dort-rewriter"
+TRAINING, GPU = "onnxruntime-training", "onnxruntime-gpu"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    state: Literal["ok", "note", "problem"]
+    """``note``: nothing is wrong, but it may not be what one expects."""
+    subject: str
+    text: str
+    mend: str = ""
+    """The line that mends it."""
+
+
+def examine(trial: bool = True) -> Iterator[Finding]:
+    """Yield what is found on this machine; with ``trial``, train a small model at the end."""
+    yield Finding("ok", "python", platform.python_version())
+    yield from check_requirements(_requirements(), _version)
+    report = status()
+    yield from check_flavours([name.split()[0] for name in report.onnxruntime])
+    torch, failure = _import("torch")
+    if torch is None:
+        yield Finding("problem", "torch", f"cannot be imported: {failure}", "pip install torch")
+        return
+    yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "")
+    importlib.import_module("torch.onnx")  # where the hook has its work
+    yield from check_hook(status())
+    dynamo = importlib.import_module("torch._dynamo")
+    yield from check_backend_name(dynamo.list_backends(exclude_tags=()))
+    yield from check_dump_path(env.read("ONNXRT_DUMP_PATH"))
+    if trial:
+        yield check_training(train_a_little)
+
+
+def check_requirements(
+    requirements: Sequence[str] | None, version_of: Callable[[str], str | None]
+) -> Iterator[Finding]:
+    """Compare the versions of the packages with what the package asks for."""
+    if requirements is None:
+        yield Finding(
+            "problem",
+            DISTRIBUTION,
+            "is used without being installed: torch cannot find its backend by name",
+            "pip install -e .",
+        )
+        return
+    for requirement in requirements:
+        match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement.replace(" ", ""))
+        if match is None:  # an extra, or a condition
+            continue
+        name, lowest = match.groups()
+        found = version_of(name)
+        mend = f"pip install --upgrade '{name}>={lowest}'"
+        if found is None:
+            yield Finding("problem", name, "is not installed", mend)
+        elif _numbers(found) < _numbers(lowest):
+            yield Finding("problem", name, f"{found} is older than {lowest}", mend)
+        else:
+            yield Finding("ok", name, found)
+
+
+def check_flavours(names: Sequence[str]) -> Iterator[Finding]:
+    """Find the distributions of onnxruntime, which overwrite each other's files."""
+    if not names:
+        yield Finding(
+            "problem", "onnxruntime", "is not installed", 'pip install "dort-rewriter[cpu]"'
+        )
+    elif len(names) > 1:
+        # The one with more in it is the one that somebody installed on purpose.
+        kept = next((n for n in (GPU, TRAINING) if n in names), names[0])
+        extra = {GPU: "gpu", TRAINING: "training"}.get(kept, "cpu")
+        yield Finding(
+            "problem",
+            "onnxruntime",
+            f"{' and '.join(names)} are installed over each other: parts of each are lost",
+            f'pip uninstall -y {" ".join(names)} && pip install "dort-rewriter[{extra}]"',
+        )
+
+
+def check_onnxruntime(cuda: bool, numpy: str) -> Iterator[Finding]:
+    """Import onnxruntime and look at what it can do."""
+    from dort_rewriter.runtime import installed, providers
+
+    try:
+        text = (
+            f"{installed.describe()}, opset up to {installed.max_opset()}, IR version up to "
+            f"{installed.max_ir_version()}"
+        )
+    except DortError as error:
+        yield explain_import_failure(str(error), numpy)
+        return
+    yield Finding("ok", "onnxruntime", text)
+    yield from check_providers(providers.available(), cuda)
+
+
+def explain_import_failure(message: str, numpy: str) -> Finding:
+    """Tell whether numpy is the reason: builds for numpy 1 do not load with numpy 2."""
+    if "numpy" in message.lower() and numpy.startswith("2"):
+        return Finding("problem", "onnxruntime", message, "pip install 'numpy<2'")
+    return Finding("problem", "onnxruntime", message, 'pip install "dort-rewriter[cpu]"')
+
+
+def check_providers(names: Sequence[str], cuda: bool) -> Iterator[Finding]:
+    """Compare the execution providers with the devices of torch."""
+    if cuda and "CUDAExecutionProvider" not in names:
+        yield Finding(
+            "problem",
+            "providers",
+            f"torch has CUDA, onnxruntime only {', '.join(names)}: models on CUDA do not run",
+            'pip uninstall -y onnxruntime && pip install "dort-rewriter[gpu]"',
+        )
+    else:
+        yield Finding("ok", "providers", ", ".join(names))
+
+
+def check_hook(report: HookStatus) -> Iterator[Finding]:
+    """Look at the hook, and at whether it has anything to do."""
+    if report.state == "failed":
+        yield Finding(
+            "problem",
+            "hook",
+            f"took itself back: {report.failure}",
+            "pip install --upgrade dort-rewriter",
+        )
+    elif report.state == "disabled":
+        yield Finding(
+            "note", "hook", "DORT_DISABLE=1 keeps the package inert", "unset DORT_DISABLE"
+        )
+    elif report.state == "not installed":
+        yield Finding("note", "hook", "was uninstalled in this process", "dort_rewriter.install()")
+    else:
+        yield Finding("ok", "hook", f"{report.state}, {len(report.applied)} change(s) to torch")
+    if report.rewriter:
+        yield Finding("ok", "rewriter", "on: graphs are exported by this package")
+    elif report.torch is not None and parse_series(report.torch) < REMOVED_IN:
+        yield Finding(
+            "note",
+            "rewriter",
+            "off: torch's own exporter runs, which fails with onnxscript 0.4 and newer",
+            "export ONNXRT_CHANGE_REWRITER=1",
+        )
+    else:
+        yield Finding(
+            "note",
+            "rewriter",
+            "off: graphs are exported by onnxscript's torchlib alone",
+            "unset ONNXRT_CHANGE_REWRITER",
+        )
+
+
+def check_backend_name(names: Sequence[str]) -> Iterator[Finding]:
+    """Look for the backend under its name."""
+    if "onnxrt" in names:
+        yield Finding("ok", "backend", "torch.compile knows backend='onnxrt'")
+    else:
+        yield Finding(
+            "problem",
+            "backend",
+            "torch.compile knows no backend='onnxrt': the entry points are not installed",
+            "pip install --force-reinstall --no-deps dort-rewriter",
+        )
+
+
+def check_dump_path(prefix: str) -> Iterator[Finding]:
+    """Look at the variable that makes every graph a file."""
+    if not prefix:
+        return
+    if Path(prefix).parent.is_dir():
+        yield Finding(
+            "note",
+            "dump",
+            f"ONNXRT_DUMP_PATH writes every graph to {prefix}<N>.onnx",
+            "unset ONNXRT_DUMP_PATH",
+        )
+    else:
+        yield Finding(
+            "problem",
+            "dump",
+            f"ONNXRT_DUMP_PATH={prefix} is in a folder that does not exist",
+            f"mkdir -p {Path(prefix).parent}",
+        )
+
+
+def check_training(train: Callable[[], float]) -> Finding:
+    """Train, and say how far the gradients are from those of eager mode."""
+    start = time.perf_counter()
+    try:
+        error = train()
+    except Exception as failure:  # torch wraps what a backend raises in types of its own
+        first = str(failure).strip().splitlines()[0]
+        return Finding(
+            "problem",
+            "trial",
+            f"a training step failed: {type(failure).__name__}: {first}",
+            "mend the problems above first; then report this with `dort-rewriter doctor --json`",
+        )
+    seconds = time.perf_counter() - start
+    if error > 1e-4:
+        return Finding(
+            "problem",
+            "trial",
+            f"a training step gives wrong gradients, off by {error:.1e}",
+            'pip install --upgrade "dort-rewriter[cpu]"',
+        )
+    return Finding("ok", "trial", f"a training step matches eager mode ({seconds:.1f} s)")
+
+
+def train_a_little() -> float:
+    """Return the largest difference of gradients between eager mode and this backend."""
+    import copy
+
+    import torch
+
+    from dort_rewriter.backends.aot_ort import make_aot_ort
+    from dort_rewriter.tools.training import train_loop
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    twin = copy.deepcopy(model)
+    x = torch.linspace(-1, 1, 24).reshape(3, 8)
+    backend, _ = make_aot_ort(fallback=False)
+    model.compile(backend=backend, fullgraph=True)
+    pairs = zip(train_loop(twin, x), train_loop(model, x), strict=True)
+    return max(float((expected - actual).abs().max()) for expected, actual in pairs)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _import(name: str) -> tuple[Any, str]:
+    try:
+        return importlib.import_module(name), ""
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
+        return None, str(error)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements() -> list[str] | None:
+    try:
+        return importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,87 @@
+"""``dort-rewriter show``: a model as text, as counts, as a drawing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.tools.command import answer, make_parser
+from dort_rewriter.tools.dot import plot_dot
+from dort_rewriter.tools.feeds import inputs_from_onnx_model
+from dort_rewriter.tools.models import load_model
+from dort_rewriter.tools.onnx_text import pretty_onnx, shape_list
+
+__all__ = ["count_nodes", "run_show", "summarize"]
+
+
+def run_show(arguments: Sequence[str]) -> int:
+    """Print a model; :class:`OptionError` when there is none to read."""
+    parser = make_parser(
+        "show",
+        "Print an ONNX model: its inputs, one line for each node, its outputs.",
+        "examples:\n"
+        "  dort-rewriter show model.onnx --source        with the Python line of each node\n"
+        "  dort-rewriter show model.onnx --count         nodes by type\n"
+        "  dort-rewriter show model.onnx --draw model.svg",
+    )
+    parser.add_argument("model", metavar="MODEL.onnx")
+    parser.add_argument("--count", action="store_true", help="print the number of nodes by type")
+    parser.add_argument("--source", action="store_true", help="end each node with its Python line")
+    parser.add_argument(
+        "--draw", metavar="FILE", help="also draw it, to .svg, .png (with graphviz) or .dot"
+    )
+    options = parser.parse_args(arguments)
+    model = load_model(options.model)
+    if options.draw:
+        plot_dot(model).save(options.draw)
+    if options.count:
+        counts = count_nodes(model)
+        width = max((len(name) for name in counts), default=0)
+        text = "\n".join(f"{name:<{width}} {count:>5}" for name, count in counts.items())
+    else:
+        text = "" if options.json else pretty_onnx(model, source=options.source)
+    answer(options.json, summarize(model), text)
+    return 0
+
+
+def count_nodes(model: ir.Model) -> dict[str, int]:
+    """Return the number of nodes by type, those of subgraphs too, the most frequent first."""
+    counts = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for node in model.graph.all_nodes()
+    )
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def summarize(model: ir.Model) -> dict[str, Any]:
+    """Return what a program asks of a model first."""
+    counts = count_nodes(model)
+    weights = [v.const_value for v in model.graph.initializers.values() if v.const_value]
+    return {
+        "ir_version": model.ir_version,
+        "opsets": dict(model.opset_imports),
+        "inputs": [
+            {
+                "name": i.name,
+                "type": i.type.name if i.type is not None else None,
+                "shape": list(i.shape) if i.shape is not None else None,
+            }
+            for i in inputs_from_onnx_model(model)
+        ],
+        "outputs": [
+            {
+                "name": v.name,
+                "type": v.dtype.name if v.dtype is not None else None,
+                "shape": shape_list(v.shape) if v.shape is not None else None,
+            }
+            for v in model.graph.outputs
+        ],
+        "initializers": len(model.graph.initializers),
+        "initializer_bytes": sum(tensor.nbytes for tensor in weights),
+        "functions": [f"{f.domain}.{f.name}" for f in model.functions.values()],
+        "nodes": sum(counts.values()),
+        "nodes_by_type": counts,
+    }

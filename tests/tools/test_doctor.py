@@ -1,0 +1,190 @@
+"""The doctor: what each check says about facts that this machine does not have."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dort_rewriter import HookStatus
+from dort_rewriter.runtime import installed
+from dort_rewriter.tools import cli, doctor
+from dort_rewriter.tools.doctor import Finding, examine
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("ONNXRT_DUMP_PATH", raising=False)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def only(findings: Any) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+VERSIONS = {"new": "1.10.2", "old": "1.2.9", "local": "2.13.0+cpu"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "state", "text"),
+    [
+        ("new>=1.9", "ok", "1.10.2"),
+        ("new >= 1.10.2", "ok", "1.10.2"),
+        ("new>=1.10.3", "problem", "1.10.2 is older than 1.10.3"),
+        ("old>=1.10", "problem", "1.2.9 is older than 1.10"),
+        ("local>=2.3", "ok", "2.13.0+cpu"),
+        ("none>=1.0", "problem", "is not installed"),
+    ],
+)
+def test_versions_are_compared_as_numbers(requirement: str, state: str, text: str) -> None:
+    finding = only(doctor.check_requirements([requirement], VERSIONS.get))
+    assert (finding.state, finding.text) == (state, text)
+    if state == "problem":
+        assert finding.mend == f"pip install --upgrade '{requirement}'"
+
+
+def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:
+    assert list(doctor.check_requirements(['x>=1; extra == "demo"', "y"], VERSIONS.get)) == []
+    finding = only(doctor.check_requirements(None, VERSIONS.get))
+    assert (finding.state, finding.mend) == ("problem", "pip install -e .")
+
+
+@pytest.mark.parametrize(
+    ("names", "mend"),
+    [
+        ([], 'pip install "dort-rewriter[cpu]"'),
+        (
+            ["onnxruntime", "onnxruntime-gpu"],
+            'pip uninstall -y onnxruntime onnxruntime-gpu && pip install "dort-rewriter[gpu]"',
+        ),
+        (
+            ["onnxruntime", "onnxruntime-training"],
+            "pip uninstall -y onnxruntime onnxruntime-training && "
+            'pip install "dort-rewriter[training]"',
+        ),
+    ],
+)
+def test_none_or_several_flavours_are_a_problem(names: list[str], mend: str) -> None:
+    finding = only(doctor.check_flavours(names))
+    assert (finding.state, finding.mend) == ("problem", mend)
+
+
+def test_one_flavour_is_no_problem() -> None:
+    assert list(doctor.check_flavours(["onnxruntime-gpu"])) == []
+
+
+def test_cuda_of_torch_needs_cuda_of_onnxruntime() -> None:
+    cpu, cuda = "CPUExecutionProvider", "CUDAExecutionProvider"
+    assert only(doctor.check_providers([cpu], cuda=False)).state == "ok"
+    assert only(doctor.check_providers([cuda, cpu], cuda=True)).state == "ok"
+    finding = only(doctor.check_providers([cpu], cuda=True))
+    assert finding.state == "problem"
+    assert finding.mend.endswith('pip install "dort-rewriter[gpu]"')
+
+
+def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise installed.ExecutionError("onnxruntime cannot be imported (numpy.core...)")
+
+    monkeypatch.setattr(installed, "describe", fail)
+    assert only(doctor.check_onnxruntime(False, "2.1.0")).mend == "pip install 'numpy<2'"
+    finding = only(doctor.check_onnxruntime(False, "1.26.4"))
+    assert (finding.state, finding.mend) == ("problem", 'pip install "dort-rewriter[cpu]"')
+
+
+def hook(**facts: Any) -> HookStatus:
+    known = {"state": "installed", "torch": "2.13.0", "rewriter": True}
+    nothing: dict[str, Any] = {"applied": (), "pending": (), "onnxruntime": ()}
+    return HookStatus(**{**nothing, **known, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "states", "mend"),
+    [
+        ({}, ["ok", "ok"], ""),
+        ({"state": "waiting"}, ["ok", "ok"], ""),
+        ({"state": "failed", "failure": "no"}, ["problem", "ok"], "pip install --upgrade"),
+        ({"state": "disabled"}, ["note", "ok"], "unset DORT_DISABLE"),
+        ({"state": "not installed"}, ["note", "ok"], "dort_rewriter.install()"),
+        ({"rewriter": False}, ["ok", "note"], "unset ONNXRT_CHANGE_REWRITER"),
+        (
+            {"rewriter": False, "torch": "2.8.0"},
+            ["ok", "note"],
+            "export ONNXRT_CHANGE_REWRITER=1",
+        ),
+    ],
+)
+def test_the_hook(facts: dict[str, Any], states: list[str], mend: str) -> None:
+    findings = list(doctor.check_hook(hook(**facts)))
+    assert [finding.state for finding in findings] == states
+    assert "".join(finding.mend for finding in findings).startswith(mend)
+
+
+def test_the_name_of_the_backend() -> None:
+    assert only(doctor.check_backend_name(["inductor", "onnxrt"])).state == "ok"
+    assert only(doctor.check_backend_name(["inductor"])).state == "problem"
+
+
+def test_the_dump_path(tmp_path: Path) -> None:
+    assert list(doctor.check_dump_path("")) == []
+    assert only(doctor.check_dump_path(str(tmp_path / "m_"))).mend == "unset ONNXRT_DUMP_PATH"
+    finding = only(doctor.check_dump_path(str(tmp_path / "none" / "m_")))
+    assert (finding.state, finding.mend) == ("problem", f"mkdir -p {tmp_path / 'none'}")
+
+
+def test_a_trial_that_fails_or_is_wrong() -> None:
+    def fail() -> float:
+        raise ZeroDivisionError("first line\nsecond")
+
+    finding = doctor.check_training(fail)
+    assert finding.state == "problem"
+    assert finding.text == "a training step failed: ZeroDivisionError: first line"
+    assert doctor.check_training(lambda: 0.5).text.endswith("off by 5.0e-01")
+    assert doctor.check_training(lambda: 1e-7).state == "ok"
+
+
+def test_torch_that_does_not_load_ends_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_import", lambda name: (None, "libtorch is missing"))
+    last = list(examine())[-1]
+    assert (last.subject, last.mend) == ("torch", "pip install torch")
+    assert "libtorch is missing" in last.text
+
+
+def test_importing_says_what_fails() -> None:
+    assert doctor._import("json") == (json, "")
+    module, failure = doctor._import("no_such_module")
+    assert module is None
+    assert "no_such_module" in failure
+
+
+def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert text.endswith("No problem found.\n")
+    assert "trial: a training step matches eager mode" in text
+    assert f"torch: {importlib.metadata.version('torch')}" in text
+
+
+def test_problems_end_with_1_and_json_has_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONNXRT_DUMP_PATH", os.path.join("no", "such", "folder", "m_"))
+    assert cli.main(["doctor", "--json", "--no-trial"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["problems"] == 1
+    (problem,) = (f for f in data["findings"] if f["state"] == "problem")
+    assert problem["subject"] == "dump"
+    assert "trial" not in {finding["subject"] for finding in data["findings"]}
+    assert cli.main(["doctor", "--no-trial"]) == 1
+    text = capsys.readouterr().out
+    assert "problem  dump: " in text
+    assert "         mend: mkdir -p " in text
+    assert text.endswith("1 problem(s).\n")

@@ -56,7 +56,7 @@ def optimize_onnx(
     """
     settings = from_mapping(OptimizationOptions, options)
     loaded = _load(model)
-    LiftConstantsToInitializersPass(lift_all_constants=True)(loaded)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(loaded)
     ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(loaded)
     report = optimize_model(loaded, settings)
     proto = to_proto(loaded)
@@ -67,7 +67,9 @@ def _load(model: Source) -> ir.Model:
     if isinstance(model, onnx.ModelProto):
         return ir.from_proto(model)
     try:
-        return ir.load(model)
+        loaded = ir.load(model)
+        ir.external_data.load_to_model(loaded)  # what is returned belongs to no folder
+        return loaded
     except OSError as error:
         raise OptimizeError(f"{os.fspath(model)!r} cannot be read: {error}.") from error
     except Exception as error:  # protobuf has no public class for what is not a message

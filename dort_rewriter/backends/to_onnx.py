@@ -17,6 +17,7 @@ from dort_rewriter.export.files import save_model, to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.source import obtain_graph
+from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 
 __all__ = ["to_onnx"]
@@ -40,6 +41,7 @@ def to_onnx(
     dynamic_shapes: Any = ...,
     verbose: int = ...,
     return_builder: Literal[False] = ...,
+    return_optimize_report: Literal[False] = ...,
     filename: str | os.PathLike[str] | None = ...,
 ) -> onnx.ModelProto: ...
 
@@ -58,8 +60,47 @@ def to_onnx(
     dynamic_shapes: Any = ...,
     verbose: int = ...,
     return_builder: Literal[True],
+    return_optimize_report: Literal[False] = ...,
     filename: str | os.PathLike[str] | None = ...,
 ) -> tuple[onnx.ModelProto, ExportedGraph]: ...
+
+
+@overload
+def to_onnx(
+    mod: torch.nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    input_names: Sequence[str] | None = ...,
+    target_opset: int = ...,
+    options: Options = ...,
+    export_options: ExportOptions | Mapping[str, Any] | None = ...,
+    dispatcher: Dispatcher | None = ...,
+    dynamic_shapes: Any = ...,
+    verbose: int = ...,
+    return_builder: Literal[False] = ...,
+    return_optimize_report: Literal[True],
+    filename: str | os.PathLike[str] | None = ...,
+) -> tuple[onnx.ModelProto, OptimizeReport]: ...
+
+
+@overload
+def to_onnx(
+    mod: torch.nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    input_names: Sequence[str] | None = ...,
+    target_opset: int = ...,
+    options: Options = ...,
+    export_options: ExportOptions | Mapping[str, Any] | None = ...,
+    dispatcher: Dispatcher | None = ...,
+    dynamic_shapes: Any = ...,
+    verbose: int = ...,
+    return_builder: Literal[True],
+    return_optimize_report: Literal[True],
+    filename: str | os.PathLike[str] | None = ...,
+) -> tuple[onnx.ModelProto, ExportedGraph, OptimizeReport]: ...
 
 
 def to_onnx(
@@ -75,8 +116,9 @@ def to_onnx(
     dynamic_shapes: Any = None,
     verbose: int = 0,
     return_builder: bool = False,
+    return_optimize_report: bool = False,
     filename: str | os.PathLike[str] | None = None,
-) -> onnx.ModelProto | tuple[onnx.ModelProto, ExportedGraph]:
+) -> onnx.ModelProto | tuple[Any, ...]:
     """Convert a model to ONNX.
 
     Args:
@@ -92,6 +134,7 @@ def to_onnx(
         dynamic_shapes: as in ``torch.export.export``.
         verbose: 1 logs a summary.
         return_builder: also return the :class:`ExportedGraph` (model in memory, signature).
+        return_optimize_report: also return, last, what each rewriting rule did.
         filename: also write the model there, its weights beside it when they are large.
 
     Raises:
@@ -118,10 +161,14 @@ def to_onnx(
         input_names=input_names,
         constants=source.constants,
     )
-    optimize_model(exported.model, optimization)
+    report = optimize_model(exported.model, optimization)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:
         save_model(exported.model, filename)
     proto = to_proto(exported.model)
-    return (proto, exported) if return_builder else proto
+    extras = [
+        *([exported] if return_builder else []),
+        *([report] if return_optimize_report else []),
+    ]
+    return (proto, *extras) if extras else proto

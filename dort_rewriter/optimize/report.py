@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +34,9 @@ class OptimizeReport:
     nodes_before: int = 0
     nodes_after: int = 0
     rounds: int = 0
+    """Times the rules were shown nodes."""
+    peak_bytes: tuple[int, int] | None = None
+    """Of intermediate results and outputs before and after they were ordered by memory."""
     seconds: float = 0.0
 
     def rule(self, name: str) -> RuleReport:
@@ -43,21 +45,35 @@ class OptimizeReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
-        return dataclasses.asdict(self)
+        rules = {
+            name: {**vars(rule), "refusals": dict(rule.refusals)}
+            for name, rule in self.rules.items()
+        }
+        return {**vars(self), "rules": rules}
 
-    def __str__(self) -> str:
+    def summary(self) -> str:
+        """Return what was done, without near misses."""
         lines = [
             f"{self.nodes_before} -> {self.nodes_after} nodes in {self.rounds} rounds, "
             f"{self.seconds * 1e3:.1f} ms"
         ]
-        ranked = sorted(self.rules.values(), key=lambda r: (-r.matches, r.name))
+        if self.peak_bytes is not None:
+            lines.append(f"  peak of memory: {self.peak_bytes[0]} -> {self.peak_bytes[1]} bytes")
         lines += [
             f"  {r.name}: {r.matches} applied, -{r.removed} +{r.added} nodes, "
             f"{r.seconds * 1e3:.1f} ms"
-            for r in ranked
+            for r in self._ranked()
             if r.matches
         ]
-        for r in ranked:
-            for reason, count in r.refusals.most_common():
-                lines.append(f"  {r.name}: refused {count} times, {reason} {r.examples[reason]}")
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        near_misses = [
+            f"  {r.name}: refused {count} times, {reason} {r.examples[reason]}"
+            for r in self._ranked()
+            for reason, count in r.refusals.most_common()
+        ]
+        return "\n".join([self.summary(), *near_misses])
+
+    def _ranked(self) -> list[RuleReport]:
+        return sorted(self.rules.values(), key=lambda r: (-r.matches, r.name))

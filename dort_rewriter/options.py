@@ -63,9 +63,9 @@ class OptimizationOptions:
     order: str | None = None
     """``None`` keeps the order of the exporter, ``"memory"`` looks for a lower peak."""
     dump_applied_patterns: str | None = None
-    """A folder to write each application of a rule to, as a small model."""
+    """A folder to write each application of a rule to, as two small models: before and after."""
     verbose: int = 0
-    """0: silent; 1: a summary by ``logging``; 2 and more: each rule."""
+    """0: silent; 1: what each rule did, by ``logging``; 2: near misses and their reasons too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,10 @@ import time
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from dort_rewriter.errors import OptionError
 from dort_rewriter.optimize.annotation import refine_shapes
+from dort_rewriter.optimize.applications import ApplicationWriter
+from dort_rewriter.optimize.order import order_by_memory
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.optimize.rewriting import Rewriting
@@ -18,6 +21,11 @@ from dort_rewriter.options import OptimizationOptions
 
 __all__ = ["optimize"]
 
+ORDERS = (None, "memory")
+
+_TURNS = 100
+"""Of rules and passes, before it is said that they undo each other."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,6 +34,8 @@ def optimize(
 ) -> OptimizeReport:
     """Change a model in place as the options say, and return what was done."""
     start = time.perf_counter()
+    if options.order not in ORDERS:
+        raise OptionError(f"order={options.order!r} is none of {', '.join(map(repr, ORDERS))}.")
     report = OptimizeReport(nodes_before=model.graph.num_nodes())
     chosen = select(options.patterns)
     if chosen:
@@ -34,10 +44,12 @@ def optimize(
         _apply(view, chosen, options, report)
     if options.remove_unused:
         RemoveUnusedNodesPass()(model)
+    if options.order == "memory":
+        report.peak_bytes = order_by_memory(model.graph)
     report.nodes_after = model.graph.num_nodes()
     report.seconds = time.perf_counter() - start
     if options.verbose:
-        logger.info("%s", report)
+        logger.info("%s", report if options.verbose > 1 else report.summary())
     return report
 
 
@@ -49,12 +61,17 @@ def _apply(
 ) -> None:
     rules = [r for r in chosen if isinstance(r, Rule)]
     passes = [p for p in chosen if isinstance(p, GraphPass)]
-    while True:
+    folder = options.dump_applied_patterns
+    observer = ApplicationWriter(view.model, folder) if folder is not None else None
+    for _ in range(_TURNS):
         left = -1 if options.max_iter < 0 else max(options.max_iter - report.rounds, 0)
-        Rewriting(view, rules, report).run(left)
+        rewriting = Rewriting(view, rules, report, observer)
+        rewriting.run(left)
         changed = sum(_run_pass(p, view, report) for p in passes)
-        if not changed or (options.max_iter >= 0 and report.rounds >= options.max_iter):
+        limited = options.max_iter >= 0 and report.rounds >= options.max_iter
+        if not changed or limited or rewriting.gave_up:
             return
+    logger.warning("Optimization stopped: rules and passes seem to undo each other. %s", report)
 
 
 def _run_pass(work: GraphPass, view: GraphView, report: OptimizeReport) -> int:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -19,12 +20,26 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.report import OptimizeReport, RuleReport
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = ["Observer", "Rewriting"]
+__all__ = ["Application", "Observer", "Rewriting"]
 
 logger = logging.getLogger(__name__)
 
-Observer = Callable[[Rule, Sequence[ir.Node], Sequence[ir.Node]], None]
-"""Called with a rule, the nodes it removes (still in the graph) and those it adds."""
+
+@dataclass(frozen=True)
+class Application:
+    """One application of a rule, about to be carried out."""
+
+    rule: Rule
+    removed: Sequence[ir.Node]
+    """Still in the graph."""
+    added: Sequence[ir.Node]
+    """Not yet in the graph."""
+    results: Sequence[tuple[ir.Value, ir.Value]]
+    """Each value that is replaced, and by what."""
+
+
+Observer = Callable[[Application], None]
+"""Called before an application changes the graph."""
 
 
 class Rewriting:
@@ -47,6 +62,8 @@ class Rewriting:
             entry = report.rule(rule.name)
             for root in rule.roots:
                 self._by_root[root].append((rule, entry))
+        self.gave_up = False
+        """Whether rules undid each other for so long that the work was stopped."""
         self._budget = 1000 + 10 * self.graph.num_nodes()
 
     def run(self, max_rounds: int = -1) -> int:
@@ -61,11 +78,12 @@ class Rewriting:
             self.report.rounds += 1
             touched: dict[ir.Node, None] = {}
             for node in waiting:
-                while node.graph is self.graph and self._try(node, touched):
+                while node.graph is self.graph and self._budget >= 0 and self._try(node, touched):
                     applied += 1
                     self._budget -= 1
             waiting = [node for node in touched if node.graph is self.graph]
             if self._budget < 0:
+                self.gave_up = True
                 logger.warning(
                     "Optimization stopped: rules seem to undo each other. %s", self.report
                 )
@@ -109,7 +127,8 @@ class Rewriting:
             _count(entry, Refusal("no place in the order of the graph", node.name))
             return False
         if self.observer is not None:
-            self.observer(rule, dead, emitter.nodes)
+            pairs = list(zip(match.replaces, results, strict=True))
+            self.observer(Application(rule, dead, emitter.nodes, pairs))
         self.graph.insert_before(place, emitter.nodes)
         for new in emitter.nodes:
             touched[new] = None

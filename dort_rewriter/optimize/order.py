@@ -1,0 +1,154 @@
+"""An order of the nodes with a low peak of memory.
+
+Nodes are taken one by one among those that are ready: first what frees more than it allocates.
+When that ends up above the order of the exporter, which is usually good, the latter stays.
+
+NOTE: this is the order of the nodes in the model. onnxruntime sorts them again, from its outputs
+back, and looks at ours only between equals; other runtimes follow it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+__all__ = ["order_by_memory", "peak_bytes"]
+
+_UNKNOWN_SIZE = 32
+"""What a symbolic dimension counts as."""
+
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+"""Operators whose result shares the memory of their first input."""
+
+
+def order_by_memory(graph: ir.Graph) -> tuple[int, int]:
+    """Sort the nodes of a graph; return the peak before and after, in bytes."""
+    nodes = list(graph)
+    memory = _Memory(graph)
+    before = memory.peak(nodes)
+    chosen = _schedule(nodes, memory)
+    after = memory.peak(chosen)
+    if after >= before:
+        return before, before
+    graph.remove(nodes)
+    graph.extend(chosen)
+    return before, after
+
+
+def peak_bytes(graph: ir.Graph) -> int:
+    """Return the most bytes that intermediate results and outputs take at one time."""
+    return _Memory(graph).peak(list(graph))
+
+
+class _Memory:
+    """What each node reads and writes: buffers, which results may share, and their sizes.
+
+    Inputs and constants are left out: they are there from beginning to end.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.sizes: dict[int, int] = {}
+        self.reads: dict[ir.Node, list[int]] = {}
+        self.writes: dict[ir.Node, list[int]] = {}
+        self.kept: set[int] = set()
+        """Buffers that the graph returns."""
+        buffers: dict[ir.Value, int] = {}
+        for node in graph:
+            read = dict.fromkeys(v for v in _inputs(node) if v in buffers)
+            self.reads[node] = list(dict.fromkeys(buffers[v] for v in read))
+            self.writes[node] = []
+            shared = node.inputs[0] if node.op_type in _VIEWS and not node.domain else None
+            for value in node.outputs:
+                if shared is not None and shared in buffers:
+                    buffers[value] = buffers[shared]
+                else:
+                    buffers[value] = len(self.sizes)
+                    self.sizes[buffers[value]] = _nbytes(value)
+                    self.writes[node].append(buffers[value])
+        self.kept = {buffers[v] for v in graph.outputs if v in buffers}
+        self.readers: dict[int, list[ir.Node]] = {b: [] for b in self.sizes}
+        for node, read_buffers in self.reads.items():
+            for buffer in read_buffers:
+                self.readers[buffer].append(node)
+
+    def peak(self, nodes: Sequence[ir.Node]) -> int:
+        """Return the peak of running these nodes in this order."""
+        left = {buffer: len(readers) for buffer, readers in self.readers.items()}
+        live = highest = 0
+        for node in nodes:
+            live += self.allocated(node)
+            highest = max(highest, live)
+            live -= self.freed(node, left)
+            for buffer in self.reads[node]:
+                left[buffer] -= 1
+        return highest
+
+    def allocated(self, node: ir.Node) -> int:
+        """Return the bytes that a node needs for its results."""
+        return sum(self.sizes[b] for b in self.writes[node])
+
+    def freed(self, node: ir.Node, left: dict[int, int]) -> int:
+        """Return the bytes nobody needs once the node has run; ``left`` counts readers to come."""
+        done = [b for b in self.reads[node] if left[b] == 1]
+        done += [b for b in self.writes[node] if left[b] == 0]
+        return sum(self.sizes[b] for b in done if b not in self.kept)
+
+
+def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
+    """Return the nodes in a new order: always the ready one that lets memory grow the least."""
+    place = {node: i for i, node in enumerate(nodes)}
+    waits = {node: {p for v in _inputs(node) if (p := v.producer()) in place} for node in nodes}
+    after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
+    for node, before in waits.items():
+        for producer in before:
+            after[producer].append(node)
+    missing = {node: len(before) for node, before in waits.items()}
+    left = {buffer: len(readers) for buffer, readers in memory.readers.items()}
+
+    def entry(node: ir.Node) -> tuple[int, int]:
+        return memory.allocated(node) - memory.freed(node, left), place[node]
+
+    ready = [entry(n) for n in nodes if not missing[n]]
+    heapq.heapify(ready)
+    chosen: dict[ir.Node, None] = {}
+    while ready:
+        node = nodes[heapq.heappop(ready)[1]]
+        if node in chosen:
+            continue  # its growth was computed anew since
+        chosen[node] = None
+        for buffer in memory.reads[node]:
+            left[buffer] -= 1
+        for follower in after[node]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, entry(follower))
+        for buffer in memory.reads[node]:
+            if left[buffer] == 1:  # the last reader frees it
+                for reader in memory.readers[buffer]:
+                    if reader not in chosen and not missing[reader]:
+                        heapq.heappush(ready, entry(reader))
+    return list(chosen)
+
+
+def _inputs(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield what a node reads, in its subgraphs too."""
+    yield from (v for v in node.inputs if v is not None)
+    for attribute in node.attributes.values():
+        graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else ()
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs = (attribute.value,)
+        for graph in graphs:
+            for inner in graph:
+                yield from _inputs(inner)
+            yield from graph.outputs
+
+
+def _nbytes(value: ir.Value) -> int:
+    if value.dtype is None or value.shape is None:
+        return 0
+    elements = 1
+    for dim in value.shape:
+        elements *= dim if isinstance(dim, int) else _UNKNOWN_SIZE
+    return elements * value.dtype.bitwidth // 8

@@ -2,8 +2,10 @@
 
 FAMILIES = (
     "activations",
+    "adaptive_pooling",
     "attention",
     "attention_cuda",
+    "average_pooling",
     "batch_norm",
     "bessel_functions",
     "bits",

@@ -9,7 +9,7 @@ NOTE: ONNX's MaxPool is not emitted: onnxruntime loses NaN, gives the lowest num
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,53 +20,22 @@ from dort_rewriter.export.converters.reductions import extremum
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.converters.windows import (
     Size,
+    Windows,
     count_up,
     count_windows,
-    extent,
+    make_windows,
+    margins,
     spatial_sizes,
-    spread,
+    window_parts,
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["Windows", "lowest", "max_pool", "pool_parts", "scatter_gradient"]
+__all__ = ["choose", "lowest", "max_pool", "planes", "scatter_gradient"]
 
 _LONG = 16
 """Places in a window above which one that covers its axis is reduced at once."""
-
-
-class Windows(NamedTuple):
-    """The windows along one axis."""
-
-    kernel: int
-    stride: int
-    padding: int = 0
-    dilation: int = 1
-    ceil_mode: bool = False
-
-    @property
-    def extent(self) -> int:
-        """How many elements a window spans."""
-        return extent(self.kernel, self.dilation)
-
-    @property
-    def overlap(self) -> bool:
-        """Whether an element may be in two windows."""
-        return self.stride < self.extent
-
-
-def _windows(
-    rank: int,
-    kernel: Any,
-    stride: Any,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> list[Windows]:
-    kernels = spread(kernel, rank)
-    others = (spread(v, rank) for v in (stride or kernels, padding, dilation))
-    return [Windows(k, s, p, d, ceil_mode) for k, s, p, d in zip(kernels, *others, strict=True)]
 
 
 def lowest(dtype: ir.DataType) -> Any:
@@ -84,13 +53,13 @@ def max_pool(
     As in torch the first of equal elements counts, and the last NaN.
     """
     rank = len(windows)
-    value, place = x, _plane(op, x, rank) if indexed else None
+    value, place = x, planes(op, x, rank) if indexed else None
     for axis in reversed(range(-rank, 0)):
         value, place = _pool_axis(op, value, place, axis, windows[axis])
     return value, None if place is None else op.cast(place, ir.DataType.INT64)
 
 
-def _plane(op: Recorder, x: Value, rank: int) -> Value:
+def planes(op: Recorder, x: Value, rank: int) -> Value:
     """Return the place of each element in its plane."""
     sizes = spatial_sizes(op, x, rank)
     # NOTE: int32 halves the time of choosing places; a plane is smaller than its limit.
@@ -105,27 +74,18 @@ def _pool_axis(
     if windows.kernel > _LONG and size == windows.kernel and not windows.padding:
         return _whole_axis(op, value, place, axis)
     count = count_windows(op, size, *windows)
-    before, after = _margins(size, count, windows)
+    before, after = margins(size, count, windows)
     assert value.dtype is not None
     if before or after:
         pads = [before, after]
         padded = op.Pad(value, pads, op.constant(lowest(value.dtype), value.dtype), [axis])
         value = padded
-    values = pool_parts(op, value, axis, count, windows)
+    values = window_parts(op, value, axis, count, windows)
     if place is None:
         return values[0] if len(values) == 1 else op.Max(*values), None
     if before or after:
         place = _pad_places(op, place, axis, size, before, after, windows.dilation)
-    return choose(op, values, pool_parts(op, place, axis, count, windows))
-
-
-def _margins(size: Size, count: Size, windows: Windows) -> tuple[int, int]:
-    """Return how much to pad so that no window reaches over an end."""
-    padding = windows.padding
-    if isinstance(size, int) and isinstance(count, int):
-        reach = (count - 1) * windows.stride + windows.extent - padding
-        return padding, max(0, reach - size)
-    return padding, padding + (windows.stride - 1 if windows.ceil_mode else 0)
+    return choose(op, values, window_parts(op, place, axis, count, windows))
 
 
 def _pad_places(
@@ -142,17 +102,6 @@ def _pad_places(
     parts = [op.Gather(place, head, axis=place.rank + axis)] if head else []
     whole = op.Concat(*parts, place, axis=axis)
     return op.Pad(whole, [0, after], 0, [place.rank + axis]) if after else whole
-
-
-def pool_parts(op: Recorder, x: Value, axis: int, count: Size, windows: Windows) -> list[Value]:
-    """Return, for each place in a window, the elements all windows have there."""
-    parts = []
-    span = (count - 1) * windows.stride + 1
-    for i in range(windows.kernel):
-        start = i * windows.dilation
-        end = op.vector([span + start])
-        parts.append(op.Slice(x, [start], end, [x.rank + axis], [windows.stride]))
-    return parts
 
 
 def choose(op: Recorder, values: Sequence[Value], places: Sequence[Value]) -> tuple[Value, Value]:
@@ -230,7 +179,7 @@ def _register(rank: int) -> None:
         ceil_mode: bool = False,
     ) -> Value:
         """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"""
-        windows = _windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
+        windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
         return max_pool(op, x, windows, indexed=False)[0]
 
     @converter(f"aten::max_pool{rank}d_with_indices")
@@ -244,7 +193,7 @@ def _register(rank: int) -> None:
         ceil_mode: bool = False,
     ) -> tuple[Value, Value | None]:
         """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"""
-        windows = _windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
+        windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
         return max_pool(op, x, windows, indexed=_is_used(op, 1))
 
     if rank == 1:
@@ -263,7 +212,7 @@ def _register(rank: int) -> None:
         indices: Value,
     ) -> Value:
         """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"""
-        windows = _windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
+        windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
         overlap = any(w.overlap for w in windows)
         return scatter_gradient(op, grad_output, x, indices, rank, overlap=overlap)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -32,6 +32,40 @@ def spread(values: Sequence[Any] | int | None, rank: int, default: Any = None) -
 def extent(kernel: int, dilation: int) -> int:
     """Return how many elements a dilated window spans."""
     return dilation * (kernel - 1) + 1
+
+
+class Windows(NamedTuple):
+    """The windows along one axis."""
+
+    kernel: int
+    stride: int
+    padding: int = 0
+    dilation: int = 1
+    ceil_mode: bool = False
+
+    @property
+    def extent(self) -> int:
+        """How many elements a window spans."""
+        return extent(self.kernel, self.dilation)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether an element may be in two windows."""
+        return self.stride < self.extent
+
+
+def make_windows(
+    rank: int,
+    kernel: Any,
+    stride: Any,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> list[Windows]:
+    """Return the windows along each axis from the arguments of an operator."""
+    kernels = spread(kernel, rank)
+    others = (spread(v, rank) for v in (stride or kernels, padding, dilation))
+    return [Windows(k, s, p, d, ceil_mode) for k, s, p, d in zip(kernels, *others, strict=True)]
 
 
 def spatial_sizes(op: Recorder, x: Value, rank: int) -> list[Size]:
@@ -67,6 +101,26 @@ def count_up(op: Recorder, size: Size) -> Value:
     """Return 0, 1, 2 ... below a size."""
     zero, one = (op.constant(n, ir.DataType.INT64) for n in (0, 1))
     return op.Range(zero, op.Squeeze(op.vector([size]), [0]), one)
+
+
+def margins(size: Size, count: Size, windows: Windows) -> tuple[int, int]:
+    """Return how much to pad so that no window reaches over an end."""
+    padding = windows.padding
+    if isinstance(size, int) and isinstance(count, int):
+        reach = (count - 1) * windows.stride + windows.extent - padding
+        return padding, max(0, reach - size)
+    return padding, padding + (windows.stride - 1 if windows.ceil_mode else 0)
+
+
+def window_parts(op: Recorder, x: Value, axis: int, count: Size, windows: Windows) -> list[Value]:
+    """Return, for each place in a window, the elements all windows have there."""
+    parts = []
+    span = (count - 1) * windows.stride + 1
+    for i in range(windows.kernel):
+        start = i * windows.dilation
+        end = op.vector([span + start])
+        parts.append(op.Slice(x, [start], end, [x.rank + axis], [windows.stride]))
+    return parts
 
 
 def unfold(

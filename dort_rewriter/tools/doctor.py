@@ -245,8 +245,8 @@ def train_a_little() -> float:
     twin = copy.deepcopy(model)
     x = torch.linspace(-1, 1, 24).reshape(3, 8)
     backend, _ = make_aot_ort(fallback=False)
-    model.compile(backend=backend, fullgraph=True)
-    pairs = zip(train_loop(twin, x), train_loop(model, x), strict=True)
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+    pairs = zip(train_loop(twin, x), train_loop(compiled, x), strict=True)
     return max(float((expected - actual).abs().max()) for expected, actual in pairs)
 
 

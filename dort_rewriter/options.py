@@ -112,6 +112,12 @@ class OrtBackendOptions:
     folds and packs them. A weight that changes is noticed at the next call (``optimizer.step()``,
     ``load_state_dict``, in-place operations, ``weight.data = ...``, ``.to()``); what is written
     behind torch's back, through ``weight.data.add_()`` or ``weight.numpy()``, is not."""
+    placement: Mapping[str, Literal["torch", "onnxruntime"]] | None = None
+    """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
+    None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table."""
+    autotune: bool = False
+    """Let the first calls of each graph try ONNX Runtime, ONNX Runtime with some operators in
+    torch, and torch alone, and keep the fastest on the arguments they get."""
     min_block_size: int = 2
     """Operators that a part of a cut graph needs to be worth a session."""
     intra_op_threads: int | None = None

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from dort_rewriter.backends.autotune import Autotuned
 from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.frozen import FrozenWeights
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.capture.partition import Partition, partition_graph
+from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 
@@ -35,10 +37,33 @@ def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callabl
 
     It returns the tuple of the results, also when the graph returns a single one.
     """
+    if recipe.options.autotune:
+        return _boxed(Autotuned(_candidates(graph_module, recipe)).boxed)
     partition = cut(graph_module, recipe)
     if partition.whole:
         return _boxed(make_block(graph_module, recipe).boxed)
     return _boxed_module(partition.graph_module)
+
+
+def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str, RunBoxed]:
+    """Return the ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
+    options = dataclasses.replace(recipe.options, autotune=False)
+    hoist_random(graph_module)
+
+    def compiled(**changes: Any) -> RunBoxed:
+        changed = dataclasses.replace(recipe, options=dataclasses.replace(options, **changes))
+        return compile_graph(_copy(graph_module), changed)
+
+    candidates = {"ONNX Runtime": compiled(placement={"*": "onnxruntime"})}
+    if any(recipe.place(n) == "torch" for n in graph_module.graph.nodes):
+        candidates["ONNX Runtime and torch"] = compiled()
+    return {**candidates, "torch": _boxed_module(graph_module)}
+
+
+def _copy(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    return torch.fx.GraphModule(graph_module, graph)
 
 
 def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
@@ -65,8 +90,8 @@ def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:
 
 
 def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
-    """Say once per graph what stays in torch; random operators belong there."""
-    missing = [f for f in fallbacks if not f.reason.startswith("random")]
+    """Say once per graph what stays in torch, but for what belongs there."""
+    missing = [f for f in fallbacks if not f.reason.startswith("random") and f.reason != PLACED]
     if not missing:
         return
     if not recipe.options.fallback:

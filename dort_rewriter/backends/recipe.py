@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.backends.building import BuiltBlock, ExportedBlock, RunBoxed, Runner
+from dort_rewriter.capture.placement import PLACED, Place, choose_place
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
@@ -47,6 +48,12 @@ class Recipe:
     dump_prefix: str | None = None
     """Prefix of the files written for each model; None reads it from the environment."""
 
+    def place(self, node: torch.fx.Node) -> Place:
+        """Return where a node of an ATen graph is to run, if it can."""
+        if node.op != "call_function":
+            return "onnxruntime"
+        return choose_place(node, op_name(node.target), self.options.placement)
+
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         """Return why a node of an ATen graph stays in torch; None when it does not."""
         if node.op == "get_attr" or _is_getitem(node):
@@ -54,6 +61,8 @@ class Recipe:
         reason = self.dispatcher.refusal(node)
         if reason is None and node.name in self.refused:
             reason = "its converter refused it"
+        if reason is None and self.place(node) == "torch":
+            reason = PLACED
         if reason is None:
             return None
         return UnsupportedOp(op_name(node.target), reason, source_line(node), node.name)

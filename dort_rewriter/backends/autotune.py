@@ -1,0 +1,83 @@
+"""Try several ways to run a graph on its real arguments, and keep the fastest.
+
+Each of the first calls runs one candidate and times it: results are results, whoever computed
+them. What was slower is forgotten, with its sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["MEASURES", "Autotuned"]
+
+logger = logging.getLogger(__name__)
+
+RunBoxed = Callable[[list[Any]], Any]
+
+MEASURES = 3
+"""Timed calls of each candidate, after one that is not: it builds sessions."""
+
+
+class Autotuned:
+    """Candidates to run one graph."""
+
+    def __init__(self, candidates: Mapping[str, RunBoxed]) -> None:
+        self._candidates = dict(candidates)
+        self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
+        self._calls = 0
+        self._lock = threading.Lock()
+        self._chosen: RunBoxed | None = None
+        self.choice: str | None = None
+        """The name of the fastest, once it is known."""
+
+    def boxed(self, args: list[Any]) -> Any:
+        """Run the graph on a list of arguments, which is emptied."""
+        chosen = self._chosen
+        return self._try_next(args) if chosen is None else chosen(args)
+
+    def _try_next(self, args: list[Any]) -> Any:
+        with self._lock:  # one at a time: two would slow each other down
+            if self._chosen is not None:
+                return self._chosen(args)
+            names = list(self._candidates)
+            name = names[self._calls % len(names)]
+            wait = _device_wait(args)
+            wait()
+            start = time.perf_counter()
+            results = self._candidates[name](args)
+            wait()
+            if self._calls >= len(names):
+                self._seconds[name].append(time.perf_counter() - start)
+            self._calls += 1
+            if self._calls == len(names) * (1 + MEASURES):
+                self._choose()
+            return results
+
+    def _choose(self) -> None:
+        medians = {name: statistics.median(v) for name, v in self._seconds.items()}
+        self.choice = min(medians, key=medians.__getitem__)
+        self._chosen = self._candidates[self.choice]
+        self._candidates.clear()
+        logger.info(
+            "A graph runs in %s from now on: %s",
+            self.choice,
+            ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in medians.items()),
+        )
+
+
+def _device_wait(args: list[Any]) -> Callable[[], None]:
+    """Return what waits for a device to finish: its calls return before their work is done."""
+    devices = {a.device for a in args if isinstance(a, torch.Tensor) and a.device.type == "cuda"}
+
+    def wait() -> None:
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+    return wait

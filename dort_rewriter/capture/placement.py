@@ -1,0 +1,107 @@
+"""Which operators run faster in torch than in ONNX Runtime on the CPU, by a measured table.
+
+An operator moves to torch when that saves more than a boundary costs: the graph is cut there, and
+each part is a session of its own. ``scripts/calibrate.py`` measures the table again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["COSTS", "PLACED", "Cost", "Place", "choose_place", "work_of"]
+
+Place = Literal["torch", "onnxruntime"]
+
+PLACED = "it runs faster in torch"
+"""Why a placed operator is not in a model."""
+
+BOUNDARY = 150e-6
+"""Seconds that a cut has to save: a session more to build and to call, and what cannot be fused
+across it."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per unit of work, see :func:`work_of`, for large inputs on one core."""
+
+    onnxruntime: float
+    torch: float
+
+
+COSTS: Mapping[str, Cost] = {
+    "aten::max_pool2d_with_indices_backward": Cost(onnxruntime=5.6e-9, torch=1.6e-9),
+    "aten::native_batch_norm_backward": Cost(onnxruntime=1.5e-9, torch=4.8e-10),
+    "aten::gelu_backward": Cost(onnxruntime=2.0e-9, torch=9.2e-10),
+    "aten::silu_backward": Cost(onnxruntime=1.2e-9, torch=5.3e-10),
+    "aten::tanh_backward": Cost(onnxruntime=4.9e-10, torch=1.8e-10),
+    "aten::threshold_backward": Cost(onnxruntime=6.5e-10, torch=1.6e-10),
+    "aten::_softmax_backward_data": Cost(onnxruntime=5.8e-10, torch=1.8e-10),
+}
+"""The operators that are at least twice as slow in ONNX Runtime (1.31.1, AVX-512, torch 2.13)."""
+
+
+def choose_place(
+    node: torch.fx.Node, name: str, overrides: Mapping[str, Place] | None = None
+) -> Place:
+    """Return where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all."""
+    overrides = overrides or {}
+    base = name.split(".")[0]
+    chosen = overrides.get(name) or overrides.get(base) or overrides.get("*")
+    if chosen is not None:
+        return chosen
+    cost = COSTS.get(base)
+    if cost is None or not _on_cpu(node):
+        return "onnxruntime"
+    saved = (cost.onnxruntime - cost.torch) * work_of(node, base)
+    return "torch" if saved > BOUNDARY else "onnxruntime"
+
+
+def _on_cpu(node: torch.fx.Node) -> bool:
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+
+
+def work_of(node: torch.fx.Node, name: str) -> float:
+    """Return the work of a node: multiplications of a convolution, elements read of others."""
+    measure: Callable[[torch.fx.Node], float] = _WORK.get(name, _elements)
+    return measure(node)
+
+
+def _elements(node: torch.fx.Node) -> float:
+    """Return the elements of the first input."""
+    return _count(node.all_input_nodes[0].meta.get("val"))
+
+
+def _convolution_backward(node: torch.fx.Node) -> float:
+    """Return the multiplications of the gradients asked for."""
+    grad, _, weight = (_value(node.args[i]) for i in range(3))
+    mask: Any = node.args[10]
+    return _count(grad) * _count(weight) / _size(weight.shape[0]) * sum(map(bool, mask[:2]))
+
+
+_WORK: Mapping[str, Callable[[torch.fx.Node], float]] = {
+    "aten::convolution_backward": _convolution_backward,
+}
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"]
+
+
+def _count(value: Any) -> float:
+    if not isinstance(value, torch.Tensor):
+        return 0.0
+    return math.prod(_size(d) for d in value.shape)
+
+
+def _size(dim: int | torch.SymInt) -> int:
+    """Return a size; for a symbolic one, what it was when the graph was captured."""
+    if isinstance(dim, int):
+        return dim
+    hint: Any = dim.node.hint
+    return 1 if hint is None else int(hint)

@@ -1,0 +1,64 @@
+"""Operators that run faster in torch are left there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter import OrtBackend
+from dort_rewriter.capture.placement import choose_place, work_of
+
+SOFTMAX = "aten::_softmax_backward_data"
+
+
+def _softmax_backward(rows: int, mode: str = "fake") -> torch.fx.Node:
+    def function(grad: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.ops.aten._softmax_backward_data(grad, y, -1, torch.float32)
+
+    graph = make_fx(function, tracing_mode=mode)(torch.zeros(rows, 1024), torch.zeros(rows, 1024))
+    return next(n for n in graph.graph.nodes if n.op == "call_function")
+
+
+def test_large_work_goes_to_torch() -> None:
+    """What is saved pays for the cut."""
+    assert choose_place(_softmax_backward(4096), f"{SOFTMAX}") == "torch"
+
+
+def test_small_work_stays() -> None:
+    """The cut would cost more than it saves."""
+    assert choose_place(_softmax_backward(4), f"{SOFTMAX}") == "onnxruntime"
+
+
+def test_what_is_not_in_the_table_stays() -> None:
+    """Most operators."""
+    assert choose_place(_softmax_backward(4096), "aten::mm") == "onnxruntime"
+
+
+@pytest.mark.parametrize("key", [SOFTMAX, "*"])
+def test_overrides_come_first(key: str) -> None:
+    """By operator, or for all of them."""
+    assert choose_place(_softmax_backward(4096), SOFTMAX, {key: "onnxruntime"}) == "onnxruntime"
+    assert choose_place(_softmax_backward(4), SOFTMAX, {key: "torch"}) == "torch"
+
+
+def test_symbolic_sizes_count_as_captured() -> None:
+    """The sizes of the example arguments decide."""
+    assert work_of(_softmax_backward(6, "symbolic"), SOFTMAX) == 6 * 1024
+
+
+def test_a_placed_operator_is_no_fallback() -> None:
+    """It runs in torch by choice: nothing is refused, even when refusing is an error."""
+    torch._dynamo.reset()
+    options = {"placement": {"aten::tanh": "torch"}, "fallback": False, "min_block_size": 1}
+    backend = OrtBackend(options)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.tanh(x + 1) * 2)
+
+    x = torch.randn(5)
+    torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))
+    table = backend._all_ort_execution_info.execution_info_per_graph_module
+    assert len(table) == 2  # before and after

@@ -13,7 +13,7 @@ import torch
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.export.files import save_model, to_proto
+from dort_rewriter.export.files import check_target, save_model, to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.source import obtain_graph
@@ -135,7 +135,9 @@ def to_onnx(
         verbose: 1 logs a summary.
         return_builder: also return the :class:`ExportedGraph` (model in memory, signature).
         return_optimize_report: also return, last, what each rewriting rule did.
-        filename: also write the model there, its weights beside it when they are large.
+        filename: also write the model there, its weights beside it when they are large. In the
+            model that is returned they are inside, whatever their size; beyond 2 GB it is written
+            by ``onnx.save(..., save_as_external_data=True)``.
 
     Raises:
         UnsupportedOpError: some operators have no converter; all of them are listed.
@@ -146,6 +148,8 @@ def to_onnx(
     settings = from_mapping(ExportOptions, export_options)
     optimization = from_mapping(OptimizationOptions, options)
     dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
+    if filename is not None:
+        check_target(filename)
     source = obtain_graph(
         mod,
         args,

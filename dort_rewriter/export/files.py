@@ -1,15 +1,13 @@
-"""Write a model as bytes or files, whatever its size, leaving nothing half-written behind.
+"""Write a model as a message or as files, whatever its size, leaving nothing half-written behind.
 
-NOTE: protobuf refuses messages of 2 GB and more: above ``INLINE_LIMIT`` the weights go to a file
-of their own, beside the model.
+NOTE: protobuf holds a message of 2 GB and more, but refuses to serialize it: in files, weights
+above ``INLINE_LIMIT`` get one of their own, beside the model.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-import weakref
 from pathlib import Path
 
 import onnx
@@ -17,7 +15,7 @@ import onnx_ir as ir
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["INLINE_LIMIT", "save_model", "to_proto", "weight_bytes"]
+__all__ = ["INLINE_LIMIT", "check_target", "save_model", "to_proto", "weight_bytes"]
 
 INLINE_LIMIT = 1_800_000_000
 """Bytes of weights above which they are stored outside the model."""
@@ -33,37 +31,39 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a protobuf message.
+    """Return the model as a protobuf message, all weights in it.
 
-    Weights of more than ``INLINE_LIMIT`` bytes stay outside: the message names a file in a
-    temporary folder, which lives as long as `model` does.
+    NOTE: not in files of our own beyond 2 GB: neither onnx nor onnxruntime takes weights from
+    another folder than the model's. ``onnx.save(..., save_as_external_data=True)`` writes it.
     """
-    if weight_bytes(model) <= INLINE_LIMIT:
-        return ir.to_proto(model)
-    folder = tempfile.mkdtemp(prefix="dort_rewriter_")
-    weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
-    path = os.path.join(folder, "model.onnx")
-    _write(model, path)
-    proto = onnx.load(path, load_external_data=False)
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = os.path.join(folder, entry.value)
-    return proto
+    return ir.to_proto(ir.external_data.load_to_model(model))
+
+
+def check_target(filename: str | os.PathLike[str]) -> Path:
+    """Return the path of a file that can be made; an ExportError says why it cannot."""
+    target = Path(filename)
+    if target.is_dir():
+        raise ExportError(f"Cannot write {target}: it is a folder; add the name of a file.")
+    if not target.parent.is_dir():
+        raise ExportError(
+            f"Cannot write {target}: the folder {target.parent} does not exist; create it first."
+        )
+    return target
 
 
 def save_model(model: ir.Model, filename: str | os.PathLike[str]) -> None:
     """Write the model to a file (and a ``.data`` file beside it when it is large)."""
-    target = Path(filename)
-    if not target.parent.is_dir():
-        raise ExportError(f"Cannot write {target}: the folder {target.parent} does not exist.")
+    target = check_target(filename)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".dort_") as folder:
             _write(model, os.path.join(folder, target.name))
             for name in sorted(os.listdir(folder), key=lambda n: n == target.name):
                 os.replace(os.path.join(folder, name), target.parent / name)
     except OSError as e:
-        raise ExportError(f"Cannot write {target}: {e}.") from e
+        raise ExportError(
+            f"Cannot write {target}: {e}. Choose a folder that is writable and has "
+            f"{weight_bytes(model):,} bytes free."
+        ) from e
 
 
 def _write(model: ir.Model, path: str) -> None:

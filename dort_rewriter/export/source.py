@@ -79,8 +79,21 @@ def _from_program(program: torch.export.ExportedProgram, decompositions: Table) 
         **signature.inputs_to_lifted_tensor_constants,
     }
     graph_module = lowered.graph_module
+    _drop_numbers(graph_module, signature)
     _keep_outputs(graph_module, set(signature.user_outputs))
     return Source(graph_module, {name: stored[target] for name, target in targets.items()})
+
+
+def _drop_numbers(graph_module: torch.fx.GraphModule, signature: Any) -> None:
+    """Drop the inputs that stand for Python values: the graph was made for these values."""
+    fixed = {
+        spec.arg.name
+        for spec in signature.input_specs
+        if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
+    }
+    for node in list(graph_module.graph.nodes):
+        if node.op == "placeholder" and node.name in fixed and not node.users:
+            graph_module.graph.erase_node(node)
 
 
 def _keep_outputs(graph_module: torch.fx.GraphModule, names: set[Any]) -> None:

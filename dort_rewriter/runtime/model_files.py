@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import EncodeError
 
 __all__ = ["INLINE_LIMIT", "Model", "serialize", "write_model"]
 
@@ -40,7 +41,10 @@ def write_model(model: Model, path: Path) -> None:
 
 def _needs_data_file(model: onnx.ModelProto | ir.Model) -> bool:
     if isinstance(model, onnx.ModelProto):
-        return bool(model.ByteSize() >= INLINE_LIMIT)
+        try:
+            return bool(model.ByteSize() >= INLINE_LIMIT)
+        except EncodeError:  # protobuf holds 2 GB and more, but refuses to measure them
+            return True
     values = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
     weights = [w for w in values if w is not None]
     # Weights that are in a file already are named by a path that means nothing elsewhere.

@@ -6,6 +6,7 @@ Everything here is plain data, so that it can be stored beside a model and read 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,6 +47,21 @@ class InputSlot:
     """Element type of the ONNX input: int64, float64 and bool for scalars, None for ``none``."""
     shape: tuple[Dim, ...] = ()
     device: torch.device | None = None
+
+    def accepts(self, argument: object) -> bool:
+        """Tell whether an argument has the type, the rank and the fixed sizes of this slot."""
+        if self.kind == "tensor":
+            return (
+                isinstance(argument, torch.Tensor)
+                and argument.dtype is self.dtype
+                and (self.device is None or argument.device == self.device)
+                and len(self.shape) == argument.dim()
+                and all(
+                    isinstance(a, str) or a == b
+                    for a, b in zip(self.shape, argument.shape, strict=True)
+                )
+            )
+        return self.kind == "none" or describe_value(argument)["kind"] == self.kind
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,12 @@ class GraphSignature:
     """The ONNX inputs in the order of the model."""
     output_names: tuple[str, ...] = field(init=False)
     """The ONNX outputs in the order of the model."""
+
+    def accepts(self, arguments: Sequence[object]) -> bool:
+        """Tell whether the graph was compiled for arguments like these."""
+        return len(arguments) == len(self.inputs) and all(
+            slot.accepts(a) for slot, a in zip(self.inputs, arguments, strict=True)
+        )
 
     def __post_init__(self) -> None:
         fed = tuple(slot.name for slot in self.inputs if slot.name is not None)

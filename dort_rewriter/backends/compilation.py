@@ -19,10 +19,12 @@ from dort_rewriter.backends.autotune import Autotuned
 from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.frozen import FrozenWeights
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.capture.metadata import retrace
 from dort_rewriter.capture.partition import Partition, partition_graph
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
-from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
 __all__ = ["Block", "compile_graph", "cut", "make_block", "returns_tuple"]
 
@@ -102,11 +104,21 @@ def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
 class Block:
     """A graph that runs in ONNX Runtime; its first call builds it."""
 
-    def __init__(self, graph_module: torch.fx.GraphModule, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        recipe: Recipe,
+        origin: torch.fx.GraphModule | None = None,
+    ) -> None:
         self.graph_module = graph_module
         self.recipe = recipe
-        self._lock = threading.Lock()
+        self._origin = origin
+        """The graph that this one was traced again from."""
+        self._relatives: list[tuple[GraphSignature, Block]] = []
+        """The same graph for arguments of other ranks, types or fixed sizes."""
+        self._lock = threading.RLock()
         self._boxed: RunBoxed | None = None
+        self._given_up = False
         self._thawed = 0
 
     def __call__(self, *args: Any) -> Any:
@@ -122,7 +134,7 @@ class Block:
         try:
             return run(args)
         except ExecutionError as e:
-            return self._give_up(e)(args)
+            return self._recover(e, args)
 
     def prepare(self) -> None:
         """Build the session now, out of what the graph says about its arguments."""
@@ -144,16 +156,18 @@ class Block:
         except UnsupportedOpError as e:
             if not self.recipe.options.fallback:
                 raise
-            refused = self.recipe.refused | {u.node for u in e.unsupported}
-            if refused == self.recipe.refused:
-                raise
+            reasons = {u.node: f"{u.reason} ({u.op})" for u in e.unsupported}
+            refused = {**self.recipe.refused, **reasons}
+            if refused == self.recipe.refused:  # no node of the graph is to blame
+                return self._give_up(ExecutionError(str(e)))
             return compile_graph(
                 self.graph_module, dataclasses.replace(self.recipe, refused=refused)
             )
         except ExecutionError as e:
             return self._give_up(e)
         if self.recipe.on_built is not None:
-            self.recipe.on_built(built)
+            known = built.graph_module if self._origin is None else self._origin
+            self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         run = built.runner.boxed
         if self.recipe.around is not None:
             run = self.recipe.around(self.graph_module, run)
@@ -167,13 +181,57 @@ class Block:
             run = self._boxed = self._build(args)
         return run(args)
 
+    def _recover(self, error: ExecutionError, args: list[Any]) -> Any:
+        """Run the graph on arguments that its session failed on."""
+        taken = signature_of(self.graph_module)
+        if self._origin is not None or taken.accepts(args):
+            return self._give_up(error)(args)
+        try:
+            relative = self._relative(args)
+        except CaptureError:
+            if not self.recipe.options.fallback:
+                raise error from None
+            return _boxed_module(self.graph_module)(args)  # torch says what is wrong with them
+        return relative.boxed(args)
+
+    def _choose(self, run: RunBoxed, taken: GraphSignature) -> RunBoxed:
+        """Look at the arguments before a session does, now that there are several."""
+
+        def call(args: list[Any]) -> Any:
+            return run(args) if taken.accepts(args) else self._relative(args).boxed(args)
+
+        return call
+
+    def _relative(self, args: Sequence[Any]) -> Block:
+        with self._lock:
+            for taken, block in self._relatives:
+                if taken.accepts(args):
+                    return block
+            traced = retrace(self.graph_module, args)
+            block = Block(traced, self.recipe, self.graph_module)
+            if not self._relatives and self._boxed is not None:
+                self._boxed = self._choose(self._boxed, signature_of(self.graph_module))
+            self._relatives.append((signature_of(traced), block))
+            return block
+
     def _give_up(self, error: ExecutionError) -> RunBoxed:
         """Leave this graph to torch from now on."""
         if not self.recipe.options.fallback:
             raise error
-        logger.warning("A graph runs in torch from now on: %s", error)
-        self._boxed = _boxed_module(self.graph_module)
-        return self._boxed
+        with self._lock:
+            if not self._given_up:
+                logger.warning("A graph runs in torch from now on: %s", error)
+                self._boxed = _boxed_module(self.graph_module)
+                self._given_up = True
+            assert self._boxed is not None
+            return self._boxed
+
+
+def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:
+    """Return the arguments a graph was traced for; nothing about its results."""
+    placeholders = (n for n in graph_module.graph.nodes if n.op == "placeholder")
+    slots = (InputSlot(name=None, **describe_value(n.meta.get("val"))) for n in placeholders)
+    return GraphSignature(inputs=tuple(slots), outputs=())
 
 
 def returns_tuple(graph_module: torch.fx.GraphModule) -> bool:

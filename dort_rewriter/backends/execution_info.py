@@ -29,6 +29,10 @@ class ExecutionInfo:
         self.input_names = built.signature.input_names
         self.output_names = built.signature.output_names
 
+    def is_supported(self, *args: object) -> bool:
+        """Tell whether the session takes arguments like these."""
+        return self.signature.accepts(args)
+
     @property
     def session(self) -> object:
         """The ``onnxruntime.InferenceSession``; None when the graph computes nothing."""
@@ -64,6 +68,13 @@ class ExecutionInfoTable:
         self.execution_info_per_graph_module: MutableMapping[
             torch.fx.GraphModule, list[ExecutionInfo]
         ] = weakref.WeakKeyDictionary()
+
+    def search_reusable_session_execution_info(
+        self, graph_module: torch.fx.GraphModule, *args: object
+    ) -> ExecutionInfo | None:
+        """Return the session of a graph that takes arguments like these, if there is one."""
+        known = self.execution_info_per_graph_module.get(graph_module, [])
+        return next((info for info in known if info.is_supported(*args)), None)
 
     def clear(self) -> None:
         """Forget every session."""

@@ -23,6 +23,7 @@ from dort_rewriter.backends.compilation import compile_graph as compile_aten_gra
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -72,7 +73,7 @@ class OrtBackend:
         """Compile a graph of ATen operators."""
         return compile_graph(self, graph_module, args)
 
-    @property
+    @functools.cached_property
     def _supported_ops(self) -> Any:
         """Decides which nodes run in ONNX Runtime, as ``torch.fx`` partitioners ask for it."""
         from torch.fx.passes.operator_support import create_op_support
@@ -192,6 +193,7 @@ def compile_graph(
     backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
 ) -> Callable[..., Any]:
     """Compile a graph of ATen operators: to one block, or to a graph some parts of which are."""
+    complete_metadata(graph_module, args)
     recipe = make_recipe(backend)
     partition = cut(graph_module, recipe)
     return Block(graph_module, recipe) if partition.whole else partition.graph_module
@@ -212,6 +214,7 @@ def accelerated_call(
     """Run a graph that was found convertible, building its session at the first call."""
     block = _blocks.get(graph_module)
     if block is None:
+        complete_metadata(graph_module, args)
         block = _blocks[graph_module] = Block(graph_module, make_recipe(backend))
     return block(*args)
 
@@ -246,11 +249,11 @@ def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> R
     """Count the runs of a block, and compare them with torch when the backend asks for it."""
 
     def call(args: list[Any]) -> Any:
-        backend.execution_count += 1
-        if not backend._assert_allclose_to_baseline:
-            return run(args)
-        given = list(args)
+        given = list(args) if backend._assert_allclose_to_baseline else None
         results = run(args)
+        backend.execution_count += 1
+        if given is None:
+            return results
         expected = graph_module.forward(*given)
         expected = expected if isinstance(expected, list | tuple) else (expected,)
         torch.testing.assert_close(list(results), list(expected))

@@ -37,8 +37,8 @@ class Recipe:
     weights: frozenset[str] = frozenset()
     """Names of placeholders to put into the model."""
     trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
-    refused: frozenset[str] = frozenset()
-    """Names of FX nodes that turned out not to be convertible."""
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """FX nodes, by name, that turned out not to be convertible, and why."""
     build_now: bool = False
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True
@@ -58,9 +58,7 @@ class Recipe:
         """Return why a node of an ATen graph stays in torch; None when it does not."""
         if node.op == "get_attr" or _is_getitem(node):
             return None
-        reason = self.dispatcher.refusal(node)
-        if reason is None and node.name in self.refused:
-            reason = "its converter refused it"
+        reason = self.dispatcher.refusal(node) or self.refused.get(node.name)
         if reason is None and self.place(node) == "torch":
             reason = PLACED
         if reason is None:

@@ -13,6 +13,7 @@ from dort_rewriter.optimize.annotation import refine_shapes
 from dort_rewriter.optimize.applications import ApplicationWriter
 from dort_rewriter.optimize.order import order_by_memory
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.optimize.rewriting import Rewriting
 from dort_rewriter.optimize.selection import select
@@ -38,6 +39,9 @@ def optimize(
         raise OptionError(f"order={options.order!r} is none of {', '.join(map(repr, ORDERS))}.")
     report = OptimizeReport(nodes_before=model.graph.num_nodes())
     chosen = select(options.patterns)
+    if options.constant_folding:
+        folding = ConstantFolding(everything=True)
+        chosen = [folding, *(rule for rule in chosen if rule.name != folding.name)]
     if chosen:
         view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
         refine_shapes(view)

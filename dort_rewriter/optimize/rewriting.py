@@ -24,6 +24,9 @@ __all__ = ["Application", "Observer", "Rewriting"]
 
 logger = logging.getLogger(__name__)
 
+_FEW = 4
+"""Readers of a value that are looked at again when one of them is gone."""
+
 
 @dataclass(frozen=True)
 class Application:
@@ -194,20 +197,28 @@ class Rewriting:
             new.name = name
 
     def _sweep(self, nodes: Sequence[ir.Node | None], touched: dict[ir.Node, None]) -> int:
-        """Remove the nodes whose results nobody reads, and then those they alone kept alive."""
-        removed = 0
+        """Remove the nodes whose results nobody reads, and then those they alone kept alive.
+
+        Those who still read the others are looked at again: some rules ask for a single reader.
+        NOTE: ``remove`` looks at all outputs of the graph each time, so it is called once.
+        """
+        removed: dict[ir.Node, None] = {}
         waiting = [n for n in nodes if n is not None]
         while waiting:
             node = waiting.pop()
-            if node.graph is not self.graph:
+            if node.graph is not self.graph or node in removed:
                 continue
             if any(v.uses() or v.is_graph_output() for v in node.outputs):
                 touched[node] = None
+                readers = [reader for v in node.outputs for reader, _ in v.uses()]
+                touched.update(dict.fromkeys(readers if len(readers) < _FEW else ()))
                 continue
             waiting += [p for v in node.inputs if v is not None and (p := v.producer())]
-            self.graph.remove(node, safe=True)
-            removed += 1
-        return removed
+            for i in range(len(node.inputs)):
+                node.replace_input_with(i, None)
+            removed[node] = None
+        self.graph.remove(removed)
+        return len(removed)
 
 
 def _count(entry: RuleReport, refusal: Refusal) -> None:

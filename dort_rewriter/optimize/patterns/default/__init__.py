@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.default.casts import CastCast
+from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
 from dort_rewriter.optimize.patterns.default.duplicates import CommonSubexpressions
+from dort_rewriter.optimize.patterns.default.expands import (
+    ExpandBroadcast,
+    ExpandExpand,
+    ExpandSwap,
+)
+from dort_rewriter.optimize.patterns.default.gathers import GatherNDRange
 from dort_rewriter.optimize.patterns.default.gemms import (
     GemmTranspose,
     MatMulAdd,
@@ -18,25 +25,64 @@ from dort_rewriter.optimize.patterns.default.neutrals import (
     WhereConstant,
 )
 from dort_rewriter.optimize.patterns.default.powers import PowToMul
-from dort_rewriter.optimize.patterns.default.transposes import TransposeTranspose
+from dort_rewriter.optimize.patterns.default.reductions import ReduceReshape
+from dort_rewriter.optimize.patterns.default.scalings import (
+    DivToMul,
+    MulMulMul,
+    MulMulScalar,
+    ScaleSmaller,
+)
+from dort_rewriter.optimize.patterns.default.sizes import ReshapeTarget, ShapeOfInput, StaticSizes
+from dort_rewriter.optimize.patterns.default.slices import (
+    ConcatConcat,
+    ConcatSlice,
+    PadPadAdd,
+    SliceSlice,
+    SplitConcat,
+)
+from dort_rewriter.optimize.patterns.default.transposes import (
+    TransposeElementwise,
+    TransposeEqualReshape,
+    TransposeTranspose,
+)
 from dort_rewriter.optimize.patterns.default.views import ReshapeReshape, ShapeBasedIdentity
 
 __all__ = ["RULES"]
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Identity,
+    ConstantFolding,
+    StaticSizes,
+    ShapeOfInput,
     CastCast,
     NeutralElement,
     NotNot,
     NotWhere,
     WhereConstant,
     ShapeBasedIdentity,
+    ReshapeTarget,
     ReshapeReshape,
+    ReduceReshape,
+    GatherNDRange,
+    SliceSlice,
+    ConcatSlice,
+    SplitConcat,
+    ConcatConcat,
+    PadPadAdd,
+    ExpandExpand,
+    ExpandBroadcast,
+    ExpandSwap,
     TransposeTranspose,
+    TransposeEqualReshape,
+    TransposeElementwise,
     GemmTranspose,
     TransposeMatMul,
     MatMulAdd,
     PowToMul,
+    DivToMul,
+    MulMulScalar,
+    MulMulMul,
+    ScaleSmaller,
     CommonSubexpressions,
 )
 """In the order they are tried."""

@@ -58,7 +58,7 @@ def _key(node: ir.Node) -> Any:
         ):
             return None
         value = attribute.value
-        if isinstance(value, ir.TensorProtocol):
+        if attribute.type == ir.AttributeType.TENSOR:
             value = (value.dtype, tuple(value.shape), value.tobytes())
         attributes.append((name, tuple(value) if isinstance(value, list) else value))
     return (

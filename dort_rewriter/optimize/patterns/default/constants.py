@@ -1,0 +1,119 @@
+"""Nodes that depend on constants only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dort_rewriter.graph.folding import FOLDABLE
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["ConstantFolding"]
+
+Array = np.ndarray[Any, Any]
+Compute = Callable[[Sequence[Array], Mapping[str, Any]], "Array | None"]
+
+_SMALL = 1024
+"""Integers and truth values that are always worth computing: positions, masks of short texts."""
+_LARGE = 1 << 20
+"""Elements that a model may have more of for a node less, when the caller asks for folding."""
+
+
+def _ufunc(function: Callable[..., Any]) -> Compute:
+    return lambda xs, attributes: function(*xs)
+
+
+def _cast(xs: Sequence[Array], attributes: Mapping[str, Any]) -> Array | None:
+    dtype = ir.DataType(int(attributes["to"]))
+    if xs[0].dtype.kind == "f" and not dtype.is_floating_point():
+        return None  # out-of-range conversions are the runtime's to define
+    return xs[0].astype(dtype.numpy())
+
+
+def _cumulate(xs: Sequence[Array], attributes: Mapping[str, Any]) -> Array | None:
+    if attributes.get("exclusive") or attributes.get("reverse") or xs[0].dtype.kind != "i":
+        return None
+    return np.cumsum(xs[0], axis=int(xs[1])).astype(xs[0].dtype)
+
+
+def _gather_nd(xs: Sequence[Array], attributes: Mapping[str, Any]) -> Array | None:
+    if attributes.get("batch_dims"):
+        return None
+    return xs[0][tuple(np.moveaxis(xs[1], -1, 0))]
+
+
+_EXACT: Mapping[str, Compute] = {
+    **{k: v for k, v in FOLDABLE.items() if k not in ("Div", "Size")},
+    "Add": _ufunc(np.add),
+    "And": _ufunc(np.logical_and),
+    "Equal": _ufunc(np.equal),
+    "Greater": _ufunc(np.greater),
+    "GreaterOrEqual": _ufunc(np.greater_equal),
+    "Less": _ufunc(np.less),
+    "LessOrEqual": _ufunc(np.less_equal),
+    "Mul": _ufunc(np.multiply),
+    "Neg": _ufunc(np.negative),
+    "Not": _ufunc(np.logical_not),
+    "Or": _ufunc(np.logical_or),
+    "Range": _ufunc(np.arange),
+    "Sub": _ufunc(np.subtract),
+    "Where": _ufunc(np.where),
+    "Xor": _ufunc(np.logical_xor),
+    "Cast": _cast,
+    "CumSum": _cumulate,
+    "Expand": lambda xs, a: np.broadcast_to(
+        xs[0], np.broadcast_shapes(xs[0].shape, tuple(map(int, xs[1])))
+    ),
+    "GatherND": _gather_nd,
+    "Transpose": lambda xs, a: np.transpose(xs[0], a.get("perm")),
+}
+"""Operators that give the same bits wherever they are computed.
+
+NOTE: sums of many numbers, products of matrices and functions such as Exp do not.
+"""
+
+
+class ConstantFolding(Rule):
+    """``Add(1, 2) -> 3``   for operators with one right answer.
+
+    Only small integers and truth values, unless the caller asks for more.
+    """
+
+    roots = tuple(_EXACT)
+
+    def __init__(self, everything: bool = False) -> None:
+        self.everything = everything
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        if any(v is None or v.const_value is None for v in node.inputs) or not node.inputs:
+            return None
+        result = node.outputs[0]
+        limit = _LARGE if self.everything else _SMALL
+        if not self.everything and not _is_discrete(result):
+            return None
+        dims = graph.static(result)
+        size = None if dims is None else int(np.prod(dims))
+        if size is None or size > limit or any(_size(v) > limit for v in node.inputs):
+            return Refusal("too large, or of an unknown size", result.name)
+        arrays = [graph.constant(v) for v in node.inputs]
+        given = [a for a in arrays if a is not None]
+        if len(given) < len(arrays):
+            return None
+        computed = _EXACT[node.op_type](given, {k: a.value for k, a in node.attributes.items()})
+        if computed is None or result.dtype is None or computed.shape != dims:
+            return Refusal("not defined the same everywhere", result.name)
+        tensor = ir.Tensor(np.ascontiguousarray(computed).reshape(dims), dtype=result.dtype)
+        return Match([result], lambda op: op.tensor(tensor))
+
+
+def _is_discrete(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.numpy().kind in "biu"
+
+
+def _size(value: ir.Value | None) -> int:
+    return 0 if value is None or value.const_value is None else int(value.const_value.size)

@@ -1,0 +1,161 @@
+"""Factors that are constants: merged, and applied where there are the fewest elements.
+
+Only powers of two are moved or merged: they change the exponent of a number and nothing else, so
+that every product is rounded as before, short of overflow and of numbers below the normal ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.shapes import same
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["DivToMul", "MulMulMul", "MulMulScalar", "ScaleSmaller"]
+
+_LARGEST = 2.0**60
+"""Beyond, a product of factors is no number of float32 any more."""
+
+
+class DivToMul(Rule):
+    """``Div(x, 2) -> Mul(x, 0.5)``   for powers of two: a product is faster."""
+
+    roots = ("Div",)
+    lowers = "Div nodes"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        x, divisor = node.inputs
+        number = _factor(divisor, graph)
+        if x is None or number is None or divisor is None or not _is_float(x):
+            return None
+        if not _is_power_of_two(number):
+            return Refusal("the divisor is no power of two", number)
+        return Match([node.outputs[0]], lambda op: op.Mul(x, 1.0 / number))
+
+
+class MulMulScalar(Rule):
+    """``Mul(Mul(x, 3), 2) -> Mul(x, 6)``   when one of the factors is a power of two."""
+
+    roots = ("Mul",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        if (outer := _scaled(node, graph)) is None:
+            return None
+        product, c = outer
+        if (inner := _scaled(graph.producer(product, "Mul"), graph)) is None:
+            return None
+        x, d = inner
+        if not graph.used_once(product):
+            return Refusal("the inner product is needed", product.name)
+        if not _is_exact(c, d):
+            return Refusal("neither factor is a power of two", (c, d))
+        return Match([node.outputs[0]], lambda op: op.Mul(x, c * d))
+
+
+class MulMulMul(Rule):
+    """``Mul(Mul(Mul(x, 3), y), 2) -> Mul(Mul(x, 6), y)``   when a factor is a power of two."""
+
+    roots = ("Mul",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        if (outer := _scaled(node, graph)) is None:
+            return None
+        value, c = outer
+        product = graph.producer(value, "Mul")
+        if product is None or not _is_float(value):
+            return None
+        a, b = product.inputs
+        for scaled, y in ((a, b), (b, a)):
+            found = _scaled(graph.producer(scaled, "Mul"), graph)
+            if found is None or scaled is None or y is None:
+                continue
+            x, d = found
+            if not graph.used_once(value) or not graph.used_once(scaled):
+                return Refusal("a product between is needed", value.name)
+            if not _is_power_of_two(c):
+                return Refusal("the outer factor is no power of two", c)
+            if not _is_exact(c, d):
+                return Refusal("the factors are too far from 1", (c, d))
+            return Match([node.outputs[0]], lambda op: op.Mul(op.Mul(x, c * d), y))  # noqa: B023
+        return None
+
+
+class ScaleSmaller(Rule):
+    """``Mul(a, Mul(b, 2)) -> Mul(Mul(a, 2), b)``   when ``a`` broadcasts: it has fewer elements.
+
+    Also when ``a`` has a factor of its own: the two become one.
+    """
+
+    roots = ("Mul",)
+    lowers = "elements multiplied by a constant"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        a, scaled = node.inputs
+        found = _scaled(graph.producer(scaled, "Mul"), graph)
+        if found is None:
+            a, scaled = scaled, a
+            found = _scaled(graph.producer(scaled, "Mul"), graph)
+        if found is None or a is None or scaled is None or _factor(a, graph) is not None:
+            return None
+        b, c = found
+        if not _is_smaller(a, b, graph) and _scaled(graph.producer(a), graph) is None:
+            return None
+        if not graph.used_once(scaled):
+            return Refusal("the scaled operand is needed", scaled.name)
+        if not _is_power_of_two(c) or not _is_float(b):
+            return Refusal("the factor is no power of two", c)
+        return Match([node.outputs[0]], lambda op: op.Mul(op.Mul(a, c), b))
+
+
+def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | None:
+    """Return what a Mul multiplies by a constant that does not make it larger."""
+    if node is None or node.op_type != "Mul" or node.domain:
+        return None
+    a, b = node.inputs
+    for x, constant in ((a, b), (b, a)):
+        number = _factor(constant, graph)
+        if number is not None and x is not None and graph.same_shape(x, node.outputs[0]):
+            return x, number
+    return None
+
+
+def _factor(value: ir.Value | None, graph: GraphView) -> float | None:
+    """Return the constant of one element that a value is, when it is a finite number."""
+    number = graph.scalar(value)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def _is_power_of_two(number: float) -> bool:
+    return abs(math.frexp(number)[0]) == 0.5 and 1 / _LARGEST <= abs(number) <= _LARGEST
+
+
+def _is_exact(c: float, d: float) -> bool:
+    """Tell whether the product of two factors is rounded nowhere."""
+    if isinstance(c, int) and isinstance(d, int):
+        return abs(c * d) < 2**31
+    return (_is_power_of_two(c) or _is_power_of_two(d)) and (
+        1 / _LARGEST <= abs(c * d) <= _LARGEST
+    )
+
+
+def _is_smaller(a: ir.Value, b: ir.Value, graph: GraphView) -> bool:
+    """Tell whether a value broadcasts to another, and has fewer elements."""
+    small, large = graph.dims(a), graph.dims(b)
+    if small is None or large is None or len(small) > len(large):
+        return False
+    small = (1,) * (len(large) - len(small)) + small
+    pairs = list(zip(small, large, strict=True))
+    return all(s == 1 or same(s, d) for s, d in pairs) and any(s == 1 != d for s, d in pairs)

@@ -15,6 +15,7 @@ FAMILIES = (
     "creation",
     "cumulative",
     "diagonals",
+    "distances",
     "division",
     "embedding",
     "embedding_bag",

@@ -100,7 +100,7 @@ def _divisors(
         )
         factor = op.Reshape(vector, [-1] + [1] * (len(lengths) - 1 - i))
         result = factor if result is None else op.Mul(result, factor)
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _lengths(op: Recorder, size: Size, windows: Windows, include_pad: bool) -> Any:

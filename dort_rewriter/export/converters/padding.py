@@ -1,14 +1,18 @@
-"""Padding with a constant; a negative amount crops."""
+"""Padding with a constant, a reflection or the edge, and its gradient; a negative amount crops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters.axes import END
+from dort_rewriter.export.converters.opmath import store, widen
+from dort_rewriter.export.converters.windows import Size
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
 
@@ -25,3 +29,84 @@ def constant_pad_nd(op: Recorder, x: Value, pad: Sequence[Any], value: Any = 0) 
         wide = op.cast(x, ir.DataType.INT32)
         return op.cast(op.Pad(wide, pads, op.cast(filler, ir.DataType.INT32)), ir.DataType.BOOL)
     return op.Pad(x, pads, filler)
+
+
+# -- reflection and replication ----------------------------------------------------------------
+
+
+def _amounts(padding: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return how much to pad each of the last axes, in front and behind."""
+    if not all(isinstance(p, int) for p in padding):
+        raise Refused("the padding is symbolic")
+    return list(zip(padding[::2], padding[1::2], strict=True))[::-1]
+
+
+def _extend(op: Recorder, x: Value, padding: Sequence[Any], mode: str) -> Value:
+    amounts = _amounts(padding)
+    axes = list(range(x.rank - len(amounts), x.rank))
+    befores, afters = zip(*amounts, strict=True)
+    pads = [max(0, p) for p in (*befores, *afters)]
+    if any(pads):
+        x = op.Pad(x, pads, None, axes, mode=mode)
+    crops = [min(0, p) for p in (*befores, *afters)]
+    return op.Pad(x, crops, None, axes) if any(crops) else x
+
+
+def _reflect_back(
+    op: Recorder, grad: Value, size: Size, before: int, after: int, axis: int
+) -> Iterator[Value]:
+    """Yield what both margins add: to the elements next to the first and to the last."""
+    if before > 0:
+        image = op.Slice(grad, [before - 1], [-END], [axis], [-1])
+        yield op.Pad(image, op.vector([1, size - (1 + before)]), None, [axis])
+    if after > 0:
+        image = op.Slice(grad, [-1], [-after - 1], [axis], [-1])
+        yield op.Pad(image, op.vector([size - (1 + after), 1]), None, [axis])
+
+
+def _replicate_back(
+    op: Recorder, grad: Value, size: Size, before: int, after: int, axis: int
+) -> Iterator[Value]:
+    """Yield what both margins add: to the first and to the last element."""
+    if before > 0:
+        total = op.ReduceSum(op.Slice(grad, [0], [before], [axis]), [axis], keepdims=1)
+        yield op.Pad(total, op.vector([0, size - 1]), None, [axis])
+    if after > 0:
+        total = op.ReduceSum(op.Slice(grad, [-after], [END], [axis]), [axis], keepdims=1)
+        yield op.Pad(total, op.vector([size - 1, 0]), None, [axis])
+
+
+_Back = Callable[[Recorder, Value, Size, int, int, int], Iterator[Value]]
+
+
+def _extend_backward(
+    op: Recorder, grad: Value, x: Value, padding: Sequence[Any], fold_back: _Back
+) -> Value:
+    """Add the gradients of the margins to those of the elements they repeat, axis by axis."""
+    amounts = _amounts(padding)
+    result = widen(op, grad)
+    for axis, (before, after) in enumerate(amounts, x.rank - len(amounts)):
+        if not before and not after:
+            continue
+        own = op.Pad(result, [-before, -after], None, [axis])
+        size = op.size(x, axis)
+        margins = fold_back(op, result, size, before, after, axis)
+        result = functools.reduce(op.Add, margins, own)
+    return store(op, result)
+
+
+def _register(name: str, mode: str, fold_back: _Back) -> None:
+    @converter(f"aten::{name}")
+    def pad(op: Recorder, x: Value, padding: Sequence[Any]) -> Value:
+        """reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
+        return _extend(op, x, padding, mode)
+
+    @converter(f"aten::{name}_backward")
+    def pad_backward(op: Recorder, grad_output: Value, x: Value, padding: Sequence[Any]) -> Value:
+        """reflection_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding) -> Tensor"""
+        return _extend_backward(op, grad_output, x, padding, fold_back)
+
+
+for _rank in (1, 2, 3):
+    _register(f"reflection_pad{_rank}d", "reflect", _reflect_back)
+    _register(f"replication_pad{_rank}d", "edge", _replicate_back)

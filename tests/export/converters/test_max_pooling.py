@@ -43,7 +43,21 @@ def special(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return x
 
 
+def unpool(x: torch.Tensor, padding: int, size: list[int]) -> Case:
+    """Return the row of putting the results of a pooling back."""
+    rank = len(size)
+    lists = [[2] * rank, [2] * rank, [padding] * rank]
+    values, indices = getattr(torch.ops.aten, f"max_pool{rank}d_with_indices")(x, *lists)
+    rest = (lists[1], lists[2]) if rank == 3 else ()
+    return Case(f"aten::max_unpool{rank}d", (values, indices, size, *rest))
+
+
 CASES = [
+    unpool(T(2, 3, 6, 8), 0, [6, 8]),
+    unpool(T(2, 3, 6, 7), 1, [6, 7]),
+    unpool(T(3, 6, 8), 0, [6, 8]),
+    unpool(T(2, 3, 6, 8, dtype=torch.float64), 0, [6, 8]),
+    unpool(T(2, 3, 4, 6, 8), 0, [4, 6, 8]),
     *(
         case
         for stride, padding, dilation, ceil_mode in itertools.product(

@@ -1,11 +1,40 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from tests.export.cases import Case, T, check
 
+
+def rows(name: str, x: torch.Tensor, padding: list[int]) -> Iterator[Case]:
+    """Yield the rows of a padding and of its gradient."""
+    yield Case(f"aten::{name}", (x, padding))
+    gradient = T(*getattr(torch.ops.aten, name)(x, padding).shape, dtype=x.dtype)
+    yield Case(f"aten::{name}_backward", (gradient, x, padding))
+
+
 CASES = [
+    *rows("reflection_pad1d", T(2, 3, 6), [2, 3]),
+    *rows("reflection_pad1d", T(3, 6), [0, 5]),
+    *rows("reflection_pad1d", T(2, 3, 6), [0, 0]),
+    *rows("reflection_pad2d", T(2, 3, 5, 6), [1, 2, 3, 4]),
+    *rows("reflection_pad2d", T(3, 5, 6), [3, 0, 0, 1]),
+    *rows("reflection_pad2d", T(2, 3, 5, 6, dtype=torch.float64), [1, 2, 3, 4]),
+    *rows("reflection_pad2d", T(2, 3, 5, 6, dtype=torch.float16), [1, 2, 3, 4]),
+    *rows("reflection_pad2d", T(2, 3, 5, 6) * math.inf, [1, 2, 3, 4]),
+    *rows("reflection_pad3d", T(2, 3, 4, 5, 6), [1, 2, 3, 4, 1, 3]),
+    *rows("replication_pad1d", T(2, 3, 6), [2, 7]),
+    *rows("replication_pad1d", T(2, 3, 1), [2, 1]),
+    *rows("replication_pad2d", T(2, 3, 5, 6), [1, 2, 3, 4]),
+    *rows("replication_pad2d", T(3, 5, 6), [3, 0, 0, 1]),
+    *rows("replication_pad2d", T(2, 3, 5, 6), [-1, 2, 3, -2]),
+    *rows("replication_pad2d", T(2, 3, 5, 6), [-1, -2, 0, 0]),
+    *rows("replication_pad2d", T(2, 3, 5, 6, dtype=torch.float64), [1, 2, 3, 4]),
+    *rows("replication_pad2d", T(2, 3, 5, 6, dtype=torch.float16), [1, 2, 3, 4]),
+    *rows("replication_pad3d", T(2, 3, 4, 5, 6), [1, 2, 3, 4, 1, 3]),
     Case("aten::constant_pad_nd", (T(2, 3), [1, 2])),
     Case("aten::constant_pad_nd", (T(2, 3), [0, 1, 2, 0], 1.5)),
     Case("aten::constant_pad_nd", (T(2, 5), [-1, -2])),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
@@ -31,10 +32,7 @@ def compile_with_aot(
     ``compile_inference`` is called in place of ``compile_graph`` for a graph without a backward;
     it is also given the names of the inputs that are weights.
 
-    NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
-    torch 2.8 with dynamic shapes.
     """
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     def inference(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
@@ -45,7 +43,7 @@ def compile_with_aot(
     compiler = aot_autograd(
         fw_compiler=compile_graph,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
     )
     flat, spec = _flatten_results(graph_module)
@@ -53,6 +51,19 @@ def compile_with_aot(
     if spec is None:
         return compiled
     return lambda *given: torch.utils._pytree.tree_unflatten(list(compiled(*given)), spec)
+
+
+def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    """Cut a joint graph into forward and backward.
+
+    NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
+    torch 2.8 with dynamic shapes.
+    """
+    from functorch.compile import min_cut_rematerialization_partition
+
+    merge_duplicates(joint.graph)
+    with torch._functorch.config.patch(cse=False):
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def _flatten_results(

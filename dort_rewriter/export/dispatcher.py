@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import is_convertible
@@ -98,23 +99,42 @@ class ForceDispatcher(Dispatcher):
 
     def _opaque(self, name: str) -> Converter:
         def record(op: Any, *args: Any, **kwargs: Any) -> Any:
+            given = {**{f"arg{i}": a for i, a in enumerate(args)}, **kwargs}
+            inputs, attributes = _split(given)
             results = op.result
-            count = len(results) if isinstance(results, list | tuple) else 1
-            tensors = [a for a in args if hasattr(a, "dtype") and hasattr(a, "shape")]
-            constants = {
-                f"arg{i}": a if isinstance(a, int | float | str) else str(a)
-                for i, a in enumerate(args)
-                if not any(a is t for t in tensors) and a is not None
-            }
-            named = {
-                k: v if isinstance(v, int | float | str) else str(v) for k, v in kwargs.items()
-            }
-            node_type = name.replace("::", "_").replace(".", "_")
             return op.call(
-                node_type, *tensors, domain=self.domain, outputs=count, **constants, **named
+                name.replace("::", "_").replace(".", "_"),
+                *inputs,
+                domain=self.domain,
+                outputs=len(results) if isinstance(results, list | tuple) else 1,
+                **attributes,
             )
 
         return make_converter(name, record)
+
+
+def _split(given: Mapping[str, Any]) -> tuple[list[ir.Value], dict[str, Any]]:
+    """Separate the tensors among the arguments of a call, which become inputs, from the others.
+
+    A list of tensors leaves how many they are under its name.
+    """
+    inputs: list[ir.Value] = []
+    attributes: dict[str, Any] = {}
+    for name, value in given.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        tensors = [v for v in items if isinstance(v, ir.Value)]
+        inputs += tensors
+        if tensors and items is value:
+            attributes[f"{name}_count"] = len(tensors)
+        elif not tensors and value is not None:
+            attributes[name] = value if _is_attribute(value) else str(value)
+    return inputs, attributes
+
+
+def _is_attribute(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(value and all(type(v) is t for v in value) for t in (int, float, str))
+    return isinstance(value, int | float | str)
 
 
 def _unconvertible(node: torch.fx.Node) -> str | None:

@@ -57,11 +57,21 @@ def obtain_graph(
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
         raise CaptureError(
-            f"torch.export could not capture {type(mod).__name__}: {_first_line(e)}\n"
-            "Data-dependent control flow needs torch.cond, or a rewrite; "
-            "torch.compile(backend='onnxrt') breaks the graph there instead."
+            f"torch.export could not capture {type(mod).__name__}: {_first_line(e)}\n{_advice(e)}"
         ) from e
     return _from_program(program, decompositions)
+
+
+def _advice(error: Exception) -> str:
+    if "data-dependent" in str(error).lower():
+        return (
+            "Data-dependent control flow needs torch.cond, or a rewrite; "
+            "torch.compile(backend='onnxrt') breaks the graph there instead."
+        )
+    return (
+        "Check that the model runs on these args and kwargs, and that dynamic_shapes fits them; "
+        "torch.export.draft_export lists what else is in the way."
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ _EXPORTS: dict[str, str] = {
     "assert_all_close": "tools.results",
     "build_matching_inputs": "tools.feeds",
     "CaptureError": "errors",
+    "compose_backends": "tools.backend_aids",
     "create_input_names": "export.names",
     "Dispatcher": "export.dispatcher",
     "DivergenceError": "errors",
@@ -24,6 +25,8 @@ _EXPORTS: dict[str, str] = {
     "dump_for_debug": "tools.repro",
     "dump_onnx": "tools.dumps",
     "ExecutionError": "errors",
+    "explain": "tools.explain",
+    "Explanation": "tools.explain",
     "ExportError": "errors",
     "ExportOptions": "options",
     "filter_decomposition_table": "export.decompositions",
@@ -42,6 +45,7 @@ _EXPORTS: dict[str, str] = {
     "onnx_custom_backend": "backends.custom",
     "onnx_debug_backend": "backends.debug",
     "OptimizationOptions": "options",
+    "optimize_for_inference_backend": "tools.backend_aids",
     "optimize_onnx": "backends.optimize_onnx",
     "OptimizeError": "errors",
     "OptionError": "errors",
@@ -49,6 +53,7 @@ _EXPORTS: dict[str, str] = {
     "OrtBackendOptions": "options",
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
+    "print_graph_backend": "tools.backend_aids",
     "pprint_storage": "tools.storage_report",
     "plot_dot": "tools.dot",
     "pretty_onnx": "tools.onnx_text",
@@ -116,8 +121,14 @@ if TYPE_CHECKING:
     from dort_rewriter.optimize.selection import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
+    from dort_rewriter.tools.backend_aids import (
+        compose_backends,
+        optimize_for_inference_backend,
+        print_graph_backend,
+    )
     from dort_rewriter.tools.dot import plot_dot
     from dort_rewriter.tools.dumps import dump_onnx
+    from dort_rewriter.tools.explain import Explanation, explain
     from dort_rewriter.tools.feeds import build_matching_inputs, inputs_from_onnx_model
     from dort_rewriter.tools.onnx_text import pretty_onnx
     from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data

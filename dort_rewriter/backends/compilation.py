@@ -221,6 +221,7 @@ class Block:
         with self._lock:
             if not self._given_up:
                 logger.warning("A graph runs in torch from now on: %s", error)
+                self.recipe.trace.failures.append(str(error))
                 self._boxed = _boxed_module(self.graph_module)
                 self._given_up = True
             assert self._boxed is not None

@@ -17,6 +17,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dort_rewriter.tools.doctor_command:run_doctor",
         "say what is wrong with the installation, and the line that mends it",
     ),
+    "explain": (
+        "dort_rewriter.tools.explain_command:run_explain",
+        "say what of a model runs in ONNX Runtime, what in torch, and why",
+    ),
     "show": (
         "dort_rewriter.tools.show_command:run_show",
         "print, count or draw an ONNX model",

@@ -1,0 +1,168 @@
+"""Backends for people who write backends: to see a graph, to try several compilers in turn."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import torch
+
+from dort_rewriter.errors import CaptureError, OptionError
+from dort_rewriter.tools.graph_table import graph_table
+
+__all__ = [
+    "Attempt",
+    "ComposedBackend",
+    "compose_backends",
+    "optimize_for_inference_backend",
+    "print_graph_backend",
+]
+
+logger = logging.getLogger(__name__)
+
+Compiled = Callable[..., Any]
+Backend = Callable[..., Compiled]
+
+
+def print_graph_backend(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any], *, file: TextIO | None = None
+) -> Compiled:
+    """Print the graph that Dynamo captured as a table, and run it in eager mode.
+
+    ``torch.compile(model, backend=print_graph_backend)``; ``file`` is the standard output when it
+    is None.
+    """
+    stream = sys.stdout if file is None else file
+    print(graph_table(graph_module), file=stream)
+    return graph_module.forward
+
+
+def optimize_for_inference_backend(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any]
+) -> Compiled:
+    """Run a graph as TorchScript, after ``torch.jit.optimize_for_inference``.
+
+    It shows how another compiler is plugged in. Weights are arguments of the graph, so that a
+    change of them is seen; gradients are not computed, and a graph that needs some, or that
+    TorchScript refuses, runs in eager mode, with a warning by ``logging``.
+    """
+    needs_gradient = torch.is_grad_enabled() and any(
+        isinstance(a, torch.Tensor) and a.requires_grad for a in args
+    )
+    if needs_gradient:
+        logger.warning("A graph that needs gradients runs in eager mode: use torch.no_grad().")
+        return graph_module.forward
+    # NOTE: Dynamo's class writes its code when it is first needed, which TorchScript cannot read.
+    plain = torch.fx.GraphModule(graph_module, graph_module.graph).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is announced to go: that is known here
+        try:
+            scripted = torch.jit.script(plain)
+            optimized = torch.jit.optimize_for_inference(scripted)
+        # The compiler raises its own errors, which are RuntimeError, and those of Python.
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            logger.warning("A graph that TorchScript refuses runs in eager mode: %s", reason)
+            return graph_module.forward
+    return lambda *given: optimized(*given)  # a module of TorchScript is no module to Dynamo
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one backend on one graph."""
+
+    backend: str
+    error: str | None = None
+    """Why it failed; None when it compiled the graph."""
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.error or 'compiled the graph'}"
+
+
+class ComposedBackend:
+    """Gives each graph to the first backend that compiles it."""
+
+    def __init__(self, backends: Sequence[str | Backend], fallback: str | Backend | None) -> None:
+        self.backends = tuple(backends)
+        self.fallback = fallback
+        self.attempts: list[tuple[Attempt, ...]] = []
+        """For each graph, the backends that were tried; the last one compiled it."""
+        self.__name__ = "compose_backends"
+
+    def __call__(
+        self, graph_module: torch.fx.GraphModule, args: Sequence[Any], **kwargs: Any
+    ) -> Compiled:
+        """Compile a graph."""
+        tried: list[Attempt] = []
+        candidates = self.backends if self.fallback is None else (*self.backends, self.fallback)
+        for backend in candidates:
+            name = _name(backend)
+            try:
+                given = kwargs if backend in self.backends else {}
+                compiled = _lookup(backend)(graph_module, args, **given)
+            except Exception as error:  # a compiler raises anything: the next one is to be tried
+                tried.append(Attempt(name, _reason(error)))
+                logger.info("Backend %s", tried[-1])
+                continue
+            tried.append(Attempt(name))
+            self.attempts.append(tuple(tried))
+            failed = "".join(f"; {a}" for a in tried[:-1])
+            logger.log(
+                logging.WARNING if failed else logging.INFO,
+                "Graph %d is compiled by %s%s",
+                len(self.attempts) - 1,
+                name,
+                failed,
+            )
+            return compiled
+        self.attempts.append(tuple(tried))
+        raise CaptureError("No backend compiled the graph:\n" + "\n".join(f"  {a}" for a in tried))
+
+    @property
+    def chosen(self) -> tuple[str | None, ...]:
+        """The backend of each graph; None where all failed."""
+        return tuple(a[-1].backend if a[-1].error is None else None for a in self.attempts)
+
+    def report(self) -> str:
+        """Return what became of each graph, as text."""
+        return "\n".join(
+            f"graph {i}: {'; '.join(str(a) for a in tried)}"
+            for i, tried in enumerate(self.attempts)
+        )
+
+
+def compose_backends(
+    *backends: str | Backend, fallback: str | Backend | None = "eager"
+) -> ComposedBackend:
+    """Return a backend that gives each graph to the first of several that compiles it.
+
+    ``torch.compile(model, backend=compose_backends("tensorrt", "inductor"))``. A backend is a name
+    that torch knows or a function; what one raises is kept, and logged, and the next is tried,
+    ``fallback`` at last (None raises instead, with all the reasons). ``attempts``, ``chosen`` and
+    ``report()`` of the result say what became of each graph.
+
+    A backend that compiles at the first call has not failed yet: what it raises then is raised.
+    """
+    if not backends:
+        raise OptionError("compose_backends needs a backend to try, such as 'inductor'.")
+    return ComposedBackend(backends, fallback)
+
+
+def _name(backend: str | Backend) -> str:
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
+
+
+def _lookup(backend: str | Backend) -> Backend:
+    if not isinstance(backend, str):
+        return backend
+    found: Backend = torch._dynamo.lookup_backend(backend)
+    return found
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

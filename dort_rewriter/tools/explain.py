@@ -1,0 +1,281 @@
+"""explain: what torch.compile makes of a model, what runs in ONNX Runtime, what in torch and why.
+
+The model is compiled as ``backend="onnxrt"`` does, and called once: what is explained is the path
+that this call takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.compilation import compile_graph
+from dort_rewriter.backends.onnxrt import OrtBackend, make_dispatcher, make_recipe
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.trace import CompileTrace
+
+__all__ = ["AtenGraph", "CapturedGraph", "Explanation", "GraphBreak", "InTorch", "explain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTorch:
+    """An operator that runs in torch."""
+
+    op: str
+    reason: str
+    count: int
+    where: tuple[str, ...]
+    """The Python lines it comes from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtenGraph:
+    """A graph of ATen operators, forward, backward or of inference alone."""
+
+    kind: Literal["forward", "backward", "inference"]
+    ops: dict[str, int]
+    """Its operators, and how many of each."""
+    models: tuple[dict[str, int], ...]
+    """For each part that runs in ONNX Runtime, its ONNX nodes by type."""
+    in_onnxruntime: int
+    """How many operators those parts have."""
+    in_torch: tuple[InTorch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedGraph:
+    """A graph that Dynamo captured, and what it was lowered to."""
+
+    ops: dict[str, int]
+    """What it calls, and how often."""
+    lowered: tuple[AtenGraph, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphBreak:
+    """Where a graph ends before the function does."""
+
+    reason: str
+    where: tuple[str, ...]
+    """The Python lines, the innermost last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What :func:`explain` found; ``print(explanation)`` and ``explanation.to_dict()``."""
+
+    graphs: tuple[CapturedGraph, ...]
+    breaks: tuple[GraphBreak, ...]
+
+    @property
+    def in_torch(self) -> tuple[InTorch, ...]:
+        """Everything that runs in torch, of all graphs."""
+        return tuple(t for g in self.graphs for a in g.lowered for t in a.in_torch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.graphs)} graph(s), {len(self.breaks)} break(s)"]
+        for i, captured in enumerate(self.graphs):
+            lines.append(
+                f"graph {i}: {sum(captured.ops.values())} calls ({_counts(captured.ops)})"
+            )
+            for graph in captured.lowered:
+                lines.extend(f"  {line}" for line in _describe(graph))
+        for i, found in enumerate(self.breaks):
+            lines.append(f"break {i}: {found.reason}")
+            lines.extend(f"  at {place}" for place in found.where)
+        return "\n".join(lines)
+
+
+def _describe(graph: AtenGraph) -> list[str]:
+    total = sum(graph.ops.values())
+    lines = [f"{graph.kind}: {total} operators, {graph.in_onnxruntime} in ONNX Runtime"]
+    lines.extend(
+        f"  model {i}: {sum(nodes.values())} nodes ({_counts(nodes)})"
+        for i, nodes in enumerate(graph.models)
+    )
+    for left in graph.in_torch:
+        lines.append(f"  in torch: {left.count} x {left.op}: {left.reason}")
+        lines.extend(f"    at {place}" for place in left.where)
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+
+
+def explain(
+    model: Callable[..., Any],
+    *args: Any,
+    backend_options: OrtBackendOptions | Mapping[str, Any] | None = None,
+    compile_options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Compile a model for ONNX Runtime, call it once, and say what became of it.
+
+    Args:
+        model: a module or a function; of a compiled module, what it was made of.
+        args: what to call it with.
+        backend_options: options of ``backend="onnxrt"``.
+        compile_options: arguments of ``torch.compile``, such as ``{"dynamic": True}``.
+        kwargs: what to call it with, by name.
+
+    The backward graphs are part of it when the results need gradients; these are computed, and
+    accumulated nowhere. ``torch._dynamo.reset()`` is called before and after: what was compiled
+    earlier is compiled again when it is used.
+    """
+    options = from_mapping(OrtBackendOptions, backend_options)
+    backend = OrtBackend(dataclasses.replace(options, fallback=True))
+    recorder = _Recorder(backend)
+    torch._dynamo.reset()
+    try:
+        original = getattr(model, "_orig_mod", model)
+        compiled = torch.compile(original, backend=recorder, **(compile_options or {}))
+        _run_backward(original, (args, kwargs), compiled(*args, **kwargs))
+    finally:
+        torch._dynamo.reset()
+    graphs = [CapturedGraph(ops=ops, lowered=tuple(lowered)) for ops, lowered in recorder.graphs]
+    return Explanation(graphs=tuple(graphs), breaks=tuple(dict.fromkeys(recorder.breaks)))
+
+
+def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
+    """Compute gradients, so that AOTAutograd compiles the backward graphs; none is accumulated."""
+    leaves = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    if isinstance(model, torch.nn.Module):
+        leaves.extend(model.parameters())
+    leaves = [t for t in leaves if t.requires_grad]
+    roots = [
+        r
+        for r in torch.utils._pytree.tree_leaves(results)
+        if isinstance(r, torch.Tensor) and r.requires_grad and r.is_floating_point()
+    ]
+    if leaves and roots:
+        torch.autograd.grad([r.sum() for r in roots], leaves, allow_unused=True)
+
+
+class _Recorder:
+    """Compiles the graphs of Dynamo, and keeps what became of each."""
+
+    def __init__(self, backend: OrtBackend) -> None:
+        self.backend = backend
+        self.graphs: list[tuple[dict[str, int], list[AtenGraph]]] = []
+        self.breaks: list[GraphBreak] = []
+
+    def __call__(
+        self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+    ) -> Callable[..., Any]:
+        reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
+        if reason is not None and reason.graph_break:
+            places = tuple(
+                f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in reason.user_stack
+            )
+            self.breaks.append(GraphBreak(reason=_reason(str(reason.reason)), where=places))
+        ops = _count(
+            _target_name(n.target) for n in graph_module.graph.nodes if n.op.startswith("call_")
+        )
+        lowered: list[AtenGraph] = []
+        self.graphs.append((ops, lowered))  # the backward graph comes later
+        return compile_with_aot(
+            graph_module,
+            args,
+            compile_graph=functools.partial(self._compile, lowered),
+            decompositions=get_decomposition_table(make_dispatcher()),
+        )
+
+    def _compile(
+        self, lowered: list[AtenGraph], graph_module: torch.fx.GraphModule, _: Sequence[Any]
+    ) -> Callable[..., Any]:
+        trace, built = CompileTrace(), list[BuiltBlock]()
+        recipe = dataclasses.replace(
+            make_recipe(self.backend), trace=trace, on_built=built.append, build_now=True
+        )
+        hoist_random(graph_module)  # as the compilation does: the operators are those it sees
+        calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
+        kind = _kind(graph_module)
+        run = compile_graph(graph_module, recipe)
+        inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
+        outside = [n for name, n in calls.items() if name not in inside]
+        lowered.append(
+            AtenGraph(
+                kind=kind,
+                ops=_count(op_name(n.target) for n in calls.values()),
+                models=tuple(_nodes(b) for b in built if b.computed),
+                in_onnxruntime=len(calls) - len(outside),
+                in_torch=_left_to_torch(outside, trace),
+            )
+        )
+        return run
+
+
+_REASONS = {"generic_jump": "a branch on the value of a tensor"}
+"""torch's shortest words for a break, and what they mean."""
+
+
+def _reason(words: str) -> str:
+    meaning = _REASONS.get(words.partition(" ")[0])
+    return words.strip() if meaning is None else f"{meaning} ({words.strip()})"
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem
+
+
+def _kind(graph_module: torch.fx.GraphModule) -> Literal["forward", "backward", "inference"]:
+    # These are the names that AOTAutograd gives to arguments.
+    names = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+    if any(name.startswith("tangents_") for name in names):
+        return "backward"
+    return "forward" if any(name.startswith("primals_") for name in names) else "inference"
+
+
+def _nodes(built: BuiltBlock) -> dict[str, int]:
+    return _count(
+        f"{n.domain}.{n.op_type}" if n.domain else n.op_type
+        for n in built.exported.model.graph.all_nodes()
+    )
+
+
+def _left_to_torch(nodes: Sequence[torch.fx.Node], trace: CompileTrace) -> tuple[InTorch, ...]:
+    refused: dict[str, UnsupportedOp] = {f.node: f for f in trace.fallbacks}
+    failure = f"its session failed: {trace.failures[0]}" if trace.failures else ""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if node.name in refused:
+            reason = refused[node.name].reason
+        else:
+            reason = failure or "too few operators around it to be worth a session"
+        groups.setdefault((op_name(node.target), reason), []).append(source_line(node))
+    return tuple(
+        InTorch(
+            op=op,
+            reason=reason,
+            count=len(places),
+            where=tuple(dict.fromkeys(p for p in places if p)),
+        )
+        for (op, reason), places in groups.items()
+    )
+
+
+def _count(names: Any) -> dict[str, int]:
+    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
+
+
+def _target_name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))

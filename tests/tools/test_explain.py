@@ -1,0 +1,133 @@
+"""explain: graphs, breaks, what runs where and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dort_rewriter import OptionError, explain
+from dort_rewriter.tools.cli import main
+from dort_rewriter.tools.model_source import load_pair
+
+
+def branching(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x / (x.abs() + 1)
+    if y.sum() < 0:  # a break
+        y = -y
+    return z * y
+
+
+def partly(x: torch.Tensor) -> torch.Tensor:
+    y = torch.linalg.inv(x.exp() + torch.eye(3))  # stays in torch
+    return torch.nn.functional.dropout(y * 2 + 1, 0.5)
+
+
+def test_a_break_has_its_reason_and_its_line() -> None:
+    found = explain(branching, torch.randn(3), torch.ones(3))
+    assert len(found.graphs) == 2
+    (broken,) = found.breaks
+    assert broken.reason.startswith("a branch on the value of a tensor")
+    assert "if y.sum() < 0" in broken.where[-1]
+    assert found.in_torch == ()
+    text = str(found)
+    assert text.startswith("2 graph(s), 1 break(s)\ngraph 0: ")
+    assert "break 0: a branch on" in text
+
+
+def test_forward_and_backward_graphs_are_told_apart() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    (graph,) = explain(model, torch.randn(2, 4)).graphs
+    assert [a.kind for a in graph.lowered] == ["forward", "backward"]
+    assert all(p.grad is None for p in model.parameters())
+    assert graph.lowered[0].models[0]["Relu"] == 1
+    assert sum(graph.lowered[0].ops.values()) == graph.lowered[0].in_onnxruntime
+    with torch.no_grad():
+        (graph,) = explain(model, torch.randn(2, 4)).graphs
+    assert [a.kind for a in graph.lowered] == ["inference"]
+
+
+def test_what_runs_in_torch_has_its_reason_and_its_line() -> None:
+    found = explain(partly, torch.randn(3, 3))
+    reasons = {left.op: left for left in found.in_torch}
+    inverse = next(left for op, left in reasons.items() if "linalg_inv" in op)
+    assert inverse.reason == "no converter"
+    assert "torch.linalg.inv(x.exp()" in inverse.where[0]
+    draw = next(left for op, left in reasons.items() if "bernoulli" in op)
+    assert draw.reason.startswith("random")
+    (graph,) = found.graphs[0].lowered
+    assert 0 < graph.in_onnxruntime < sum(graph.ops.values())
+    assert graph.in_onnxruntime + sum(left.count for left in graph.in_torch) == sum(
+        graph.ops.values()
+    )
+
+
+def test_small_parts_say_that_they_are_small() -> None:
+    found = explain(torch.relu, torch.randn(3), backend_options={"min_block_size": 5})
+    assert found.in_torch == ()  # a whole graph is worth a session whatever its size
+    found = explain(partly, torch.randn(3, 3), backend_options={"min_block_size": 50})
+    assert any("too few operators" in left.reason for left in found.in_torch)
+
+
+def test_a_session_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def spoil(model: Any) -> None:
+        model.graph.node[0].input[0] = "nowhere"
+
+    options = {"pre_ort_model_transforms": (spoil,)}
+    found = explain(torch.relu, torch.randn(3), backend_options=options)
+    assert found.in_torch[0].reason.startswith("its session failed")
+
+
+def test_dynamic_shapes_a_compiled_module_and_keyword_arguments() -> None:
+    class Scale(torch.nn.Module):
+        def forward(self, x: torch.Tensor, *, by: float = 1.0) -> torch.Tensor:
+            return x * by + x.shape[0]
+
+    compiled = torch.compile(Scale(), backend="eager")
+    found = explain(compiled, torch.randn(4), by=2.0, compile_options={"dynamic": True})
+    assert len(found.graphs) == 1
+    assert found.in_torch == ()
+
+
+MODEL = """
+import torch
+
+def partly():
+    return (lambda x: torch.linalg.inv(x.exp() + torch.eye(3)) * 2 + 1), torch.randn(3, 3)
+
+whole = (torch.nn.Linear(3, 2), (torch.randn(1, 3),))
+number = 3
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> str:
+    path = tmp_path / "the_model.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+def test_the_command(model_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{model_file}:whole", "--strict"]) == 0
+    assert capsys.readouterr().out.startswith("1 graph(s), 0 break(s)")
+    assert main(["explain", f"{model_file}:partly", "--strict", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert any("linalg_inv" in t["op"] for t in data["graphs"][0]["lowered"][0]["in_torch"])
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("model.py", "FILE.py:NAME"),
+        ("nowhere.py:model", "No file"),
+        ("no.such.module:model", "No module"),
+        ("{file}:missing", "has no 'missing'"),
+        ("{file}:number", "gives a int"),
+    ],
+)
+def test_a_model_that_is_not_there(model_file: str, source: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        load_pair(source.format(file=model_file))

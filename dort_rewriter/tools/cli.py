@@ -13,6 +13,10 @@ from dort_rewriter.errors import DortError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": (
+        "dort_rewriter.tools.demo_command:run_demo_command",
+        "train a small model through ONNX Runtime, beside eager mode and Inductor",
+    ),
     "doctor": (
         "dort_rewriter.tools.doctor_command:run_doctor",
         "say what is wrong with the installation, and the line that mends it",

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-__all__ = ["answer", "make_parser"]
+__all__ = ["answer", "brief", "make_parser"]
 
 
 def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -24,3 +24,10 @@ def make_parser(name: str, description: str, epilog: str = "") -> argparse.Argum
 def answer(as_json: bool, data: Any, text: str) -> None:
     """Print the answer: ``data`` for programs, ``text`` for people."""
     print(json.dumps(data, indent=1, default=str) if as_json else text)
+
+
+def brief(error: BaseException) -> str:
+    """Return an error in one line: its type and the beginning of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # torch says which backend raised on the first line, and what on the second.
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"

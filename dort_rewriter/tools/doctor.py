@@ -20,6 +20,7 @@ from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import REMOVED_IN, parse_series
+from dort_rewriter.tools.command import brief
 
 __all__ = ["Finding", "examine"]
 
@@ -214,11 +215,10 @@ def check_training(train: Callable[[], float]) -> Finding:
     try:
         error = train()
     except Exception as failure:  # torch wraps what a backend raises in types of its own
-        first = str(failure).strip().splitlines()[0]
         return Finding(
             "problem",
             "trial",
-            f"a training step failed: {type(failure).__name__}: {first}",
+            f"a training step failed: {brief(failure)}",
             "mend the problems above first; then report this with `dort-rewriter doctor --json`",
         )
     seconds = time.perf_counter() - start
@@ -245,7 +245,7 @@ def train_a_little() -> float:
     twin = copy.deepcopy(model)
     x = torch.linspace(-1, 1, 24).reshape(3, 8)
     backend, _ = make_aot_ort(fallback=False)
-    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     pairs = zip(train_loop(twin, x), train_loop(compiled, x), strict=True)
     return max(float((expected - actual).abs().max()) for expected, actual in pairs)
 

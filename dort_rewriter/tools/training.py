@@ -15,7 +15,7 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def train_loop(
-    model: torch.nn.Module,
+    model: Any,
     *args: Any,
     loss_fn: LossFunction | None = None,
     optimizer: torch.optim.Optimizer | None = None,
@@ -25,7 +25,7 @@ def train_loop(
     The target is made of zeros, so that two runs of equal models give equal gradients.
 
     Args:
-        model: a module, compiled or not.
+        model: a ``torch.nn.Module``, or what ``torch.compile`` made of one.
         args: its inputs.
         loss_fn: takes the first floating point tensor of the output and the target; None takes
             the ``loss`` of the output if it has one, the mean of squares otherwise.
@@ -45,7 +45,7 @@ def train_loop(
 
 
 def train_loop_mixed_precision(
-    model: torch.nn.Module,
+    model: Any,
     *args: Any,
     loss_fn: LossFunction | None = None,
     optimizer: torch.optim.Optimizer | None = None,
@@ -73,7 +73,7 @@ def train_loop_mixed_precision(
     return _gradients(parameters)
 
 
-def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+def _trainable(model: Any) -> list[torch.nn.Parameter]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise OptionError(

@@ -142,11 +142,11 @@ def test_the_dump_path(tmp_path: Path) -> None:
 
 def test_a_trial_that_fails_or_is_wrong() -> None:
     def fail() -> float:
-        raise ZeroDivisionError("first line\nsecond")
+        raise ZeroDivisionError("first line\n\nsecond\nthird")
 
     finding = doctor.check_training(fail)
     assert finding.state == "problem"
-    assert finding.text == "a training step failed: ZeroDivisionError: first line"
+    assert finding.text == "a training step failed: ZeroDivisionError: first line second"
     assert doctor.check_training(lambda: 0.5).text.endswith("off by 5.0e-01")
     assert doctor.check_training(lambda: 1e-7).state == "ok"
 

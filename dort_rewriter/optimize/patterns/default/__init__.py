@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.default.activations import Gelu
 from dort_rewriter.optimize.patterns.default.casts import CastCast
 from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
 from dort_rewriter.optimize.patterns.default.duplicates import CommonSubexpressions
@@ -83,6 +84,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     MulMulScalar,
     MulMulMul,
     ScaleSmaller,
+    Gelu,
     CommonSubexpressions,
 )
 """In the order they are tried."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.onnxruntime.activations import FastGelu, GeluErf
 from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
 from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMul,
@@ -14,6 +15,8 @@ __all__ = ["RULES"]
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     SimplifiedLayerNormalization,
+    GeluErf,
+    FastGelu,
     FusedMatMulScale,
     FusedMatMul,
     FusedMatMulTranspose,

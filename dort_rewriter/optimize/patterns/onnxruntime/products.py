@@ -70,40 +70,67 @@ def _fuse(value: ir.Value, product: _Product, graph: GraphView) -> Match | Refus
     return Match([value], product.build)
 
 
-def _swapped(value: ir.Value | None, graph: GraphView) -> ir.Value | None:
-    """Return what a value is the transpose of, if it swaps the last two axes and no other."""
+@dataclass(frozen=True)
+class _Turned:
+    """What a product may read transposed: x with its axes in another order, the last one last."""
+
+    x: ir.Value
+    perm: list[int]
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether nothing but the transposition of the product is left."""
+        return self.perm == sorted(self.perm)
+
+    def build(self, op: Writer) -> ir.Value:
+        result: ir.Value = self.x if self.is_plain else op.Transpose(self.x, perm=self.perm)
+        return result
+
+
+def _turned(value: ir.Value | None, graph: GraphView) -> _Turned | None:
+    """Tell whether a value is a Transpose that puts the last axis before the last."""
     node = graph.producer(value, "Transpose")
     rank = graph.rank(value)
-    if node is None or rank is None or rank < 2:
+    if value is None or node is None or rank is None or rank < 2:
         return None
     perm = list(graph.attribute(node, "perm", range(rank)[::-1]))
-    swap = [*range(rank - 2), rank - 1, rank - 2]
-    return node.inputs[0] if perm == swap else None
+    x = node.inputs[0]
+    if x is None or perm[-2] != rank - 1:
+        return None
+    turned = _Turned(x, [*perm[:-2], perm[-1], perm[-2]])
+    return turned if turned.is_plain or graph.used_once(value) else None
 
 
 class FusedMatMul(Rule):
     """``MatMul(Transpose(a), b) -> FusedMatMul(a, b, transA=1)``   and the same for ``b``.
 
-    Others may read the Transpose. Two-dimensional ones become Gemm in the default set.
+    Others may read the Transpose. One that moves other axes too is left with those: it then
+    copies whole rows. Two-dimensional ones become Gemm in the default set.
     """
 
     roots = ("MatMul", _FUSED)
-    lowers = "transposes that products read"
+    lowers = "transposes that move the last axis before a product"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
-        inner = [_swapped(v, graph) for v in node.inputs]
-        if not any(v is not None for v in inner):
+        a, b = (_turned(v, graph) for v in node.inputs[:2])
+        if a is None and b is None:
             return None
         product = _read(node, graph)
         if not isinstance(product, _Product):
             return product
-        a, b = inner
-        if a is not None:
-            product = replace(product, a=a, trans_a=not product.trans_a)
-        if b is not None:
-            product = replace(product, b=b, trans_b=not product.trans_b)
-        return _fuse(node.outputs[0], product, graph)
+        if not graph.runs("FusedMatMul", [product.a, product.b]):
+            return Refusal("no kernel for the type", product.a.dtype)
+
+        def build(op: Writer) -> ir.Value:
+            found = product
+            if a is not None:
+                found = replace(found, a=a.build(op), trans_a=not found.trans_a)
+            if b is not None:
+                found = replace(found, b=b.build(op), trans_b=not found.trans_b)
+            return found.build(op)
+
+        return Match([node.outputs[0]], build)
 
 
 class FusedMatMulTranspose(Rule):
@@ -114,9 +141,12 @@ class FusedMatMulTranspose(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
-        value = _swapped(node.outputs[0], graph)
+        turned = _turned(node.outputs[0], graph)
+        if turned is None or not turned.is_plain:
+            return None
+        value = turned.x
         inner = graph.producer(value, "MatMul", _FUSED)
-        if value is None or inner is None:
+        if inner is None:
             return None
         if not graph.used_once(value):
             return Refusal("others read the product", value.name)
@@ -124,8 +154,8 @@ class FusedMatMulTranspose(Rule):
         if not isinstance(product, _Product):
             return product
         a, b = product.a, product.b
-        turned = _Product(b, a, not product.trans_b, not product.trans_a, product.alpha)
-        return _fuse(node.outputs[0], turned, graph)
+        other = _Product(b, a, not product.trans_b, not product.trans_a, product.alpha)
+        return _fuse(node.outputs[0], other, graph)
 
 
 class FusedMatMulScale(Rule):

@@ -48,6 +48,20 @@ def test_the_last_axes_of_either_input(before: str, after: str) -> None:
     assert_rewrites(FusedMatMul, before, after, reference=False)
 
 
+def test_what_is_left_of_a_transpose_copies_rows() -> None:
+    """Keys of several heads: the product takes over the part that moves the last axis."""
+    assert_rewrites(
+        FusedMatMul,
+        """(float[N,2,3,4] q, float[N,5,2,4] k) => (float[N,2,3,5] y)
+        {t = Transpose<perm=[0, 2, 3, 1]>(k) y = MatMul(q, t)}""",
+        """(float[N,2,3,4] q, float[N,5,2,4] k) => (float[N,2,3,5] y) {
+            t = Transpose<perm=[0, 2, 1, 3]>(k)
+            y = com.microsoft.FusedMatMul<transA=0, transB=1, alpha=1.0>(q, t)
+        }""",
+        reference=False,
+    )
+
+
 def test_a_shared_transpose_stays_for_its_other_readers() -> None:
     """The product does not wait for it any more."""
     assert_rewrites(

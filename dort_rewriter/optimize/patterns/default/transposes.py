@@ -15,16 +15,19 @@ __all__ = ["TransposeElementwise", "TransposeEqualReshape", "TransposeTranspose"
 class TransposeTranspose(Rule):
     """``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``   or ``x`` when that is in order.
 
+    A product reads its last axes in either order for nothing: a second Transpose of those stays,
+    so that the first copies whole rows.
+
     NOTE: an identity Transpose must not stay: onnxruntime 1.19 computes it wrongly before a
     MatMul and an Add.
     """
 
     roots = ("Transpose",)
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | None:
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
         first = graph.producer(node.inputs[0], "Transpose")
-        perm = _permutation(node, graph)
+        perm = outer = _permutation(node, graph)
         x = node.inputs[0]
         if first is not None:
             inner = _permutation(first, graph)
@@ -34,7 +37,17 @@ class TransposeTranspose(Rule):
             return None
         if perm == sorted(perm):
             return Match([node.outputs[0]], lambda op: x)
+        if outer is not None and _is_swap(outer) and not _is_swap(perm):
+            readers = graph.consumers(node.outputs[0])
+            if readers and all(r.op_type in ("MatMul", "FusedMatMul") for r in readers):
+                return Refusal("products read the last axes in either order", outer)
         return Match([node.outputs[0]], lambda op: op.Transpose(x, perm=perm))
+
+
+def _is_swap(perm: list[int]) -> bool:
+    """Tell whether the last two axes change places, and nothing else."""
+    rank = len(perm)
+    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
 
 
 class TransposeEqualReshape(Rule):

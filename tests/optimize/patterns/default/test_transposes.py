@@ -63,6 +63,19 @@ def test_an_output_that_would_be_an_input_keeps_its_node() -> None:
     )
 
 
+def test_the_last_axes_are_left_to_a_product() -> None:
+    """It reads them in either order, and the other Transpose copies rows."""
+    assert_refuses(
+        TransposeTranspose,
+        """(float[N,2,3,4] q, float[N,5,2,4] k) => (float[N,2,3,5] y) {
+            t = Transpose<perm=[0, 2, 1, 3]>(k)
+            s = Transpose<perm=[0, 1, 3, 2]>(t)
+            y = MatMul(q, s)
+        }""",
+        "products read the last axes in either order",
+    )
+
+
 def test_one_transpose_is_left_alone() -> None:
     """There is nothing to join."""
     assert_refuses(TransposeTranspose, "(float[2,N] x) => (float[N,2] y) {y = Transpose(x)}")

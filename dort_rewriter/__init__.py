@@ -17,6 +17,8 @@ _EXPORTS: dict[str, str] = {
     "assert_all_close": "tools.results",
     "build_matching_inputs": "tools.feeds",
     "CaptureError": "errors",
+    "compare_exporters": "tools.comparison",
+    "Comparison": "tools.comparison",
     "compose_backends": "tools.backend_aids",
     "create_input_names": "export.names",
     "Dispatcher": "export.dispatcher",
@@ -126,6 +128,7 @@ if TYPE_CHECKING:
         optimize_for_inference_backend,
         print_graph_backend,
     )
+    from dort_rewriter.tools.comparison import Comparison, compare_exporters
     from dort_rewriter.tools.dot import plot_dot
     from dort_rewriter.tools.dumps import dump_onnx
     from dort_rewriter.tools.explain import Explanation, explain

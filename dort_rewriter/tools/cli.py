@@ -21,6 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dort_rewriter.tools.doctor_command:run_doctor",
         "say what is wrong with the installation, and the line that mends it",
     ),
+    "compare": (
+        "dort_rewriter.tools.compare_command:run_compare",
+        "export a model in several ways, and compare nodes, numbers and times",
+    ),
     "explain": (
         "dort_rewriter.tools.explain_command:run_explain",
         "say what of a model runs in ONNX Runtime, what in torch, and why",

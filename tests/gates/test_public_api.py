@@ -33,6 +33,8 @@ PUBLIC = [
     "__version__",
     "assert_all_close",
     "build_matching_inputs",
+    "compare_exporters",
+    "Comparison",
     "compose_backends",
     "create_input_names",
     "explain",

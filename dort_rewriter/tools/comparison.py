@@ -1,0 +1,282 @@
+"""compare_exporters: one model through several exporters, side by side.
+
+``torch`` is ``torch.onnx.export(dynamo=True)``; ``torchlib`` is ``to_onnx`` with onnxscript's
+functions alone; ``dort_rewriter`` is ``to_onnx`` as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.runtime.reference import array_to_tensor, tensor_to_array
+from dort_rewriter.runtime.session import Session, create_session
+from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
+from dort_rewriter.tools.show_command import count_nodes
+
+__all__ = ["EXPORTERS", "Comparison", "ExporterResult", "compare_exporters"]
+
+Exporter = Callable[..., onnx.ModelProto]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExporterResult:
+    """What one exporter made of the model."""
+
+    exporter: str
+    error: str | None = None
+    """Why there is no model, or why it does not run; the fields below are empty then."""
+    nodes: dict[str, int] = dataclasses.field(default_factory=dict)
+    """ONNX nodes by type."""
+    opset: int | None = None
+    export_seconds: float | None = None
+    """Its first export in this comparison, imports included."""
+    max_difference: float | None = None
+    """The largest absolute difference to eager, NaN when that is."""
+    agrees: bool | None = None
+    """Whether all results are those of eager, within the tolerance."""
+    run_milliseconds: float | None = None
+    """The median of a run in onnxruntime, arrays in and out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What :func:`compare_exporters` found: text when printed, a page in a notebook, data."""
+
+    model: str
+    eager_milliseconds: float
+    results: tuple[ExporterResult, ...]
+
+    def __getitem__(self, exporter: str) -> ExporterResult:
+        return next(r for r in self.results if r.exporter == exporter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return comparison_text(self.to_dict())
+
+    def to_html(self) -> str:
+        """Return a page of its own."""
+        return comparison_html(self.to_dict())
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page."""
+        Path(path).write_text(self.to_html(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def _with_torch(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
+) -> onnx.ModelProto:
+    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
+        program = torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            opset_version=opset,
+            dynamic_shapes=shapes,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    proto: onnx.ModelProto = program.model_proto
+    return proto
+
+
+def _with_torchlib(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
+) -> onnx.ModelProto:
+    return to_onnx(
+        model,
+        args,
+        kwargs,
+        target_opset=opset,
+        dynamic_shapes=shapes,
+        dispatcher=OxsDispatcher(own_converters=False),
+        options=OptimizationOptions(patterns=None),
+    )
+
+
+def _with_ours(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
+) -> onnx.ModelProto:
+    return to_onnx(model, args, kwargs, target_opset=opset, dynamic_shapes=shapes)
+
+
+EXPORTERS: dict[str, Exporter] = {
+    "torch": _with_torch,
+    "torchlib": _with_torchlib,
+    "dort_rewriter": _with_ours,
+}
+
+
+def compare_exporters(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    exporters: Sequence[str] = tuple(EXPORTERS),
+    target_opset: int = 18,
+    dynamic_shapes: Any = None,
+    atol: float = 1e-4,
+    rtol: float = 1e-3,
+    repeat: int = 10,
+) -> Comparison:
+    """Export a model in several ways: its nodes, its numbers and its times, side by side.
+
+    The model is run as it is given: call ``eval()`` for what it does in inference. An exporter
+    that fails has its error in its row.
+
+    Args:
+        model: a module.
+        args: its arguments.
+        kwargs: its arguments by name.
+        exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
+        target_opset: the opset of the models.
+        dynamic_shapes: as in ``torch.export.export``.
+        atol: the absolute difference to eager that is accepted.
+        rtol: the relative one.
+        repeat: how often each model is run, in turns; the time is the median.
+
+    """
+    if unknown := [e for e in exporters if e not in EXPORTERS]:
+        raise OptionError(f"Unknown exporter {unknown[0]!r}: known are {', '.join(EXPORTERS)}.")
+    if repeat < 1:
+        raise OptionError(f"repeat is 1 or more, not {repeat}.")
+    given, named = tuple(args), dict(kwargs or {})
+    with torch.no_grad():
+        expected = [t for t in _leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
+        candidates = [
+            _Candidate.make(name, model, given, named, target_opset, dynamic_shapes)
+            for name in exporters
+        ]
+        runs: dict[str, list[float]] = {"eager": []}
+        for _ in range(repeat):
+            runs["eager"].append(_milliseconds(lambda: model(*given, **named)))
+            for candidate in candidates:
+                if candidate.error is None:
+                    runs.setdefault(candidate.name, []).append(candidate.run())
+    return Comparison(
+        model=type(model).__name__,
+        eager_milliseconds=statistics.median(runs["eager"]),
+        results=tuple(c.result(expected, runs.get(c.name, []), atol, rtol) for c in candidates),
+    )
+
+
+class _Candidate:
+    """One exporter, its model and its session, or what went wrong."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.error: str | None = None
+        self.seconds: float | None = None
+        self.proto: onnx.ModelProto | None = None
+        self.session: Session | None = None
+        self.feeds: dict[str, Any] = {}
+        self.outputs: list[Any] = []
+
+    @classmethod
+    def make(
+        cls, name: str, model: Any, args: Any, kwargs: Any, opset: int, shapes: Any
+    ) -> _Candidate:
+        """Export the model and run it once."""
+        made = cls(name)
+        start = time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of no concern to who compares
+                made.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
+            made.seconds = time.perf_counter() - start
+            made.session = create_session(made.proto)
+            made.feeds = _feeds(made.session, args, kwargs)
+            made.run()
+        except Exception as error:  # an exporter raises anything: that is what is compared
+            first = str(error).strip().partition("\n")[0]
+            made.error = f"{type(error).__name__}: {first}"
+        return made
+
+    def run(self) -> float:
+        """Run the session; return the milliseconds it took."""
+        assert self.session is not None
+        ort = self.session.ort
+
+        def call() -> None:
+            self.outputs = ort.run(None, self.feeds)
+
+        return _milliseconds(call)
+
+    def result(
+        self, expected: Sequence[torch.Tensor], times: Sequence[float], atol: float, rtol: float
+    ) -> ExporterResult:
+        """Return the row of this exporter."""
+        if self.proto is None:
+            return ExporterResult(exporter=self.name, error=self.error)
+        facts: dict[str, Any] = {
+            "nodes": count_nodes(ir.from_proto(self.proto)),
+            "opset": next(o.version for o in self.proto.opset_import if not o.domain),
+            "export_seconds": self.seconds,
+        }
+        if self.error is None:
+            difference, agrees = _compare(expected, self.outputs, atol, rtol)
+            facts |= {"max_difference": difference, "agrees": agrees}
+            facts["run_milliseconds"] = statistics.median(times)
+        return ExporterResult(exporter=self.name, error=self.error, **facts)
+
+
+def _leaves(value: Any) -> list[Any]:
+    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
+    return leaves
+
+
+def _feeds(session: Session, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the inputs of a model, which come in the order of the arguments."""
+    tensors = [a for a in _leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+    if len(tensors) != len(session.input_types):
+        raise ExecutionError(
+            f"The model has {len(session.input_types)} input(s) for {len(tensors)} tensor(s)."
+        )
+    return {n: tensor_to_array(t) for n, t in zip(session.input_types, tensors, strict=True)}
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1000
+
+
+def _compare(
+    expected: Sequence[torch.Tensor], outputs: Sequence[Any], atol: float, rtol: float
+) -> tuple[float, bool]:
+    pairs = list(_pairs(expected, outputs))
+    if len(expected) != len(outputs) or any(a.shape != b.shape for a, b in pairs):
+        return float("nan"), False
+    gaps = [float(np.abs(a - b).max(initial=0.0)) for a, b in pairs]
+    agrees = all(np.allclose(b, a, atol=atol, rtol=rtol, equal_nan=True) for a, b in pairs)
+    return max(gaps, default=0.0), agrees
+
+
+def _pairs(expected: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    for tensor, array in zip(expected, outputs, strict=False):
+        wide = torch.complex128 if tensor.is_complex() else torch.float64
+        yield tensor.detach().cpu().to(wide).numpy(), array_to_tensor(array).to(wide).numpy()

@@ -1,0 +1,92 @@
+"""A comparison of exporters as text and as an HTML page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dort_rewriter.tools.graph_table import text_table
+
+__all__ = ["comparison_html", "comparison_text"]
+
+Data = Mapping[str, Any]
+
+
+def comparison_text(data: Data) -> str:
+    """Return a comparison, as :meth:`Comparison.to_dict` gives it, as tables of text."""
+    parts = [
+        f"{data['model']}, eager: {data['eager_milliseconds']:.3g} ms a run",
+        text_table(*_summary(data)),
+        text_table(*_nodes(data)),
+    ]
+    parts.extend(f"{r['exporter']} failed: {r['error']}" for r in data["results"] if r["error"])
+    return "\n\n".join(parts)
+
+
+def comparison_html(data: Data) -> str:
+    """Return a comparison as a page of its own."""
+    title = html.escape(f"{data['model']}: exporters compared")
+    failures = "".join(
+        f"<p><b>{html.escape(r['exporter'])}</b> failed: <code>{html.escape(r['error'])}</code>"
+        "</p>\n"
+        for r in data["results"]
+        if r["error"]
+    )
+    return (
+        "<!DOCTYPE html>\n"
+        f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
+        f"<style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n"
+        f"<p>Eager: {data['eager_milliseconds']:.3g} ms a run.</p>\n"
+        f"{_table(*_summary(data))}{failures}<h2>Nodes by type</h2>\n{_table(*_nodes(data))}"
+        "</body></html>\n"
+    )
+
+
+_STYLE = (
+    "body{font-family:sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}"
+    "td,th{padding:.25em .8em;border-bottom:1px solid #ccc;text-align:right}"
+    "td:first-child,th:first-child{text-align:left}"
+)
+
+_COLUMNS = ("exporter", "nodes", "opset", "export s", "run ms", "max difference", "agrees")
+
+
+def _summary(data: Data) -> tuple[Sequence[str], list[list[str]]]:
+    return _COLUMNS, [
+        [
+            r["exporter"],
+            str(sum(r["nodes"].values())) if r["nodes"] else "-",
+            _cell(r["opset"], "d"),
+            _cell(r["export_seconds"], ".2f"),
+            _cell(r["run_milliseconds"], ".3g"),
+            _cell(r["max_difference"], ".1e"),
+            "-" if r["agrees"] is None else "yes" if r["agrees"] else "NO",
+        ]
+        for r in data["results"]
+    ]
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _nodes(data: Data) -> tuple[Sequence[str], list[list[Any]]]:
+    """Return the nodes by type, the most frequent first, an exporter a column."""
+    results = [r for r in data["results"] if r["nodes"]]
+    totals: dict[str, int] = {}
+    for result in results:
+        for op, count in result["nodes"].items():
+            totals[op] = totals.get(op, 0) + count
+    ops = sorted(totals, key=lambda op: (-totals[op], op))
+    return ["node", *(r["exporter"] for r in results)], [
+        [op, *(r["nodes"].get(op, "") for r in results)] for op in ops
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    def line(cells: Sequence[Any], tag: str) -> str:
+        inside = "".join(f"<{tag}>{html.escape(str(c))}</{tag}>" for c in cells)
+        return f"<tr>{inside}</tr>\n"
+
+    return f"<table>\n{line(header, 'th')}{''.join(line(r, 'td') for r in rows)}</table>\n"

@@ -1,0 +1,127 @@
+"""compare_exporters: three exporters, their nodes, numbers and times."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+from dort_rewriter import OptionError, compare_exporters
+from dort_rewriter.tools import comparison
+from dort_rewriter.tools.cli import main
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        y = torch.relu(self.linear(x))
+        return y if shift is None else y + shift
+
+
+def compare(*args: Any, **options: Any) -> comparison.Comparison:
+    return compare_exporters(Small().eval(), (torch.randn(2, 4), *args), repeat=2, **options)
+
+
+def test_three_exporters_agree_with_eager() -> None:
+    found = compare(torch.ones(3))
+    assert [r.exporter for r in found.results] == ["torch", "torchlib", "dort_rewriter"]
+    for result in found.results:
+        assert result.error is None
+        assert result.agrees, result
+        assert result.nodes["Relu"] == 1
+        assert result.opset == 18
+        assert result.max_difference is not None
+        assert result.max_difference < 1e-5
+        assert result.run_milliseconds is not None
+        assert result.run_milliseconds > 0
+    text = str(found)
+    assert text.startswith("Small, eager: ")
+    (relu,) = (line for line in text.splitlines() if line.startswith("Relu"))
+    assert relu.split() == ["Relu", "1", "1", "1"]
+
+
+def test_data_and_page() -> None:
+    found = compare(exporters=["dort_rewriter"])
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["results"][0]["nodes"] == found["dort_rewriter"].nodes
+    tags: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: Any) -> None:
+            tags.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            last = max(i for i, t in enumerate(tags) if t == tag)
+            del tags[last]
+
+    page = found.to_html()
+    assert found._repr_html_() == page
+    Reader().feed(page)
+    assert tags == ["meta"], "every other tag is closed"
+    assert "<td>Relu</td>" in page
+
+
+def test_keyword_arguments_and_dynamic_shapes() -> None:
+    found = compare_exporters(
+        Small().eval(),
+        (torch.randn(2, 4),),
+        {"shift": torch.ones(3)},
+        exporters=["torchlib", "dort_rewriter"],
+        dynamic_shapes={"x": {0: torch.export.Dim("batch")}, "shift": None},
+        repeat=1,
+    )
+    assert all(r.agrees for r in found.results)
+
+
+def test_an_exporter_that_fails_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> onnx.ModelProto:
+        raise NotImplementedError("no <support>\nand more")
+
+    monkeypatch.setitem(comparison.EXPORTERS, "torch", fail)
+    found = compare(exporters=["torch", "dort_rewriter"])
+    assert found["torch"].error == "NotImplementedError: no <support>"
+    assert found["torch"].agrees is None
+    assert found["dort_rewriter"].agrees
+    assert "torch failed: NotImplementedError: no <support>" in str(found)
+    assert "no &lt;support&gt;" in found.to_html()
+
+
+def test_a_wrong_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = comparison.EXPORTERS["dort_rewriter"]
+
+    def wrong(*args: Any) -> onnx.ModelProto:
+        model = right(*args)
+        for node in model.graph.node:
+            node.op_type = node.op_type.replace("Relu", "Neg")
+        return model
+
+    monkeypatch.setitem(comparison.EXPORTERS, "dort_rewriter", wrong)
+    found = compare(exporters=["dort_rewriter"])
+    assert found["dort_rewriter"].agrees is False
+    assert "NO" in str(found)
+
+
+@pytest.mark.parametrize("options", [{"exporters": ["tensorrt"]}, {"repeat": 0}])
+def test_wrong_arguments_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"tensorrt|repeat"):
+        compare_exporters(Small(), (torch.randn(2, 4),), **options)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "compared_model.py"
+    source.write_text("import torch\npair = torch.nn.Linear(3, 2), torch.randn(1, 3)\n")
+    page = tmp_path / "page.html"
+    arguments = ["compare", f"{source}:pair", "--exporters", "dort_rewriter", "--repeat", "1"]
+    assert main([*arguments, "--html", str(page)]) == 0
+    assert "dort_rewriter" in capsys.readouterr().out
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["agrees"] is True

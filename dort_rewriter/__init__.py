@@ -21,6 +21,7 @@ _EXPORTS: dict[str, str] = {
     "Comparison": "tools.comparison",
     "compose_backends": "tools.backend_aids",
     "create_input_names": "export.names",
+    "custom_ops_library": "runtime.custom_kernels",
     "Dispatcher": "export.dispatcher",
     "DivergenceError": "errors",
     "DortError": "errors",
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
     from dort_rewriter.optimize.selection import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
+    from dort_rewriter.runtime.custom_kernels import custom_ops_library
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.backend_aids import (
         compose_backends,

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.custom_kernels import DOMAIN, is_available, register
 from dort_rewriter.runtime.installed import (
     bindings,
     load_onnxruntime,
@@ -51,6 +52,8 @@ def has_kernel(
     """
     if any(isinstance(v, (onnx.GraphProto, ir.Graph)) for v in (attributes or {}).values()):
         raise ExecutionError(f"{op_type} has subgraphs: ask about the nodes inside.")
+    if domain == DOMAIN and not (provider == CPU and is_available()):
+        return False
     types = tuple(None if t is None else int(t) for t in input_dtypes)
     frozen = tuple(sorted((k, _freeze(v)) for k, v in (attributes or {}).items()))
     return _ask(op_type, domain, version, types, frozen, outputs, provider)
@@ -90,14 +93,18 @@ def _ask(
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if domain == DOMAIN:
+        register(options)
     if provider != CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented)
+    refusals = [state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented]
+    if domain == DOMAIN:
+        refusals.append(state.RuntimeException)  # how onnxruntime passes on that a kernel refuses
     try:
         ort.InferenceSession(
             model.SerializeToString(), options, providers=[provider], enable_fallback=False
         )
-    except refusals as error:
+    except tuple(refusals) as error:
         if "Required attribute" in str(error) or "Missing attribute" in str(error):
             raise ExecutionError(
                 f"has_kernel({op_type!r}) needs its attributes: {error}"

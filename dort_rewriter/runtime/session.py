@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.model_files import Model, serialize
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
@@ -87,6 +88,8 @@ def create_session(
 ) -> Session:
     """Build a session; ``options`` are used as they are, without a change.
 
+    NOTE: except that a model with kernels of our own makes them known to the options.
+
     Raises :class:`ExecutionError` naming the node that onnxruntime refuses.
     """
     chosen = normalize(providers)
@@ -94,6 +97,8 @@ def create_session(
     passed = [_with_stream(p, stream) for p in chosen]
     if options is None:
         options = session_options()
+    if uses_custom_kernels(model):
+        register(options)
     with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
         source = serialize(model, Path(folder))
         session = _build(source, passed, options, model)

@@ -41,6 +41,7 @@ PUBLIC = [
     "Explanation",
     "optimize_for_inference_backend",
     "print_graph_backend",
+    "custom_ops_library",
     "dump_for_debug",
     "dump_onnx",
     "filter_decomposition_table",

@@ -1,0 +1,289 @@
+// Elementwise: a small program of operators of one element each, run over tensors that broadcast.
+//
+// The work goes tile by tile: intermediate results never leave the cache. Each instruction is five
+// numbers: operator, register to write, and up to three operands, registers or inputs (input i is
+// -1 - i). Sums, products, quotients and square roots round as single operators do, bit for bit.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernel.h"
+
+enum Operation : int64_t {
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kMax,
+  kMin,
+  kNeg,
+  kAbs,
+  kSqrt,
+  kReciprocal,
+  kRelu,
+  kSigmoid,
+  kExp,
+  kEqual,
+  kLess,
+  kLessOrEqual,
+  kGreater,
+  kGreaterOrEqual,
+  kWhere,
+  kOperations,
+};
+
+#if defined(__FMA__)
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+inline float fused(float a, float b, float c) { return a * b + c; }
+#endif
+
+inline float exponential(float x) {
+  // e ** x = 2 ** n * e ** r with |r| <= ln(2) / 2, and the series of e ** r. Without a branch, so
+  // that compilers use vectors. The sum with 3 * 2 ** 22 rounds, and leaves n in the last bits.
+  constexpr float kRound = 12582912.0f, kHighest = 88.7f, kLowest = -87.3f;
+  float shifted = fused(x, 1.44269504088896341f, kRound);
+  float n = shifted - kRound;
+  float r = fused(n, 2.12194440054690583e-4f, fused(n, -0.693359375f, x));
+  float p = 1.0f / 5040;
+  p = fused(p, r, 1.0f / 720);
+  p = fused(p, r, 1.0f / 120);
+  p = fused(p, r, 1.0f / 24);
+  p = fused(p, r, 1.0f / 6);
+  p = fused(p, r, 0.5f);
+  p = fused(p, r, 1.0f);
+  p = fused(p, r, 1.0f);
+  uint32_t bits;
+  std::memcpy(&bits, &shifted, 4);
+  bits = (bits - 0x4b400000u + 127u) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  p *= power;
+  p = x > kHighest ? HUGE_VALF : p;
+  return x < kLowest ? 0.0f : p;
+}
+
+inline double exponential(double x) { return std::exp(x); }
+
+template <typename C>
+using Step = void (*)(const C* a, const C* b, const C* c, C* out, int64_t n);
+
+// The result may stand where an operand does: element i depends on element i only.
+#define ELEMENTWISE(name, expression)                                         \
+  template <typename C>                                                       \
+  void name(const C* a, const C* b, const C* c, C* out, int64_t n) {          \
+    (void)b, (void)c;                                                         \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) out[i] = expression; \
+  }
+ELEMENTWISE(add, a[i] + b[i])
+ELEMENTWISE(subtract, a[i] - b[i])
+ELEMENTWISE(multiply, a[i] * b[i])
+ELEMENTWISE(divide, a[i] / b[i])
+ELEMENTWISE(maximum, (a[i] > b[i] || a[i] != a[i]) ? a[i] : b[i])
+ELEMENTWISE(minimum, (a[i] < b[i] || a[i] != a[i]) ? a[i] : b[i])
+ELEMENTWISE(negate, -a[i])
+ELEMENTWISE(absolute, std::fabs(a[i]))
+ELEMENTWISE(square_root, std::sqrt(a[i]))
+ELEMENTWISE(reciprocal, C(1) / a[i])
+ELEMENTWISE(relu, a[i] < C(0) ? C(0) : a[i])
+ELEMENTWISE(sigmoid, C(1) / (C(1) + exponential(-a[i])))
+ELEMENTWISE(exp_all, exponential(a[i]))
+ELEMENTWISE(equal, a[i] == b[i] ? C(1) : C(0))
+ELEMENTWISE(less, a[i] < b[i] ? C(1) : C(0))
+ELEMENTWISE(less_or_equal, a[i] <= b[i] ? C(1) : C(0))
+ELEMENTWISE(greater, a[i] > b[i] ? C(1) : C(0))
+ELEMENTWISE(greater_or_equal, a[i] >= b[i] ? C(1) : C(0))
+ELEMENTWISE(choose, a[i] != C(0) ? b[i] : c[i])
+#undef ELEMENTWISE
+
+template <typename C>
+constexpr Step<C> kSteps[kOperations] = {
+    add<C>,         subtract<C>,   multiply<C>,      divide<C>,  maximum<C>,
+    minimum<C>,     negate<C>,     absolute<C>,      square_root<C>, reciprocal<C>,
+    relu<C>,        sigmoid<C>,    exp_all<C>,       equal<C>,   less<C>,
+    less_or_equal<C>, greater<C>,  greater_or_equal<C>, choose<C>,
+};
+
+// How the elements of an input are found from those of the result.
+struct Reach {
+  Shape sizes;    // of the result, neighbouring dimensions merged where the input allows it
+  Shape strides;  // of the input along them, 0 where it is repeated
+  bool whole = false;
+  bool single = false;
+
+  Reach(const Shape& from, const Shape& to) {
+    size_t missing = to.size() - from.size();
+    int64_t stride = 1;
+    for (size_t d = to.size(); d-- > 0;) {
+      int64_t size = d < missing ? 1 : from[d - missing];
+      int64_t step = size == 1 ? 0 : stride;
+      stride *= size;
+      if (to[d] == 1) continue;
+      if (!sizes.empty() && step == strides.back() * sizes.back()) {
+        sizes.back() *= to[d];
+      } else {
+        sizes.push_back(to[d]);
+        strides.push_back(step);
+      }
+    }
+    single = count(from) == 1;
+    whole = sizes.size() <= 1 && !single;
+    if (sizes.empty()) {
+      sizes.push_back(1);
+      strides.push_back(0);
+    }
+    std::reverse(sizes.begin(), sizes.end());
+    std::reverse(strides.begin(), strides.end());
+  }
+
+  // Call each(where in the input, its step, number of elements) for the rows of a range.
+  template <typename F>
+  void rows(int64_t begin, int64_t n, F&& each) const {
+    size_t rank = sizes.size();
+    int64_t inner = sizes[rank - 1], step = strides[rank - 1];
+    int64_t row = begin / inner, column = begin % inner;
+    while (n > 0) {
+      int64_t offset = 0, rest = row;
+      for (size_t d = rank - 1; d-- > 0;) {
+        offset += rest % sizes[d] * strides[d];
+        rest /= sizes[d];
+      }
+      int64_t length = std::min(n, inner - column);
+      each(offset + column * step, step, length);
+      n -= length;
+      column = 0;
+      ++row;
+    }
+  }
+};
+
+inline Shape broadcast(const std::vector<Tensor>& inputs) {
+  size_t rank = 0;
+  for (const Tensor& input : inputs) rank = std::max(rank, input.shape.size());
+  Shape result(rank, 1);
+  for (const Tensor& input : inputs) {
+    size_t missing = rank - input.shape.size();
+    for (size_t d = missing; d < rank; ++d) {
+      int64_t size = input.shape[d - missing];
+      if (size == 1 || size == result[d]) continue;
+      if (result[d] != 1) fail(kInvalidArgument, "the shapes of Elementwise do not broadcast");
+      result[d] = size;
+    }
+  }
+  return result;
+}
+
+class Elementwise {
+ public:
+  static constexpr const char* name = "Elementwise";
+  static constexpr ElementType inputs[] = {kAny};
+  static constexpr ElementType outputs[] = {kAny};
+  static constexpr bool variadic = true;
+  static constexpr size_t in_place = 16;  // the most inputs that are written
+
+  explicit Elementwise(const Info& info)
+      : program_(info.integers("program")), results_(info.integers("results")) {
+    dispatch(info.input_type(0), [](auto, auto) {});
+    if (program_.empty() || program_.size() % 5 != 0) {
+      fail(kInvalidArgument, "a program is made of instructions of five numbers");
+    }
+    for (size_t i = 0; i < program_.size(); i += 5) {
+      if (program_[i] < 0 || program_[i] >= kOperations || program_[i + 1] < 0) {
+        fail(kInvalidArgument, "Elementwise does not know this program");
+      }
+      registers_ = std::max(registers_, program_[i + 1] + 1);
+      for (size_t k = 2; k < 5; ++k) read_ = std::max(read_, -program_[i + k]);
+    }
+    last_only_ = results_.size() == 1 && program_[program_.size() - 4] == results_[0];
+    for (int64_t result : results_) {
+      if (result < 0 || result >= registers_) fail(kInvalidArgument, "a result is no register");
+    }
+  }
+
+  void compute(const Context& context) const {
+    std::vector<Tensor> inputs(context.inputs());
+    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = context.input(i);
+    if (static_cast<size_t>(read_) > inputs.size() || context.outputs() != results_.size()) {
+      fail(kInvalidArgument, "the program is for other inputs or outputs");
+    }
+    Shape shape = broadcast(inputs);
+    std::vector<void*> outputs(results_.size());
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = context.output(i, shape);
+    std::vector<Reach> reaches;
+    for (const Tensor& input : inputs) reaches.emplace_back(input.shape, shape);
+    dispatch(inputs[0].type, [&](auto stored, auto computed) {
+      using T = decltype(stored);
+      using C = decltype(computed);
+      context.parallel(count(shape), kPart, [&](int64_t begin, int64_t end) {
+        run<T, C>(inputs, reaches, outputs, begin, end);
+      });
+    });
+  }
+
+ private:
+  static constexpr int64_t kTile = 512;
+  static constexpr int64_t kPart = 32 * kTile;
+
+  template <typename T, typename C>
+  void run(const std::vector<Tensor>& inputs, const std::vector<Reach>& reaches,
+           const std::vector<void*>& outputs, int64_t begin, int64_t end) const {
+    static thread_local std::vector<C> memory;
+    size_t tiles = registers_ + inputs.size();
+    if (memory.size() < tiles * kTile) memory.resize(tiles * kTile);
+    C* registers = memory.data();
+    C* loaded = registers + registers_ * kTile;
+    std::vector<const C*> given(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (reaches[i].single) {
+        given[i] = loaded + i * kTile;
+        std::fill_n(loaded + i * kTile, kTile, C(widen(*inputs[i].as<T>())));
+      }
+    }
+    for (int64_t at = begin; at < end; at += kTile) {
+      int64_t n = std::min(kTile, end - at);
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (!reaches[i].single) given[i] = load(inputs[i].as<T>(), reaches[i], at, n, loaded + i * kTile);
+      }
+      for (size_t i = 0; i < program_.size(); i += 5) {
+        const int64_t* code = &program_[i];
+        auto operand = [&](int64_t k) { return k < 0 ? given[-1 - k] : registers + k * kTile; };
+        C* to = registers + code[1] * kTile;
+        if constexpr (std::is_same_v<T, C>) {
+          if (last_only_ && i + 5 == program_.size()) to = static_cast<T*>(outputs[0]) + at;
+        }
+        kSteps<C>[code[0]](operand(code[2]), operand(code[3]), operand(code[4]), to, n);
+      }
+      if (std::is_same_v<T, C> && last_only_) continue;
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        narrow_all(registers + results_[i] * kTile, static_cast<T*>(outputs[i]) + at, n);
+      }
+    }
+  }
+
+  // Return where the elements of a tile are: in the input itself when they are neighbours there.
+  template <typename T, typename C>
+  static const C* load(const T* data, const Reach& reach, int64_t at, int64_t n, C* to) {
+    if (reach.whole) {
+      if constexpr (std::is_same_v<T, C>) return data + at;
+      widen_all(data + at, to, n);
+      return to;
+    }
+    C* next = to;
+    reach.rows(at, n, [&](int64_t offset, int64_t step, int64_t length) {
+      if (step == 1) {
+        widen_all(data + offset, next, length);
+      } else if (step == 0) {
+        std::fill_n(next, length, C(widen(data[offset])));
+      } else {
+        for (int64_t i = 0; i < length; ++i) next[i] = widen(data[offset + i * step]);
+      }
+      next += length;
+    });
+    return to;
+  }
+
+  Shape program_, results_;
+  int64_t registers_ = 0, read_ = 0;
+  bool last_only_ = false;  // the only result is what the last instruction computes
+};

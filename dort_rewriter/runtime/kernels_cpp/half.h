@@ -1,0 +1,99 @@
+// float16: stored in 16 bits, computed in float.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+struct Half {
+  uint16_t bits;
+};
+
+inline float widen(float value) { return value; }
+inline double widen(double value) { return value; }
+inline void narrow(float value, float& to) { to = value; }
+inline void narrow(double value, double& to) { to = value; }
+
+#if defined(__F16C__)
+
+inline float widen(Half half) { return _cvtsh_ss(half.bits); }
+inline void narrow(float value, Half& to) { to.bits = _cvtss_sh(value, 0); }
+
+#else
+
+inline float widen(Half half) {
+  uint32_t sign = static_cast<uint32_t>(half.bits & 0x8000) << 16;
+  uint32_t magnitude = static_cast<uint32_t>(half.bits & 0x7fff) << 13;
+  float value;
+  if (magnitude >= 0x0f800000) {  // infinities and NaN
+    magnitude |= 0x7f800000;
+    std::memcpy(&value, &magnitude, 4);
+  } else {  // the exponent is moved by a product, exact also for small numbers
+    std::memcpy(&value, &magnitude, 4);
+    value *= 5.192296858534828e+33f;  // 2 ** 112
+  }
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  bits |= sign;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline void narrow(float value, Half& to) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  uint32_t sign = (bits >> 16) & 0x8000;
+  bits &= 0x7fffffff;
+  uint32_t result;
+  if (bits > 0x7f800000) {
+    result = 0x7e00;
+  } else if (bits >= 0x477ff000) {  // rounds to infinity
+    result = 0x7c00;
+  } else if (bits < 0x38800000) {  // small: the unit of the sum is that of the smallest halves
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    magnitude += 0.5f;
+    std::memcpy(&result, &magnitude, 4);
+    result -= 0x3f000000;
+  } else {  // to the nearest, ties to even
+    result = (bits + 0xfff + ((bits >> 13) & 1) - 0x38000000) >> 13;
+  }
+  to.bits = static_cast<uint16_t>(result | sign);
+}
+
+#endif
+
+template <typename T, typename C>
+void widen_all(const T* from, C* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i]);
+}
+
+template <typename C, typename T>
+void narrow_all(const C* from, T* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) narrow(from[i], to[i]);
+}
+
+#if defined(__F16C__)
+
+inline void widen_all(const Half* from, float* to, int64_t n) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(bits));
+  }
+  for (; i < n; ++i) to[i] = widen(from[i]);
+}
+
+inline void narrow_all(const float* from, Half* to, int64_t n) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    __m128i bits = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), bits);
+  }
+  for (; i < n; ++i) narrow(from[i], to[i]);
+}
+
+#endif

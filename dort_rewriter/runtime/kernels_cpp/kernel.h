@@ -1,0 +1,228 @@
+// From a C++ class to an operator of ONNX Runtime: attributes, tensors, errors, threads.
+#pragma once
+
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "half.h"
+#include "ort_api.h"
+
+inline Api api;
+
+// An error of ONNX Runtime, carried through C++ until a function that returns it.
+struct StatusError {
+  OrtStatus* status;
+};
+
+inline void check(OrtStatus* status) {
+  if (status != nullptr) throw StatusError{status};
+}
+
+[[noreturn]] inline void fail(ErrorCode code, const std::string& message) {
+  throw StatusError{api.CreateStatus(code, message.c_str())};
+}
+
+template <typename F>
+OrtStatus* guarded(F&& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const StatusError& error) {
+    return error.status;
+  } catch (const std::exception& error) {
+    return api.CreateStatus(kFail, error.what());
+  }
+}
+
+using Shape = std::vector<int64_t>;
+
+inline int64_t count(const Shape& shape) {
+  int64_t total = 1;
+  for (int64_t size : shape) total *= size;
+  return total;
+}
+
+struct Tensor {
+  ElementType type = kAny;
+  Shape shape;
+  void* data = nullptr;
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  int64_t size() const { return count(shape); }
+};
+
+class Context {
+ public:
+  explicit Context(OrtKernelContext* context) : context_(context) {}
+
+  size_t inputs() const {
+    size_t n = 0;
+    check(api.KernelContext_GetInputCount(context_, &n));
+    return n;
+  }
+
+  size_t outputs() const {
+    size_t n = 0;
+    check(api.KernelContext_GetOutputCount(context_, &n));
+    return n;
+  }
+
+  Tensor input(size_t index) const {
+    const OrtValue* value = nullptr;
+    check(api.KernelContext_GetInput(context_, index, &value));
+    if (value == nullptr) fail(kInvalidArgument, "an input is missing");
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(api.GetTensorTypeAndShape(value, &info));
+    Tensor tensor;
+    size_t rank = 0;
+    OrtStatus* status = api.GetTensorElementType(info, &tensor.type);
+    if (status == nullptr) status = api.GetDimensionsCount(info, &rank);
+    tensor.shape.resize(rank);
+    if (status == nullptr) status = api.GetDimensions(info, tensor.shape.data(), rank);
+    api.ReleaseTensorTypeAndShapeInfo(info);
+    check(status);
+    check(api.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
+    return tensor;
+  }
+
+  void* output(size_t index, const Shape& shape) const {
+    OrtValue* value = nullptr;
+    check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+    void* data = nullptr;
+    check(api.GetTensorMutableData(value, &data));
+    return data;
+  }
+
+  // Call work(begin, end) on parts of 0..total, by several threads when there is enough to do.
+  template <typename F>
+  void parallel(int64_t total, int64_t part, F&& work) const {
+    if (total <= 2 * part) {
+      if (total > 0) work(int64_t{0}, total);
+      return;
+    }
+    struct Job {
+      F& work;
+      int64_t total, part;
+    } job{work, total, part};
+    auto run = [](void* data, size_t i) {
+      auto& job = *static_cast<Job*>(data);
+      int64_t begin = static_cast<int64_t>(i) * job.part;
+      job.work(begin, begin + job.part < job.total ? begin + job.part : job.total);
+    };
+    check(api.KernelContext_ParallelFor(context_, run, (total + part - 1) / part, 0, &job));
+  }
+
+ private:
+  OrtKernelContext* context_;
+};
+
+class Info {
+ public:
+  explicit Info(const OrtKernelInfo* info) : info_(info) {}
+
+  int64_t integer(const char* name, int64_t otherwise) const {
+    int64_t value = otherwise;
+    OrtStatus* status = api.KernelInfoGetAttribute_int64(info_, name, &value);
+    if (status != nullptr) {
+      api.ReleaseStatus(status);
+      return otherwise;
+    }
+    return value;
+  }
+
+  Shape integers(const char* name) const {
+    size_t n = 0;
+    check(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n));
+    Shape values(n);
+    if (n > 0) check(api.KernelInfoGetAttributeArray_int64(info_, name, values.data(), &n));
+    return values;
+  }
+
+  ElementType input_type(size_t index) const {
+    OrtTypeInfo* type = nullptr;
+    check(api.KernelInfo_GetInputTypeInfo(info_, index, &type));
+    const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+    ElementType element = kAny;
+    OrtStatus* status = api.CastTypeInfoToTensorInfo(type, &tensor);
+    if (status == nullptr && tensor != nullptr) {
+      status = api.GetTensorElementType(tensor, &element);
+    }
+    api.ReleaseTypeInfo(type);
+    check(status);
+    return element;
+  }
+
+ private:
+  const OrtKernelInfo* info_;
+};
+
+// Call work with a value of the element type, and of the type that it is computed in.
+template <typename F>
+void dispatch(ElementType type, F&& work) {
+  if (type == kFloat) {
+    work(float{}, float{});
+  } else if (type == kDouble) {
+    work(double{}, double{});
+  } else if (type == kFloat16) {
+    work(Half{}, float{});
+  } else {
+    fail(kNotImplemented, "float, double and float16 have a kernel, not type " +
+                              std::to_string(static_cast<int>(type)));
+  }
+}
+
+// The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
+// input that is kAny), variadic, in_place, a constructor from Info, and compute(Context).
+template <typename K>
+const OrtCustomOp* operator_of() {
+  static const OrtCustomOp op = [] {
+    OrtCustomOp o{};
+    o.version = kApiVersion;
+    o.GetName = [](const OrtCustomOp*) { return K::name; };
+    o.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+    o.GetInputType = [](const OrtCustomOp*, size_t i) { return K::inputs[i]; };
+    o.GetInputTypeCount = [](const OrtCustomOp*) { return std::size(K::inputs); };
+    o.GetOutputType = [](const OrtCustomOp*, size_t i) { return K::outputs[i]; };
+    o.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(K::outputs); };
+    o.KernelDestroy = [](void* kernel) { delete static_cast<K*>(kernel); };
+    auto arity = [](const OrtCustomOp*, size_t) { return K::variadic ? kVariadic : kRequired; };
+    o.GetInputCharacteristic = arity;
+    o.GetOutputCharacteristic = arity;
+    o.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
+    auto one = [](const OrtCustomOp*) { return 1; };
+    o.GetVariadicInputMinArity = one;
+    o.GetVariadicInputHomogeneity = one;
+    o.GetVariadicOutputMinArity = one;
+    o.GetVariadicOutputHomogeneity = one;
+    o.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info,
+                          void** kernel) {
+      return guarded([&] { *kernel = new K(Info(info)); });
+    };
+    o.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
+      return guarded([&] { static_cast<const K*>(kernel)->compute(Context(context)); });
+    };
+    o.GetMayInplace = [](int** inputs, int** outputs) -> size_t {
+      constexpr size_t n = K::in_place;
+      *inputs = *outputs = nullptr;
+      if (n == 0) return 0;
+      *inputs = new int[n];
+      *outputs = new int[n];
+      for (size_t i = 0; i < n; ++i) {
+        (*inputs)[i] = static_cast<int>(i);
+        (*outputs)[i] = 0;
+      }
+      return n;
+    };
+    o.ReleaseMayInplace = [](int* inputs, int* outputs) {
+      delete[] inputs;
+      delete[] outputs;
+    };
+    return o;
+  }();
+  return &op;
+}

@@ -1,0 +1,29 @@
+// What ONNX Runtime calls when the library is registered with the options of a session.
+
+#include "elementwise.h"
+#include "rotary.h"
+#include "scatter.h"
+
+EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
+                                               const OrtApiBase* base) {
+  const OrtApi* table = base->GetApi(kApiVersion);
+  if (table == nullptr) {  // older than this library: there is no table to make a message with
+    table = base->GetApi(1);
+    auto create = *reinterpret_cast<decltype(Api::CreateStatus) const*>(table);
+    return create(kFail, "onnxruntime is older than version 1.18");
+  }
+  api.load(table);
+  return guarded([&] {
+    // Shared by all sessions, for as long as the library is loaded.
+    static OrtCustomOpDomain* const domain = [] {
+      OrtCustomOpDomain* created = nullptr;
+      check(api.CreateCustomOpDomain("dort_rewriter", &created));
+      for (const OrtCustomOp* op : {operator_of<Elementwise>(), operator_of<Rotary>(),
+                                    operator_of<ScatterZeros>()}) {
+        check(api.CustomOpDomain_Add(created, op));
+      }
+      return created;
+    }();
+    check(api.AddCustomOpDomain(options, domain));
+  });
+}

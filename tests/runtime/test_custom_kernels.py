@@ -1,0 +1,321 @@
+"""Kernels of our own: what they compute, how their library is built and found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx import helper
+
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime import custom_kernels
+from dort_rewriter.runtime.custom_kernels import (
+    DOMAIN,
+    custom_ops_library,
+    is_available,
+    register,
+    uses_custom_kernels,
+)
+from dort_rewriter.runtime.kernels import has_kernel
+from dort_rewriter.runtime.session import create_session, session_options
+
+Array = np.ndarray[Any, Any]
+TYPES = [np.float32, np.float64, np.float16]
+TOLERANCE = {np.float32: 3e-7, np.float64: 1e-15, np.float16: 1e-3}
+
+
+def _model(
+    op_type: str, arrays: Sequence[Array], ranks: Sequence[int], **attributes: Any
+) -> onnx.ModelProto:
+    names = [f"x{i}" for i in range(len(arrays))]
+    results = [f"y{i}" for i in range(len(ranks))]
+    types = [helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays]
+    node = helper.make_node(op_type, names, results, domain=DOMAIN, **attributes)
+    inputs = [
+        helper.make_tensor_value_info(n, t, [None] * a.ndim)
+        for n, t, a in zip(names, types, arrays, strict=True)
+    ]
+    outputs = [
+        helper.make_tensor_value_info(n, types[-1], [None] * rank)
+        for n, rank in zip(results, ranks, strict=True)
+    ]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    graph = helper.make_graph([node], "kernels", inputs, outputs)
+    return helper.make_model(graph, ir_version=8, opset_imports=opsets)
+
+
+def _run(op_type: str, *arrays: Array, ranks: Sequence[int] = (), **attributes: Any) -> list[Any]:
+    ranks = ranks or [max(a.ndim for a in arrays)]
+    model = _model(op_type, arrays, ranks, **attributes)
+    session = create_session(model).ort
+    return session.run(None, {f"x{i}": a for i, a in enumerate(arrays)})
+
+
+def _random(*shape: int, dtype: Any = np.float32) -> Array:
+    generator = np.random.default_rng(len(shape) + sum(shape))
+    return generator.normal(size=shape).astype(dtype)
+
+
+OPERATIONS: dict[int, Any] = {
+    0: lambda a, b, c: a + b,
+    1: lambda a, b, c: a - b,
+    2: lambda a, b, c: a * b,
+    3: lambda a, b, c: a / b,
+    4: lambda a, b, c: np.maximum(a, b),
+    5: lambda a, b, c: np.minimum(a, b),
+    6: lambda a, b, c: -a,
+    7: lambda a, b, c: np.abs(a),
+    8: lambda a, b, c: np.sqrt(a),
+    9: lambda a, b, c: np.reciprocal(a),
+    10: lambda a, b, c: np.where(np.isnan(a), a, np.maximum(a, 0)),
+    11: lambda a, b, c: (1 / (1 + np.exp(-a.astype(np.float64)))).astype(a.dtype),
+    12: lambda a, b, c: np.exp(a.astype(np.float64)).astype(a.dtype),
+    13: lambda a, b, c: (a == b).astype(a.dtype),
+    14: lambda a, b, c: (a < b).astype(a.dtype),
+    15: lambda a, b, c: (a <= b).astype(a.dtype),
+    16: lambda a, b, c: (a > b).astype(a.dtype),
+    17: lambda a, b, c: (a >= b).astype(a.dtype),
+    18: lambda a, b, c: np.where(a != 0, b, c),
+}
+EXACT = set(OPERATIONS) - {11, 12}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation(operation: int, dtype: Any) -> None:
+    """Also of what is not finite; bit for bit, but for exponentials."""
+    special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-3, 80.0, -80.0, 200.0, -200.0]
+    grid = np.array(np.meshgrid(special, special), dtype=dtype).reshape(2, -1)
+    a = np.concatenate([grid[0], 3 * _random(1000, dtype=dtype)])
+    b = np.concatenate([grid[1], _random(1000, dtype=dtype)[::-1]])
+    c = np.full_like(a, 7)
+    (got,) = _run("Elementwise", a, b, c, program=[operation, 0, -1, -2, -3], results=[0])
+    with np.errstate(all="ignore"):
+        expected = OPERATIONS[operation](a, b, c)
+    if operation in EXACT:
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=TOLERANCE[dtype], atol=1e-37)
+
+
+SHAPES = [
+    [(2, 3, 4), (2, 3, 4), (2, 3, 4)],
+    [(2, 3, 4), (4,), ()],
+    [(2, 3, 1), (1, 4), (2, 1, 1)],
+    [(1,), (5, 1, 7), (3, 1)],
+    [(4, 700), (4, 1), (700,)],
+    [(3, 1, 5, 1), (1, 2, 5, 6), (3, 2, 1, 1)],
+    [(0, 3), (1, 3), (3,)],
+    [(), (), ()],
+    [(70, 9, 130), (9, 1), (70, 1, 130)],
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_inputs_are_broadcast(shapes: list[tuple[int, ...]], dtype: Any) -> None:
+    """Two results of four instructions, tile by tile, in parts for several threads."""
+    a, b, c = (_random(*shape, dtype=dtype) for shape in shapes)
+    program = [0, 0, -1, -2, 0, 2, 1, 0, -3, 0, 6, 2, 1, 0, 0, 1, 0, 2, -1, 0]
+    rank = max(len(shape) for shape in shapes)
+    first, second = _run("Elementwise", a, b, c, ranks=[rank] * 2, program=program, results=[1, 0])
+    wide = [x.astype(np.float32) if dtype is np.float16 else x for x in (a, b, c)]
+    product = (wide[0] + wide[1]) * wide[2]
+    np.testing.assert_array_equal(first, product.astype(dtype))
+    np.testing.assert_array_equal(second, (-product - wide[0]).astype(dtype))
+
+
+def test_results_may_be_written_over_inputs() -> None:
+    """onnxruntime reuses the memory of what nobody reads any more."""
+    x = _random(300, 20)
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["": 18, "{DOMAIN}": 1]>
+        g (float[300,20] x) => (float[300,20] y, float[300,20] z) {{
+            a = Exp(x)
+            b = Neg(x)
+            p, q = {DOMAIN}.Elementwise<program=[2,0,-1,-2,0, 0,1,-1,-2,0], results=[0,1]>(a, b)
+            m = Abs(p)
+            y = Sqrt(m)
+            z = Abs(q)
+        }}"""
+    )
+    y, z = create_session(model).ort.run(None, {"x": x})
+    np.testing.assert_allclose(y, np.sqrt(np.abs(np.exp(x) * -x)), rtol=1e-5)
+    np.testing.assert_allclose(z, np.abs(np.exp(x) - x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("gradient", [0, 1])
+def test_rotary(dtype: Any, gradient: int) -> None:
+    """As models write it, and as autograd differentiates that."""
+    x = torch.from_numpy(_random(2, 3, 5, 8, dtype=dtype)).double().requires_grad_()
+    cos = torch.from_numpy(_random(1, 1, 5, 8, dtype=dtype)).double()
+    sin = torch.from_numpy(_random(2, 1, 5, 8, dtype=dtype)).double()
+    y = x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+    (dx,) = torch.autograd.grad(y, x, x.detach())
+    arrays = [t.detach().numpy().astype(dtype) for t in (x, cos, sin)]
+    (got,) = _run("Rotary", *arrays, gradient=gradient)
+    expected = (dx if gradient else y).detach().numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=10 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("add", [0, 1])
+def test_scatter_zeros(dtype: Any, add: int) -> None:
+    """Rows that are written once, twice, never; negative indices."""
+    shape = np.array([6, 3], dtype=np.int64)
+    indices = np.array([[0], [2], [-1], [2]] if add else [[0], [2], [-1]], dtype=np.int64)
+    updates = _random(len(indices), 3, dtype=dtype)
+    expected = np.zeros((6, 3), dtype=dtype)
+    np.add.at(expected, indices[:, 0], updates)
+    (got,) = _run("ScatterZeros", shape, indices, updates, ranks=[2], add=add)
+    np.testing.assert_array_equal(got, expected)
+
+
+WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
+    ("Elementwise", [_random(2), _random(3)], {"program": [0, 0, -1, -2, 0]}, "broadcast"),
+    ("Elementwise", [_random(2)], {"program": [0, 0, -1, -2, 0]}, "other inputs"),
+    ("Elementwise", [_random(2)], {"program": [99, 0, -1, -1, 0]}, "does not know"),
+    ("Elementwise", [_random(2)], {"program": [0, 0, -1]}, "five numbers"),
+    ("Rotary", [_random(2, 3)] * 3, {}, "do not fit"),
+    ("Rotary", [_random(2, 4), _random(2, 1), _random(2, 4)], {}, "last dimension"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "arrays", "attributes", "message"), WRONG)
+def test_what_cannot_be_computed_is_an_error(
+    op_type: str, arrays: list[Array], attributes: Mapping[str, Any], message: str
+) -> None:
+    """When the session is built, or when it runs; never a crash."""
+    results = {"results": [0]} if op_type == "Elementwise" else {}
+    with pytest.raises(Exception, match=message):  # onnxruntime's types have no common base
+        _run(op_type, *arrays, **attributes, **results)
+
+
+def test_an_index_outside_is_an_error() -> None:
+    """As for ScatterND."""
+    arrays = np.array([2, 3]), np.array([[2]]), _random(1, 3)
+    with pytest.raises(Exception, match="outside"):  # onnxruntime's types have no common base
+        _run("ScatterZeros", *arrays, ranks=[2], add=1)
+
+
+def test_types_with_a_kernel() -> None:
+    """What rules ask before they emit one."""
+    program = {"program": [0, 0, -1, -2, 0], "results": [0]}
+    for dtype, expected in ((1, True), (11, True), (10, True), (7, False), (16, False)):
+        assert has_kernel("Elementwise", DOMAIN, 1, [dtype] * 2, attributes=program) is expected
+    assert not has_kernel("Unknown", DOMAIN, 1, [1])
+    assert not has_kernel("Rotary", DOMAIN, 1, [1] * 3, provider="CUDAExecutionProvider")
+
+
+def test_options_serve_several_sessions() -> None:
+    """The library is registered with them once."""
+    options = session_options()
+    arrays = [_random(3), _random(3)]
+    model = _model("Elementwise", arrays, [1], program=[0, 0, -1, -2, 0], results=[0])
+    for _ in range(2):
+        session = create_session(model, options=options)
+        (got,) = session.ort.run(None, {"x0": arrays[0], "x1": arrays[1]})
+        np.testing.assert_array_equal(got, arrays[0] + arrays[1])
+
+
+def test_who_uses_the_kernels() -> None:
+    """A model in any form; the library is loaded for no other."""
+    proto = _model("Rotary", [_random(2)] * 3, [1])
+    plain = helper.make_model(helper.make_graph([], "empty", [], []))
+    for convert in (lambda m: m, ir.from_proto, lambda m: m.SerializeToString()):
+        assert uses_custom_kernels(convert(proto))
+        assert not uses_custom_kernels(convert(plain))
+
+
+def test_users_can_register_the_library() -> None:
+    """By its path."""
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(custom_ops_library())
+    model = _model("Elementwise", [_random(3)], [1], program=[6, 0, -1, 0, 0], results=[0])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_array_equal(session.run(None, {"x0": _random(3)})[0], -_random(3))
+
+
+@pytest.fixture(name="fresh")
+def forget_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.setenv("DORT_CACHE_DIR", str(tmp_path / "cache"))
+    for function in (custom_kernels._build, is_available):
+        function.cache_clear()
+    yield tmp_path
+    for function in (custom_kernels._build, is_available):
+        function.cache_clear()
+
+
+def _compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Name a compiler that notes how it is called."""
+    path = folder / "compiler"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n{script}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return folder / "calls"
+
+
+def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again when the sources or the compiler change; nothing else is left in the folder."""
+    script = 'while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"'
+    calls = _compiler(fresh, monkeypatch, script)
+    first = custom_ops_library()
+    custom_kernels._build.cache_clear()
+    assert custom_ops_library() == first
+    assert calls.read_text().count(" -o ") == 1
+    assert [p.name for p in (fresh / "cache").iterdir()] == [Path(first).name]
+    _compiler(fresh, monkeypatch, f"[ $1 = --version ] && echo 2; {script}")
+    custom_kernels._build.cache_clear()
+    assert custom_ops_library() != first
+
+
+def test_without_a_compiler_it_is_said_once(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no rule finds a kernel."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert not has_kernel("Rotary", DOMAIN, 1, [1] * 3)
+    assert [r.message for r in caplog.records] == [
+        "No rule that needs a kernel of our own is applied: there is no C++ compiler "
+        "'no-such-compiler': install one, or name it in the variable CXX."
+    ]
+    with pytest.raises(ExecutionError, match="CXX"):
+        custom_ops_library()
+
+
+def test_a_failing_compiler_is_quoted(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own words, and no file is left."""
+    _compiler(fresh, monkeypatch, "echo 'unknown flag' >&2; exit 1")
+    with pytest.raises(ExecutionError, match="cannot compile the kernels: unknown flag"):
+        custom_ops_library()
+    assert list((fresh / "cache").iterdir()) == []
+
+
+def test_a_library_that_does_not_load(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of another machine: it is no crash."""
+    script = 'while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"'
+    _compiler(fresh, monkeypatch, script)
+    assert not is_available()
+    with pytest.raises(ExecutionError, match="cannot load"):
+        register(session_options())
+
+
+def test_a_folder_that_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that names another one is named."""
+    (fresh / "file").write_text("")
+    monkeypatch.setenv("DORT_CACHE_DIR", str(fresh / "file" / "below"))
+    with pytest.raises(ExecutionError, match="DORT_CACHE_DIR"):
+        custom_ops_library()

@@ -36,6 +36,17 @@ VARIABLES: dict[str, Variable] = {
             "...",
         ),
         Variable(
+            "DORT_CACHE",
+            "",
+            "0: models are not kept on disk for other processes. Read at each compilation.",
+        ),
+        Variable(
+            "DORT_CACHE_DIR",
+            "",
+            "Where exported models and compiled kernels are kept between processes; by default "
+            "~/.cache/dort_rewriter.",
+        ),
+        Variable(
             "DORT_DISABLE",
             "",
             "1: the package stays inert: nothing is hooked when torch is imported.",

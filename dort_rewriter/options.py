@@ -118,6 +118,8 @@ class OrtBackendOptions:
     autotune: bool = False
     """Let the first calls of each graph try ONNX Runtime, ONNX Runtime with some operators in
     torch, and torch alone, and keep the fastest on the arguments they get."""
+    cache: bool = True
+    """Keep exported models on disk for other processes (``DORT_CACHE_DIR``; ``DORT_CACHE=0``)."""
     min_block_size: int = 2
     """Operators that a part of a cut graph needs to be worth a session."""
     intra_op_threads: int | None = None

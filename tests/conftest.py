@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# What a test compiles comes from the code under test, not from an earlier run.
+os.environ["DORT_CACHE"] = "0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

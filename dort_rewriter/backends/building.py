@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.capture.outputs import ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.files import to_proto
@@ -120,19 +121,13 @@ def export_block(
     with trace.phase("export"):
         plan = plan_outputs(graph_module)
         names = _output_names(plan)
-        exported = convert_graph(
-            graph_module,
-            recipe.dispatcher,
-            opset=options.target_opset,
-            input_names=_input_names(graph_module, constants) if recipe.rename_inputs else None,
-            constants=constants,
-            output_names=names,
-            results=[(o.node, o.order) for o in plan.model_outputs],
-            keep_unused_inputs=False,
-        )
-    with trace.phase("optimize"):
-        report = optimize(exported.model, options.optimization, has_kernel=kernel_query(provider))
-        trace.reports.append(report)
+        outputs = list(zip(names, plan.model_outputs, strict=True))
+        entry = None if frozen else ModelEntry(graph_module, recipe, provider, outputs)
+        exported = entry.load() if entry is not None else None
+    if exported is None:
+        exported = _convert(graph_module, recipe, provider, outputs, constants)
+        if entry is not None:
+            entry.store(exported)
     proto = _transform(exported, options)
     dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
@@ -149,8 +144,34 @@ def export_block(
         exported=exported,
         proto=proto,
         signature=GraphSignature(inputs=inputs, outputs=slots),
-        computed=dict(zip(names, plan.model_outputs, strict=True)),
+        computed=dict(outputs),
     )
+
+
+def _convert(
+    graph_module: torch.fx.GraphModule,
+    recipe: Recipe,
+    provider: str,
+    outputs: Sequence[tuple[str, ModelOutput]],
+    constants: Mapping[str, torch.Tensor],
+) -> ExportedGraph:
+    """Export a graph and optimize its model."""
+    options, trace = recipe.options, recipe.trace
+    with trace.phase("export"):
+        exported = convert_graph(
+            graph_module,
+            recipe.dispatcher,
+            opset=options.target_opset,
+            input_names=_input_names(graph_module, constants) if recipe.rename_inputs else None,
+            constants=constants,
+            output_names=[name for name, _ in outputs],
+            results=[(o.node, o.order) for _, o in outputs],
+            keep_unused_inputs=False,
+        )
+    with trace.phase("optimize"):
+        query = kernel_query(provider)
+        trace.reports.append(optimize(exported.model, options.optimization, has_kernel=query))
+    return exported
 
 
 def _input_names(

@@ -47,6 +47,13 @@ class Dispatcher:
         """
         return self._find_first(name) is not None
 
+    def description(self) -> str | None:
+        """Return what is the same for dispatchers that convert alike, in any process; None when
+        there is no telling, as with functions of a user."""
+        if self._user:
+            return None
+        return f"{type(self).__module__}.{type(self).__qualname__} {self._own_converters}"
+
     def find(self, node: torch.fx.Node) -> Converter | str:
         """Return the converter of an FX node, or the reason why there is none."""
         if (reason := _unconvertible(node)) is not None:
@@ -88,6 +95,11 @@ class ForceDispatcher(Dispatcher):
     ) -> None:
         super().__init__(registered_functions, own_converters=own_converters)
         self.domain = domain
+
+    def description(self) -> str | None:
+        """Return what is the same for dispatchers that convert alike."""
+        known = super().description()
+        return None if known is None else f"{known} {self.domain}"
 
     def find(self, node: torch.fx.Node) -> Converter | str:
         """Return a converter; a refused operator becomes an opaque node too."""

@@ -78,6 +78,24 @@ def check(case: Case, *, dynamic: bool = False) -> None:
     """Compare an operator, converted and run, with torch."""
     if not dynamic and not case.static:
         return
+    with torch.no_grad():
+        expected = expect(case)
+        traced, tensors = trace(case, dynamic=dynamic)
+    compare(run(traced, tensors, case.target_opset), expected, case)
+
+
+def expect(case: Case) -> Any:
+    """Return what torch makes of a row."""
+    if case.reference is not None:
+        return case.reference(*case.args, **case.kwargs)
+    leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
+    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in leaves]
+    args, kwargs = torch.utils._pytree.tree_unflatten(copies, spec)
+    return overload(case.op)(*args, **kwargs)
+
+
+def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """Return the graph of a row's operator, alone in it, and its inputs."""
     function = overload(case.op)
     leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -90,18 +108,15 @@ def check(case: Case, *, dynamic: bool = False) -> None:
         return function(*args, **kwargs)
 
     tensors = [leaves[i].clone() for i in where]
-    with torch.no_grad():
-        expected = (
-            call(*tensors) if case.reference is None else case.reference(*case.args, **case.kwargs)
-        )
-        mode = "symbolic" if dynamic else "fake"
-        if case.untraced:
-            traced = _single_node(function, leaves, spec, where, expected)
-        else:
+    mode = "symbolic" if dynamic else "fake"
+    if case.untraced:
+        traced = _single_node(function, leaves, spec, where, expect(case))
+    else:
+        with torch.no_grad():
             traced = make_fx(call, tracing_mode=mode, pre_dispatch=case.pre_dispatch)(*tensors)
     called = [op_name(n.target) for n in traced.graph.nodes if n.op == "call_function"]
     assert case.op in called, f"{case.op} is not in the traced graph: {called}"
-    compare(run(traced, tensors, case.target_opset), expected, case)
+    return traced, tensors
 
 
 def _single_node(

@@ -122,6 +122,9 @@ class Rewriting:
         if len(results) != len(match.replaces):
             raise OptimizeError(f"{rule.name} builds {len(results)} results, not as declared.")
         if refusal := self._check(rule, match.replaces, results):
+            if not emitter.nodes and _redirect(match.replaces, results, touched):
+                entry.matches += 1
+                return True
             _count(entry, refusal)
             return False
         dead = _dead_after(match.replaces, results, emitter.nodes)
@@ -219,6 +222,22 @@ class Rewriting:
             removed[node] = None
         self.graph.remove(removed)
         return len(removed)
+
+
+def _redirect(
+    replaced: Sequence[ir.Value], results: Sequence[ir.Value], touched: dict[ir.Node, None]
+) -> bool:
+    """Let those who read outputs of the model, which keep their nodes, read what replaces them."""
+    uses = [
+        (use, new)
+        for old, new in zip(replaced, results, strict=True)
+        for use in old.uses()
+        if new is not old
+    ]
+    for (reader, index), new in uses:
+        reader.replace_input_with(index, new)
+        touched[reader] = None
+    return bool(uses)
 
 
 def _count(entry: RuleReport, refusal: Refusal) -> None:

@@ -272,3 +272,15 @@ def test_a_wrong_rule_is_an_error(message: str) -> None:
 
     with pytest.raises(OptimizeError, match=f"Wrong.*{message}"):
         _optimize(model_of("(float[N] x) => (float[N] y) {y = Exp(x)}"), Wrong)
+
+
+def test_readers_of_an_output_do_without_its_node() -> None:
+    """The output needs a node of its own, they do not."""
+    changed = _assert_same_numbers(
+        """(float[N] x) => (float[N] y, float[N] z) <float c = {0}> {
+            y = Add(x, c)
+            z = Exp(y)
+        }""",
+        "NeutralElement",
+    )
+    assert [list(n.input) for n in changed.graph.node if n.op_type == "Exp"] == [["x"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.default.activations import Gelu
+from dort_rewriter.optimize.patterns.default.batches import ReshapeMatMulReshape
 from dort_rewriter.optimize.patterns.default.casts import CastCast
 from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
 from dort_rewriter.optimize.patterns.default.duplicates import CommonSubexpressions
@@ -63,6 +64,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ShapeBasedIdentity,
     ReshapeTarget,
     ReshapeReshape,
+    ReshapeMatMulReshape,
     ReduceReshape,
     GatherNDRange,
     SliceSlice,

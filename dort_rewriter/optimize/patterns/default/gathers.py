@@ -76,6 +76,9 @@ def _counted_axis(array: np.ndarray[Any, Any]) -> int | None:
 
 def _structural_axis(value: ir.Value | None, rank: int, graph: GraphView) -> int | None:
     """Return the axis of ``Unsqueeze(Expand(Unsqueeze(Range)), -1)``."""
+    if value is not None and value.const_value is not None:
+        array = graph.constant(value) if value.const_value.size < _LIMIT else None
+        return None if array is None or array.ndim <= rank else _counted_axis(array[..., 0])
     outer = graph.producer(value, "Unsqueeze")
     if outer is None or graph.axes(outer, rank + 1) != [rank]:
         return None

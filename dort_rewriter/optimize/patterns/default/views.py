@@ -62,6 +62,8 @@ class ShapeBasedIdentity(Rule):
         if node.op_type == "Pad":
             pads = graph.sizes(node.inputs[1])
             return Match.of_known(node, x) if pads and not any(_may_pad(d) for d in pads) else None
+        if node.op_type == "Slice" and _takes_all(node, graph):
+            return Match.of_known(node, x)
         if not graph.same_shape(x, node.outputs[0]):
             return None
         if node.op_type == "Slice" and len(node.inputs) > 4:
@@ -102,6 +104,18 @@ def _both_unsqueeze(first: ir.Node, second: ir.Node, graph: GraphView) -> list[i
 def _may_copy(dim: Dim) -> bool:
     """Tell whether a size in a target may be 0: there it means that of the input."""
     return dim == 0 if isinstance(dim, int) else dim.value is None
+
+
+def _takes_all(node: ir.Node, graph: GraphView) -> bool:
+    """Tell whether a Slice starts at 0 and ends where each axis does, by steps of 1."""
+    dims = graph.dims(node.inputs[0])
+    starts, ends, *rest = (graph.sizes(v) for v in node.inputs[1:])
+    axes = rest[0] if rest else tuple(range(len(starts or ())))
+    if dims is None or starts is None or ends is None or axes is None:
+        return False
+    if any(s != 0 for s in starts) or (len(rest) > 1 and set(rest[1] or (0,)) != {1}):
+        return False
+    return all(isinstance(a, int) and same(dims[a], e) for a, e in zip(axes, ends, strict=True))
 
 
 def _may_pad(dim: Dim) -> bool:

@@ -77,3 +77,20 @@ def test_other_indices(indices: str) -> None:
         }}""",
         "the indices do not count the axes one after the other",
     )
+
+
+def test_some_indices_are_constants() -> None:
+    """Those that are small enough to be folded."""
+    assert_rewrites(
+        GatherNDRange,
+        """(float[2,3] x) => (float[2,1,3] y)
+        <int64 zero = {0}, int64 one = {1}, int64 three = {3}, int64[3] s = {2, 1, 3},
+         int64[1] last = {3}, int64[2,1,3,1] k = {0, 0, 0, 1, 1, 1}> {
+            i = Range(zero, three, one)
+            j = Expand(i, s)
+            m = Unsqueeze(j, last)
+            q = Concat<axis=-1>(k, m)
+            y = GatherND(x, q)
+        }""",
+        "(float[2,3] x) => (float[2,1,3] y) <int64[3] s = {2, 1, 3}> {y = Reshape(x, s)}",
+    )

@@ -131,3 +131,18 @@ def test_a_pad_by_nothing() -> None:
         "(float[N] x, float[N] z) => (float[N] y) {n = Neg(x) y = Neg(n)}",
         count=2,
     )
+
+
+def test_a_slice_up_to_the_end() -> None:
+    """The end is the size of the axis, known by its symbol."""
+    assert_rewrites(
+        ShapeBasedIdentity,
+        """(float[N,M] x, float[N,K] like) => (float[N,M] y)
+        <int64[1] zero = {0}> {
+            e = Shape<start=0, end=1>(like)
+            n = Neg(x)
+            a = Slice(n, zero, e, zero)
+            y = Exp(a)
+        }""",
+        "(float[N,M] x, float[N,K] like) => (float[N,M] y) {n = Neg(x) y = Exp(n)}",
+    )

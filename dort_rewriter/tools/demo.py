@@ -119,7 +119,7 @@ def _make_data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _make_competitor(backend: str, model: torch.nn.Module) -> Competitor:
     twin = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.02, momentum=0.9)
     compiled = twin if backend == "eager" else torch.compile(twin, backend=backend)
     return Competitor(backend=backend, model=compiled, optimizer=optimizer)
 

@@ -23,6 +23,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.backends.building import add_casts
+from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
@@ -249,7 +250,8 @@ class Sweep:
             dynamic=self.dynamic,
         )
         try:
-            got, grads = evaluate(compiled, tensors)
+            with keep_resizing(self.table):
+                got, grads = evaluate(compiled, tensors)
         except Exception as e:
             # torch's tracing refuses in every way Python has; so does a graph when it runs.
             kind = "backward" if graphs else "forward"

@@ -9,6 +9,7 @@ import torch
 
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
+from dort_rewriter.capture.resizing import keep_resizing
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 
@@ -47,7 +48,8 @@ def compile_with_aot(
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
     )
     flat, spec = _flatten_results(graph_module)
-    compiled: Callable[..., Any] = compiler(flat, args)
+    with keep_resizing(decompositions):
+        compiled: Callable[..., Any] = compiler(flat, args)
     if spec is None:
         return compiled
     return lambda *given: torch.utils._pytree.tree_unflatten(list(compiled(*given)), spec)

@@ -42,6 +42,7 @@ FAMILIES = (
     "splitting",
     "strides",
     "symbolic",
+    "upsampling",
     "views",
 )
 """The modules to import, in alphabetical order."""

@@ -1,0 +1,97 @@
+"""Keep the resizing operators whole while AOTAutograd traces.
+
+torch replaces them by index arithmetic before its decomposition table is asked, through Python
+kernels for autograd: the gradient is then a chain of ``index_put``, which is slow. These kernels
+are put aside during the tracing, for operators that the table leaves alone.
+
+NOTE: ``.vec`` overloads keep a Python kernel, one that only works the sizes out: torch's own in
+C++ cannot when they are symbolic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["keep_resizing"]
+
+_NAMES = (
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+)
+_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+_META = torch._C.DispatchKey.Meta
+
+_lock = threading.RLock()
+"""Held while the kernels are put aside: torch keeps them in tables of the process."""
+
+
+@contextlib.contextmanager
+def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Trace resizing operators as they are, except those with a decomposition."""
+    packets = [getattr(torch.ops.aten, name) for name in _NAMES]
+    kept = [p for p in packets if p.default not in decompositions]
+    with _lock, contextlib.ExitStack() as stack:
+        for packet in kept:
+            stack.enter_context(_replaced(packet.default, None))
+            stack.enter_context(_replaced(packet.vec, _by_sizes(packet.default)))
+            backward = getattr(torch.ops.aten, f"{packet.default._opname}_backward").default
+            if _META not in backward.py_kernels:  # in C++ only for known sizes
+                stack.enter_context(_replaced(backward, _like_input, (_META,)))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(
+    op: torch._ops.OpOverload, kernel: Callable[..., Any] | None, keys: Sequence[Any] = _KEYS
+) -> Iterator[None]:
+    """Put a kernel (or none) in the place of an operator's Python kernels."""
+    found = {key: op.py_kernels[key] for key in keys if key in op.py_kernels}
+    for key in keys:
+        op.py_kernels.pop(key, None)
+        if kernel is not None:
+            op.py_kernels[key] = kernel
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for key in keys:
+            op.py_kernels.pop(key, None)
+        op.py_kernels.update(found)
+        op._dispatch_cache.clear()
+
+
+def _by_sizes(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Return the kernel of a ``.vec`` overload: the operator called with the sizes worked out."""
+
+    def call(input: torch.Tensor, output_size: Any, *options: Any) -> Any:
+        *align, factors = options
+        if output_size is not None:
+            return op(input, output_size, *align, *[None] * (input.dim() - 2))
+        sizes = [
+            torch.sym_int(size * factor)
+            for size, factor in zip(input.shape[2:], factors, strict=True)
+        ]
+        return op(input, sizes, *align, *factors)
+
+    return call
+
+
+def _like_input(
+    grad_output: torch.Tensor, output_size: Any, input_size: Any, *options: Any
+) -> torch.Tensor:
+    """Return what a gradient looks like."""
+    layout = torch._prims_common.suggest_memory_format(grad_output)
+    return grad_output.new_empty(input_size).to(memory_format=layout)

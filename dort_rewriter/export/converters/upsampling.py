@@ -1,0 +1,227 @@
+"""Resizing of one to three axes, to the nearest, linear or cubic, and the gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.export.converters.interpolation import (
+    Axis,
+    Taps,
+    cubic_taps,
+    gather_taps,
+    linear_taps,
+    nearest_taps,
+    repetition,
+    to_source,
+)
+from dort_rewriter.export.converters.opmath import store, widen
+from dort_rewriter.export.converters.windows import Size, spatial_sizes
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import converter
+from dort_rewriter.graph.values import Value
+
+_MakeTaps = Callable[[Recorder, Axis, ir.DataType], Taps]
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    """torch rounds interpolated integers in its own way"""
+    first = node.args[0]
+    assert isinstance(first, torch.fx.Node)
+    return bool(first.meta["val"].dtype.is_floating_point)
+
+
+def _axes(
+    op: Recorder,
+    sources: Sequence[Size],
+    targets: Sequence[Size] | None,
+    factors: Sequence[float | None],
+    align_corners: bool = False,
+) -> list[Axis]:
+    """Describe the axes; without targets they are those the factors lead to."""
+    axes = []
+    for i, (source, factor) in enumerate(zip(sources, factors, strict=True)):
+        target = targets[i] if targets else _scaled(op, source, factor or 1.0)
+        axes.append(Axis(source, target, factor, align_corners))
+    return axes
+
+
+def _scaled(op: Recorder, size: Size, factor: float) -> Size:
+    if isinstance(size, int):
+        return math.floor(float(size) * factor)
+    if factor == int(factor):
+        return size * int(factor)
+    product = op.Mul(op.cast(size, ir.DataType.DOUBLE), op.constant(factor, ir.DataType.DOUBLE))
+    return op.cast(op.Floor(product), ir.DataType.INT64)
+
+
+# -- to the nearest ----------------------------------------------------------------------------
+
+
+def _nearest(op: Recorder, x: Value, axes: Sequence[Axis], *, exact: bool) -> Value:
+    rank = len(axes)
+    times = repetition(axes)
+    if times is not None and x.dtype == ir.DataType.FLOAT:
+        scales = [1.0] * (x.rank - rank) + [float(n) for n in times]
+        return op.Resize(
+            x,
+            None,
+            scales,
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )
+    for place, axis in zip(range(-rank, 0), axes, strict=True):
+        x = gather_taps(op, x, place, nearest_taps(op, axis, exact=exact))
+    return x
+
+
+def _nearest_backward(op: Recorder, grad: Value, axes: Sequence[Axis], *, exact: bool) -> Value:
+    rank = len(axes)
+    wide = widen(op, grad)
+    times = repetition(axes)
+    if times is not None and wide.dtype == ir.DataType.FLOAT:
+        averages = op.AveragePool(wide, kernel_shape=times, strides=times)
+        return store(op, averages * float(math.prod(times)))
+    for place, axis in zip(range(-rank, 0), axes, strict=True):
+        wide = to_source(op, wide, place, nearest_taps(op, axis, exact=exact), axis.source)
+    return store(op, wide)
+
+
+# -- linear and cubic --------------------------------------------------------------------------
+
+
+def _interpolate(op: Recorder, x: Value, axes: Sequence[Axis], make_taps: _MakeTaps) -> Value:
+    wide = widen(op, x)
+    if make_taps is linear_taps and wide.dtype == ir.DataType.FLOAT and _is_resizable(axes):
+        return store(op, _resize(op, wide, axes))
+    assert wide.dtype is not None
+    for place, axis in zip(range(-len(axes), 0), axes, strict=True):
+        wide = gather_taps(op, wide, place, make_taps(op, axis, wide.dtype))
+    return store(op, wide)
+
+
+def _is_resizable(axes: Sequence[Axis]) -> bool:
+    """Tell whether ONNX's Resize takes the same places as torch."""
+    if all(a.factor is None or a.align_corners for a in axes):
+        return True
+    # NOTE: Resize computes the size in float32: only factors that it holds exactly are safe.
+    return all(
+        a.factor is not None and np.float32(a.factor) == a.factor and _by_factor(a) for a in axes
+    )
+
+
+def _by_factor(axis: Axis) -> bool:
+    if not isinstance(axis.source, int) or not isinstance(axis.target, int):
+        return True
+    assert axis.factor is not None
+    return int(axis.source * axis.factor) == axis.target
+
+
+def _resize(op: Recorder, x: Value, axes: Sequence[Axis]) -> Value:
+    """Resize by linear interpolation of two or three axes; one axis is taken as two."""
+    rank = len(axes)
+    batch = op.Unsqueeze(x, [x.rank - 1]) if rank == 1 else x
+    corners = axes[0].align_corners
+    lead = batch.rank - rank
+    if corners or axes[0].factor is None:
+        first: list[Size] = [op.size(batch, i) for i in range(lead)]
+        scales, sizes = None, op.vector([*first, *(a.target for a in axes)])
+    else:
+        factors = [a.factor or 1.0 for a in axes]
+        scales, sizes = op.constant([1.0] * lead + factors, ir.DataType.FLOAT), None
+    mode = "align_corners" if corners else "half_pixel"
+    resized = op.Resize(
+        batch, None, scales, sizes, mode="linear", coordinate_transformation_mode=mode
+    )
+    return op.Squeeze(resized, [x.rank - 1]) if rank == 1 else resized
+
+
+def _interpolate_backward(
+    op: Recorder, grad: Value, axes: Sequence[Axis], make_taps: _MakeTaps
+) -> Value:
+    wide = widen(op, grad)
+    assert wide.dtype is not None
+    for place, axis in zip(reversed(range(-len(axes), 0)), reversed(axes), strict=True):
+        taps = make_taps(op, axis, wide.dtype)
+        wide = to_source(op, wide, place, taps, axis.source)
+    return store(op, wide)
+
+
+# -- registration ------------------------------------------------------------------------------
+
+
+def _register_nearest(name: str, rank: int, *, exact: bool) -> None:
+    def resize(op: Recorder, x: Value, output_size: Any, *scales: float | None) -> Value:
+        """upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor"""
+        factors = [*scales, *[None] * (rank - len(scales))]
+        axes = _axes(op, spatial_sizes(op, x, rank), output_size, factors)
+        return _nearest(op, x, axes, exact=exact)
+
+    def resize_vec(op: Recorder, input: Value, output_size: Any, scale_factors: Any) -> Value:
+        """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
+        factors = scale_factors or [None] * rank
+        axes = _axes(op, spatial_sizes(op, input, rank), output_size, factors)
+        return _nearest(op, input, axes, exact=exact)
+
+    def resize_backward(
+        op: Recorder, grad_output: Value, output_size: Any, input_size: Any, *scales: float | None
+    ) -> Value:
+        """upsample_nearest2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, float? scales_h=None, float? scales_w=None) -> Tensor"""
+        factors = [*scales, *[None] * (rank - len(scales))]
+        axes = _axes(op, input_size[-rank:], spatial_sizes(op, grad_output, rank), factors)
+        return _nearest_backward(op, grad_output, axes, exact=exact)
+
+    converter(f"aten::{name}")(resize)
+    converter(f"aten::{name}.vec")(resize_vec)
+    converter(f"aten::{name}_backward")(resize_backward)
+
+
+def _register_interpolation(name: str, rank: int, make_taps: _MakeTaps) -> None:
+    def resize(
+        op: Recorder, x: Value, output_size: Any, align_corners: bool, *scales: float | None
+    ) -> Value:
+        """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
+        factors = [*scales, *[None] * (rank - len(scales))]
+        axes = _axes(op, spatial_sizes(op, x, rank), output_size, factors, align_corners)
+        return _interpolate(op, x, axes, make_taps)
+
+    def resize_vec(
+        op: Recorder, input: Value, output_size: Any, align_corners: bool, scale_factors: Any
+    ) -> Value:
+        """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
+        factors = scale_factors or [None] * rank
+        axes = _axes(op, spatial_sizes(op, input, rank), output_size, factors, align_corners)
+        return _interpolate(op, input, axes, make_taps)
+
+    def resize_backward(
+        op: Recorder,
+        grad_output: Value,
+        output_size: Any,
+        input_size: Any,
+        align_corners: bool,
+        *scales: float | None,
+    ) -> Value:
+        """upsample_bilinear2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
+        factors = [*scales, *[None] * (rank - len(scales))]
+        targets = spatial_sizes(op, grad_output, rank)
+        axes = _axes(op, input_size[-rank:], targets, factors, align_corners)
+        return _interpolate_backward(op, grad_output, axes, make_taps)
+
+    converter(f"aten::{name}", when=_is_floating)(resize)
+    converter(f"aten::{name}.vec", when=_is_floating)(resize_vec)
+    converter(f"aten::{name}_backward", when=_is_floating)(resize_backward)
+
+
+for _rank in (1, 2, 3):
+    _register_nearest(f"upsample_nearest{_rank}d", _rank, exact=False)
+    _register_nearest(f"_upsample_nearest_exact{_rank}d", _rank, exact=True)
+_register_interpolation("upsample_linear1d", 1, linear_taps)
+_register_interpolation("upsample_bilinear2d", 2, linear_taps)
+_register_interpolation("upsample_trilinear3d", 3, linear_taps)
+_register_interpolation("upsample_bicubic2d", 2, cubic_taps)

@@ -241,8 +241,12 @@ def _options(backend: Any) -> OrtBackendOptions:
 
 
 def _record(backend: Any, built: BuiltBlock) -> None:
-    table = backend._all_ort_execution_info.execution_info_per_graph_module
-    table.setdefault(built.graph_module, []).append(ExecutionInfo(built))
+    table = backend._all_ort_execution_info
+    known = table.execution_info_per_graph_module
+    if not isinstance(known, weakref.WeakKeyDictionary):
+        # That of torch's class is a dict: graphs and sessions would outlive torch._dynamo.reset().
+        known = table.execution_info_per_graph_module = weakref.WeakKeyDictionary(known)
+    known.setdefault(built.graph_module, []).append(ExecutionInfo(built))
 
 
 def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> RunBoxed:

@@ -69,8 +69,8 @@ def run_pytest(session: nox.Session, *default: str) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Lint, types, layers, then the whole suite on both stacks."""
-    for name in ("lint", "tests-new", "tests-old"):
+    """Lint, types, layers, the documentation, then the whole suite on both stacks."""
+    for name in ("lint", "docs", "tests-new", "tests-old"):
         session.notify(name)
 
 
@@ -119,6 +119,15 @@ def tests_lowest(session: nox.Session) -> None:
     lowest = [d.replace(">=", "==") for d in dependencies if d.startswith(("onnx", "wrapt"))]
     install(session, "cpu,test", *NEW, *lowest)
     run_pytest(session)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation, warnings being errors; ``-- serve`` shows it as it is written."""
+    session.install("mkdocs>=1.6,<2")
+    # The package is read where it stands: its options need nothing installed.
+    session.run("python", "scripts/make_docs.py", "--check", env={"PYTHONPATH": str(ROOT)})
+    session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
 
 
 @nox.session

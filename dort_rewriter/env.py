@@ -52,11 +52,6 @@ VARIABLES: dict[str, Variable] = {
             "1: the package stays inert: nothing is hooked when torch is imported.",
         ),
         Variable(
-            "DORT_CACHE_DIR",
-            "",
-            "The folder of the compiled kernels; ~/.cache/dort_rewriter when it is empty.",
-        ),
-        Variable(
             "CXX",
             "c++",
             "The C++ compiler of our own kernels (patterns 'experimental'), as for torch's.",

@@ -106,21 +106,21 @@ class ComposedBackend:
                 compiled = _lookup(backend)(graph_module, args, **given)
             except Exception as error:  # a compiler raises anything: the next one is to be tried
                 tried.append(Attempt(name, _reason(error)))
-                logger.info("Backend %s", tried[-1])
                 continue
             tried.append(Attempt(name))
-            self.attempts.append(tuple(tried))
-            failed = "".join(f"; {a}" for a in tried[:-1])
-            logger.log(
-                logging.WARNING if failed else logging.INFO,
-                "Graph %d is compiled by %s%s",
-                len(self.attempts) - 1,
-                name,
-                failed,
-            )
+            self._keep(tuple(tried))
             return compiled
-        self.attempts.append(tuple(tried))
+        self._keep(tuple(tried))
         raise CaptureError("No backend compiled the graph:\n" + "\n".join(f"  {a}" for a in tried))
+
+    def _keep(self, tried: tuple[Attempt, ...]) -> None:
+        """Keep what became of a graph, and say it: aloud the first time that something failed."""
+        news = len(tried) > 1 and tried not in self.attempts
+        self.attempts.append(tried)
+        said = "; ".join(str(a) for a in tried)
+        logger.log(
+            logging.WARNING if news else logging.INFO, "Graph %d: %s", len(self.attempts) - 1, said
+        )
 
     @property
     def chosen(self) -> tuple[str | None, ...]:
@@ -128,10 +128,13 @@ class ComposedBackend:
         return tuple(a[-1].backend if a[-1].error is None else None for a in self.attempts)
 
     def report(self) -> str:
-        """Return what became of each graph, as text."""
+        """Return what became of each graph, as text; graphs that fared alike share a line."""
+        groups: dict[tuple[Attempt, ...], list[str]] = {}
+        for i, tried in enumerate(self.attempts):
+            groups.setdefault(tried, []).append(str(i))
         return "\n".join(
-            f"graph {i}: {'; '.join(str(a) for a in tried)}"
-            for i, tried in enumerate(self.attempts)
+            f"graph {', '.join(graphs)}: {'; '.join(str(a) for a in tried)}"
+            for tried, graphs in groups.items()
         )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import configparser
 import copy
 import functools
 import io
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,7 +27,7 @@ from dort_rewriter import (
     onnx_custom_backend,
     pprint_storage,
 )
-from tests.gates.sources import ROOT
+from tests.entry_points import environment_with_entry_points
 
 STATIC_OR_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 
@@ -141,23 +139,12 @@ print("models", len(storage["instance"]))
 
 def test_by_name(tmp_path: Path) -> None:
     """The entry point of pyproject.toml, in a distribution of its own, is what torch finds."""
-    config = configparser.ConfigParser(inline_comment_prefixes=("#",))
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    header = "[project.entry-points.torch_dynamo_backends]"
-    config.read_string(header + text.partition(header)[2].partition("\n[")[0])
-    (section,) = config.sections()
-    target = config[section]["onnx_custom"].strip('"')
-    folder = tmp_path / "by_name-0.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: by-name\nVersion: 0.0\n")
-    (folder / "entry_points.txt").write_text(f"[torch_dynamo_backends]\nonnx_custom = {target}\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", BY_NAME],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment_with_entry_points(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     assert "models 2" in done.stdout

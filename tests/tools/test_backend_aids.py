@@ -111,7 +111,8 @@ def test_the_first_that_compiles_is_taken(caplog: pytest.LogCaptureFixture) -> N
     assert [a.backend for a in tried] == ["no_such_backend", "failing", "onnx_custom_backend"]
     assert "no_such_backend" in str(tried[0].error)
     assert tried[1].error == "ValueError: no, thanks"
-    assert "compiled by onnx_custom_backend; no_such_backend: " in caplog.text
+    assert "Graph 0: no_such_backend: InvalidBackend" in caplog.text
+    assert "onnx_custom_backend: compiled the graph" in caplog.text
     assert "ValueError: no, thanks" in backend.report()
 
 
@@ -125,7 +126,7 @@ def test_each_graph_is_tried_and_eager_comes_last() -> None:
     x = torch.ones(2)
     torch.testing.assert_close(torch.compile(with_break, backend=backend)(x), with_break(x))
     assert backend.chosen == ("eager", "eager")
-    assert backend.report().splitlines()[1].startswith("graph 1: failing: ValueError")
+    assert backend.report().startswith("graph 0, 1: failing: ValueError")
 
 
 def test_without_a_fallback_all_reasons_are_raised() -> None:

@@ -20,6 +20,7 @@ from dort_rewriter.optimize.patterns.default.gemms import (
     TransposeMatMul,
 )
 from dort_rewriter.optimize.patterns.default.identities import Identity
+from dort_rewriter.optimize.patterns.default.leaves import LeavesLast
 from dort_rewriter.optimize.patterns.default.neutrals import (
     NeutralElement,
     NotNot,
@@ -88,5 +89,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ScaleSmaller,
     Gelu,
     CommonSubexpressions,
+    LeavesLast,
 )
 """In the order they are tried."""

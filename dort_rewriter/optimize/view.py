@@ -140,15 +140,23 @@ class GraphView:
         *,
         domain: str = "com.microsoft",
         outputs: int = 1,
+        shapes: Sequence[Sequence[int] | None] | None = None,
         **attributes: Any,
     ) -> bool:
-        """Tell whether the provider has a kernel for a node with inputs of these types."""
+        """Tell whether the provider has a kernel for a node with inputs of these types; with
+        ``shapes``, whether that kernel accepts inputs like these (small examples)."""
         types = [None if v is None else v.dtype for v in inputs]
         if any(v is not None and t is None for v, t in zip(inputs, types, strict=True)):
             return False
         version = 1 if domain else self.opset
         return self._has_kernel(
-            op_type, domain, version, types, attributes=attributes, outputs=outputs
+            op_type,
+            domain,
+            version,
+            types,
+            attributes=attributes,
+            outputs=outputs,
+            shapes=shapes,
         )
 
 

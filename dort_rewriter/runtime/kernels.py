@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import helper
@@ -42,12 +43,14 @@ def has_kernel(
     *,
     attributes: Mapping[str, Any] | None = None,
     outputs: int = 1,
+    shapes: Sequence[Sequence[int] | None] | None = None,
     provider: str = CPU,
 ) -> bool:
     """Tell whether a node runs with inputs of these types, without casts around it.
 
     ``version`` is the opset of ``domain``; an input left out is None; ``attributes`` are those the
-    operator requires, as Python values. Raises :class:`ExecutionError` if a required one is
+    operator requires, as Python values. ``shapes`` asks for more: that the kernel accepts inputs
+    of such shapes, which are best small. Raises :class:`ExecutionError` if a required one is
     missing, since the answer would mean nothing.
     """
     if any(isinstance(v, (onnx.GraphProto, ir.Graph)) for v in (attributes or {}).values()):
@@ -56,7 +59,8 @@ def has_kernel(
         return False
     types = tuple(None if t is None else int(t) for t in input_dtypes)
     frozen = tuple(sorted((k, _freeze(v)) for k, v in (attributes or {}).items()))
-    return _ask(op_type, domain, version, types, frozen, outputs, provider)
+    sizes = None if shapes is None else tuple(None if x is None else tuple(x) for x in shapes)
+    return _ask(op_type, domain, version, types, frozen, outputs, sizes, provider)
 
 
 def kernel_query(provider: str = CPU) -> Callable[..., bool]:
@@ -85,6 +89,7 @@ def _ask(
     types: tuple[int | None, ...],
     attributes: _Frozen,
     outputs: int,
+    shapes: tuple[tuple[int, ...] | None, ...] | None,
     provider: str,
 ) -> bool:
     model = _one_node(op_type, domain, version, types, dict(attributes), outputs)
@@ -101,9 +106,11 @@ def _ask(
     if domain == DOMAIN:
         refusals.append(state.RuntimeException)  # how onnxruntime passes on that a kernel refuses
     try:
-        ort.InferenceSession(
+        session = ort.InferenceSession(
             model.SerializeToString(), options, providers=[provider], enable_fallback=False
         )
+        if shapes is not None:
+            session.run(None, _zeros(types, shapes))
     except tuple(refusals) as error:
         if "Required attribute" in str(error) or "Missing attribute" in str(error):
             raise ExecutionError(
@@ -111,6 +118,16 @@ def _ask(
             ) from error
         return False
     return True
+
+
+def _zeros(
+    types: Sequence[int | None], shapes: Sequence[tuple[int, ...] | None]
+) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        f"x{i}": np.zeros(shape or (), helper.tensor_dtype_to_np_dtype(t))
+        for i, (t, shape) in enumerate(zip(types, shapes, strict=True))
+        if t is not None
+    }
 
 
 def _one_node(

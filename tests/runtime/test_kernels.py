@@ -67,3 +67,13 @@ def test_newer_opset_than_loadable() -> None:
 def test_gradient_kernels_belong_to_the_training_build() -> None:
     training = hasattr(load_onnxruntime().RunOptions(), "training_mode")
     assert has_kernel("ConvGrad", MS, 1, [D.FLOAT] * 3, outputs=2) is training
+
+
+def test_shapes_are_tried() -> None:
+    """A kernel may be there, and refuse what it is given."""
+    types = [D.FLOAT] * 3
+    attributes = {"num_heads": 2}
+    fitting = [(1, 3, 8), (1, 2, 5, 4), (1, 2, 5, 4)]
+    assert has_kernel("MultiHeadAttention", MS, 1, types, attributes=attributes, shapes=fitting)
+    other = [(1, 3, 8), (1, 3, 5, 4), (1, 2, 5, 4)]
+    assert not has_kernel("MultiHeadAttention", MS, 1, types, attributes=attributes, shapes=other)

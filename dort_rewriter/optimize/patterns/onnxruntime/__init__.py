@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.onnxruntime.activations import FastGelu, GeluErf
+from dort_rewriter.optimize.patterns.onnxruntime.attention import MultiHeadAttention
 from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
 from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMul,
@@ -17,6 +18,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     SimplifiedLayerNormalization,
     GeluErf,
     FastGelu,
+    MultiHeadAttention,
     FusedMatMulScale,
     FusedMatMul,
     FusedMatMulTranspose,

@@ -90,7 +90,8 @@ class OrtBackendOptions:
     default_execution_providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
     """Providers that come last; None is the CPU."""
     preallocate_output: bool = False
-    """Let torch allocate the results whose shapes are static, instead of ONNX Runtime."""
+    """Let torch allocate the results, instead of ONNX Runtime, in graphs where the sizes of all of
+    them are fixed (and none is bfloat16)."""
     use_aot_autograd: bool = True
     """Compile forward and backward graphs through AOTAutograd; False compiles the graph it is
     given, which must be made of ATen operators."""

@@ -105,7 +105,10 @@ def build_block(
         session = None
         if block.computed:
             session = _build_session(block.model, providers, recipe.options)
-        return BuiltBlock(**fields, session=session, runner=Executor(session, block.signature))
+        executor = Executor(
+            session, block.signature, preallocate=recipe.options.preallocate_output
+        )
+        return BuiltBlock(**fields, session=session, runner=executor)
 
 
 def export_block(

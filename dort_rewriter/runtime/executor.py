@@ -8,7 +8,7 @@ what is left.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import (
+    DLPACK_TYPES,
     capsule_to_tensor,
     dense,
     element_type,
@@ -26,8 +27,8 @@ from dort_rewriter.runtime.ort_values import (
 from dort_rewriter.runtime.providers import CPU, ort_device
 from dort_rewriter.runtime.session import Session, explain_failure, ort_errors
 from dort_rewriter.runtime.straightline import (
+    Allocation,
     CallPlan,
-    Convention,
     Source,
     plan_call,
     write_call,
@@ -51,8 +52,17 @@ class Executor:
     source: str
     """The generated text of ``plain``."""
 
-    def __init__(self, session: Session | None, signature: GraphSignature) -> None:
-        """Prepare the calls; ``session`` may be None when the model computes nothing."""
+    def __init__(
+        self,
+        session: Session | None,
+        signature: GraphSignature,
+        *,
+        preallocate: bool = False,
+    ) -> None:
+        """Prepare the calls; ``session`` may be None when the model computes nothing.
+
+        With ``preallocate`` torch makes the tensors of the results, where all have fixed sizes.
+        """
         if session is None and signature.output_names:
             raise ExecutionError(
                 f"A session is needed to compute {', '.join(signature.output_names)}."
@@ -62,9 +72,11 @@ class Executor:
         if session is not None and signature.output_names:
             _check_interface(session, signature)
         plan = plan_call(signature)
-        constants = _call_constants(session, signature, plan)
-        self.plain, self.source = _compile(signature, plan, constants, "plain")
-        self.boxed, _ = _compile(signature, plan, constants, "boxed")
+        allocated = _allocations(session, signature) if preallocate else ()
+        constants = _call_constants(session, signature, plan, allocated)
+        plain = write_call(signature, plan, "plain", allocated)
+        self.plain, self.source = _compile(plain, constants), plain.text
+        self.boxed = _compile(write_call(signature, plan, "boxed", allocated), constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
@@ -76,18 +88,34 @@ class Executor:
         return f"Executor({given} arguments -> {results} results)"
 
 
-def _compile(
-    signature: GraphSignature, plan: CallPlan, constants: dict[str, Any], convention: Convention
-) -> tuple[Callable[..., tuple[Any, ...]], str]:
-    source: Source = write_call(signature, plan, convention)
+def _compile(source: Source, constants: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
     namespace = {**constants, **source.constants}
-    exec(compile(source.text, f"<dort_rewriter {convention} call>", "exec"), namespace)
+    exec(compile(source.text, "<dort_rewriter call>", "exec"), namespace)
     # Left in its own globals, the function would keep itself, and the session, until a collection.
-    return namespace.pop("call"), source.text
+    return namespace.pop("call")
+
+
+def _allocations(session: Session | None, signature: GraphSignature) -> tuple[Allocation, ...]:
+    """Return what torch can make for the outputs of a model: of all of them, or of none."""
+    if session is None:
+        return ()
+    slots = {s.name: s for s in signature.outputs if s.source == "model"}
+    shapes = {o.name: o.shape for o in session.ort.get_outputs()}
+    found = []
+    for name in signature.output_names:
+        slot, shape = slots[name], shapes[name]
+        fixed = all(isinstance(d, int) and d > 0 for d in shape)
+        if not fixed or slot.dtype is None or slot.dtype in DLPACK_TYPES:
+            return ()
+        found.append(Allocation(tuple(shape), slot.dtype, slot.device))
+    return tuple(found)
 
 
 def _call_constants(
-    session: Session | None, signature: GraphSignature, plan: CallPlan
+    session: Session | None,
+    signature: GraphSignature,
+    plan: CallPlan,
+    allocated: Sequence[Allocation],
 ) -> dict[str, Any]:
     """Return what the generated code refers to, besides its own constants."""
     if session is None:
@@ -101,12 +129,16 @@ def _call_constants(
         "FEEDS": [s.name for s in slots],
         "FETCHES": list(signature.output_names),
         "FETCH_DEVICES": _fetch_devices(signature),
+        "FETCH_NONES": (None,) * len(allocated),
+        "FETCH_SHAPES": tuple(a.shape for a in allocated),
+        "FETCH_TYPES": tuple(element_type(a.dtype) for a in allocated),
         "NONES": (None,) * len(addressed),
         "TYPES": tuple(element_type(s.dtype) for s in addressed if s.dtype is not None),
         "DEVICES": tuple(ort_device(s.device) for s in addressed),
         "ERRORS": ort_errors(),
         "array": array,
         "dense": dense,
+        "empty": torch.empty,
         "empty_address": empty_address,
         "failure": _Failure(session),
         "to_capsule": to_capsule,

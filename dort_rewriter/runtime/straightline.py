@@ -7,7 +7,7 @@ is readable (``Executor.source``) and depends on the signature alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,7 +26,15 @@ from dort_rewriter.signature import (
     ViewStep,
 )
 
-__all__ = ["CallPlan", "Convention", "Source", "plan_call", "write_assemble", "write_call"]
+__all__ = [
+    "Allocation",
+    "CallPlan",
+    "Convention",
+    "Source",
+    "plan_call",
+    "write_assemble",
+    "write_call",
+]
 
 Convention = Literal["plain", "boxed"]
 """``plain``: ``call(*arguments)``; ``boxed``: ``call(list)``, which empties the list."""
@@ -49,6 +57,15 @@ class Source:
 
     text: str
     constants: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A tensor that torch makes for a result."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device | None
 
 
 @dataclass(frozen=True)
@@ -100,9 +117,18 @@ def _check_scalar(slot: InputSlot) -> None:
         )
 
 
-def write_call(signature: GraphSignature, plan: CallPlan, convention: Convention) -> Source:
-    """Write the function ``call``; the session's names are left to the caller to define."""
-    return _Writer(signature, plan).write_call(convention)
+def write_call(
+    signature: GraphSignature,
+    plan: CallPlan,
+    convention: Convention,
+    allocated: Sequence[Allocation] = (),
+) -> Source:
+    """Write the function ``call``; the session's names are left to the caller to define.
+
+    ``allocated`` says what torch makes for the session to write the model's outputs to; without
+    it onnxruntime makes its own.
+    """
+    return _Writer(signature, plan, allocated).write_call(convention)
 
 
 def write_assemble(signature: GraphSignature) -> Source:
@@ -111,9 +137,15 @@ def write_assemble(signature: GraphSignature) -> Source:
 
 
 class _Writer:
-    def __init__(self, signature: GraphSignature, plan: CallPlan) -> None:
+    def __init__(
+        self,
+        signature: GraphSignature,
+        plan: CallPlan,
+        allocated: Sequence[Allocation] = (),
+    ) -> None:
         self.signature = signature
         self.plan = plan
+        self.allocated = allocated
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
 
@@ -128,7 +160,7 @@ class _Writer:
             self._run()
         if convention == "boxed":
             self._release(names)
-        if self.signature.output_names:
+        if self.signature.output_names and not self.allocated:
             produced = [f"y{i}" for i in range(len(self.signature.output_names))]
             self.lines.append(_unpack(produced, "fetches.to_dlpacks(to_tensor)"))
         self._results()
@@ -182,6 +214,7 @@ class _Writer:
     def _run(self) -> None:
         on_cuda = self._on_cuda()
         self._line("fetches = OrtValueVector()")
+        self._allocate()
         if on_cuda:
             self._line("before()")
         self._line("try:")
@@ -190,6 +223,21 @@ class _Writer:
         self._line("    raise failure(error) from error")
         if on_cuda:
             self._line("after()")
+
+    def _allocate(self) -> None:
+        """Let torch make the tensors that the session writes its results to."""
+        if not self.allocated:
+            return
+        produced = [f"y{i}" for i in range(len(self.allocated))]
+        for name, wanted in zip(produced, self.allocated, strict=True):
+            dtype = self._constant(str(wanted.dtype).replace(".", "_"), wanted.dtype)
+            device = self._constant(f"{name}_device", wanted.device)
+            self._line(f"{name} = empty({wanted.shape!r}, dtype={dtype}, device={device})")
+        addresses = _tuple(f"{name}.data_ptr()" for name in produced)
+        self._line(
+            f"fetches.push_back_batch(FETCH_NONES, {addresses}, FETCH_TYPES, FETCH_SHAPES, "
+            "FETCH_DEVICES)"
+        )
 
     def _on_cuda(self) -> bool:
         devices = [s.device for s in self.signature.inputs]
@@ -232,7 +280,7 @@ class _Writer:
                 return f"r{slot.index}"
         value = f"y{model_names[slot.name]}"
         if slot.kind == "tensor":
-            if slot.dtype is not torch.bool:
+            if slot.dtype is not torch.bool or self.allocated:
                 return value
             return f"{value}.view({self._constant('torch_bool', torch.bool)})"
         return f"{slot.kind}({value}.item())"

@@ -276,3 +276,16 @@ def test_a_result_close_to_the_baseline_is_accepted_and_another_is_not() -> None
     backend._assert_allclose_to_baseline = True
     with pytest.raises(AssertionError, match="not close"):
         compiled(x)
+
+
+@STATIC_OR_DYNAMIC
+def test_torch_allocates_the_results_when_asked(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.relu() + 1, (x > 0).t()
+
+    compiled, backend = compile_strictly(function, dynamic=dynamic, preallocate_output=True)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), function(x))
+    ((info,),) = backend._all_ort_execution_info.execution_info_per_graph_module.values()
+    assert ("empty(" in info.executor.source) is not dynamic

@@ -370,3 +370,47 @@ def test_source_is_straight() -> None:
     )
     for word in ("for ", "while ", "{", "import"):
         assert word not in run.source
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES.items())
+def test_torch_allocates_results_of_fixed_sizes(name: str, dtype: torch.dtype) -> None:
+    made: list[torch.Tensor] = []
+    model = parse(f"({name}[2,3] x) => ({name}[3,2] y) {{ y = Transpose(x) }}")
+    slots = signature(
+        [tensor("x", dtype, (2, 3))],
+        [result("y", dtype=dtype, views=(ViewStep("aten::t"),))],
+    )
+    run = Executor(create_session(model), slots, preallocate=True)
+    run.plain.__globals__["empty"] = lambda *a, **k: made.append(torch.empty(*a, **k)) or made[-1]
+    x = torch.tensor([[0, 1, 1], [0, 5, 2]]).to(dtype)
+    results = [run(x)[0], run(x)[0], run.boxed([x])[0]]
+    assert all(torch.equal(y, x) and y.dtype is dtype for y in results)
+    assert len({y.data_ptr() for y in results}) == 3
+    addresses = [m.data_ptr() for m in made]
+    # bfloat16 goes by dlpack: onnxruntime makes it.
+    assert addresses == ([] if name == "bfloat16" else [y.data_ptr() for y in results[:2]])
+
+
+@pytest.mark.parametrize("shape", [("N",), (0,)])
+def test_onnxruntime_allocates_results_of_other_sizes(shape: tuple) -> None:
+    run = executor(
+        f"(float[{shape[0]}] x) => (float[{shape[0]}] y) {{ y = Neg(x) }}",
+        [tensor("x", shape=shape)],
+        [result("y")],
+    )
+    assert run.session is not None
+    again = Executor(run.session, run.signature, preallocate=True)
+    assert again.source == run.source
+    assert again(torch.ones(0))[0].shape == (0,)
+
+
+def test_allocated_numbers_and_repeated_results() -> None:
+    run = executor(
+        "(float[4] x) => (float[4] y, int64 n) { y = Neg(x) n = Size(x) }",
+        [tensor("x", shape=(4,))],
+        [result("y"), result("n", 1, torch.int64, "int"), result("y")],
+    )
+    assert run.session is not None
+    first, count, again = Executor(run.session, run.signature, preallocate=True)(torch.ones(4))
+    assert first.tolist() == again.tolist() == [-1.0] * 4
+    assert count == 4

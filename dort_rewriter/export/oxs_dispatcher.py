@@ -32,12 +32,12 @@ DISTRUSTED: dict[str, str] = {
     "aten::avg_pool2d": "divisor_override is ignored",
     "aten::avg_pool3d": "divisor_override is ignored",
     "aten::cumsum": "bool gives an invalid graph",
-    "aten::max_pool1d": "fails: it counts on indices it did not ask for",
-    "aten::max_pool1d_with_indices": "fails: it counts on indices it did not ask for",
-    "aten::max_pool2d": "fails: it counts on indices it did not ask for",
-    "aten::max_pool2d_with_indices": "fails: it counts on indices it did not ask for",
-    "aten::max_pool3d": "fails: it counts on indices it did not ask for",
-    "aten::max_pool3d_with_indices": "fails: it counts on indices it did not ask for",
+    "aten::max_pool1d": "ceil_mode gives wrong numbers on onnxruntime 1.19",
+    "aten::max_pool1d_with_indices": "ceil_mode gives wrong numbers on onnxruntime 1.19",
+    "aten::max_pool2d": "ceil_mode gives wrong numbers on onnxruntime 1.19",
+    "aten::max_pool2d_with_indices": "ceil_mode gives wrong numbers on onnxruntime 1.19",
+    "aten::max_pool3d": "ceil_mode gives wrong numbers on onnxruntime 1.19",
+    "aten::max_pool3d_with_indices": "ceil_mode gives wrong numbers on onnxruntime 1.19",
     "aten::native_batch_norm": "training mode is ignored",
     "aten::nll_loss_forward": "the total weight is invented",
     "aten::scatter_reduce.two": "reduce='mean' gives wrong numbers",
@@ -104,8 +104,15 @@ def _run(name: str, function: Callable[..., Any], op: Recorder, *args: Any, **kw
             raise Refused(f"torchlib's {name} failed: {type(e).__name__}: {e}") from e
 
 
+_ALL_OUTPUTS = frozenset({"Dropout", "LayerNormalization", "MaxPool"})
+"""Operators of which torchlib unpacks the optional outputs as well."""
+
+
 class _Evaluator:
-    """onnxscript's evaluator protocol on top of the recorder."""
+    """onnxscript's evaluator protocol on top of the recorder.
+
+    NOTE: without a method ``eval``, the protocol before 0.6: onnxscript would call it instead.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -116,7 +123,10 @@ class _Evaluator:
         if domain:
             raise Refused(f"operator {domain}::{op.name} is not of the standard domain")
         inputs, attributes = list(args), dict(kwargs)
-        for i, slot in enumerate(op_info(op.name, self._recorder.opset).inputs):
+        info = op_info(op.name, self._recorder.opset)
+        if op.name in _ALL_OUTPUTS:
+            attributes["outputs"] = len(info.outputs)
+        for i, slot in enumerate(info.inputs):
             if slot.name in attributes:
                 inputs.extend([None] * (i + 1 - len(inputs)))
                 inputs[i] = attributes.pop(slot.name)
@@ -125,7 +135,3 @@ class _Evaluator:
     def eval_function(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a scripted function as the Python it is: its nodes are recorded in place."""
         return function.function(*args, **kwargs)
-
-    def eval(self, schema: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-        """Record an operator given by its schema (the protocol of older onnxscript)."""
-        return self._recorder.call(schema.name, *inputs, **attributes)

@@ -30,6 +30,10 @@ POOL: dict[int, tuple[Any, ...]] = {
     rank: (x, [3] * rank, [2] * rank, [1] * rank)
     for rank, x in ((1, LINE), (2, IMAGE), (3, VOLUME))
 }
+MAX_POOL: dict[int, tuple[Any, ...]] = {
+    rank: (T(1, 2, *[5] * rank), [2] * rank, [2] * rank, [1] * rank, [1] * rank, True)
+    for rank in (1, 2, 3)
+}
 CALLS: dict[str, tuple[Any, ...]] = {
     "aten::_native_batch_norm_legit": (*NORM, True, 0.1, 1e-5),
     "aten::_native_batch_norm_legit_functional": (*NORM, True, 0.1, 1e-5),
@@ -39,10 +43,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "aten::avg_pool2d": (*POOL[2], False, True, 5),
     "aten::avg_pool3d": (*POOL[3], False, True, 5),
     "aten::cumsum": (BOOL, 0),
-    **{f"aten::max_pool{rank}d": POOL[rank] for rank in (1, 2, 3)},
-    "aten::max_pool1d_with_indices": POOL[1],
-    "aten::max_pool2d_with_indices": POOL[2],
-    "aten::max_pool3d_with_indices": POOL[3],
+    **{f"aten::max_pool{rank}d": args for rank, args in MAX_POOL.items()},
+    **{f"aten::max_pool{rank}d_with_indices": args for rank, args in MAX_POOL.items()},
     "aten::native_batch_norm": (*NORM, True, 0.1, 1e-5),
     "aten::nll_loss_forward": (T(3, 4), torch.tensor([0, 3, 1]), None, 0, -100),
     "aten::scatter_reduce.two": (T(3), 0, torch.tensor([0, 0, 1]), T(3) + 1, "mean"),

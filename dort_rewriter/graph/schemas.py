@@ -11,7 +11,10 @@ import onnx_ir.schemas
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["UNLISTED", "OpInfo", "Slot", "op_info"]
+__all__ = ["OWN_DOMAIN", "UNLISTED", "OpInfo", "Slot", "op_info"]
+
+OWN_DOMAIN = "dort_rewriter"
+"""The domain of the operators with kernels of our own."""
 
 UNLISTED = frozenset({"SimplifiedLayerNormalization"})
 """Operators that onnxruntime adds to ONNX's own domain: ONNX has no schema for them."""

@@ -71,7 +71,9 @@ def _apply(
         left = -1 if options.max_iter < 0 else max(options.max_iter - report.rounds, 0)
         rewriting = Rewriting(view, rules, report, observer)
         rewriting.run(left)
-        changed = sum(_run_pass(p, view, report) for p in passes)
+        changed = sum(_run_pass(p, view, report) for p in passes if not p.late)
+        if not changed:
+            changed = sum(_run_pass(p, view, report) for p in passes if p.late)
         limited = options.max_iter >= 0 and report.rounds >= options.max_iter
         if not changed or limited or rewriting.gave_up:
             return

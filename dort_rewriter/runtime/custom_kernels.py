@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ __all__ = ["DOMAIN", "custom_ops_library", "is_available", "register", "uses_cus
 
 logger = logging.getLogger(__name__)
 
-DOMAIN = "dort_rewriter"
+DOMAIN = OWN_DOMAIN
 """The domain of the operators."""
 
 _SOURCES = Path(__file__).parent / "kernels_cpp"

@@ -16,11 +16,12 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from dort_rewriter.graph.schemas import UNLISTED
+from dort_rewriter.graph.schemas import OWN_DOMAIN, UNLISTED
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.runtime.custom_kernels import register
 from dort_rewriter.runtime.kernels import kernel_query
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -30,7 +31,8 @@ SIZES = {"N": 3, "M": 4, "B": 2, "S": 5}
 
 def model_of(text: str, opset: int = 18) -> ir.Model:
     """Parse the text of a graph, its intermediate types and shapes inferred."""
-    header = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>\n'
+    own = f', "{OWN_DOMAIN}": 1' if f"{OWN_DOMAIN}." in text else ""
+    header = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1{own}]>\n'
     proto = onnx.parser.parse_model(f"{header} test {text}")
     check(proto)
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
@@ -168,6 +170,8 @@ def run_onnxruntime(model: onnx.ModelProto, feeds: Arrays) -> Sequence[Any]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
+    if any(node.domain == OWN_DOMAIN for node in model.graph.node):
+        register(options)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

@@ -75,4 +75,8 @@ def test_kernel_times_are_split_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
         node(21, 5),
         node(22, 9, "A", ""),
     ]
-    assert split_by_run(events) == [{"Add": 7, "Mul": 1}, {"Add": 5}]
+    name = "n_kernel_time"
+    assert split_by_run(events) == [
+        {("Add", name): 7, ("Mul", name): 1},
+        {("Add", name): 5},
+    ]

@@ -76,6 +76,9 @@ class Rule(ABC):
 class GraphPass(ABC):
     """A rewrite of the whole graph, for what looking at one node cannot tell."""
 
+    late: ClassVar[bool] = False
+    """Whether it runs once all else is at rest: what it writes is of no use to other rules."""
+
     @abstractmethod
     def run(self, graph: GraphView) -> int:
         """Change the graph and return how many times; 0 when nothing was left to do."""

@@ -109,9 +109,10 @@ constexpr Step<C> kSteps[kOperations] = {
 struct Reach {
   Shape sizes;    // of the result, neighbouring dimensions merged where the input allows it
   Shape strides;  // of the input along them, 0 where it is repeated
-  bool whole = false;
-  bool single = false;
+  bool whole;   // one element after the other
+  bool single;  // one element for all
 
+  Reach() = default;
   Reach(const Shape& from, const Shape& to) {
     size_t missing = to.size() - from.size();
     int64_t stride = 1;
@@ -158,7 +159,7 @@ struct Reach {
   }
 };
 
-inline Shape broadcast(const std::vector<Tensor>& inputs) {
+inline Shape broadcast(const Tensors& inputs) {
   size_t rank = 0;
   for (const Tensor& input : inputs) rank = std::max(rank, input.shape.size());
   Shape result(rank, 1);
@@ -202,16 +203,17 @@ class Elementwise {
   }
 
   void compute(const Context& context) const {
-    std::vector<Tensor> inputs(context.inputs());
+    Tensors inputs;
+    inputs.resize(context.inputs());
     for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = context.input(i);
     if (static_cast<size_t>(read_) > inputs.size() || context.outputs() != results_.size()) {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
     Shape shape = broadcast(inputs);
-    std::vector<void*> outputs(results_.size());
+    Few<void*, kMost> outputs(results_.size());
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = context.output(i, shape);
-    std::vector<Reach> reaches;
-    for (const Tensor& input : inputs) reaches.emplace_back(input.shape, shape);
+    Few<Reach, kMost> reaches;
+    for (const Tensor& input : inputs) reaches.push_back(Reach(input.shape, shape));
     dispatch(inputs[0].type, [&](auto stored, auto computed) {
       using T = decltype(stored);
       using C = decltype(computed);
@@ -226,18 +228,19 @@ class Elementwise {
   static constexpr int64_t kPart = 32 * kTile;
 
   template <typename T, typename C>
-  void run(const std::vector<Tensor>& inputs, const std::vector<Reach>& reaches,
-           const std::vector<void*>& outputs, int64_t begin, int64_t end) const {
+  void run(const Tensors& inputs, const Few<Reach, kMost>& reaches,
+           const Few<void*, kMost>& outputs, int64_t begin, int64_t end) const {
     static thread_local std::vector<C> memory;
     size_t tiles = registers_ + inputs.size();
     if (memory.size() < tiles * kTile) memory.resize(tiles * kTile);
     C* registers = memory.data();
     C* loaded = registers + registers_ * kTile;
-    std::vector<const C*> given(inputs.size());
+    Few<const C*, kMost> given(inputs.size());
+    int64_t longest = std::min(kTile, end - begin);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (reaches[i].single) {
         given[i] = loaded + i * kTile;
-        std::fill_n(loaded + i * kTile, kTile, C(widen(*inputs[i].as<T>())));
+        std::fill_n(loaded + i * kTile, longest, C(widen(*inputs[i].as<T>())));
       }
     }
     for (int64_t at = begin; at < end; at += kTile) {
@@ -283,7 +286,7 @@ class Elementwise {
     return to;
   }
 
-  Shape program_, results_;
+  Integers program_, results_;
   int64_t registers_ = 0, read_ = 0;
   bool last_only_ = false;  // the only result is what the last instruction computes
 };

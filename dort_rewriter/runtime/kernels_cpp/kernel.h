@@ -1,6 +1,7 @@
 // From a C++ class to an operator of ONNX Runtime: attributes, tensors, errors, threads.
 #pragma once
 
+#include <algorithm>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -36,18 +37,65 @@ OrtStatus* guarded(F&& work) {
   }
 }
 
-using Shape = std::vector<int64_t>;
+using Integers = std::vector<int64_t>;
 
-inline int64_t count(const Shape& shape) {
+// A vector without an allocation: a call of a small kernel takes less than one.
+template <typename T, size_t capacity>
+class Few {
+ public:
+  Few() = default;
+  explicit Few(size_t n, T value = T()) {
+    resize(n);
+    std::fill_n(values_, n, value);
+  }
+  Few(const T* begin, const T* end) {
+    resize(static_cast<size_t>(end - begin));
+    std::copy(begin, end, values_);
+  }
+  void resize(size_t n) {
+    if (n > capacity) fail(kNotImplemented, "too many inputs, results or dimensions");
+    size_ = n;
+  }
+  void push_back(const T& value) {
+    resize(size_ + 1);
+    values_[size_ - 1] = value;
+  }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  T& operator[](size_t i) { return values_[i]; }
+  const T& operator[](size_t i) const { return values_[i]; }
+  T* data() { return values_; }
+  const T* data() const { return values_; }
+  T* begin() { return values_; }
+  T* end() { return values_ + size_; }
+  const T* begin() const { return values_; }
+  const T* end() const { return values_ + size_; }
+  T& back() { return values_[size_ - 1]; }
+  const T& back() const { return values_[size_ - 1]; }
+  bool operator==(const Few& other) const {
+    return size_ == other.size_ && std::equal(begin(), end(), other.begin());
+  }
+  bool operator!=(const Few& other) const { return !(*this == other); }
+
+ private:
+  size_t size_ = 0;
+  T values_[capacity];  // not zeroed: that would take longer than many kernels
+};
+
+using Shape = Few<int64_t, 12>;
+
+inline int64_t count(const int64_t* begin, const int64_t* end) {
   int64_t total = 1;
-  for (int64_t size : shape) total *= size;
+  while (begin != end) total *= *begin++;
   return total;
 }
 
+inline int64_t count(const Shape& shape) { return count(shape.begin(), shape.end()); }
+
 struct Tensor {
-  ElementType type = kAny;
+  ElementType type;
   Shape shape;
-  void* data = nullptr;
+  void* data;
 
   template <typename T>
   T* as() const {
@@ -55,6 +103,9 @@ struct Tensor {
   }
   int64_t size() const { return count(shape); }
 };
+
+constexpr size_t kMost = 20;  // inputs, or results
+using Tensors = Few<Tensor, kMost>;
 
 class Context {
  public:
@@ -135,10 +186,10 @@ class Info {
     return value;
   }
 
-  Shape integers(const char* name) const {
+  Integers integers(const char* name) const {
     size_t n = 0;
     check(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n));
-    Shape values(n);
+    Integers values(n);
     if (n > 0) check(api.KernelInfoGetAttributeArray_int64(info_, name, values.data(), &n));
     return values;
   }

@@ -18,7 +18,8 @@ class Rotary {
 
   void compute(const Context& context) const {
     if (context.inputs() != 3) fail(kInvalidArgument, "Rotary reads x, cos and sin");
-    std::vector<Tensor> given = {context.input(0), context.input(1), context.input(2)};
+    Tensors given;
+    for (size_t i = 0; i < 3; ++i) given.push_back(context.input(i));
     const Shape& shape = given[0].shape;
     if (shape.empty() || shape.back() % 2 != 0 || broadcast(given) != shape) {
       fail(kInvalidArgument, "cos and sin of Rotary do not fit x");

@@ -22,8 +22,8 @@ class ScatterZeros {
       fail(kInvalidArgument, "the indices of ScatterZeros have more columns than dimensions");
     }
     int64_t depth = indices.shape.back();
-    int64_t places = count(Shape(indices.shape.begin(), indices.shape.end() - 1));
-    int64_t length = count(Shape(shape.begin() + depth, shape.end()));
+    int64_t places = count(indices.shape.begin(), indices.shape.end() - 1);
+    int64_t length = count(shape.begin() + depth, shape.end());
     if (updates.size() != places * length) {
       fail(kInvalidArgument, "the updates of ScatterZeros do not fit its indices");
     }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import dort_rewriter
 from dort_rewriter import env
 from dort_rewriter.tools.cli import COMMANDS
 from tests.gates.sources import PACKAGE, ROOT, nodes
@@ -42,6 +43,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")
     torch._dynamo.reset()
     yield
+    dort_rewriter.install()  # a block may have taken it back
     torch._dynamo.reset()
 
 
@@ -108,6 +110,20 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r"^ +- .*?([\w/]+\.md)$", text, flags=re.MULTILINE)
     assert sorted(listed) == sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+
+
+def test_each_folder_has_a_page_that_names_its_files() -> None:
+    folders = {path.parent for path in PACKAGE.glob("*/__init__.py")}
+    assert {f.name for f in folders} == {p.stem for p in (DOCS / "how_it_works").glob("*.md")}
+    for folder in folders:
+        text = (DOCS / "how_it_works" / f"{folder.name}.md").read_text(encoding="utf-8")
+        listed = re.findall(r"`([\w/]+\.py|\w+/)`", text)
+        missing = [
+            name
+            for name in listed
+            if not (folder / name).exists() and not (PACKAGE / name).exists()
+        ]
+        assert missing == [], folder.name
 
 
 def test_messages_of_troubleshooting_are_in_the_code() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.installed import load_onnxruntime, max_opset
-from dort_rewriter.runtime.kernels import has_kernel
+from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.session import create_session
 from tests.runtime.graphs import parse
 
@@ -77,3 +77,11 @@ def test_shapes_are_tried() -> None:
     assert has_kernel("MultiHeadAttention", MS, 1, types, attributes=attributes, shapes=fitting)
     other = [(1, 3, 8), (1, 3, 5, 4), (1, 2, 5, 4)]
     assert not has_kernel("MultiHeadAttention", MS, 1, types, attributes=attributes, shapes=other)
+
+
+def test_the_optimizer_hears_of_no_slow_kernel() -> None:
+    """They run: they are only slower than what they would replace."""
+    types = [D.FLOAT] * 4
+    assert has_kernel("SkipLayerNormalization", MS, 1, types)
+    assert not kernel_query()("SkipLayerNormalization", MS, 1, types)
+    assert kernel_query()("MultiHeadAttention", MS, 1, types[:3], attributes={"num_heads": 2})

@@ -11,6 +11,7 @@ from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMulScale,
     FusedMatMulTranspose,
 )
+from dort_rewriter.optimize.patterns.onnxruntime.rotary import ContribRotaryEmbedding
 
 __all__ = ["RULES"]
 
@@ -18,6 +19,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     SimplifiedLayerNormalization,
     GeluErf,
     FastGelu,
+    ContribRotaryEmbedding,
     MultiHeadAttention,
     FusedMatMulScale,
     FusedMatMul,

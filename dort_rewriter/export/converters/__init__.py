@@ -22,6 +22,7 @@ FAMILIES = (
     "error_functions",
     "gamma_functions",
     "gathering",
+    "grid_sampling",
     "hard_activations",
     "indexing",
     "joining",

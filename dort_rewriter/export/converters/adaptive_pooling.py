@@ -17,6 +17,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.average_pooling import average_pool, average_pool_backward
 from dort_rewriter.export.converters.max_pooling import (
     choose,
+    indices_of,
     max_pool,
     planes,
     scatter_gradient,
@@ -47,10 +48,13 @@ class _Cells:
         return self.size % self.count == 0
 
 
+def _counts(output_size: Sequence[Any], rank: int) -> list[Any]:
+    return list(output_size) if len(output_size) == rank else list(output_size) * rank
+
+
 def _cells(op: Recorder, x: Value, rank: int, output_size: Sequence[Any]) -> list[_Cells]:
-    counts = list(output_size) if len(output_size) == rank else list(output_size) * rank
     cells = []
-    for axis, count in zip(range(-rank, 0), counts, strict=True):
+    for axis, count in zip(range(-rank, 0), _counts(output_size, rank), strict=True):
         size = op.size(x, axis)
         count = size if count is None else count
         if not isinstance(size, int) or not isinstance(count, int):
@@ -72,6 +76,10 @@ def _to_one(output_size: Sequence[Any]) -> bool:
 
 
 def _adaptive_average(op: Recorder, x: Value, rank: int, output_size: Sequence[Any]) -> Value:
+    if 0 in x.dims:  # onnxruntime's ReduceMean returns it as it is
+        lead = [op.size(x, i) for i in range(x.rank - rank)]
+        counts = _counts(output_size, rank)
+        return op.Expand(op.constant(0, op.dtype), op.vector([*lead, *counts]))
     if _to_one(output_size):
         return op.cast(op.ReduceMean(widen(op, x), list(range(-rank, 0)), keepdims=1), op.dtype)
     cells = _cells(op, x, rank, output_size)
@@ -144,7 +152,7 @@ def _adaptive_max(
             for found, source in zip(parts, (value, place), strict=True):
                 found.append(op.Gather(source, index, axis=source.rank + axis))
         value, place = choose(op, *parts)
-    return value, op.cast(place, ir.DataType.INT64)
+    return value, indices_of(op, value, place)
 
 
 def _register(rank: int) -> None:

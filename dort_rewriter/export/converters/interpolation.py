@@ -21,7 +21,9 @@ from dort_rewriter.graph.values import Value
 __all__ = [
     "Axis",
     "Taps",
+    "cubic_slopes",
     "cubic_taps",
+    "cubic_weights",
     "gather_taps",
     "linear_taps",
     "nearest_taps",
@@ -124,6 +126,19 @@ def cubic_weights(op: Recorder, t: Value) -> list[Value]:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
+
+
+def cubic_slopes(op: Recorder, t: Value) -> list[Value]:
+    """Return the derivatives of :func:`cubic_weights` by `t`."""
+    a = _CUBIC
+
+    def near(x: Value) -> Value:
+        return (3 * (a + 2) * x - 2 * (a + 3)) * x
+
+    def far(x: Value) -> Value:
+        return (3 * a * x - 10 * a) * x + 8 * a
+
+    return [far(t + 1.0), near(t), op.Neg(near(1.0 - t)), op.Neg(far(2.0 - t))]
 
 
 def gather_taps(op: Recorder, x: Value, axis: int, taps: Taps) -> Value:

@@ -32,8 +32,9 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["choose", "lowest", "max_pool", "planes", "scatter_gradient"]
+__all__ = ["choose", "indices_of", "lowest", "max_pool", "planes", "scatter_gradient"]
 
+_I64 = ir.DataType.INT64
 _LONG = 16
 """Places in a window above which one that covers its axis is reduced at once."""
 
@@ -56,7 +57,12 @@ def max_pool(
     value, place = x, planes(op, x, rank) if indexed else None
     for axis in reversed(range(-rank, 0)):
         value, place = _pool_axis(op, value, place, axis, windows[axis])
-    return value, None if place is None else op.cast(place, ir.DataType.INT64)
+    return value, None if place is None else indices_of(op, value, place)
+
+
+def indices_of(op: Recorder, value: Value, place: Value) -> Value:
+    """Return places as torch does: int64, one a value (windows of one element chose none)."""
+    return op.cast(op.Expand(place, op.sizes(value)) if place.rank < value.rank else place, _I64)
 
 
 def planes(op: Recorder, x: Value, rank: int) -> Value:

@@ -53,6 +53,8 @@ CASES = [
         for case in rows(2, 3, stride, padding, ceil_mode, include)
     ),
     *rows(2, 2),
+    *rows(2, 3, 2, 1, True, False, x=T(0, 3, 8, 9)),
+    *rows(2, 2, x=T(0, 3, 8, 9)),
     *rows(2, 2, 2, 0, True),
     *rows(2, 2, 2, 1, True, False),
     *rows(2, [3, 2], [1, 2], [1, 0], False, False),

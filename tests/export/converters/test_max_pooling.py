@@ -69,6 +69,9 @@ CASES = [
     *rows(3, 2, 1),
     *rows(3, 3, 2, 1, 1, True),
     *rows(2, 2),
+    *rows(2, 1),
+    *rows(2, 1, 2),
+    *rows(2, 3, 2, x=T(0, 3, 8, 9)),
     *rows(2, [3, 2], [2, 1], [1, 0], [1, 2]),
     *rows(2, 2, x=T(3, 7, 10)),  # no batch
     *rows(2, 2, x=T(2, 3, 4, 4, dtype=torch.float64)),

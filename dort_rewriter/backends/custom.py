@@ -26,6 +26,7 @@ from dort_rewriter.backends.onnxrt import select_providers
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -214,7 +215,7 @@ def compile_any_graph(
     recipe: Recipe,
 ) -> Callable[..., Any]:
     """Compile a graph of ATen operators as it is, any other through AOTAutograd."""
-    if is_lowered(graph_module) and not _writes(graph_module, args):
+    if is_lowered(graph_module) and not _needs_aot(graph_module, args):
         return _either_convention(compile_graph(graph_module, recipe), graph_module)
     table = from_mapping(ExportOptions, settings.export_options).decomposition_table
     return compile_with_aot(
@@ -225,17 +226,21 @@ def compile_any_graph(
     )
 
 
-def _writes(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
-    """Tell whether a graph writes to tensors, and AOTAutograd can still be asked to mend that.
+def _needs_aot(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
+    """Tell whether AOTAutograd has work to do on a graph of ATen operators.
 
-    NOTE: it cannot for the graphs it made itself, whose arguments are fake.
+    It makes the backward graph, and functions of what writes to tensors. NOTE: it has done so for
+    the graphs it made itself, whose arguments are fake.
     """
     if any(isinstance(a, torch._subclasses.FakeTensor) for a in args):
         return False
-    return any(
+    tensors = [*(a for a in args if isinstance(a, torch.Tensor)), *graph_module.parameters()]
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    writes = any(
         isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
         for n in graph_module.graph.nodes
     )
+    return trains or writes or has_tree(graph_module)
 
 
 def _either_convention(

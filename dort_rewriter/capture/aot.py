@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.capture.duplicates import merge_duplicates
+from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.resizing import keep_resizing
 
@@ -47,12 +48,13 @@ def compile_with_aot(
         partition_fn=_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
     )
-    flat, spec = _flatten_results(graph_module)
+    flat = flatten_interface(graph_module)
     with keep_resizing(decompositions):
-        compiled: Callable[..., Any] = compiler(flat, args)
-    if spec is None:
-        return compiled
-    return lambda *given: torch.utils._pytree.tree_unflatten(list(compiled(*given)), spec)
+        if flat is None:
+            compiled: Callable[..., Any] = compiler(graph_module, args)
+            return compiled
+        compiled = compiler(flat.graph_module, flat.pack(*args))
+    return lambda *given: flat.unpack(list(compiled(*flat.pack(*given))))
 
 
 def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
@@ -66,26 +68,6 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     merge_duplicates(joint.graph)
     with torch._functorch.config.patch(cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
-
-
-def _flatten_results(
-    graph_module: torch.fx.GraphModule,
-) -> tuple[torch.fx.GraphModule, torch.utils._pytree.TreeSpec | None]:
-    """Return a graph whose results are a flat tuple, which AOTAutograd asks for, and their tree.
-
-    The graphs of Dynamo are returned as they are; one traced by hand may return a tensor, or a
-    dictionary.
-    """
-    pytree = torch.utils._pytree
-    results = next(n for n in graph_module.graph.nodes if n.op == "output").args[0]
-    leaves, spec = pytree.tree_flatten(results)
-    if isinstance(results, list | tuple) and len(leaves) == len(results):
-        return graph_module, None
-    graph = torch.fx.Graph()
-    copied: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.graph_copy(graph_module.graph, copied)
-    graph.output(tuple(copied.get(leaf, leaf) for leaf in leaves))
-    return torch.fx.GraphModule(graph_module, graph), spec
 
 
 def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:

@@ -191,6 +191,46 @@ def test_a_graph_of_aten_operators(mode: Any) -> None:
     torch.testing.assert_close(run([x]), function(x))
 
 
+@pytest.mark.parametrize("decomposed", [False, True], ids=["as traced", "decomposed"])
+def test_a_graph_of_torch_export_trains(decomposed: bool) -> None:
+    class Nested(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 3)
+
+        def forward(self, pair: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"y": torch.relu(self.linear(pair["a"])), "b": pair["b"] * 2}
+
+    model = Nested()
+    inputs = {"a": torch.randn(2, 4), "b": torch.randn(3)}
+    program = torch.export.export(model, (inputs,))
+    exported = program.run_decompositions() if decomposed else program
+    storage: dict[str, Any] = {}
+    module: Any = exported.module()
+    run = onnx_custom_backend(module, (inputs,), storage=storage)
+    got, expected = run(inputs), model(inputs)
+    torch.testing.assert_close(got, expected)
+    gradients = torch.autograd.grad(got["y"].sum(), list(module.parameters()))
+    wanted = torch.autograd.grad(expected["y"].sum(), list(model.parameters()))
+    torch.testing.assert_close(gradients, wanted)
+    assert len(storage["instance"]) == 2
+
+
+def test_a_graph_of_aten_operators_trains_when_its_arguments_do() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 3
+
+    x = torch.randn(4, requires_grad=True)
+    run = onnx_custom_backend(make_fx(function, tracing_mode="fake")(x.detach()), (x,))
+    (got,) = torch.autograd.grad(run(x).sum(), x)
+    (expected,) = torch.autograd.grad(function(x).sum(), x)
+    torch.testing.assert_close(got, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), function(x))
+
+
 @pytest.mark.parametrize("mode", ["real", "fake"])
 def test_a_graph_that_writes_to_its_argument(mode: Any) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -431,6 +471,25 @@ def test_options_go_to_the_models() -> None:
     assert make_recipe(*merge_options(settings, given)).options.optimization is given
     plain = merge_options(CustomBackendOptions(optimize=False), None)[1]
     assert (plain.patterns, plain.remove_unused) == (None, False)
+
+
+def test_rules_change_the_models_and_are_written_where_asked(tmp_path: Path) -> None:
+    def count(**options: Any) -> int:
+        storage: dict[str, Any] = {}
+        torch._dynamo.reset()
+        compiled = torch.compile(make_mlp(), backend=stored(storage, **options))
+        with torch.no_grad():
+            compiled(torch.randn(4, 10))
+        return len(storage["instance"][0]["onnx"].graph.node)
+
+    optimized = count(dump_patterns=str(tmp_path))
+    assert count(enable_pattern=None) == count(optimize=False) > optimized
+    assert count(options={"patterns": None}) > optimized
+    assert list(tmp_path.glob("*.onnx"))
+    applied = {p.stem.split("_")[1] for p in tmp_path.glob("*.onnx")}
+    assert count(disable_pattern=sorted(applied)) > optimized
+    with pytest.raises(Exception, match="Unknown pattern 'no_such_rule'"):
+        count(enable_pattern="no_such_rule")
 
 
 def test_a_summary_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
@@ -65,6 +66,7 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     """
     from functorch.compile import min_cut_rematerialization_partition
 
+    drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     with torch._functorch.config.patch(cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)

@@ -1,0 +1,65 @@
+"""Leave out the copies of a joint graph that nobody can tell from what they copy.
+
+Dropout with a probability of zero is one: its result and what it copies would both be saved for
+the backward graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["drop_copies"]
+
+aten = torch.ops.aten
+
+
+def drop_copies(graph: torch.fx.Graph) -> int:
+    """Let what reads a copy read what was copied, and return how many copies are gone.
+
+    A copy stays when the caller may see it or its source, and change one of them, and when the
+    source is an argument, or a view, whose layout the copy may change.
+    """
+    nodes = list(graph.nodes)
+    if any(_is_written(node) for node in nodes):
+        return 0
+    seen_by_caller = _exposed(nodes[-1])
+    dropped = 0
+    for node in nodes:
+        if node.op != "call_function" or node.target is not aten.clone.default or node.kwargs:
+            continue
+        source = node.args[0]
+        fresh = source.op == "call_function" and not _is_view(source.target)
+        if fresh and node not in seen_by_caller and source not in seen_by_caller:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            dropped += 1
+    return dropped
+
+
+def _exposed(output: torch.fx.Node) -> set[torch.fx.Node]:
+    """Return what the results may share their memory with."""
+    found: set[torch.fx.Node] = set()
+    waiting = list(output.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node.op == "call_function" and _is_view(node.target):
+            waiting += node.all_input_nodes
+    return found
+
+
+def _is_view(target: Any) -> bool:
+    """Tell whether a result may share its memory with an argument; only operators are known not
+    to."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return any(argument.alias_info is not None for argument in target._schema.arguments)
+
+
+def _is_written(node: torch.fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable

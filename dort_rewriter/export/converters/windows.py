@@ -7,6 +7,7 @@ dilations are always numbers.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -138,6 +139,10 @@ def unfold(
     `windows` tells how many windows there are along each spatial axis.
     """
     rank = len(kernel)
+    tiles = [w * k for w, k in zip(windows, kernel, strict=True) if isinstance(w, int)]
+    side_by_side = list(kernel) == list(stride) and not any(padding) and max(dilation) == 1
+    if side_by_side and tiles == list(x.dims[2:]):
+        return _untile(op, x, windows, kernel, axis)
     if any(padding):
         x = op.Pad(x, [0, 0, *padding, 0, 0, *padding])
     spans = [(n - 1) * s + 1 for n, s in zip(windows, stride, strict=True)]
@@ -148,6 +153,22 @@ def unfold(
         part = op.Slice(x, starts, op.vector(ends), list(range(2, 2 + rank)), list(stride))
         parts.append(op.Unsqueeze(part, [axis]))
     return op.Concat(*parts, axis=axis)
+
+
+def _untile(
+    op: Recorder, x: Value, windows: Sequence[Size], kernel: Sequence[int], axis: int
+) -> Value:
+    """Unfold windows that lie side by side and cover everything: patches of an image."""
+    rank = len(kernel)
+    pairs = [n for pair in zip(windows, kernel, strict=True) for n in pair]
+    inside = list(range(3, 3 + 2 * rank, 2))
+    outside = list(range(2, 2 + 2 * rank, 2))
+    tiles = op.Reshape(x, [0, 0, *pairs])
+    order = [*range(axis), *inside, *range(axis, 2), *outside]
+    places = op.Transpose(tiles, perm=order)
+    sizes = [op.size(x, 0), op.size(x, 1), *windows]
+    sizes.insert(axis, math.prod(kernel))
+    return op.Reshape(places, op.vector(sizes))
 
 
 def transposed_convolution(

@@ -49,6 +49,11 @@ CASES = [
     *_conv((6, 7), (3, 2), padding=1, bias=True),
     *_conv((4, 5, 4), (2, 3, 2), stride=2, padding=1, dynamic=False),
     *_conv((6, 6), (1, 1)),
+    *_conv((6, 6), (1, 1), stride=2),
+    *_conv((6, 9), (3, 3), stride=3, groups=2, bias=True),  # patches of an image
+    *_conv((7, 9), (3, 3), stride=3),
+    *_conv((4, 6, 4), (2, 2, 2), stride=2),
+    *_conv((4, 6), (2, 2), stride=2, transposed=True),
     *(
         case
         for stride, padding, dilation, groups in itertools.product((1, 2), (0, 2), (1, 2), (1, 2))

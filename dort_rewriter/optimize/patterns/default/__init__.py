@@ -5,7 +5,8 @@ from __future__ import annotations
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.default.activations import Gelu
 from dort_rewriter.optimize.patterns.default.batches import ReshapeMatMulReshape
-from dort_rewriter.optimize.patterns.default.casts import CastCast
+from dort_rewriter.optimize.patterns.default.casts import CastCast, CastOpCast
+from dort_rewriter.optimize.patterns.default.clips import ClipClip
 from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
 from dort_rewriter.optimize.patterns.default.duplicates import CommonSubexpressions
 from dort_rewriter.optimize.patterns.default.expands import (
@@ -19,9 +20,10 @@ from dort_rewriter.optimize.patterns.default.gemms import (
     MatMulAdd,
     TransposeMatMul,
 )
-from dort_rewriter.optimize.patterns.default.identities import Identity
+from dort_rewriter.optimize.patterns.default.identities import Dropout, Identity
 from dort_rewriter.optimize.patterns.default.leaves import LeavesLast
 from dort_rewriter.optimize.patterns.default.neutrals import (
+    AddNeg,
     NeutralElement,
     NotNot,
     NotWhere,
@@ -54,10 +56,14 @@ __all__ = ["RULES"]
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Identity,
+    Dropout,
     ConstantFolding,
     StaticSizes,
     ShapeOfInput,
     CastCast,
+    CastOpCast,
+    ClipClip,
+    AddNeg,
     NeutralElement,
     NotNot,
     NotWhere,

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["NeutralElement", "NotNot", "NotWhere", "WhereConstant"]
+__all__ = ["AddNeg", "NeutralElement", "NotNot", "NotWhere", "WhereConstant"]
 
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "And": True, "Or": False, "Xor": False}
 _ON_THE_RIGHT = frozenset({"Sub", "Div"})
@@ -50,6 +50,27 @@ class NotNot(Rule):
         if first is None or (x := first.inputs[0]) is None:
             return None
         return Match.of_known(node, x)
+
+
+class AddNeg(Rule):
+    """``Add(x, Neg(y)) -> Sub(x, y)``   and ``Sub(x, Neg(y)) -> Add(x, y)``."""
+
+    roots = ("Add", "Sub")
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        x, negative = node.inputs
+        negation = graph.producer(negative, "Neg")
+        if negation is None and node.op_type == "Add":
+            x, negative = negative, x
+            negation = graph.producer(negative, "Neg")
+        if negation is None or negative is None or x is None:
+            return None
+        if not graph.used_once(negative):
+            return Refusal("the negative is needed", negative.name)
+        y = negation.inputs[0]
+        other = "Sub" if node.op_type == "Add" else "Add"
+        return Match([node.outputs[0]], lambda op: op.call(other, x, y))
 
 
 class NotWhere(Rule):

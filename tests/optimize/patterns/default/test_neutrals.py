@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dort_rewriter.optimize.patterns.default.neutrals import (
+    AddNeg,
     NeutralElement,
     NotNot,
     NotWhere,
@@ -142,4 +143,26 @@ def test_a_chosen_branch_that_broadcasts() -> None:
         WhereConstant,
         "(float[1] a, float[2] b) => (float[2] y) <bool[1] c = {1}> {y = Where(c, a, b)}",
         "the result is larger than what is chosen",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("Add(x, n)", "Sub(x, z)"), ("Add(n, x)", "Sub(x, z)"), ("Sub(x, n)", "Add(x, z)")],
+)
+def test_a_negative_operand(before: str, after: str) -> None:
+    """The sign belongs to the operator."""
+    assert_rewrites(
+        AddNeg,
+        f"(float[N] x, float[N] z) => (float[N] y) {{n = Neg(z) y = {before}}}",
+        f"(float[N] x, float[N] z) => (float[N] y) {{y = {after}}}",
+    )
+
+
+def test_a_negative_that_is_needed() -> None:
+    """Nothing would be won."""
+    assert_refuses(
+        AddNeg,
+        "(float[N] x, float[N] z) => (float[N] y, float[N] n) {n = Neg(z) y = Add(x, n)}",
+        "the negative is needed",
     )

@@ -24,6 +24,9 @@ __all__ = ["BACKENDS", "Competitor", "DemoResult", "run_demo"]
 BACKENDS = ("eager", "inductor", "onnxrt")
 PREFIX = "demo"
 
+SURE_STEPS = 5
+"""Steps that are made whatever time they take."""
+
 Progress = Callable[[Iterable[int]], Iterable[int]]
 
 
@@ -80,12 +83,16 @@ def run_demo(
     folder: Path,
     *,
     backends: Sequence[str] = BACKENDS,
-    steps: int = 100,
-    hidden: int = 256,
-    batch: int = 512,
+    steps: int = 80,
+    hidden: int = 192,
+    batch: int = 256,
+    seconds: float = float("inf"),
     progress: Progress = lambda steps: steps,
 ) -> DemoResult:
-    """Train copies of one model on the same data; write the exported graphs to ``folder``."""
+    """Train copies of one model on the same data; write the exported graphs to ``folder``.
+
+    No step starts after ``seconds``, but the first ones do: a busy machine must not take all day.
+    """
     torch.manual_seed(0)
     model = _make_model(hidden)
     competitors = [_make_competitor(name, model) for name in dict.fromkeys(["eager", *backends])]
@@ -94,7 +101,10 @@ def run_demo(
         env.temporarily("ONNXRT_CHANGE_REWRITER", "1"),
         dump_onnx(PREFIX, folder=folder, clean=True) as files,
     ):
-        for _ in progress(range(steps)):
+        end = time.perf_counter() + seconds
+        for step in progress(range(steps)):
+            if step >= SURE_STEPS and time.perf_counter() > end:
+                break
             for competitor in competitors:
                 _train_one_step(competitor, data, target)
     return DemoResult(competitors=tuple(competitors), files=tuple(files))
@@ -119,7 +129,7 @@ def _make_data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _make_competitor(backend: str, model: torch.nn.Module) -> Competitor:
     twin = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.03, momentum=0.9)
     compiled = twin if backend == "eager" else torch.compile(twin, backend=backend)
     return Competitor(backend=backend, model=compiled, optimizer=optimizer)
 

@@ -28,9 +28,12 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         "Train a small model through ONNX Runtime, beside eager mode and Inductor: loss curves,\n"
         "speed, the exported graphs, and a page with all of it. Takes a minute or two.",
     )
-    parser.add_argument("--steps", type=int, default=100, help="training steps (default: 100)")
-    parser.add_argument("--hidden", type=int, default=256, help="width of the model")
-    parser.add_argument("--batch", type=int, default=512, help="rows of a batch")
+    parser.add_argument("--steps", type=int, default=80, help="training steps (default: 80)")
+    parser.add_argument("--hidden", type=int, default=192, help="width of the model")
+    parser.add_argument("--batch", type=int, default=256, help="rows of a batch")
+    parser.add_argument(
+        "--seconds", type=float, default=100.0, help="start no step after (default: %(default)s)"
+    )
     parser.add_argument(
         "--backends", default=",".join(BACKENDS), help="what to compare (default: %(default)s)"
     )
@@ -47,6 +50,7 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         steps=options.steps,
         hidden=options.hidden,
         batch=options.batch,
+        seconds=options.seconds,
         progress=_progress,
     )
     page = write_page(result, options.folder / "demo.html")

@@ -72,6 +72,11 @@ def test_a_backend_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -
     assert "NOT those of broken_for_the_demo." in lines
 
 
+def test_a_slow_machine_makes_fewer_steps(tmp_path: Path) -> None:
+    result = run_demo(tmp_path, backends=[], steps=50, hidden=4, batch=8, seconds=0.0)
+    assert len(result.eager.losses) == 5
+
+
 def competitor(backend: str, losses: list[float], seconds: list[float]) -> Competitor:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())

@@ -11,12 +11,13 @@ import onnx
 import torch
 
 from dort_rewriter.backends.optimize_onnx import optimize_model
+from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.files import check_target, save_model, to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.source import obtain_graph
+from dort_rewriter.export.source import is_lowered, obtain_graph
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 
@@ -150,6 +151,7 @@ def to_onnx(
     dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
     if filename is not None:
         check_target(filename)
+    mod, args = _flat(mod, args)
     source = obtain_graph(
         mod,
         args,
@@ -176,3 +178,13 @@ def to_onnx(
         *([report] if return_optimize_report else []),
     ]
     return (proto, *extras) if extras else proto
+
+
+def _flat(mod: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return a graph, and its arguments, without the structures AOTAutograd does not take."""
+    if not isinstance(mod, torch.fx.GraphModule) or (is_lowered(mod) and not has_tree(mod)):
+        return mod, args
+    flat = flatten_interface(mod)
+    if flat is None:
+        return mod, args
+    return flat.graph_module, flat.pack(*args) if args else args

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from onnx.reference import ReferenceEvaluator
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -322,3 +323,25 @@ def test_a_users_converter_comes_first() -> None:
     mine = Dispatcher({"aten::silu": lambda op, x: op.Neg(x)})
     model = to_onnx(torch.nn.SiLU(), (X,), dispatcher=mine)
     torch.testing.assert_close(run(model, X)[0], -X)
+
+
+@pytest.mark.parametrize("traced", ["by torch.fx", "by torch.export"])
+def test_a_graph_module_that_returns_a_structure(traced: str) -> None:
+    class Nested(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": torch.relu(self.linear(x))}
+
+    model, x = Nested(), torch.randn(2, 4)
+    graph: Any = (
+        torch.fx.symbolic_trace(model)
+        if traced == "by torch.fx"
+        else torch.export.export(model, (x,)).module()
+    )
+    proto = to_onnx(graph, (x,))
+    assert len(proto.graph.input) == 1
+    (got,) = ReferenceEvaluator(proto).run(None, {proto.graph.input[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), model(x)["y"].detach())

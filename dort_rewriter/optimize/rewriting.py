@@ -150,6 +150,9 @@ class Rewriting:
     ) -> Refusal | None:
         """Refuse what ONNX has no way to say; raise on what is wrong."""
         emitted = {id(n) for n in self.emitter.nodes}
+        for node in self.emitter.nodes:
+            if (reason := _unsafe(node)) is not None:
+                return Refusal(reason, rule.name)
         for old, new in zip(replaced, results, strict=True):
             if new.dtype is not None and old.dtype is not None and new.dtype != old.dtype:
                 raise OptimizeError(f"{rule.name} turns {old.dtype} into {new.dtype}.")
@@ -222,6 +225,24 @@ class Rewriting:
             removed[node] = None
         self.graph.remove(removed)
         return len(removed)
+
+
+def _unsafe(node: ir.Node) -> str | None:
+    """Tell why onnxruntime may compute a node wrongly.
+
+    NOTE: 1.19 and 1.31 fuse a Transpose into a product with a vector, with wrong numbers; 1.19
+    computes an identity Transpose before a MatMul and an Add wrongly.
+    """
+    shapes = [v.shape for v in node.inputs if v is not None]
+    if node.op_type in ("MatMul", "FusedMatMul") and any(
+        s is not None and len(s) < 2 for s in shapes
+    ):
+        return "a product with a vector is fused wrongly"
+    if node.op_type != "Transpose" or shapes[0] is None:
+        return None
+    perm = node.attributes.get("perm")
+    order = list(range(len(shapes[0])))[::-1] if perm is None else list(perm.as_ints())
+    return "an identity Transpose is computed wrongly" if order == sorted(order) else None
 
 
 def _redirect(

@@ -284,3 +284,38 @@ def test_readers_of_an_output_do_without_its_node() -> None:
         "NeutralElement",
     )
     assert [list(n.input) for n in changed.graph.node if n.op_type == "Exp"] == [["x"]]
+
+
+class MulToMatMul(Rule):
+    """``Mul(x, w) -> MatMul(x, w)``: wrong, and of vectors."""
+
+    roots = ("Mul",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        return Match([node.outputs[0]], lambda op: op.MatMul(*node.inputs))
+
+
+class NegToTranspose(Rule):
+    """``Neg(x) -> Transpose(x)``: of a vector, which has no other order."""
+
+    roots = ("Neg",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        return Match([node.outputs[0]], lambda op: op.Transpose(node.inputs[0]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "node", "reason"),
+    [
+        (MulToMatMul, "Mul(x, x)", "a product with a vector is fused wrongly"),
+        (NegToTranspose, "Neg(x)", "an identity Transpose is computed wrongly"),
+    ],
+)
+def test_what_onnxruntime_computes_wrongly_is_never_written(
+    rule: type[Rule], node: str, reason: str
+) -> None:
+    """Whatever a rule asks for."""
+    model = model_of(f"(float[3] x) => (float[3] y) {{y = {node}}}")
+    report = _optimize(model, rule)
+    assert dict(report.rules[rule.__name__].refusals) == {reason: 1}
+    assert [n.op_type for n in model.graph] == [node[:3]]

@@ -225,10 +225,22 @@ def make_recipe(backend: Any) -> Recipe:
     return Recipe(
         dispatcher=make_dispatcher(),
         options=options,
-        select_providers=lambda graph_module, args: backend._select_eps(graph_module, *args),
+        select_providers=_selection(backend, options),
         on_built=functools.partial(_record, backend),
         around=functools.partial(_watch, backend),
     )
+
+
+def _selection(
+    backend: Any, options: OrtBackendOptions
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Sequence[tuple[str, Mapping[str, Any]]]]:
+    """Return how a backend selects its providers: its own method, but for that of torch's class.
+
+    NOTE: torch's puts the CPU before CUDA, and leaves out which device.
+    """
+    if (backend._select_eps.__module__ or "").startswith("torch."):
+        return functools.partial(select_providers, options)
+    return lambda graph_module, args: backend._select_eps(graph_module, *args)
 
 
 def _options(backend: Any) -> OrtBackendOptions:
@@ -281,8 +293,8 @@ def select_providers(
             chosen.setdefault(spec, {})
         elif isinstance(spec, tuple):
             chosen.setdefault(spec[0], spec[1] or {})
-        else:
-            chosen.setdefault(spec.name, spec.options)
+        else:  # inferred: what the user left open follows the tensors, as the device's number
+            chosen[spec.name] = {**spec.options, **chosen.get(spec.name, {})}
     return list(chosen.items())
 
 

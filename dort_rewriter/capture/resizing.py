@@ -41,13 +41,13 @@ _lock = threading.RLock()
 @contextlib.contextmanager
 def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Trace resizing operators as they are, except those with a decomposition."""
-    packets = [getattr(torch.ops.aten, name) for name in _NAMES]
-    kept = [p for p in packets if p.default not in decompositions]
+    packets = {name: getattr(torch.ops.aten, name) for name in _NAMES}
+    kept = {name: p for name, p in packets.items() if p.default not in decompositions}
     with _lock, contextlib.ExitStack() as stack:
-        for packet in kept:
+        for name, packet in kept.items():
             stack.enter_context(_replaced(packet.default, None))
             stack.enter_context(_replaced(packet.vec, _by_sizes(packet.default)))
-            backward = getattr(torch.ops.aten, f"{packet.default._opname}_backward").default
+            backward = getattr(torch.ops.aten, f"{name}_backward").default
             if _META not in backward.py_kernels:  # in C++ only for known sizes
                 stack.enter_context(_replaced(backward, _like_input, (_META,)))
         yield

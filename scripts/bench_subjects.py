@@ -39,6 +39,7 @@ class Subject:
                 optimization=self.options,
                 intra_op_threads=threads,
                 ort_session_options=session_options,
+                fallback=False,
                 placement={"*": "onnxruntime"},  # rules are compared, not torch's kernels
             ),
             select_providers=lambda graph, args: [(CPU, {})],

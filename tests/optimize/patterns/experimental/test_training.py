@@ -1,0 +1,37 @@
+"""The kernels in a training step: the numbers of eager, in models that use all of them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from dort_rewriter import OptimizationOptions
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.options import OrtBackendOptions
+from tests.export.models import MODELS
+from tests.export.test_models import step
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_llama(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary embeddings, gated activations, norms, the gradient of an embedding."""
+    monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "graph"))
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, inputs = MODELS["llama-eager"]()
+    reference = copy.deepcopy(model.train())
+    selection = OptimizationOptions(patterns="default+onnxruntime+experimental")
+    backend = OrtBackend(
+        OrtBackendOptions(optimization=selection, fallback=False, placement={"*": "onnxruntime"})
+    )
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)
+    got, expected = step(model, compiled, inputs), step(reference, reference, inputs)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+    models = [onnx.load(path) for path in tmp_path.glob("*.onnx")]
+    used = {n.op_type for m in models for n in m.graph.node if n.domain == OWN_DOMAIN}
+    assert used == {"Elementwise", "Rotary", "ScatterZeros"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import helper
 
-from dort_rewriter import OptionError, pretty_onnx, to_onnx
+from dort_rewriter import OptionError, plot_dot, pretty_onnx, to_onnx
 
 MODEL = """<ir_version: 9, opset_import: ["": 18, "local": 1, "com.microsoft": 1]>
 agraph (float[N,3] x, bool c, seq(float[2]) s, optional(int64[1]) o) => (float[N,M] y)
@@ -155,3 +155,16 @@ def test_the_source_of_each_node_is_written_on_request() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(OptionError, match="not Tensor"):
         pretty_onnx(torch.zeros(1))
+
+
+def test_a_model_without_the_file_of_its_weights() -> None:
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[2])
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="none.bin")
+    x, y = (helper.make_tensor_value_info(name, 1, [2]) for name in "xy")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight]
+    )
+    model = helper.make_model(graph)
+    assert "init: name='w' type=float32 shape=(2,) -- array(?)" in pretty_onnx(model)
+    assert "#1: ?" in plot_dot(model).dot

@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt": {},
     "onnxrt-plain": {"optimization": {"patterns": None}},
     "onnxrt-fused": {"optimization": {"patterns": "default+onnxruntime"}},
+    "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
     "onnxrt-freeze": {"freeze": True},
     "onnxrt-autotune": {"autotune": True},
 }
@@ -100,7 +101,9 @@ def differs(got: Sequence[Any], expected: Sequence[Any]) -> float:
     return worst
 
 
-def measure(name: str, mode: str, backends: Sequence[str], seconds: float) -> dict[str, Any]:
+def measure(
+    name: str, mode: str, backends: Sequence[str], seconds: float, clock: Callable[[], float]
+) -> dict[str, Any]:
     """Return the median milliseconds of each backend on one model."""
     torch._dynamo.reset()
     model = build(name)
@@ -123,9 +126,9 @@ def measure(name: str, mode: str, backends: Sequence[str], seconds: float) -> di
             step()
             end = time.perf_counter() + seconds / rounds
             while time.perf_counter() < end or len(spent[backend]) < 3:
-                start = time.perf_counter()
+                start = clock()
                 step()
-                spent[backend].append(time.perf_counter() - start)
+                spent[backend].append(clock() - start)
     return {
         "model": name,
         "mode": mode,
@@ -187,17 +190,25 @@ def main() -> int:
     parser.add_argument("--modes", default="inference,training")
     parser.add_argument("--backends", default="eager,inductor,onnxrt")
     parser.add_argument("--seconds", type=float, default=2.0, help="per backend and model")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="processor time on one thread, for a machine that others use too",
+    )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--svg", type=Path, help="draw the results to this file")
     arguments = parser.parse_args()
     logging.getLogger("torch").setLevel(logging.ERROR)
     backends = arguments.backends.split(",")
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    if arguments.cpu_time:
+        torch.set_num_threads(1)
     rows = []
-    if busy() > 0.6:
+    if busy() > 0.6 and not arguments.cpu_time:
         print(f"The machine is busy (load {busy():.1f} per core): times will be noisy.")
     for name in arguments.models.split(","):
         for mode in arguments.modes.split(","):
-            row = measure(name, mode, backends, arguments.seconds)
+            row = measure(name, mode, backends, arguments.seconds, clock)
             rows.append(row)
             base = row["ms"][backends[0]]
             cells = (

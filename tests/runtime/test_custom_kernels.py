@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dort_rewriter.runtime.custom_kernels import (
 )
 from dort_rewriter.runtime.kernels import has_kernel
 from dort_rewriter.runtime.session import create_session, session_options
+from tests.gates.sources import ROOT
 
 Array = np.ndarray[Any, Any]
 TYPES = [np.float32, np.float64, np.float16]
@@ -245,6 +247,15 @@ def test_users_can_register_the_library() -> None:
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     np.testing.assert_array_equal(session.run(None, {"x0": _random(3)})[0], -_random(3))
+
+
+def test_the_sources_are_installed() -> None:
+    """Packages leave out what is no Python, unless they are told."""
+    root = Path(custom_kernels.__file__).parents[1]
+    sources = {p for p in custom_kernels._SOURCES.iterdir() if p.is_file()}
+    assert {p.suffix for p in sources} == {".h", ".cpp"}
+    (pattern,) = re.findall(r'"(runtime/[^"]+)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert set(root.glob(pattern)) == sources
 
 
 @pytest.fixture(name="fresh")

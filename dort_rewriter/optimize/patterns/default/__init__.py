@@ -45,6 +45,7 @@ from dort_rewriter.optimize.patterns.default.slices import (
     SliceSlice,
     SplitConcat,
 )
+from dort_rewriter.optimize.patterns.default.splits import SlicesSplit
 from dort_rewriter.optimize.patterns.default.transposes import (
     TransposeElementwise,
     TransposeEqualReshape,
@@ -95,6 +96,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ScaleSmaller,
     Gelu,
     CommonSubexpressions,
+    SlicesSplit,
     LeavesLast,
 )
 """In the order they are tried."""

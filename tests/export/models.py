@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 Inputs = dict[str, torch.Tensor]
 Factory = Callable[[], tuple[nn.Module, Inputs]]
@@ -45,6 +46,53 @@ def cnn() -> tuple[nn.Module, Inputs]:
         "x": torch.randn(5, 3, 16, 16),
         "labels": torch.randint(0, 4, (5,)),
     }
+
+
+class Pools(nn.Module):
+    """Every kind of pooling, and a reflected padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = functional.max_pool2d(self.first(x), 3, 2, 1)
+        x = functional.avg_pool2d(self.second(x), 2)
+        x = functional.max_pool2d(x, 2, ceil_mode=True)
+        return functional.adaptive_avg_pool2d(x, 1), functional.adaptive_max_pool2d(x, 1)
+
+
+def pools() -> tuple[nn.Module, Inputs]:
+    return Pools(), {"x": torch.randn(2, 3, 34, 30)}
+
+
+class UNet(nn.Module):
+    """Down and up again, to the sizes of what is joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(i, o, 3, padding=1) for i, o in ((3, 4), (4, 8))])
+        self.bottom = nn.Conv2d(8, 8, 3, padding=1)
+        self.up = nn.ModuleList(
+            [
+                nn.Conv2d(16, 4, 3, padding=1, padding_mode="replicate"),
+                nn.Conv2d(8, 1, 3, padding=1),
+            ]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.down[0](x).relu()
+        second = self.down[1](functional.max_pool2d(first, 2)).relu()
+        x = self.bottom(functional.max_pool2d(second, 2))
+        x = functional.interpolate(x, scale_factor=2.0)
+        x = self.up[0](torch.cat([x, second], 1)).relu()
+        x = functional.interpolate(x, size=first.shape[2:], mode="bilinear")
+        return self.up[1](torch.cat([x, first], 1))
+
+
+def unet() -> tuple[nn.Module, Inputs]:
+    return UNet(), {"x": torch.randn(2, 3, 16, 24)}
 
 
 class Encoder(nn.Module):
@@ -182,6 +230,8 @@ def t5() -> tuple[nn.Module, Inputs]:
 MODELS: dict[str, Factory] = {
     "mlp": mlp,
     "cnn": cnn,
+    "pools": pools,
+    "unet": unet,
     "encoder": encoder,
     "lstm": lstm,
     "gru": gru,

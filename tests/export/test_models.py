@@ -14,6 +14,7 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 
+from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -84,14 +85,15 @@ def check(factory: Factory, *, dynamic: bool) -> None:
     reference = copy.deepcopy(model)
     expected = step(reference, reference, inputs)
     compiler = Compiler()
+    table = get_decomposition_table(compiler.dispatcher)
     backend = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
-        decompositions=get_decomposition_table(compiler.dispatcher),
+        decompositions=table,
         partition_fn=min_cut_rematerialization_partition,
     )
     compiled = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)
-    with torch._dynamo.config.patch(allow_rnn=True):
+    with torch._dynamo.config.patch(allow_rnn=True), keep_resizing(table):
         got = step(model, compiled, inputs)
     assert compiler.graphs == 2
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)

@@ -15,15 +15,17 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.converters.average_pooling import average_pool, average_pool_backward
+from dort_rewriter.export.converters.axes import product
 from dort_rewriter.export.converters.max_pooling import (
     choose,
     indices_of,
+    largest_along,
     max_pool,
     planes,
     scatter_gradient,
 )
 from dort_rewriter.export.converters.opmath import store, widen
-from dort_rewriter.export.converters.windows import Windows
+from dort_rewriter.export.converters.windows import Windows, spatial_sizes
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -137,6 +139,12 @@ def _share_axis(op: Recorder, grad: Value, axis: int, cells: _Cells) -> Value:
 def _adaptive_max(
     op: Recorder, x: Value, rank: int, output_size: Sequence[Any]
 ) -> tuple[Value, Value]:
+    if _to_one(output_size):
+        lead = [op.size(x, i) for i in range(x.rank - rank)]
+        plane = product(op, spatial_sizes(op, x, rank))
+        largest, where = largest_along(op, op.Reshape(x, op.vector([*lead, plane])), -1)
+        shape = op.vector([*lead, *[1] * rank])
+        return op.Reshape(largest, shape), op.Reshape(where, shape)
     cells = _cells(op, x, rank, output_size)
     if (windows := _equal_windows(cells)) is not None:
         value, place = max_pool(op, x, windows, indexed=True)
@@ -180,8 +188,8 @@ def _register(rank: int) -> None:
     @converter(f"aten::adaptive_max_pool{rank}d_backward")
     def maximum_backward(op: Recorder, grad_output: Value, x: Value, indices: Value) -> Value:
         """adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"""
-        cells = _cells(op, x, rank, grad_output.dims[-rank:])
-        overlap = not all(c.are_equal for c in cells)
+        counts = grad_output.dims[-rank:]
+        overlap = not _to_one(counts) and _equal_windows(_cells(op, x, rank, counts)) is None
         return scatter_gradient(op, grad_output, x, indices, rank, overlap=overlap)
 
 

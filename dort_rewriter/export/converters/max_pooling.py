@@ -32,7 +32,15 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["choose", "indices_of", "lowest", "max_pool", "planes", "scatter_gradient"]
+__all__ = [
+    "choose",
+    "indices_of",
+    "largest_along",
+    "lowest",
+    "max_pool",
+    "planes",
+    "scatter_gradient",
+]
 
 _I64 = ir.DataType.INT64
 _LONG = 16
@@ -125,16 +133,22 @@ def _whole_axis(
     op: Recorder, value: Value, place: Value | None, axis: int
 ) -> tuple[Value, Value | None]:
     """Reduce an axis that a window covers."""
-    largest = extremum(op, "ReduceMax", value, axis, True)
     if place is None:
-        return largest, None
-    where = op.ArgMax(value, axis=axis, keepdims=1)
-    if is_float(value):
-        flags = op.cast(op.IsNaN(value), ir.DataType.INT32)
-        last = op.ArgMax(flags, axis=axis, keepdims=1, select_last_index=1)
-        where = op.Where(op.IsNaN(largest), last, where)
+        return extremum(op, "ReduceMax", value, axis, True), None
+    largest, where = largest_along(op, value, axis)
     places = op.Expand(place, op.sizes(value))
     return largest, op.GatherElements(places, where, axis=axis)
+
+
+def largest_along(op: Recorder, x: Value, axis: int) -> tuple[Value, Value]:
+    """Return the largest element along an axis and its place: the first, or that of the last NaN."""
+    largest = extremum(op, "ReduceMax", x, axis, True)
+    where = op.ArgMax(x, axis=axis, keepdims=1)
+    if not is_float(x):
+        return largest, where
+    flags = op.cast(op.IsNaN(x), ir.DataType.INT32)
+    last = op.ArgMax(flags, axis=axis, keepdims=1, select_last_index=1)
+    return largest, op.Where(op.IsNaN(largest), last, where)
 
 
 # -- the gradient ------------------------------------------------------------------------------

@@ -88,10 +88,12 @@ def _extend_backward(
     for axis, (before, after) in enumerate(amounts, x.rank - len(amounts)):
         if not before and not after:
             continue
-        own = op.Pad(result, [-before, -after], None, [axis])
         size = op.size(x, axis)
-        margins = fold_back(op, result, size, before, after, axis)
-        result = functools.reduce(op.Add, margins, own)
+        parts = list(fold_back(op, result, size, before, after, axis))
+        if not isinstance(size, int) or size + min(before, 0) + min(after, 0) > 0:
+            parts.append(op.Pad(result, [-before, -after], None, [axis]))
+        # else all is cropped, and onnxruntime 1.19 pads what is left of it wrongly
+        result = functools.reduce(op.Add, parts)
     return store(op, result)
 
 

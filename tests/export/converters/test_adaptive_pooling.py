@@ -17,13 +17,13 @@ def rows(*shape: int, to: tuple[int, ...], dtype: torch.dtype = torch.float32) -
     names = (f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d")
     average = names[0].removeprefix("_") if early else names[0]
     yield Case(f"aten::{average}", (x, size), dynamic=dynamic, pre_dispatch=early)
-    yield Case(f"aten::{names[1]}", (x, size), dynamic=False, pre_dispatch=early)
+    yield Case(f"aten::{names[1]}", (x, size), dynamic=dynamic, pre_dispatch=early)
     if early:
         return
     value, index = getattr(torch.ops.aten, names[1])(x, size)
     gradient = T(*value.shape, dtype=dtype)
-    yield Case(f"aten::{names[0]}_backward", (gradient, x), dynamic=False)
-    yield Case(f"aten::{names[1]}_backward", (gradient, x, index), dynamic=False)
+    yield Case(f"aten::{names[0]}_backward", (gradient, x), dynamic=dynamic)
+    yield Case(f"aten::{names[1]}_backward", (gradient, x, index), dynamic=dynamic)
 
 
 def with_nan() -> torch.Tensor:

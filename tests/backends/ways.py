@@ -33,7 +33,9 @@ def compile_strictly(
     if HAS_ORT_BACKEND:
         from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
 
-        backend: Any = TorchBackend(OrtBackendOptions(**chosen))
+        # Its constructor reads options that ours do not have before torch 2.5.
+        backend: Any = TorchBackend()
+        backend._options = OrtBackendOptions(**chosen)
         return torch.compile(
             function, backend=backend, dynamic=dynamic, fullgraph=fullgraph
         ), backend

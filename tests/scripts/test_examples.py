@@ -33,8 +33,9 @@ def run(name: str, folder: Path, *arguments: str) -> str:
 
 
 def test_every_example_has_a_test() -> None:
-    tested = Path(__file__).read_text(encoding="utf-8")
-    missing = [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested]
+    tests = Path(__file__).parent.glob("test_*.py")
+    tested = "\n".join(path.read_text(encoding="utf-8") for path in tests)
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'{path.name}"' not in tested]
     assert missing == []
 
 

@@ -42,6 +42,8 @@ def optimize(
     if options.constant_folding:
         folding = ConstantFolding(everything=True)
         chosen = [folding, *(rule for rule in chosen if rule.name != folding.name)]
+    if chosen and options.remove_unused:
+        RemoveUnusedNodesPass()(model)  # else rules take what it removes for a reader
     if chosen:
         view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
         refine_shapes(view)

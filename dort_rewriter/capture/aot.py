@@ -81,4 +81,6 @@ def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:
         return frozenset()
     names = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
     mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
-    return frozenset(names[i] for i in metadata.static_input_indices if i not in mutated)
+    # torch 2.3 does not tell which inputs are weights.
+    fixed = getattr(metadata, "static_input_indices", None) or ()
+    return frozenset(names[i] for i in fixed if i not in mutated)

@@ -24,7 +24,7 @@ from dort_rewriter.options import OptimizationOptions
 if TYPE_CHECKING:
     from dort_rewriter.backends.recipe import Recipe
 
-__all__ = ["model_key"]
+__all__ = ["fingerprint", "model_key"]
 
 _MAX_CONSTANT = 2**16
 """Bytes of a constant that are worth hashing."""
@@ -157,13 +157,15 @@ def _installed() -> tuple[str, ...]:
     from dort_rewriter.runtime.installed import describe
 
     versions = [f"{name} {_version(name)}" for name in _PACKAGES]
-    root = Path(__file__).parent.parent
-    files = (
-        f"{path.relative_to(root)} {path.stat().st_size} {path.stat().st_mtime_ns}"
-        for path in sorted(root.rglob("*.py"))
-    )
-    own = hashlib.sha256("\n".join(files).encode()).hexdigest()
+    own = fingerprint(Path(__file__).parent.parent)
     return (*versions, describe(), platform.python_version(), platform.machine(), own)
+
+
+def fingerprint(root: Path) -> str:
+    """Return what changes with any source file in a folder."""
+    sources = (p for p in sorted(root.rglob("*")) if p.suffix in (".py", ".h", ".cpp"))
+    lines = (f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in sources)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _version(name: str) -> str:

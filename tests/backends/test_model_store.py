@@ -15,6 +15,7 @@ from torch import nn
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.backends import building
+from dort_rewriter.backends.model_key import fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -184,3 +185,18 @@ def test_weights_are_not_stored(exports: list[str], folder: Path) -> None:
             torch.testing.assert_close(_compile(module, freeze=True)(x), module(x))
     assert len(exports) == 2
     assert not folder.exists() or not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["rule.py", "kernel.cpp", "kernel.h"])
+def test_sources_count(name: str, tmp_path: Path) -> None:
+    """A model of yesterday's rules or kernels is not today's."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    before = fingerprint(tmp_path)
+    (inner / name).write_text("1")
+    once = fingerprint(tmp_path)
+    (inner / name).write_text("12")
+    assert len({before, once, fingerprint(tmp_path)}) == 3
+    (inner / "notes.txt").write_text("1")
+    (inner / name).unlink()
+    assert fingerprint(tmp_path) == before

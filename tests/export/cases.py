@@ -6,6 +6,7 @@ optimizations off, and compared with torch: values, types, shapes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.backends.building import add_casts
+from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.registry import op_name
@@ -112,7 +114,9 @@ def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, l
     if case.untraced:
         traced = _single_node(function, leaves, spec, where, expect(case))
     else:
-        with torch.no_grad():
+        # Tracing replaces the operators that resize, unless it is told not to.
+        keep = contextlib.nullcontext() if case.pre_dispatch else keep_resizing({})
+        with torch.no_grad(), keep:
             traced = make_fx(call, tracing_mode=mode, pre_dispatch=case.pre_dispatch)(*tensors)
     called = [op_name(n.target) for n in traced.graph.nodes if n.op == "call_function"]
     assert case.op in called, f"{case.op} is not in the traced graph: {called}"

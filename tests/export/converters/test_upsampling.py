@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter.capture.resizing import keep_resizing
 from tests.export.cases import Case, T, check
 
 NEAREST = {1: "upsample_nearest1d", 2: "upsample_nearest2d", 3: "upsample_nearest3d"}
@@ -102,6 +100,4 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_op(case: Case, dynamic: bool) -> None:
-    # Tracing replaces these operators, unless it is told not to.
-    with contextlib.nullcontext() if case.pre_dispatch else keep_resizing({}):
-        check(case, dynamic=dynamic)
+    check(case, dynamic=dynamic)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.backends.building import RunBoxed
+
 __all__ = ["MEASURES", "Autotuned"]
 
 logger = logging.getLogger(__name__)
-
-RunBoxed = Callable[[list[Any]], Any]
 
 MEASURES = 3
 """Timed calls of each candidate, after one that is not: it builds sessions."""

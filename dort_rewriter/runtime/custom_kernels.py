@@ -25,6 +25,7 @@ import onnx_ir as ir
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.runtime.disk_cache import cache_folder
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 
 if TYPE_CHECKING:
@@ -90,15 +91,10 @@ def register(options: onnxruntime.SessionOptions) -> None:
 @functools.cache
 def _build() -> Path:
     compiler, flags = _compiler(), _flags()
-    target = _folder() / f"kernels-{_key(compiler, flags)}.so"
+    target = cache_folder() / f"kernels-{_key(compiler, flags)}.so"
     if not target.exists():
         _compile(compiler, flags, target)
     return target
-
-
-def _folder() -> Path:
-    chosen = env.read("DORT_CACHE_DIR")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "dort_rewriter"
 
 
 def _compiler() -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dort_rewriter import env
 
-__all__ = ["LIMIT", "DiskCache", "disk_cache"]
+__all__ = ["LIMIT", "DiskCache", "cache_folder", "disk_cache"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class DiskCache:
         self.folder = folder
         self.limit = limit
         self._usable: bool | None = None
+        self._complained = False
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes stored under a key; None when there are none, or damaged ones."""
@@ -127,19 +128,9 @@ class DiskCache:
         return True
 
     def _complain(self, what: str) -> None:
-        _warn_once(str(self.folder), what)
-
-
-@functools.cache
-def _warn_folder(folder: str) -> list[str]:
-    return []
-
-
-def _warn_once(folder: str, what: str) -> None:
-    said = _warn_folder(folder)
-    if not said:
-        logger.warning("Cache of models: %s. DORT_CACHE_DIR names another folder.", what)
-    said.append(what)
+        if not self._complained:
+            logger.warning("Cache of models: %s. DORT_CACHE_DIR names another folder.", what)
+        self._complained = True
 
 
 @functools.cache
@@ -147,10 +138,14 @@ def _cache_of(folder: str) -> DiskCache:
     return DiskCache(Path(folder))
 
 
+def cache_folder() -> Path:
+    """Return the folder of everything kept between processes."""
+    chosen = env.read("DORT_CACHE_DIR")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "dort_rewriter"
+
+
 def disk_cache() -> DiskCache | None:
     """Return the cache of models, or None when it is switched off."""
     if env.read("DORT_CACHE") == "0":
         return None
-    chosen = env.read("DORT_CACHE_DIR")
-    folder = Path(chosen) if chosen else Path.home() / ".cache" / "dort_rewriter"
-    return _cache_of(str(folder / "models"))
+    return _cache_of(str(cache_folder() / "models"))

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import DortError, ExportError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import Dispatcher, foreign_tensor
+from dort_rewriter.export.empties import empty_results
 from dort_rewriter.export.names import create_output_names
 from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import describe, source_line
@@ -238,7 +239,8 @@ class _Interpreter:
             return _Missing
         if any(self.results[a] is _Missing for a in node.all_input_nodes):
             return _Missing
-        return self._convert(node, found)
+        empty = empty_results(self.recorder, node.meta.get("val"))
+        return self._convert(node, found) if empty is None else empty
 
     def _convert(self, node: torch.fx.Node, converter: Converter) -> Any:
         recorder = self.recorder

@@ -3,26 +3,32 @@
 usage: python scripts/bench_export.py [--json FILE] [--layers 1 2 4 8 16] [--repeat N]
                                       [--proof FOLDER]
 
-Graphs are captured once through AOTAutograd (hidden 16, 2 x 8 tokens); conversions of a depth run
-in turn in the same loop, medians are reported. Beside ours: torch's own exporter (the forward pass
-of the same module; it has no backward), and with --proof a folder that holds ``recorder.py``.
+Graphs are captured once through AOTAutograd (hidden 16, 2 x 8 tokens); conversions of a depth, up
+to the bytes of the model, run in turn in the same loop, medians are reported. Beside ours: torch's
+own exporter (the forward pass of the same module; it has no backward). With --proof, a folder that
+holds a converter named ``recorder.py``: the same modules are captured once more, decomposed as far
+as that one needs, and both convert these graphs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import importlib
 import io
 import json
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
+from functorch.compile import make_boxed_func
 
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.export.decompositions import get_decomposition_table
@@ -58,16 +64,19 @@ class Tokens(torch.nn.Module):
         return result
 
 
-def capture(module: torch.nn.Module, args: Sequence[Any]) -> list[torch.fx.GraphModule]:
+def capture(
+    module: torch.nn.Module, args: Sequence[Any], table: Mapping[Any, Any] | None = None
+) -> list[torch.fx.GraphModule]:
     """Return the forward and the backward graph."""
+    if table is None:
+        table = get_decomposition_table(OxsDispatcher())
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(graph)
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        table = get_decomposition_table(OxsDispatcher())
         return compile_with_aot(graph, inputs, compile_graph=keep, decompositions=table)
 
     torch._dynamo.reset()
@@ -76,8 +85,14 @@ def capture(module: torch.nn.Module, args: Sequence[Any]) -> list[torch.fx.Graph
 
 
 def ours(graphs: Sequence[torch.fx.GraphModule]) -> int:
+    """Convert graphs up to the bytes that a session reads; return how many nodes they became."""
     dispatcher = OxsDispatcher()
-    return sum(len(convert_graph(g, dispatcher).model.graph) for g in graphs)
+    count = 0
+    for graph in graphs:
+        model = convert_graph(graph, dispatcher).model
+        ir.to_proto(model).SerializeToString()
+        count += len(model.graph)
+    return count
 
 
 def torch_exporter(module: torch.nn.Module, args: Sequence[Any]) -> None:
@@ -90,18 +105,25 @@ def torch_exporter(module: torch.nn.Module, args: Sequence[Any]) -> None:
         torch.onnx.export(module, tuple(args), dynamo=True, verbose=False)
 
 
-def proof(folder: str) -> Callable[[Sequence[torch.fx.GraphModule]], None]:
+def rival(folder: str) -> Any:
+    """Return the module ``recorder`` of a folder."""
     sys.path.insert(0, folder)
-    import recorder  # type: ignore[import-not-found]
+    return importlib.import_module("recorder")
 
-    def run(graphs: Sequence[torch.fx.GraphModule]) -> None:
-        for graph in graphs:
-            recorder.convert(graph)
 
-    return run
+def decomposed_for(recorder: Any) -> dict[Any, Any]:
+    """Return the decompositions of what a rival does not convert."""
+    table = torch._decomp.decomposition_table
+    return {op: f for op, f in table.items() if recorder.lookup(op)[1] is None}
+
+
+def convert_with(recorder: Any, graphs: Sequence[torch.fx.GraphModule]) -> None:
+    for graph in graphs:
+        ir.to_proto(recorder.convert(graph)[0]).SerializeToString()
 
 
 def timed(function: Callable[[], Any]) -> float:
+    gc.collect()  # what another side left behind is not this one's to pay for
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
@@ -116,7 +138,7 @@ def attempt(function: Callable[[], Any]) -> str | None:
     return None
 
 
-def measure(layers: int, repeat: int, proof_folder: str | None) -> dict[str, Any]:
+def measure(layers: int, repeat: int, recorder: Any) -> dict[str, Any]:
     """Return the medians of one depth."""
     module = Tokens(layers)
     args = (torch.randint(0, 1024, (2, 8)),)
@@ -124,9 +146,10 @@ def measure(layers: int, repeat: int, proof_folder: str | None) -> dict[str, Any
     sides: dict[str, Callable[[], Any]] = {"ours": lambda: ours(graphs)}
     if layers == 1:
         sides["torch.onnx.export (forward)"] = lambda: torch_exporter(module, args)
-        if proof_folder:
-            run = proof(proof_folder)
-            sides["proof"] = lambda: run(graphs)
+    if recorder is not None:
+        shared = capture(module, args, decomposed_for(recorder))
+        sides["ours, on the graphs of the proof"] = lambda: ours(shared)
+        sides["proof"] = lambda: convert_with(recorder, shared)
     failures = {name: why for name, side in sides.items() if (why := attempt(side)) is not None}
     times: dict[str, list[float]] = {name: [] for name in sides if name not in failures}
     for _ in range(repeat):
@@ -148,7 +171,8 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--proof", help="a folder holding recorder.py, to compare with")
     arguments = parser.parse_args()
-    rows = [measure(n, arguments.repeat, arguments.proof) for n in arguments.layers]
+    recorder = rival(arguments.proof) if arguments.proof else None
+    rows = [measure(n, arguments.repeat, recorder) for n in arguments.layers]
     first, last = rows[0], rows[-1]
     growth = (
         last["seconds"]["ours"] / first["seconds"]["ours"] / (last["layers"] / first["layers"])

@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
+from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.files import check_target, save_model, to_proto
@@ -159,6 +160,7 @@ def to_onnx(
         resolve_decomposition_table(settings.decomposition_table, dispatcher),
         dynamic_shapes=dynamic_shapes,
         strict=settings.strict,
+        tracing=keep_resizing,
     )
     exported = convert_graph(
         source.graph_module,

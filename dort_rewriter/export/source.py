@@ -7,6 +7,7 @@ when its nodes carry none.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from dort_rewriter.errors import CaptureError
 __all__ = ["Source", "is_lowered", "obtain_graph"]
 
 Table = Mapping[Any, Callable[..., Any]]
+Tracing = Callable[[Table], contextlib.AbstractContextManager[None]]
+"""What AOTAutograd traces under, for a table of decompositions."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ def obtain_graph(
     *,
     dynamic_shapes: Any = None,
     strict: bool = False,
+    tracing: Tracing,
 ) -> Source:
     """Return the ATen graph of a module, exported program or FX graph."""
     if isinstance(mod, torch.export.ExportedProgram):
@@ -45,7 +49,7 @@ def obtain_graph(
             raise CaptureError(
                 "A GraphModule takes positional arguments only: kwargs must be empty."
             )
-        return _from_graph_module(mod, args, decompositions)
+        return _from_graph_module(mod, args, decompositions, tracing)
     if not isinstance(mod, torch.nn.Module):
         raise CaptureError(
             f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
@@ -118,7 +122,10 @@ def _keep_outputs(graph_module: torch.fx.GraphModule, names: set[Any]) -> None:
 
 
 def _from_graph_module(
-    graph_module: torch.fx.GraphModule, args: Sequence[Any], decompositions: Table
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    decompositions: Table,
+    tracing: Tracing,
 ) -> Source:
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     if args and len(args) != len(placeholders):
@@ -126,7 +133,7 @@ def _from_graph_module(
             f"The graph takes {len(placeholders)} argument(s), {len(args)} were given."
         )
     if not _is_aten(graph_module):
-        return _lower(graph_module, args, decompositions)
+        return _lower(graph_module, args, decompositions, tracing)
     if is_lowered(graph_module):
         return Source(graph_module)
     return Source(_propagate(graph_module, args))
@@ -171,7 +178,10 @@ def _propagate(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch
 
 
 def _lower(
-    graph_module: torch.fx.GraphModule, args: Sequence[Any], decompositions: Table
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    decompositions: Table,
+    tracing: Tracing,
 ) -> Source:
     """Return the ATen graph of Dynamo's graph, its parameters as constants."""
     from functorch.compile import aot_module_simplified, make_boxed_func
@@ -187,7 +197,7 @@ def _lower(
         **dict(graph_module.named_buffers(remove_duplicate=False)),
     }
     example = list(args) or _example_values(graph_module)
-    with torch.no_grad():
+    with torch.no_grad(), tracing(decompositions):
         aot_module_simplified(
             graph_module, example, fw_compiler=keep, decompositions=dict(decompositions)
         )

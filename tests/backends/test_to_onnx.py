@@ -119,7 +119,7 @@ def test_dynamic_shapes_are_those_of_torch_export() -> None:
     assert run(model, torch.randn(9, 3))[0].shape == (9, 3)
 
 
-def test_the_graph_of_dynamo() -> None:
+def graph_of_dynamo(function: Callable[..., Any], *args: Any) -> torch.fx.GraphModule:
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph_module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -127,8 +127,21 @@ def test_the_graph_of_dynamo() -> None:
         return graph_module.forward
 
     torch._dynamo.reset()
-    torch.compile(lambda x: x.relu().sum(dim=1), backend=keep, dynamic=False)(X)
-    torch.testing.assert_close(run(to_onnx(graphs[0], (X,)), X)[0], X.relu().sum(dim=1))
+    torch.compile(function, backend=keep, dynamic=False)(*args)
+    return graphs[0]
+
+
+def test_the_graph_of_dynamo() -> None:
+    graph = graph_of_dynamo(lambda x: x.relu().sum(dim=1), X)
+    torch.testing.assert_close(run(to_onnx(graph, (X,)), X)[0], X.relu().sum(dim=1))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_resizing_in_the_graph_of_dynamo(mode: str) -> None:
+    module, image = torch.nn.Upsample(scale_factor=2, mode=mode), torch.randn(1, 3, 4, 4)
+    model = to_onnx(graph_of_dynamo(module, image), (image,))
+    assert [n.op_type for n in model.graph.node] == ["Resize"]
+    torch.testing.assert_close(run(model, image)[0], module(image))
 
 
 def test_a_graph_without_metadata() -> None:

@@ -53,6 +53,30 @@ METHODS = {
             return rewriter.accelerated_call(self, graph_module, *args, **kwargs)
 
 """,
+    "get_cached_instance_for_options": """\
+        if os.environ.get("ONNXRT_CHANGE_REWRITER") == "1":
+            from dort_rewriter.backends import onnxrt as rewriter
+
+            return rewriter.instance_of_torch(OrtBackend, options)
+
+""",
+    "clear_cached_instances": """\
+        import sys
+
+        rewriter = sys.modules.get("dort_rewriter.backends.onnxrt")
+        if rewriter is not None:
+            rewriter.clear_instances(OrtBackend)
+
+""",
+    "get_cached_instances": """\
+        import sys
+
+        rewriter = sys.modules.get("dort_rewriter.backends.onnxrt")
+        if rewriter is not None:
+            kept = rewriter.instances_of(OrtBackend)
+            return (*OrtBackend.__instance_cache, *kept)
+
+""",
 }
 """What goes to the top of each method of ``OrtBackend``, under its docstring."""
 
@@ -63,6 +87,8 @@ def first_line(method: ast.FunctionDef) -> int:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         assert first.end_lineno is not None
         return first.end_lineno
+    if method.returns is None and not method.args.args:
+        return method.lineno
     after = method.returns or method.args.args[-1]
     assert after.end_lineno is not None
     return after.end_lineno

@@ -21,13 +21,20 @@ from dort_rewriter.backends.building import BuiltBlock
 from dort_rewriter.backends.compilation import Block, cut
 from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
+from dort_rewriter.backends.instances import (
+    as_own,
+    clear_instances,
+    instance_for,
+    instance_of_torch,
+    instances_of,
+    own_options,
+)
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
-from dort_rewriter.runtime.cache import SessionCache
 from dort_rewriter.runtime.providers import CPU, ProviderSpec, infer
 
 __all__ = [
@@ -36,8 +43,12 @@ __all__ = [
     "OrtExecutionProvider",
     "accelerated_call",
     "call_backend",
+    "clear_instances",
     "compile_graph",
+    "instance_of_torch",
+    "instances_of",
     "is_onnxrt_backend_supported",
+    "own_options",
     "serves",
     "torch_compile_backend",
 ]
@@ -102,40 +113,17 @@ class OrtBackend:
         Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
         """
         options = from_mapping(OrtBackendOptions, options)
-        if options.ort_session_options is not None:
-            return OrtBackend(options)
-        return _instances.get_or_build(_key(options), functools.partial(OrtBackend, options))
+        return instance_for(OrtBackend, options, functools.partial(OrtBackend, options))
 
     @staticmethod
     def get_cached_instances() -> tuple[OrtBackend, ...]:
         """Return the backends kept for reuse."""
-        found = (_instances.get(key) for key in _instances)
-        return tuple(backend for backend in found if backend is not None)
+        return instances_of(OrtBackend)
 
     @staticmethod
     def clear_cached_instances() -> None:
         """Forget the backends kept for reuse, and their sessions."""
-        _instances.clear()
-
-
-_instances: SessionCache[Any, OrtBackend] = SessionCache(64)
-
-
-def _key(options: OrtBackendOptions) -> Any:
-    """Return a hashable that is equal for equal options."""
-    return _freeze(
-        {f.name: getattr(options, f.name) for f in dataclasses.fields(OrtBackendOptions)}
-    )
-
-
-def _freeze(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
-    if isinstance(value, list | tuple):
-        return tuple(_freeze(v) for v in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _freeze({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    return value
+        clear_instances(OrtBackend)
 
 
 def torch_compile_backend(
@@ -245,11 +233,7 @@ def _selection(
 
 def _options(backend: Any) -> OrtBackendOptions:
     """Return the options of a backend; those of torch's class have some of our fields."""
-    options = backend._options
-    if isinstance(options, OrtBackendOptions):
-        return options
-    names = {f.name for f in dataclasses.fields(OrtBackendOptions)}
-    return OrtBackendOptions(**{k: v for k, v in vars(options).items() if k in names})
+    return as_own(backend._options)
 
 
 def _record(backend: Any, built: BuiltBlock) -> None:

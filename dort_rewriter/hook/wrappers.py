@@ -19,8 +19,11 @@ __all__ = [
     "SOURCE",
     "accelerated_call",
     "build_backend",
+    "cached_instances",
     "call_backend",
+    "clear_instances",
     "compile_graph",
+    "instance_for_options",
     "no_attribute",
     "restore_names",
     "restore_submodule",
@@ -48,7 +51,11 @@ def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keyw
         return wrapped(*args, **kwargs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"torch\.onnx\.dynamo_export")
-        return wrapped(*args, **kwargs)
+        own = _ours().own_options(type(backend), *args, **kwargs)
+        if own is None:
+            return wrapped(*args, **kwargs)
+        wrapped()
+        backend._options = own
 
 
 def call_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -70,6 +77,32 @@ def accelerated_call(wrapped: Function, backend: Any, args: Arguments, kwargs: K
     if _is_on() or _serves(backend, args[0]):
         return _ours().accelerated_call(backend, *args, **kwargs)
     return wrapped(*args, **kwargs)
+
+
+def instance_for_options(
+    wrapped: Function, instance: None, args: Arguments, kwargs: Keywords
+) -> Any:
+    """Stand in for ``OrtBackend.get_cached_instance_for_options``."""
+    if _is_on():
+        return _ours().instance_of_torch(_class_of_torch(), *args, **kwargs)
+    return wrapped(*args, **kwargs)
+
+
+def cached_instances(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``OrtBackend.get_cached_instances``."""
+    kept = wrapped(*args, **kwargs)
+    ours = sys.modules.get(SOURCE)
+    if ours is None:
+        return kept
+    # A file with our lines in it (``dort-rewriter patch``) tells of them already.
+    return tuple(dict.fromkeys((*kept, *ours.instances_of(_class_of_torch()))))
+
+
+def clear_instances(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``OrtBackend.clear_cached_instances``."""
+    wrapped(*args, **kwargs)
+    if (ours := sys.modules.get(SOURCE)) is not None:
+        ours.clear_instances(_class_of_torch())
 
 
 def restore_names(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
@@ -104,6 +137,10 @@ def _serves(backend: Any, graph_module: Any) -> bool:
     # A session of ours exists only where the module that makes them was imported.
     ours = sys.modules.get(SOURCE)
     return ours is not None and ours.serves(backend, graph_module)
+
+
+def _class_of_torch() -> Any:
+    return sys.modules["torch.onnx._internal.onnxruntime"].OrtBackend
 
 
 def _ours() -> Any:

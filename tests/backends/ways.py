@@ -1,7 +1,7 @@
 """How a program reaches the ``onnxrt`` backend on the torch at hand.
 
-torch <= 2.8 has a class of its own, which the hook turns to this package; newer ones find the
-backend by its name. What follows behind is the same: so are the tests.
+torch <= 2.8 has a class of its own under that name, which the hook turns to this package; newer
+ones find the backend there. What follows behind is the same: so are the tests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter import OrtBackend, OrtBackendOptions
+from dort_rewriter import OrtBackend
 
 HAS_ORT_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 8)
 """Whether torch ships ``OrtBackend``: the hook serves then."""
@@ -30,19 +30,19 @@ def compile_strictly(
     torch unseen. The environment is the business of :func:`tests.backends.conftest.onnxrt`.
     """
     chosen = {"fallback": False, **options}
-    if HAS_ORT_BACKEND:
-        from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
-
-        # Its constructor reads options that ours do not have before torch 2.5.
-        backend: Any = TorchBackend()
-        backend._options = OrtBackendOptions(**chosen)
-        return torch.compile(
-            function, backend=backend, dynamic=dynamic, fullgraph=fullgraph
-        ), backend
     compiled = torch.compile(
         function, backend="onnxrt", options=chosen, dynamic=dynamic, fullgraph=fullgraph
     )
-    return compiled, OrtBackend.get_cached_instance_for_options(chosen)
+    return compiled, backend_class().get_cached_instance_for_options(chosen)
+
+
+def backend_class() -> Any:
+    """Return the class that the name ``onnxrt`` stands for."""
+    if not HAS_ORT_BACKEND:
+        return OrtBackend
+    from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
+
+    return TorchBackend
 
 
 def models(backend: Any) -> list[int]:

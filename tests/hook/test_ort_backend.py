@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter import install, uninstall
+import dort_rewriter
+from dort_rewriter import OptionError, install, uninstall
 from tests.hook.conftest import HAS_ORT_BACKEND
 
 pytestmark = [
@@ -75,3 +76,73 @@ def test_sessions_outlive_the_hook(exporter_of_torch: Any, x: torch.Tensor) -> N
     for call in (bound, backend._ort_acclerated_call):
         with pytest.raises(AssertionError, match="torch's own exporter"):
             call(other, x)
+
+
+@pytest.fixture
+def cls(backend: Any) -> Any:
+    type(backend).clear_cached_instances()
+    yield type(backend)
+    type(backend).clear_cached_instances()
+
+
+OWN = {
+    "mapping": {"fallback": False, "min_block_size": 5},
+    "dataclass": dort_rewriter.OrtBackendOptions(fallback=False, min_block_size=5),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_own_options_by_name(kind: str, cls: Any, x: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="onnxrt", options=OWN[kind], fullgraph=True)
+    torch.testing.assert_close(compiled(x), function(x))
+    (used,) = cls.get_cached_instances()
+    assert used.execution_count == 1
+    assert used._options == OWN["dataclass"]
+    refused = torch.compile(torch.linalg.inv, backend="onnxrt", options=OWN[kind])
+    with pytest.raises(Exception, match="linalg_inv"):
+        refused(torch.eye(2))
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_own_options_in_the_constructor(kind: str, cls: Any) -> None:
+    assert cls(OWN[kind])._options == OWN["dataclass"]
+    assert cls(options=OWN[kind])._options == OWN["dataclass"]
+    with pytest.raises(OptionError, match="min_block_size"):
+        cls({"min_blok_size": 3})
+
+
+def test_options_of_torch_share_with_own_ones(cls: Any) -> None:
+    from torch.onnx._internal.onnxruntime import OrtBackendOptions
+
+    used = cls.get_cached_instance_for_options(OrtBackendOptions(preallocate_output=True))
+    assert used._options == OrtBackendOptions(preallocate_output=True)
+    assert cls.get_cached_instance_for_options({"preallocate_output": True}) is used
+    assert cls.get_cached_instance_for_options(OrtBackendOptions()) is not used
+
+
+# What the constructor says when the rewriter is off.
+warnings_of_torch = pytest.mark.filterwarnings("ignore:torch.onnx.dynamo_export")
+
+
+@warnings_of_torch
+def test_off_instances_are_torchs_own(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = cls.get_cached_instance_for_options({"fallback": False})
+    monkeypatch.delenv("ONNXRT_CHANGE_REWRITER")
+    with pytest.raises(TypeError, match="fallback"):
+        cls.get_cached_instance_for_options({"fallback": False})
+    theirs = cls.get_cached_instance_for_options({"use_aot_autograd": False})
+    assert cls.get_cached_instance_for_options({"use_aot_autograd": False}) is theirs
+    assert cls.get_cached_instances() == (theirs, ours)
+    cls.clear_cached_instances()
+    assert cls.get_cached_instances() == ()
+
+
+@warnings_of_torch
+def test_uninstalled_the_cap_is_back(cls: Any) -> None:
+    uninstall()
+    for n in range(8):
+        options = {"preferred_execution_providers": (f"Provider{n}",)}
+        cls.get_cached_instance_for_options(options)
+    with pytest.raises(AssertionError, match="No more than 8"):
+        cls.get_cached_instance_for_options({"preferred_execution_providers": ("Other",)})

@@ -122,7 +122,7 @@ def test_a_diff_that_makes_no_python_is_never_written(shipped: Path) -> None:
 @pytest.mark.parametrize("series", versions.PRISTINE)
 def test_the_diffs_hold_our_lines_only(series: str) -> None:
     text = (ROOT / "patches" / f"torch-{series}" / "onnxruntime.diff").read_text()
-    assert len(diffs.parse(text)) == 3
+    assert len(diffs.parse(text)) == 6
     assert text.startswith(f"--- a/torch/{versions.BACKEND_FILE}\n")
     for function in ("call_backend", "compile_graph", "accelerated_call", "serves"):
         assert f"rewriter.{function}(self, graph_module" in text
@@ -171,7 +171,8 @@ model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Lin
 x = torch.randn(2, 3, requires_grad=True)
 model(x).sum().backward()
 expected, x.grad = x.grad, None
-compiled = torch.compile(model, backend=module.torch_compile_backend)
+options = {"fallback": False}
+compiled = torch.compile(model, backend=module.torch_compile_backend, options=options)
 compiled(x).sum().backward()
 torch.testing.assert_close(x.grad, expected)
 graph = torch.fx.symbolic_trace(lambda x: x + 1)
@@ -180,6 +181,8 @@ os.environ["ONNXRT_CHANGE_REWRITER"] = "0"
 backend._partitioner_cache[graph] = "of torch"
 assert backend(graph, (x,)) == "of torch"
 (used,) = module.OrtBackend.get_cached_instances()
+module.OrtBackend.clear_cached_instances()
+assert module.OrtBackend.get_cached_instances() == ()
 print(used.execution_count)
 """
 

@@ -1,0 +1,119 @@
+"""Instances of a backend, reused for equal options: of our class, and of torch's under the hook.
+
+The ones used last are kept, as many as :data:`CAPACITY`; a compiled function holds its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.runtime.cache import SessionCache
+
+__all__ = [
+    "CAPACITY",
+    "as_own",
+    "clear_instances",
+    "instance_for",
+    "instance_of_torch",
+    "instances_of",
+    "own_options",
+]
+
+CAPACITY = 64
+"""How many instances of a class are kept."""
+
+B = TypeVar("B")
+
+_instances: dict[type, SessionCache[Any, Any]] = {}
+
+
+def instance_for(cls: type[B], options: OrtBackendOptions, build: Callable[[], B]) -> B:
+    """Return the instance of a class made before for equal options, or build one.
+
+    Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
+    """
+    if options.ort_session_options is not None:
+        return build()
+    return _cache_of(cls).get_or_build(_key(options), build)
+
+
+def instances_of(cls: type[B]) -> tuple[B, ...]:
+    """Return the instances kept for reuse."""
+    cache = _cache_of(cls)
+    found = (cache.get(key) for key in cache)
+    return tuple(backend for backend in found if backend is not None)
+
+
+def clear_instances(cls: type) -> None:
+    """Forget the instances kept for reuse."""
+    _cache_of(cls).clear()
+
+
+def instance_of_torch(cls: Any, options: Any = None) -> Any:
+    """Return an instance of torch's class for any options of its or of ours, reused when equal."""
+    if (own := own_options(cls, options)) is not None:
+        return instance_for(cls, own, functools.partial(_build_with, cls, own))
+    of_torch = _options_of_torch(cls)
+    given = options if isinstance(options, of_torch) else of_torch(**(options or {}))
+    if getattr(given, "export_options", None) is not None:
+        return cls(given)  # nothing tells whether two of them are equal
+    return instance_for(cls, as_own(given), functools.partial(cls, given))
+
+
+def own_options(cls: Any, options: Any = None) -> OrtBackendOptions | None:
+    """Return options that the constructor of torch's class does not take, as ours.
+
+    Those with what ours lack (``export_options`` before torch 2.5) are torch's own, as its
+    dataclass is: None.
+    """
+    if not isinstance(options, OrtBackendOptions | Mapping):
+        return None
+    of_torch = {f.name for f in dataclasses.fields(_options_of_torch(cls))}
+    if isinstance(options, Mapping) and set(options) <= of_torch and not set(options) <= _OWN:
+        return None
+    return from_mapping(OrtBackendOptions, options)
+
+
+def as_own(options: Any) -> OrtBackendOptions:
+    """Return options of torch's dataclass as ours; it has some of our fields."""
+    if isinstance(options, OrtBackendOptions):
+        return options
+    return OrtBackendOptions(**{k: v for k, v in vars(options).items() if k in _OWN})
+
+
+_OWN = {f.name for f in dataclasses.fields(OrtBackendOptions)}
+
+
+def _build_with(cls: Any, options: OrtBackendOptions) -> Any:
+    backend: Any = cls()
+    backend._options = options
+    return backend
+
+
+def _options_of_torch(cls: Any) -> Any:
+    # NOTE: the class itself says that it comes from torch.onnx.
+    return sys.modules[cls.compile.__module__].OrtBackendOptions
+
+
+def _cache_of(cls: type) -> SessionCache[Any, Any]:
+    return _instances.setdefault(cls, SessionCache(CAPACITY))
+
+
+def _key(options: OrtBackendOptions) -> Any:
+    """Return a hashable that is equal for equal options."""
+    return _freeze(options)
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _freeze({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    return value

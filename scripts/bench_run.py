@@ -27,78 +27,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from bench_models import MODELS, BenchModel, build
 
-from dort_rewriter import OrtBackend
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "onnxrt": {},
-    "onnxrt-plain": {"optimization": {"patterns": None}},
-    "onnxrt-fused": {"optimization": {"patterns": "default+onnxruntime"}},
-    "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
-    "onnxrt-freeze": {"freeze": True},
-    "onnxrt-autotune": {"autotune": True},
-}
-"""Options of the onnxrt backend by the name used on the command line."""
+from dort_rewriter.tools.benchmark import alternate, largest_difference, make_call, make_step
 
 
 def compiled(model: BenchModel, backend: str) -> Callable[..., Any]:
-    """Return a function of the batch with a code object of its own.
-
-    Dynamo keeps what it compiled with the code object: a shared one would make every backend pay
-    for the guards of the others.
-    """
-    namespace: dict[str, Any] = {"module": model.module}
-    exec("def call(*args):\n    return module(*args)", namespace)
-    call: Callable[..., Any] = namespace["call"]
-    if backend == "eager":
-        return model.module
-    if backend not in VARIANTS:
-        return torch.compile(call, backend=backend)
-    # An object, not the name: torch <= 2.8 has an onnxrt of its own.
-    return torch.compile(call, backend=OrtBackend(VARIANTS[backend]))
+    return make_call(model.module, backend)
 
 
 def step_of(model: BenchModel, call: Callable[..., Any], mode: str) -> Callable[[], Any]:
     """Return one step: what it returns can be compared between backends."""
-    if mode == "inference":
-
-        def inference() -> Any:
-            with torch.inference_mode():
-                return [call(*model.args)]
-
-        return inference
-
-    parameters = [p for p in model.module.parameters() if p.requires_grad]
-
-    def training() -> Any:
-        for p in parameters:
-            p.grad = None
-        model.loss(call(*model.args)).backward()
-        return [p.grad for p in parameters]
-
-    return training
+    return make_step(model.module, call, (model.args, {}), mode, model.loss)
 
 
 def time_first(step: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     result = step()
     return time.perf_counter() - start, result
-
-
-def differs(got: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Return the largest error relative to the largest number of each tensor.
-
-    The scale of a tensor is at least a thousandth of the largest of all: the gradient of a bias
-    before a batch norm is zero, and what is computed of it is rounding.
-    """
-    worst = 0.0
-    floor = max((b.abs().max().item() for b in expected if b is not None), default=1.0) * 1e-3
-    for a, b in zip(got, expected, strict=True):
-        if a is None or b is None:
-            worst = worst if a is b else math.inf
-            continue
-        scale = max(b.abs().max().item(), floor) or 1.0
-        worst = max(worst, (a - b).abs().max().item() / scale)
-    return worst
 
 
 def measure(
@@ -118,17 +62,8 @@ def measure(
     for backend, step in steps.items():
         first[backend], result = time_first(step)
         expected = result if expected is None else expected
-        errors[backend] = differs(result, expected)
-    spent: dict[str, list[float]] = {b: [] for b in backends}
-    rounds = 5
-    for _ in range(rounds):
-        for backend, step in steps.items():
-            step()
-            end = time.perf_counter() + seconds / rounds
-            while time.perf_counter() < end or len(spent[backend]) < 3:
-                start = clock()
-                step()
-                spent[backend].append(clock() - start)
+        errors[backend] = largest_difference(result, expected)
+    spent = alternate(steps, seconds, clock)
     return {
         "model": name,
         "mode": mode,

@@ -33,6 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dort_rewriter.tools.show_command:run_show",
         "print, count or draw an ONNX model",
     ),
+    "bench": (
+        "dort_rewriter.tools.bench_command:run_bench",
+        "time a model in eager mode, by Inductor and in ONNX Runtime, in inference and training",
+    ),
     "patch": (
         "dort_rewriter.tools.patch_command:run_patch",
         "write the hook into torch's own file, or take it out",

@@ -19,7 +19,7 @@ from dort_rewriter import env
 from dort_rewriter.tools.command import brief
 from dort_rewriter.tools.dumps import dump_onnx
 
-__all__ = ["BACKENDS", "Competitor", "DemoResult", "run_demo"]
+__all__ = ["BACKENDS", "Competitor", "DemoResult", "make_data", "make_model", "run_demo"]
 
 BACKENDS = ("eager", "inductor", "onnxrt")
 PREFIX = "demo"
@@ -94,9 +94,9 @@ def run_demo(
     No step starts after ``seconds``, but the first ones do: a busy machine must not take all day.
     """
     torch.manual_seed(0)
-    model = _make_model(hidden)
+    model = make_model(hidden)
     competitors = [_make_competitor(name, model) for name in dict.fromkeys(["eager", *backends])]
-    data, target = _make_data(batch)
+    data, target = make_data(batch)
     with (
         env.temporarily("ONNXRT_CHANGE_REWRITER", "1"),
         dump_onnx(PREFIX, folder=folder, clean=True) as files,
@@ -110,7 +110,8 @@ def run_demo(
     return DemoResult(competitors=tuple(competitors), files=tuple(files))
 
 
-def _make_model(hidden: int) -> torch.nn.Module:
+def make_model(hidden: int) -> torch.nn.Module:
+    """Return the network of the demonstration, which takes 16 numbers a row."""
     return torch.nn.Sequential(
         torch.nn.Linear(16, hidden),
         torch.nn.LayerNorm(hidden),
@@ -121,7 +122,8 @@ def _make_model(hidden: int) -> torch.nn.Module:
     )
 
 
-def _make_data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch and what it is to learn."""
     data = torch.randn(batch, 16)
     target = torch.sin(2 * data[:, :1]) + data[:, 1:2] * data[:, 2:3]
     return data, target

@@ -1,0 +1,383 @@
+"""Steps of one model under several backends, in turns, compared with eager mode and timed.
+
+The backends share the process and its weights, and each round has a share of the time for each:
+whatever else the machine does slows all of them down.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.errors import OptionError
+from dort_rewriter.tools.command import brief
+from dort_rewriter.tools.graph_table import text_table
+
+__all__ = [
+    "BACKENDS",
+    "MODES",
+    "VARIANTS",
+    "Benchmark",
+    "Timing",
+    "alternate",
+    "benchmark",
+    "largest_difference",
+    "make_call",
+    "make_step",
+]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "onnxrt": {},
+    "onnxrt-plain": {"optimization": {"patterns": None}},
+    "onnxrt-fused": {"optimization": {"patterns": "default+onnxruntime"}},
+    "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
+    "onnxrt-freeze": {"freeze": True},
+    "onnxrt-autotune": {"autotune": True},
+}
+"""Options of the onnxrt backend by the name that a benchmark gives them."""
+
+BACKENDS = ("eager", "inductor", "onnxrt", "onnxrt-freeze")
+MODES = ("inference", "training")
+
+ROUNDS = 5
+SURE_STEPS = 3
+"""Steps that a backend makes in each round, whatever time they take."""
+
+TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-3, torch.float64: 1e-6}
+"""Differences accepted, relative to the largest number of a result."""
+
+Step = Callable[[], list[Any]]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One backend in one mode."""
+
+    mode: str
+    backend: str
+    error: str | None = None
+    """Why there are no times; None when there are."""
+    first_seconds: float | None = None
+    """The first step, compilation included."""
+    median_milliseconds: float | None = None
+    times_eager: float | None = None
+    """The time of eager mode divided by this one: above 1 is faster."""
+    difference: float | None = None
+    """The largest difference to eager mode, relative to the largest number of each result."""
+    agrees: bool | None = None
+    """Whether it is small; None for a model that draws random numbers, or a failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What :func:`benchmark` measured: a table when printed, or data."""
+
+    model: str
+    device: str
+    threads: int
+    timings: tuple[Timing, ...]
+
+    def get(self, mode: str, backend: str) -> Timing:
+        """Return one line of the table."""
+        return next(t for t in self.timings if (t.mode, t.backend) == (mode, backend))
+
+    @property
+    def wrong(self) -> tuple[Timing, ...]:
+        """What failed, or is not what eager computes, among the variants of this package."""
+        ours = [t for t in self.timings if t.backend in VARIANTS]
+        return tuple(t for t in ours if t.error is not None or t.agrees is False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return {"torch": torch.__version__, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        rows = [_row(t) for t in self.timings]
+        title = (
+            f"{self.model} on {self.device}, torch {torch.__version__}, {self.threads} thread(s)"
+        )
+        failures = [f"{t.backend} failed in {t.mode}: {t.error}" for t in self.timings if t.error]
+        return "\n\n".join([title, text_table(COLUMNS, rows), *failures])
+
+
+COLUMNS = ("mode", "backend", "first s", "median ms", "times eager", "difference", "agrees")
+
+
+def _row(t: Timing) -> list[str]:
+    numbers = (
+        (t.first_seconds, ".2f"),
+        (t.median_milliseconds, ".3f"),
+        (t.times_eager, ".2f"),
+        (t.difference, ".1e"),
+    )
+    cells = ["-" if value is None else format(value, form) for value, form in numbers]
+    verdict = {True: "yes", False: "NO", None: "-" if t.error else "random"}[t.agrees]
+    return [t.mode, t.backend, *cells, verdict]
+
+
+def benchmark(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    modes: Sequence[str] = MODES,
+    backends: Sequence[str] = BACKENDS,
+    seconds: float = 1.0,
+    clock: Clock = time.perf_counter,
+    dynamic: bool | None = None,
+) -> Benchmark:
+    """Time steps of a model under several backends.
+
+    The weights and the arguments are copied first. In inference the model is in its ``eval()`` mode, under
+    ``torch.inference_mode``; a training step is forward, backward and the gradients set to None,
+    the loss being the mean of the squares of all floating point results. The gradients are what is
+    compared. A backend that fails has its error in its line. ``torch._dynamo.reset()`` is called.
+
+    Args:
+        model: a module, or a function.
+        args: what to call it with.
+        kwargs: what to call it with, by name.
+        modes: ``"inference"``, ``"training"``.
+        backends: variants of this package (``VARIANTS``), ``"eager"``, or names that
+            ``torch.compile`` knows. Eager mode is measured in any case.
+        seconds: how long each backend runs in each mode, after its first step.
+        clock: what tells the time: ``time.process_time`` on a machine that others use too.
+        dynamic: as in ``torch.compile``.
+
+    """
+    _check_names(modes, backends, seconds)
+    twin = copy.deepcopy(model)
+    # NOTE: copies, since a training step leaves gradients in the arguments that need some.
+    given = torch.utils._pytree.tree_map_only(
+        torch.Tensor, _copy, (tuple(args), dict(kwargs or {}))
+    )
+    timings: list[Timing] = []
+    for mode in modes:
+        # A frozen graph is one of inference.
+        names = [b for b in backends if (b, mode) != ("onnxrt-freeze", "training")]
+        steps = {
+            name: make_step(twin, make_call(twin, name, dynamic=dynamic), given, mode)
+            for name in dict.fromkeys(["eager", *names])
+        }
+        if isinstance(twin, torch.nn.Module):
+            twin.train(mode == "training")
+        torch._dynamo.reset()
+        timings.extend(_measure(mode, steps, seconds, clock))
+    torch._dynamo.reset()
+    tensors = [t for t in _leaves(given) if isinstance(t, torch.Tensor)]
+    return Benchmark(
+        model=type(model).__name__ if isinstance(model, torch.nn.Module) else _name(model),
+        device=tensors[0].device.type if tensors else "cpu",
+        threads=torch.get_num_threads(),
+        timings=tuple(timings),
+    )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _name(model: Callable[..., Any]) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _check_names(modes: Sequence[str], backends: Sequence[str], seconds: float) -> None:
+    if unknown := [m for m in modes if m not in MODES]:
+        raise OptionError(f"Unknown mode {unknown[0]!r}: known are {', '.join(MODES)}.")
+    known = {"eager", *VARIANTS, *torch._dynamo.list_backends(exclude_tags=())}
+    if unknown := [b for b in backends if b not in known]:
+        raise OptionError(f"Unknown backend {unknown[0]!r}: known are {', '.join(sorted(known))}.")
+    if not seconds > 0:
+        raise OptionError(f"seconds is above 0, not {seconds}.")
+
+
+def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock) -> list[Timing]:
+    """Return the lines of one mode: eager first, which the others are compared with."""
+    try:
+        expected = _seeded(steps["eager"], 0)
+        random = largest_difference(_seeded(steps["eager"], 1), expected) > 0
+    except Exception as error:  # whatever the model of the user raises
+        raise OptionError(f"The model fails in eager mode, {mode}: {brief(error)}") from error
+    firsts: dict[str, tuple[float, float]] = {}
+    errors: dict[str, str] = {}
+    for name, step in steps.items():
+        start = time.perf_counter()
+        try:
+            results = _seeded(step, 0)
+        except Exception as error:  # a compiler may be missing: the others go on
+            errors[name] = brief(error)
+            continue
+        firsts[name] = time.perf_counter() - start, largest_difference(results, expected)
+    spent = alternate({name: steps[name] for name in firsts}, seconds, clock)
+    medians = {name: statistics.median(times) for name, times in spent.items()}
+    tolerance = max((_tolerance(t) for t in expected), default=0.0)
+    return [
+        Timing(mode=mode, backend=name, error=errors[name])
+        if name in errors
+        else Timing(
+            mode=mode,
+            backend=name,
+            first_seconds=firsts[name][0],
+            median_milliseconds=1000 * medians[name],
+            times_eager=medians["eager"] / medians[name],
+            difference=firsts[name][1],
+            agrees=None if random else firsts[name][1] <= tolerance,
+        )
+        for name in steps
+    ]
+
+
+def _seeded(step: Step, seed: int) -> list[Any]:
+    torch.manual_seed(seed)
+    return [t.clone() if isinstance(t, torch.Tensor) else t for t in step()]
+
+
+def _tolerance(value: Any) -> float:
+    return TOLERANCES.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+
+
+def make_call(
+    model: Callable[..., Any], backend: str, *, dynamic: bool | None = None
+) -> Callable[..., Any]:
+    """Return the model under a backend, as a function with a code object of its own.
+
+    Dynamo keeps what it compiled with the code object: a shared one would make every backend pay
+    for the guards of the others.
+    """
+    if backend == "eager":
+        return model
+    namespace: dict[str, Any] = {"model": model}
+    exec("def call(*args, **kwargs):\n    return model(*args, **kwargs)", namespace)
+    # An object, not the name: torch <= 2.8 has an onnxrt of its own.
+    chosen: Any = OrtBackend(VARIANTS[backend]) if backend in VARIANTS else backend
+    compiled: Callable[..., Any] = torch.compile(
+        namespace["call"], backend=chosen, dynamic=dynamic
+    )
+    return compiled
+
+
+def make_step(
+    model: Callable[..., Any],
+    call: Callable[..., Any],
+    given: tuple[Sequence[Any], Mapping[str, Any]],
+    mode: str,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> Step:
+    """Return one step: what it returns can be compared between backends.
+
+    In inference these are the results, in training the gradients of the model and of the
+    arguments; ``loss`` makes a number of the results, the mean of their squares when it is None.
+    """
+    args, kwargs = given
+    leaves = [t for t in _leaves(given) if isinstance(t, torch.Tensor)]
+    wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else _do_nothing
+    if mode == "inference":
+
+        def inference() -> list[Any]:
+            with torch.inference_mode():
+                results = _leaves(call(*args, **kwargs))
+            wait()
+            return results
+
+        return inference
+
+    if isinstance(model, torch.nn.Module):
+        leaves.extend(model.parameters())
+    leaves = [t for t in leaves if t.requires_grad]
+    if not leaves:
+        raise OptionError("Nothing of the model needs a gradient: choose the mode inference.")
+    make_loss = mean_of_squares if loss is None else loss
+
+    def training() -> list[Any]:
+        for leaf in leaves:
+            leaf.grad = None
+        make_loss(call(*args, **kwargs)).backward()
+        wait()
+        return [leaf.grad for leaf in leaves]
+
+    return training
+
+
+def _do_nothing() -> None: ...
+
+
+def mean_of_squares(results: Any) -> torch.Tensor:
+    """Return a number every floating point result counts in."""
+    tensors = [t for t in _leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    squares = [(t * t.conj()).real.mean() if t.is_complex() else (t * t).mean() for t in tensors]
+    if not squares:
+        raise OptionError("No result of the model needs a gradient: choose the mode inference.")
+    total: torch.Tensor = sum(squares[1:], squares[0])
+    return total
+
+
+def alternate(
+    steps: Mapping[str, Callable[[], Any]], seconds: float, clock: Clock
+) -> dict[str, list[float]]:
+    """Return the times of the steps, made in turns for ``seconds`` each."""
+    spent: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(ROUNDS):
+        for name, step in steps.items():
+            step()  # in caches that the others left
+            end = time.perf_counter() + seconds / ROUNDS
+            while time.perf_counter() < end or len(spent[name]) < SURE_STEPS * (turn + 1):
+                start = clock()
+                step()
+                spent[name].append(clock() - start)
+    return spent
+
+
+def largest_difference(got: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest error relative to the largest number of each tensor.
+
+    The scale of a tensor is at least a thousandth of the largest of all: the gradient of a bias
+    before a batch norm is zero, and what is computed of it is rounding.
+    """
+    if len(got) != len(expected):
+        return math.inf
+    tensors = [b for b in expected if isinstance(b, torch.Tensor)]
+    floor = max((_largest(b) for b in tensors), default=1.0) * 1e-3
+    worst = 0.0
+    for a, b in zip(got, expected, strict=True):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            worst = worst if a is b or a == b else math.inf
+        elif (a.shape, a.dtype) != (b.shape, b.dtype):
+            worst = math.inf
+        else:
+            scale = max(_largest(b), floor) or 1.0
+            worst = max(worst, _largest_gap(a, b) / scale)
+    return worst
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    finite = _wide(tensor).abs().nan_to_num(0.0, posinf=0.0)
+    return float(finite.max()) if tensor.numel() else 0.0
+
+
+def _largest_gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the largest difference; two NaN are equal, and so are equal infinities."""
+    if not a.numel():
+        return 0.0
+    left, right = _wide(a), _wide(b)
+    same = (left == right) | (left.isnan() & right.isnan())
+    gaps = torch.where(same, 0.0, (left - right).abs())
+    return float(gaps.nan_to_num(math.inf, posinf=math.inf).max())
+
+
+def _leaves(value: Any) -> list[Any]:
+    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
+    return leaves

@@ -76,10 +76,22 @@ def _apply(
         changed = sum(_run_pass(p, view, report) for p in passes if not p.late)
         if not changed:
             changed = sum(_run_pass(p, view, report) for p in passes if p.late)
+        if not changed and options.remove_unused:
+            changed = _remove_unused(view)
         limited = options.max_iter >= 0 and report.rounds >= options.max_iter
         if not changed or limited or rewriting.gave_up:
             return
     logger.warning("Optimization stopped: rules and passes seem to undo each other. %s", report)
+
+
+def _remove_unused(view: GraphView) -> int:
+    """Remove what a pass left without readers, and return how many nodes that were.
+
+    NOTE: not once all is over: a node that it was the only reader of has another place then.
+    """
+    before = view.graph.num_nodes()
+    RemoveUnusedNodesPass()(view.model)
+    return before - view.graph.num_nodes()
 
 
 def _run_pass(work: GraphPass, view: GraphView, report: OptimizeReport) -> int:

@@ -1,4 +1,4 @@
-"""Write the pages of ``docs/`` that say what the code says: options, environment variables.
+"""Write the pages of ``docs/`` that say what the code says: options, variables, versions.
 
 usage: python scripts/make_docs.py [--check]
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by scripts/make_docs.py. -->"
@@ -79,9 +81,102 @@ def environment_page() -> str:
     return "\n\n".join([NOTE, "# Environment variables", introduction, table]) + "\n"
 
 
+def versions_page() -> str:
+    """Return which versions work, and which are tested: what the sessions of nox install."""
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    sessions = [n for n in noxfile.body if isinstance(n, ast.FunctionDef)]
+    (main,) = (s for s in sessions if s.name == "tests")  # it starts the others
+    started = {n.value for n in ast.walk(main) if isinstance(n, ast.Constant)}
+    rows = [
+        f"| `{name_of(s)}` | {'always' if name_of(s) in started else 'on demand'} | {cells} |"
+        for s in sessions
+        for cells in tested(s, constants(noxfile))
+    ]
+    head = "| session | runs | Python | torch | onnxruntime | what it says |"
+    tests = "\n".join([head, "| --- " * 6 + "|", *rows])
+    parts = [NOTE, "# Supported versions", requirements(), series_table(), TESTED, tests]
+    return "\n\n".join(parts) + "\n"
+
+
+TESTED = """## What is tested
+
+Each row is a session of nox, with the versions that it installs. Continuous integration
+(`.ci/run`) runs those marked `always`; the others run on demand, `nox -s tests-latest`."""
+
+
+def requirements() -> str:
+    """Return the lowest versions, out of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = dict(re.findall(r'"(torch|onnx|onnxscript|onnx-ir|onnxruntime[\w-]*)>=([\d.]+)', text))
+    python = re.search(r'requires-python = ">=([\d.]+)"', text)
+    assert python is not None
+    lowest = ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    return f"The lowest versions: Python {python[1]}, {lowest}. No version has an upper bound."
+
+
+def series_table() -> str:
+    from dort_rewriter.hook.versions import OLDEST, PRISTINE, REMOVED_IN
+
+    oldest, removed = (".".join(map(str, series)) for series in (OLDEST, REMOVED_IN))
+    last = list(PRISTINE)[-1]
+    return f"""| torch | `backend="onnxrt"` |
+| --- | --- |
+| {oldest} to {last} | torch's own class, lent by the hook while `ONNXRT_CHANGE_REWRITER=1`; \
+`dort-rewriter patch` knows its file in {", ".join(PRISTINE)} |
+| {removed} and newer | found by its name; the old import paths are back |""".replace("\\\n", "")
+
+
+def constants(noxfile: ast.Module) -> dict[str, Any]:
+    """Return the literals that have a name: the pins of each stack, the Python of the old one."""
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in noxfile.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant | ast.Tuple)
+    }
+
+
+def name_of(session: ast.FunctionDef) -> str:
+    named = re.search(r"name='([\w-]+)'", " ".join(map(ast.unparse, session.decorator_list)))
+    return named[1] if named else session.name
+
+
+def tested(session: ast.FunctionDef, known: dict[str, Any]) -> Iterator[str]:
+    """Yield the cells of a session that runs tests: Python, torch, onnxruntime, its docstring."""
+    for call in ast.walk(session):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "install":
+            continue
+        extras = str(ast.literal_eval(call.args[1])).split(",")
+        if "test" not in extras:
+            continue
+        names = [ast.unparse(a.value) for a in call.args[2:] if isinstance(a, ast.Starred)]
+        pins = [pin for name in names for pin in known.get(name, ())]
+        old = "OLD_PYTHON" in " ".join(map(ast.unparse, session.decorator_list))
+        runtime = {"cpu": "onnxruntime", "training": "onnxruntime-training"}[extras[0]]
+        yield " | ".join(
+            [
+                known["OLD_PYTHON"] if old else "any",
+                version_of("torch", pins),
+                f"{runtime} {version_of(runtime, pins)}",
+                ast.get_docstring(session) or "",
+            ]
+        )
+
+
+def version_of(name: str, pins: list[str]) -> str:
+    return next(
+        (pin.partition("==")[2] for pin in pins if pin.startswith(f"{name}==")), "(the newest)"
+    )
+
+
 def pages() -> dict[Path, str]:
     docs = ROOT / "docs"
-    return {docs / "options.md": options_page(), docs / "environment.md": environment_page()}
+    return {
+        docs / "options.md": options_page(),
+        docs / "environment.md": environment_page(),
+        docs / "versions.md": versions_page(),
+    }
 
 
 def main() -> int:

@@ -138,10 +138,11 @@ def benchmark(
 ) -> Benchmark:
     """Time steps of a model under several backends.
 
-    The weights and the arguments are copied first. In inference the model is in its ``eval()`` mode, under
-    ``torch.inference_mode``; a training step is forward, backward and the gradients set to None,
-    the loss being the mean of the squares of all floating point results. The gradients are what is
-    compared. A backend that fails has its error in its line. ``torch._dynamo.reset()`` is called.
+    The weights and the arguments are copied first. In inference the model is in its ``eval()``
+    mode, under ``torch.inference_mode``; a training step is forward, backward and the gradients
+    set to None, the loss being the mean of the squares of all floating point results; the
+    gradients are what is compared. A backend that fails has its error in its line.
+    ``torch._dynamo.reset()`` is called.
 
     Args:
         model: a module, or a function.

@@ -1,4 +1,4 @@
-"""bench: every backend has its line, wrong results are noticed, failures do not stop the others."""
+"""bench: a line for each backend; wrong results are noticed, failures stop nobody else."""
 
 from __future__ import annotations
 

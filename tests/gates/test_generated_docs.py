@@ -1,0 +1,45 @@
+"""The pages that say what the code says are current, and say it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.gates.sources import ROOT
+from tests.gates.test_readme import nox_sessions
+
+
+def load_generator() -> ModuleType:
+    path = ROOT / "scripts" / "make_docs.py"
+    spec = importlib.util.spec_from_file_location("make_docs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_docs = load_generator()
+
+
+@pytest.mark.parametrize("page", make_docs.pages(), ids=lambda page: page.name)
+def test_pages_are_current(page: Path) -> None:
+    current: str = make_docs.pages()[page]
+    assert page.read_text(encoding="utf-8") == current, "run python scripts/make_docs.py"
+
+
+def test_the_versions_are_those_of_the_sessions() -> None:
+    text: str = make_docs.versions_page()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `tests")}
+    assert set(rows) == {name for name in nox_sessions() if name.startswith("tests-")}
+    assert {name for name, row in rows.items() if " always " in row} == {"tests-new", "tests-old"}
+    assert "| 2.8.0 | onnxruntime-training 1.19.2 |" in rows["tests-old"]
+
+
+def test_pins_are_found_by_name() -> None:
+    pins = ["torch==2.8.0", "onnxruntime-training==1.19.2", "numpy<2"]
+    assert make_docs.version_of("torch", pins) == "2.8.0"
+    assert make_docs.version_of("onnxruntime", pins) == "(the newest)"

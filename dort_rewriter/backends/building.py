@@ -91,13 +91,14 @@ def build_block(
     args: Sequence[Any],
     recipe: Recipe,
     frozen: Mapping[int, torch.Tensor] | None = None,
+    numbers: Mapping[int, torch.Tensor] | None = None,
 ) -> BuiltBlock:
     """Export a graph that is convertible as a whole, and build its session.
 
-    ``frozen`` are the arguments that the model holds, by position.
+    ``frozen`` and ``numbers`` are the arguments that the model holds, by position.
     """
     providers = recipe.select_providers(graph_module, args)
-    block = export_block(graph_module, recipe, str(providers[0][0]), frozen)
+    block = export_block(graph_module, recipe, str(providers[0][0]), frozen, numbers)
     fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
     if recipe.make_runner is not None:
         return BuiltBlock(**fields, session=None, runner=recipe.make_runner(block))
@@ -116,16 +117,21 @@ def export_block(
     recipe: Recipe,
     provider: str,
     frozen: Mapping[int, torch.Tensor] | None = None,
+    numbers: Mapping[int, torch.Tensor] | None = None,
 ) -> ExportedBlock:
     """Export a graph that is convertible as a whole, and optimize its model for a provider."""
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-    constants = {placeholders[i].name: t for i, t in (frozen or {}).items()}
+    held = {**(frozen or {}), **(numbers or {})}
+    constants = {placeholders[i].name: t for i, t in held.items()}
     options, trace = recipe.options, recipe.trace
     with trace.phase("export"):
         plan = plan_outputs(graph_module)
         names = _output_names(plan)
         outputs = list(zip(names, plan.model_outputs, strict=True))
-        entry = None if frozen else ModelEntry(graph_module, recipe, provider, outputs)
+        values = {i: float(t) for i, t in (numbers or {}).items()}
+        entry = None
+        if not frozen:
+            entry = ModelEntry(graph_module, recipe, provider, outputs, values)
         exported = entry.load() if entry is not None else None
     if exported is None:
         exported = _convert(graph_module, recipe, provider, outputs, constants)

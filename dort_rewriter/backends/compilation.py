@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.backends.autotune import Autotuned
 from dort_rewriter.backends.building import build_block
-from dort_rewriter.backends.frozen import FrozenWeights
+from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.capture.metadata import retrace
 from dort_rewriter.capture.partition import Partition, partition_graph
@@ -120,6 +120,7 @@ class Block:
         self._boxed: RunBoxed | None = None
         self._given_up = False
         self._thawed = 0
+        self._numbers_vary = False
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on its arguments."""
@@ -151,8 +152,11 @@ class Block:
     def _build(self, args: Sequence[Any]) -> RunBoxed:
         weights = self.recipe.weights if self._thawed < MAX_THAWED else frozenset()
         frozen = FrozenWeights.take(self.graph_module, weights, args)
+        numbers = FrozenNumbers.take(() if self._numbers_vary else args)
         try:
-            built = build_block(self.graph_module, args, self.recipe, frozen.tensors)
+            built = build_block(
+                self.graph_module, args, self.recipe, frozen.tensors, numbers.tensors
+            )
         except UnsupportedOpError as e:
             if not self.recipe.options.fallback:
                 raise
@@ -171,13 +175,20 @@ class Block:
         run = built.runner.boxed
         if self.recipe.around is not None:
             run = self.recipe.around(self.graph_module, run)
-        return frozen.guard(run, self._thaw)
+        return numbers.guard(frozen.guard(run, self._thaw), self._free_numbers)
 
     def _thaw(self, args: list[Any]) -> Any:
         """Build the model again, its weights having changed: with the new ones, and as inputs
         when that happens too often."""
         with self._lock:
             self._thawed += 1
+            run = self._boxed = self._build(args)
+        return run(args)
+
+    def _free_numbers(self, args: list[Any]) -> Any:
+        """Build the model again, a number having changed: from now on all are inputs."""
+        with self._lock:
+            self._numbers_vary = True
             run = self._boxed = self._build(args)
         return run(args)
 

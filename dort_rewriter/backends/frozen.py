@@ -1,4 +1,9 @@
-"""Weights inside a model, and the check at each call that they are still what the model holds."""
+"""Arguments inside a model, and the check at each call that they are still what it holds.
+
+Weights are there when the user asks for it. Numbers are always: under ``dynamic=True`` Dynamo makes
+inputs of Python floats such as the epsilon of a norm, which hardly ever change, and which operators
+want as attributes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FrozenWeights"]
+__all__ = ["FrozenNumbers", "FrozenWeights"]
 
 
 class FrozenWeights:
@@ -56,6 +61,52 @@ class FrozenWeights:
             return run(args) if self.unchanged(args) else changed(args)
 
         return call
+
+
+class FrozenNumbers:
+    """What the numbers among the arguments were when a model was built.
+
+    Dynamo passes a Python float as a tensor of float64 without axes, a new one at each call. A
+    tensor of the user that looks the same is taken too: it is compared likewise. NOTE: zeros are
+    left out: -0.0 is equal to 0.0.
+    """
+
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self.tensors = {i: t.detach().clone() for i, t in tensors.items()}
+        """By position among the arguments."""
+        self.values = {i: float(t) for i, t in tensors.items()}
+        self._pairs = list(self.values.items())
+
+    @classmethod
+    def take(cls, args: Sequence[Any]) -> FrozenNumbers:
+        """Take the arguments that are numbers."""
+        return cls({i: a for i, a in enumerate(args) if _is_number(a) and float(a) != 0.0})
+
+    def unchanged(self, args: Sequence[Any]) -> bool:
+        """Tell whether these arguments are the numbers that the model holds."""
+        return all(args[i].item() == value for i, value in self._pairs)
+
+    def guard(
+        self, run: Callable[[list[Any]], Any], changed: Callable[[list[Any]], Any]
+    ) -> Callable[[list[Any]], Any]:
+        """Return ``run`` for arguments that are unchanged, ``changed`` for others."""
+        if not self.tensors:
+            return run
+
+        def call(args: list[Any]) -> Any:
+            return run(args) if self.unchanged(args) else changed(args)
+
+        return call
+
+
+def _is_number(argument: Any) -> bool:
+    return (
+        type(argument) is torch.Tensor
+        and argument.dtype == torch.float64
+        and argument.dim() == 0
+        and argument.device.type == "cpu"
+        and not argument.requires_grad
+    )
 
 
 def _can_watch(argument: Any) -> bool:

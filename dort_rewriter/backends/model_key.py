@@ -36,13 +36,22 @@ class _NoKey(Exception):
     """Something has no description that is the same in another process."""
 
 
-def model_key(graph_module: torch.fx.GraphModule, recipe: Recipe, provider: str) -> str | None:
-    """Return the key of the model of a graph, or None when it has none."""
+def model_key(
+    graph_module: torch.fx.GraphModule,
+    recipe: Recipe,
+    provider: str,
+    numbers: Mapping[int, float] | None = None,
+) -> str | None:
+    """Return the key of the model of a graph, or None when it has none.
+
+    ``numbers`` are the arguments that the model holds, by position.
+    """
     try:
         parts = [
             *_environment(provider),
             *_choices(recipe),
             *_graph(graph_module),
+            repr(sorted((numbers or {}).items())),
         ]
     except _NoKey:
         return None

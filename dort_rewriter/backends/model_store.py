@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import onnx
@@ -38,6 +38,7 @@ class ModelEntry:
         recipe: Recipe,
         provider: str,
         outputs: Sequence[tuple[str, ModelOutput]],
+        numbers: Mapping[int, float] | None = None,
     ) -> None:
         self._graph_module = graph_module
         self._rename = recipe.rename_inputs
@@ -45,7 +46,7 @@ class ModelEntry:
         self._cache: DiskCache | None = disk_cache() if recipe.options.cache else None
         self._key: str | None = None
         if self._cache is not None:
-            self._key = model_key(graph_module, recipe, provider)
+            self._key = model_key(graph_module, recipe, provider, numbers)
 
     def load(self) -> ExportedGraph | None:
         """Return the model, if it is there."""

@@ -1,4 +1,4 @@
-"""A set applied twice changes nothing: on every graph of the benchmarks, and whatever passes leave."""
+"""A set applied twice changes nothing: on the graphs of the benchmarks, whatever passes leave."""
 
 from __future__ import annotations
 

@@ -77,13 +77,23 @@ NOTE: sums of many numbers, products of matrices and functions such as Exp do no
 """
 
 
+_OF_NUMBERS: Mapping[str, Compute] = {
+    **_EXACT,
+    "Div": _ufunc(np.divide),
+    "Reciprocal": _ufunc(np.reciprocal),
+    "Sqrt": _ufunc(np.sqrt),
+}
+"""Operators that are rounded once, on floating-point numbers of one element: what becomes of an
+epsilon or a scale on its way to the operator that wants it."""
+
+
 class ConstantFolding(Rule):
     """``Add(1, 2) -> 3``   for operators with one right answer.
 
-    Only small integers and truth values, unless the caller asks for more.
+    Only small integers, truth values and single numbers, unless the caller asks for more.
     """
 
-    roots = tuple(_EXACT)
+    roots = tuple(_OF_NUMBERS)
 
     def __init__(self, everything: bool = False) -> None:
         self.everything = everything
@@ -94,9 +104,12 @@ class ConstantFolding(Rule):
             return None
         result = node.outputs[0]
         limit = _LARGE if self.everything else _SMALL
-        if not self.everything and not _is_discrete(result):
-            return None
         dims = graph.static(result)
+        known = _OF_NUMBERS if _is_number(result, dims) else _EXACT
+        if node.op_type not in known:
+            return None
+        if not self.everything and not _is_discrete(result) and known is not _OF_NUMBERS:
+            return None
         size = None if dims is None else int(np.prod(dims))
         if size is None or size > limit or any(_size(v) > limit for v in node.inputs):
             return Refusal("too large, or of an unknown size", result.name)
@@ -104,7 +117,9 @@ class ConstantFolding(Rule):
         given = [a for a in arrays if a is not None]
         if len(given) < len(arrays):
             return None
-        computed = _EXACT[node.op_type](given, {k: a.value for k, a in node.attributes.items()})
+        attributes = {k: a.value for k, a in node.attributes.items()}
+        with np.errstate(all="ignore"):  # infinities are a right answer too
+            computed = known[node.op_type](given, attributes)
         if computed is None or result.dtype is None or computed.shape != dims:
             return Refusal("not defined the same everywhere", result.name)
         tensor = ir.Tensor(np.ascontiguousarray(computed).reshape(dims), dtype=result.dtype)
@@ -113,6 +128,12 @@ class ConstantFolding(Rule):
 
 def _is_discrete(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.numpy().kind in "biu"
+
+
+def _is_number(value: ir.Value, dims: tuple[int, ...] | None) -> bool:
+    """Tell whether a value is one number of a type that is computed in itself."""
+    wide = value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    return wide and dims is not None and int(np.prod(dims)) == 1
 
 
 def _size(value: ir.Value | None) -> int:

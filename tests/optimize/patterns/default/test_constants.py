@@ -68,6 +68,21 @@ def test_what_is_large_is_computed_at_run_time() -> None:
     )
 
 
+def test_single_numbers_are_computed() -> None:
+    """As they are derived from an epsilon or a scale; what is rounded twice is not."""
+    assert_rewrites(
+        ConstantFolding,
+        """(float[3] x) => (float[3] y) <double two = {2.0}, double half = {0.5}> {
+            d = Div(two, half) r = Sqrt(d) c = Cast<to=1>(r) y = Mul(x, c) }""",
+        "(float[3] x) => (float[3] y) <float c = {2.0}> { y = Mul(x, c) }",
+        count=3,
+    )
+    assert_refuses(
+        ConstantFolding,
+        "(float[3] x) => (float[3] y) <float a = {2.0}> { e = Exp(a) y = Mul(x, e) }",
+    )
+
+
 SUM = """(float[2] x) => (float[2] y) <float[2] a = {0.1, 3}, float[2] b = {2, 0.2}> {
     c = Add(a, b)
     y = Mul(c, x)

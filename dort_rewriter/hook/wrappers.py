@@ -51,11 +51,11 @@ def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keyw
         return wrapped(*args, **kwargs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"torch\.onnx\.dynamo_export")
-        own = _ours().own_options(type(backend), *args, **kwargs)
-        if own is None:
-            return wrapped(*args, **kwargs)
-        wrapped()
-        backend._options = own
+        if (own := _ours().own_options(type(backend), *args, **kwargs)) is not None:
+            wrapped()
+            backend._options = own
+            return None
+        return wrapped(*args, **kwargs)
 
 
 def call_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:

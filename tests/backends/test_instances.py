@@ -7,7 +7,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from dort_rewriter import OptionError, OptimizationOptions, OrtBackendOptions
+from dort_rewriter import OptimizationOptions, OptionError, OrtBackendOptions
 from dort_rewriter.backends import instances
 from tests.backends.ways import backend_class
 

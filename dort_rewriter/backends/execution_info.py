@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import MutableMapping
+from typing import Any
 
 import onnx
 import torch
@@ -12,6 +13,7 @@ from onnx import helper
 
 from dort_rewriter.backends.building import BuiltBlock, Runner
 from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import InputSlot, OutputSlot
 
@@ -37,6 +39,17 @@ class ExecutionInfo:
     def session(self) -> object:
         """The ``onnxruntime.InferenceSession``; None when the graph computes nothing."""
         return None if self._session is None else _unwrap(self._session)
+
+    @functools.cached_property
+    def input_devices(self) -> tuple[Any, ...]:
+        """Where the inputs of the model are, as onnxruntime's ``OrtDevice``."""
+        return tuple(ort_device(s.device) for s in self.signature.inputs if s.name is not None)
+
+    @functools.cached_property
+    def output_devices(self) -> tuple[Any, ...]:
+        """Where the outputs of the model are, as onnxruntime's ``OrtDevice``."""
+        slots = {s.name: s for s in self.signature.outputs if s.source == "model"}
+        return tuple(ort_device(slots[name].device) for name in self.output_names)
 
     @functools.cached_property
     def input_value_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
@@ -75,6 +88,12 @@ class ExecutionInfoTable:
         """Return the session of a graph that takes arguments like these, if there is one."""
         known = self.execution_info_per_graph_module.get(graph_module, [])
         return next((info for info in known if info.is_supported(*args)), None)
+
+    def cache_session_execution_info(
+        self, graph_module: torch.fx.GraphModule, info: ExecutionInfo
+    ) -> None:
+        """Add a session of a graph."""
+        self.execution_info_per_graph_module.setdefault(graph_module, []).append(info)
 
     def clear(self) -> None:
         """Forget every session."""

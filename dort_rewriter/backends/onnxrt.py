@@ -30,6 +30,7 @@ from dort_rewriter.backends.instances import (
     own_options,
 )
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.backends.session_call import run_session
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.export.decompositions import get_decomposition_table
@@ -56,11 +57,24 @@ __all__ = [
 OrtExecutionProvider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """The name of an execution provider, or a pair of its name and its options."""
 
+OrtExecutionInfoPerSession: TypeAlias = ExecutionInfo
+OrtExecutionInfoForAllGraphModules: TypeAlias = ExecutionInfoTable
+
 
 def is_onnxrt_backend_supported() -> bool:
     """Tell whether the packages that the backend needs are installed."""
     needed = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
     return all(importlib.util.find_spec(name) is not None for name in needed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExporterOptions:
+    """What programs read of the exporter of a backend."""
+
+    decomposition_table: Mapping[torch._ops.OpOverload, Callable[..., Any]]
+    """For ``aot_autograd(decompositions=...)``."""
+    onnxfunction_dispatcher: OxsDispatcher
+    """Finds the converter of an operator."""
 
 
 class OrtBackend:
@@ -71,6 +85,7 @@ class OrtBackend:
         self._all_ort_execution_info = ExecutionInfoTable()
         self._assert_allclose_to_baseline = False
         self.execution_count = 0
+        self.run = run_session
 
     def __call__(
         self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
@@ -83,6 +98,21 @@ class OrtBackend:
     ) -> Callable[..., Any]:
         """Compile a graph of ATen operators."""
         return compile_graph(self, graph_module, args)
+
+    def _ort_acclerated_call(
+        self, graph_module: torch.fx.GraphModule, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a graph of ATen operators, convertible as a whole. The spelling is torch's."""
+        return accelerated_call(self, graph_module, *args, **kwargs)
+
+    @functools.cached_property
+    def _resolved_onnx_exporter_options(self) -> ExporterOptions:
+        """What AOTAutograd needs when it is given this backend by hand."""
+        dispatcher = make_dispatcher()
+        return ExporterOptions(
+            decomposition_table=get_decomposition_table(dispatcher),
+            onnxfunction_dispatcher=dispatcher,
+        )
 
     @functools.cached_property
     def _supported_ops(self) -> Any:
@@ -241,8 +271,8 @@ def _record(backend: Any, built: BuiltBlock) -> None:
     known = table.execution_info_per_graph_module
     if not isinstance(known, weakref.WeakKeyDictionary):
         # That of torch's class is a dict: graphs and sessions would outlive torch._dynamo.reset().
-        known = table.execution_info_per_graph_module = weakref.WeakKeyDictionary(known)
-    known.setdefault(built.graph_module, []).append(ExecutionInfo(built))
+        table.execution_info_per_graph_module = weakref.WeakKeyDictionary(known)
+    table.cache_session_execution_info(built.graph_module, ExecutionInfo(built))
 
 
 def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> RunBoxed:

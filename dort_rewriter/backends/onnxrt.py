@@ -68,7 +68,7 @@ def is_onnxrt_backend_supported() -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExporterOptions:
+class ExporterRecord:
     """What programs read of the exporter of a backend."""
 
     decomposition_table: Mapping[torch._ops.OpOverload, Callable[..., Any]]
@@ -106,10 +106,10 @@ class OrtBackend:
         return accelerated_call(self, graph_module, *args, **kwargs)
 
     @functools.cached_property
-    def _resolved_onnx_exporter_options(self) -> ExporterOptions:
+    def _resolved_onnx_exporter_options(self) -> ExporterRecord:
         """What AOTAutograd needs when it is given this backend by hand."""
         dispatcher = make_dispatcher()
-        return ExporterOptions(
+        return ExporterRecord(
             decomposition_table=get_decomposition_table(dispatcher),
             onnxfunction_dispatcher=dispatcher,
         )

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.backends.model_store import ModelEntry
+from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.outputs import ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.files import to_proto
@@ -22,6 +23,7 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import dump_graph
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, kernel_query
+from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
@@ -176,6 +178,7 @@ def _convert(
             output_names=[name for name, _ in outputs],
             results=[(o.node, o.order) for _, o in outputs],
             keep_unused_inputs=False,
+            own_kernels=provider == CPU and uses_own_kernels(options.optimization),
         )
     with trace.phase("optimize"):
         query = kernel_query(provider)

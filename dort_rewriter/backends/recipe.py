@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.backends.building import BuiltBlock, ExportedBlock, RunBoxed, Runner
+from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import PLACED, Place, choose_place
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -52,7 +53,11 @@ class Recipe:
         """Return where a node of an ATen graph is to run, if it can."""
         if node.op != "call_function":
             return "onnxruntime"
-        return choose_place(node, op_name(node.target), self.options.placement)
+        name, overrides = op_name(node.target), self.options.placement
+        place = choose_place(node, name, overrides)
+        if place == "torch" and _is_float32(node) and uses_own_kernels(self.options.optimization):
+            return choose_place(node, name, {"*": "onnxruntime", **(overrides or {})})
+        return place
 
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         """Return why a node of an ATen graph stays in torch; None when it does not."""
@@ -64,6 +69,12 @@ class Recipe:
         if reason is None:
             return None
         return UnsupportedOp(op_name(node.target), reason, source_line(node), node.name)
+
+
+def _is_float32(node: torch.fx.Node) -> bool:
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return types == {torch.float32}
 
 
 def _is_getitem(node: torch.fx.Node) -> bool:

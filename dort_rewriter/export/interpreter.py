@@ -72,12 +72,13 @@ def convert_graph(
     keep_unused_inputs: bool = True,
     constants: Mapping[str, torch.Tensor] | None = None,
     results: Sequence[Result] | None = None,
+    own_kernels: bool = False,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
 
     `constants` gives values to some placeholders, by name: they become initializers, and are no
     input any more; `input_names` names the others. `results` asks for other results than those
-    the graph returns.
+    the graph returns. `own_kernels` lets the model have nodes with kernels of our own.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
     """
@@ -86,6 +87,7 @@ def convert_graph(
             f"Opset {opset} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
         )
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
+    interpreter.recorder.own_kernels = own_kernels
     if results is None:
         output = next(n for n in graph_module.graph.nodes if n.op == "output")
         leaves = torch.utils._pytree.tree_leaves(output.args[0], is_leaf=lambda a: a is None)

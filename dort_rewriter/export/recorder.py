@@ -9,6 +9,8 @@ import torch
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExportError
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
 
 __all__ = ["Recorder", "scalar_type"]
@@ -17,8 +19,10 @@ __all__ = ["Recorder", "scalar_type"]
 class Recorder(Writer):
     """Records the nodes that stand for one FX node after the other."""
 
-    def __init__(self, graph: ir.Graph, opset: int) -> None:
+    def __init__(self, graph: ir.Graph, opset: int, *, own_kernels: bool = False) -> None:
         super().__init__(graph, opset)
+        self.own_kernels = own_kernels
+        """Whether nodes with kernels of our own may be recorded."""
         self.fx_node: torch.fx.Node | None = None
         """The FX node under conversion."""
 
@@ -37,6 +41,19 @@ class Recorder(Writer):
         """The fake result (or results) of the FX node under conversion."""
         assert self.fx_node is not None
         return self.fx_node.meta["val"]
+
+    def takes_own(self, *values: Value | None) -> bool:
+        """Tell whether a kernel of our own may compute with these values: float32, not empty."""
+        return self.own_kernels and all(
+            v is None or (v.dtype == ir.DataType.FLOAT and 0 not in v.dims) for v in values
+        )
+
+    def own(self, name: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """Record a node with a kernel of our own; its results are float32 unless said later."""
+        results = self.call(name, *inputs, domain=OWN_DOMAIN, outputs=outputs, **attributes)
+        for result in results if isinstance(results, tuple) else (results,):
+            result.type = ir.TensorType(ir.DataType.FLOAT)
+        return results
 
 
 def scalar_type(value: Any) -> ir.DataType:

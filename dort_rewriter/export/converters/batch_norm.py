@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -70,6 +71,23 @@ def _in_training(
     x, weight, bias, running_mean, running_var = _wide(
         op, x, weight, bias, running_mean, running_var
     )
+    if x.rank > 2 and isinstance(eps, float) and op.takes_own(x, weight, bias):
+        y, mean, rstd, variance = own_kernels.batch_norm(op, x, weight, bias, eps)
+    else:
+        y, mean, rstd, variance = _standardized(op, x, weight, bias, eps)
+    if running_mean is not None:
+        running_mean = mean * momentum + running_mean * (1 - momentum)
+    if running_var is not None:
+        count = _count(op, x)
+        unbiased = count / (count - 1) if count != 1 else math.inf
+        running_var = variance * (momentum * unbiased) + running_var * (1 - momentum)
+    return _Normalized(y, mean, rstd, running_mean, running_var)
+
+
+def _standardized(
+    op: Recorder, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, ...]:
+    """Return x normalized by its own statistics: mean, reciprocal deviation, variance."""
     axes = _batch_axes(x)
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = x - mean
@@ -78,14 +96,7 @@ def _in_training(
     factor = rstd if weight is None else rstd * _along_channels(op, weight, x)
     y = centred * factor
     y = y if bias is None else y + _along_channels(op, bias, x)
-    mean, variance, rstd = (op.Reshape(v, [-1]) for v in (mean, variance, rstd))
-    if running_mean is not None:
-        running_mean = mean * momentum + running_mean * (1 - momentum)
-    if running_var is not None:
-        count = _count(op, x)
-        unbiased = count / (count - 1) if count != 1 else math.inf
-        running_var = variance * (momentum * unbiased) + running_var * (1 - momentum)
-    return _Normalized(y, mean, rstd, running_mean, running_var)
+    return (y, *(op.Reshape(v, [-1]) for v in (mean, rstd, variance)))
 
 
 def _in_inference(
@@ -231,6 +242,11 @@ def native_batch_norm_backward(
     grad, x, weight, mean, rstd = _wide(op, grad_out, input, weight, *statistics)
     if not train:
         rstd = op.Reciprocal(op.Sqrt(rstd + eps))
+    if x.rank > 2 and op.takes_own(grad, x, weight, mean, rstd):
+        gradients = own_kernels.batch_norm_gradient(
+            op, grad, x, weight, mean, rstd, train=train, of_input=output_mask[0]
+        )
+        return _asked(op, *gradients)
     mean, rstd = _along_channels(op, mean, x), _along_channels(op, rstd, x)
     axes = _batch_axes(x)
     grad_bias = op.ReduceSum(grad, axes, keepdims=1)
@@ -244,9 +260,14 @@ def native_batch_norm_backward(
             grad = grad - grad_bias / count - standard * (grad_weight / count)
         grad_input = grad * factor
     sums = (op.Reshape(s, [-1]) for s in (grad_weight, grad_bias))
+    return _asked(op, grad_input, *sums)
+
+
+def _asked(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
+    """Return what torch returns: None where its result is None."""
     return tuple(
         None if fake is None else gradient
-        for gradient, fake in zip((grad_input, *sums), op.result, strict=True)
+        for gradient, fake in zip(gradients, op.result, strict=True)
     )
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.windows import (
+    Windows,
     spatial_sizes,
     spread,
     transposed_convolution,
@@ -91,6 +93,9 @@ def convolution_backward(
             dilations=dilations,
             group=groups,
         )
+    elif output_mask[0] and rank == 2 and groups == 1 and op.takes_own(grad_output, weight):
+        windows = _windows(kernel, strides, pads, dilations)
+        of_input = _input_gradient(op, grad_output, input, weight, windows)
     elif output_mask[0]:
         of_input = transposed_convolution(
             op,
@@ -112,6 +117,31 @@ def convolution_backward(
     return of_input, of_weight, of_bias
 
 
+def _windows(*lists: Sequence[int]) -> list[Windows]:
+    return [Windows(*numbers) for numbers in zip(*lists, strict=True)]
+
+
+def _are_points(windows: Sequence[Windows]) -> bool:
+    return all((w.kernel, w.stride, w.padding) == (1, 1, 0) for w in windows)
+
+
+def _input_gradient(
+    op: Recorder, grad: Value, input: Value, weight: Value, windows: Sequence[Windows]
+) -> Value:
+    """Return the gradient of the input of a convolution: a product, and windows that add up.
+
+    NOTE: ConvTranspose of onnxruntime makes a product for each image of the batch, many times
+    slower for many channels of a few elements.
+    """
+    outs = int(weight.dims[0])  # type: ignore[arg-type]
+    matrix = op.Transpose(op.Reshape(weight, [outs, -1]), perm=[1, 0])
+    if _are_points(windows):
+        flat = op.Reshape(grad, op.vector([op.size(grad, 0), outs, -1]))
+        return op.Reshape(op.MatMul(matrix, flat), op.sizes(input))
+    flat = op.Reshape(op.Transpose(grad, perm=[1, 0, 2, 3]), [outs, -1])
+    return own_kernels.columns_gradient(op, op.MatMul(matrix, flat), op.sizes(input), windows)
+
+
 def _weight_gradient(
     op: Recorder,
     source: Value,
@@ -130,16 +160,20 @@ def _weight_gradient(
     rank, kernel = weight.rank - 2, _kernel(weight)
     channels_first = [1, 0, *range(2, 2 + rank)]
     windows = spatial_sizes(op, seeds, rank)
-    columns = unfold(
-        op,
-        op.Transpose(source, perm=channels_first),
-        windows,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        axis=1,
-    )
+    own = _windows(kernel, stride, padding, dilation)
+    if rank == 2 and not _are_points(own) and op.takes_own(source, seeds):
+        columns = own_kernels.columns(op, source, own)
+    else:
+        columns = unfold(
+            op,
+            op.Transpose(source, perm=channels_first),
+            windows,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            axis=1,
+        )
     outs, ins = (int(d) for d in weight.dims[:2])  # type: ignore[arg-type]
     taps = ins
     for k in kernel:

@@ -186,6 +186,12 @@ class Info {
     return value;
   }
 
+  double number(const char* name) const {
+    float value = 0;
+    check(api.KernelInfoGetAttribute_float(info_, name, &value));
+    return value;
+  }
+
   Integers integers(const char* name) const {
     size_t n = 0;
     check(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n));
@@ -227,6 +233,12 @@ void dispatch(ElementType type, F&& work) {
   }
 }
 
+// Whether the last result of an operator may be left out: it says so with `last_optional`.
+template <typename K, typename = void>
+constexpr bool kLastOptional = false;
+template <typename K>
+constexpr bool kLastOptional<K, std::void_t<decltype(K::last_optional)>> = K::last_optional;
+
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
 // input that is kAny), variadic, in_place, a constructor from Info, and compute(Context).
 template <typename K>
@@ -243,7 +255,10 @@ const OrtCustomOp* operator_of() {
     o.KernelDestroy = [](void* kernel) { delete static_cast<K*>(kernel); };
     auto arity = [](const OrtCustomOp*, size_t) { return K::variadic ? kVariadic : kRequired; };
     o.GetInputCharacteristic = arity;
-    o.GetOutputCharacteristic = arity;
+    o.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      if (K::variadic) return kVariadic;
+      return kLastOptional<K> && i + 1 == std::size(K::outputs) ? kOptional : kRequired;
+    };
     o.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
     auto one = [](const OrtCustomOp*) { return 1; };
     o.GetVariadicInputMinArity = one;

@@ -1,8 +1,10 @@
 // What ONNX Runtime calls when the library is registered with the options of a session.
 
+#include "batch_norm.h"
 #include "elementwise.h"
 #include "rotary.h"
 #include "scatter.h"
+#include "windows.h"
 
 EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
                                                const OrtApiBase* base) {
@@ -18,8 +20,10 @@ EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
     static OrtCustomOpDomain* const domain = [] {
       OrtCustomOpDomain* created = nullptr;
       check(api.CreateCustomOpDomain("dort_rewriter", &created));
-      for (const OrtCustomOp* op : {operator_of<Elementwise>(), operator_of<Rotary>(),
-                                    operator_of<ScatterZeros>()}) {
+      for (const OrtCustomOp* op :
+           {operator_of<Elementwise>(), operator_of<Rotary>(), operator_of<ScatterZeros>(),
+            operator_of<MaxPool>(), operator_of<MaxPoolGrad>(), operator_of<Columns>(),
+            operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
       return created;

@@ -35,7 +35,7 @@ struct OrtApiBase {
 };
 
 enum ElementType : int { kAny = 0, kFloat = 1, kInt64 = 7, kFloat16 = 10, kDouble = 11 };
-enum Arity : int { kRequired = 0, kVariadic = 2 };
+enum Arity : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };
 
 // The record that describes an operator, as of version 18. Its functions may be null only where
@@ -83,6 +83,7 @@ struct Api {
   OrtStatus*(ORT_CALL* GetDimensionsCount)(const OrtTensorTypeAndShapeInfo*, size_t*);
   OrtStatus*(ORT_CALL* GetDimensions)(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t);
   OrtStatus*(ORT_CALL* GetTensorTypeAndShape)(const OrtValue*, OrtTensorTypeAndShapeInfo**);
+  OrtStatus*(ORT_CALL* KernelInfoGetAttribute_float)(const OrtKernelInfo*, const char*, float*);
   OrtStatus*(ORT_CALL* KernelInfoGetAttribute_int64)(const OrtKernelInfo*, const char*, int64_t*);
   OrtStatus*(ORT_CALL* KernelContext_GetInputCount)(const OrtKernelContext*, size_t*);
   OrtStatus*(ORT_CALL* KernelContext_GetOutputCount)(const OrtKernelContext*, size_t*);
@@ -113,6 +114,7 @@ struct Api {
     take(GetDimensionsCount, 61);
     take(GetDimensions, 62);
     take(GetTensorTypeAndShape, 65);
+    take(KernelInfoGetAttribute_float, 85);
     take(KernelInfoGetAttribute_int64, 86);
     take(KernelContext_GetInputCount, 88);
     take(KernelContext_GetOutputCount, 89);

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.experimental.chains import ElementwiseChains
+from dort_rewriter.optimize.patterns.experimental.operators import OwnOperators
 from dort_rewriter.optimize.patterns.experimental.rotary import Rotary
 from dort_rewriter.optimize.patterns.experimental.scatter import ConstantOfShapeScatterND
 
 __all__ = ["RULES"]
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
+    OwnOperators,
     Rotary,
     ConstantOfShapeScatterND,
     ElementwiseChains,

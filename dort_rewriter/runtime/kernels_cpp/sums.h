@@ -1,0 +1,58 @@
+// Sums of many floats: in lanes that fit vectors, and in double from one part to the next.
+#pragma once
+
+#include <cstdint>
+
+constexpr int64_t kLanes = 32, kChunk = 2048;
+
+// Return the sum of term(i) for i in 0..n.
+template <typename F>
+double sum_of(int64_t n, F&& term) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    int64_t end = begin + kChunk < n ? begin + kChunk : n;
+    int64_t i = begin;
+    if (end - begin >= kLanes) {
+      float lanes[kLanes] = {};
+      for (; i + kLanes <= end; i += kLanes) {
+        for (int64_t k = 0; k < kLanes; ++k) lanes[k] += term(i + k);
+      }
+      for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+        for (int64_t k = 0; k < width; ++k) lanes[k] += lanes[k + width];
+      }
+      total += lanes[0];
+    }
+    float rest = 0;
+    for (; i < end; ++i) rest += term(i);
+    total += rest;
+  }
+  return total;
+}
+
+// Two sums at once, of what is read once: each(i, a, b) adds to a and b.
+struct Two {
+  double a = 0, b = 0;
+};
+
+template <typename F>
+Two sums_of(int64_t n, F&& each) {
+  Two total;
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    int64_t end = begin + kChunk < n ? begin + kChunk : n;
+    int64_t i = begin;
+    float a[kLanes] = {}, b[kLanes] = {};
+    for (; i + kLanes <= end; i += kLanes) {
+      for (int64_t k = 0; k < kLanes; ++k) each(i + k, a[k], b[k]);
+    }
+    for (; i < end; ++i) each(i, a[0], b[0]);
+    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+      for (int64_t k = 0; k < width; ++k) {
+        a[k] += a[k + width];
+        b[k] += b[k + width];
+      }
+    }
+    total.a += a[0];
+    total.b += b[0];
+  }
+  return total;
+}

@@ -1,0 +1,339 @@
+"""Operators with kernels of our own: the exporter writes them where the set is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.compilation import compile_graph
+from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.runtime import custom_kernels
+from dort_rewriter.runtime.providers import CPU
+
+aten = torch.ops.aten
+ALL = "default+onnxruntime+experimental"
+
+
+def compiled(
+    function: Callable[..., Any],
+    *args: Any,
+    patterns: str = ALL,
+    mode: str = "real",
+    provider: str = CPU,
+    **options: Any,
+) -> tuple[Callable[..., Any], set[str]]:
+    """Compile the ATen operators of a function; return it, and a set for its own operators."""
+    blocks: list[BuiltBlock] = []
+    recipe = Recipe(
+        dispatcher=Dispatcher(),
+        options=OrtBackendOptions(
+            optimization=OptimizationOptions(patterns=patterns), fallback=False, **options
+        ),
+        select_providers=lambda graph, args: [(provider, {})],
+        on_built=blocks.append,
+    )
+    graph = make_fx(function, tracing_mode=mode)(*args)
+    run = compile_graph(graph, recipe)
+    used: set[str] = set()
+
+    def call(*args: Any) -> Any:
+        results = run(list(args))
+        nodes = [n for b in blocks for n in b.exported.model.graph]
+        own = {n.op_type for n in nodes if n.domain == custom_kernels.DOMAIN}
+        used.update(own - {"Elementwise"})  # which any rest may become
+        return results
+
+    return call, used
+
+
+def check(
+    function: Callable[..., Any],
+    *args: Any,
+    uses: set[str],
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+    **settings: Any,
+) -> None:
+    """Check the results against torch's, and which operators of our own the model has."""
+    run, used = compiled(function, *args, **settings)
+    expected = function(*args)
+    expected = expected if isinstance(expected, list | tuple) else (expected,)
+    got = run(*args)
+    assert used == uses
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+# -- pooling ------------------------------------------------------------------------------------
+
+POOLS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
+    "halves": ((2, 3, 16, 20), ([2, 2], [2, 2])),
+    "odd sizes": ((2, 3, 7, 37), ([2, 2], [2, 2])),
+    "overlap and padding": ((2, 3, 17, 33), ([3, 3], [2, 2], [1, 1])),
+    "strides of one": ((1, 2, 9, 19), ([3, 2], [1, 1], [1, 1])),
+    "long strides": ((1, 2, 30, 50), ([2, 3], [3, 4])),
+    "dilation": ((2, 2, 20, 24), ([3, 3], [2, 1], [1, 1], [2, 3])),
+    "ceil mode": ((2, 2, 10, 12), ([3, 3], [2, 2], [0, 1], [1, 1], True)),
+    "ceil mode, last window outside": ((1, 1, 5, 5), ([2, 2], [3, 3], [1, 1], [1, 1], True)),
+    "one plane": ((3, 8, 8), ([2, 2],)),
+    "a window as large as the plane": ((2, 2, 4, 5), ([4, 5],)),
+}
+
+
+def _with_specials(*shape: int) -> torch.Tensor:
+    """Return numbers, equal ones among them, with NaN and infinities."""
+    x = torch.randn(shape).mul(3).round()
+    flat = x.view(-1)
+    for value in (math.nan, math.inf, -math.inf):
+        flat[torch.randint(len(flat), (max(1, len(flat) // 20),))] = value
+    return x
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("special", [False, True])
+def test_max_pool(name: str, special: bool) -> None:
+    """Values and places are torch's, bit for bit: the first of equals, the last NaN."""
+    shape, arguments = POOLS[name]
+    x = _with_specials(*shape) if special else torch.randn(shape)
+
+    def pool(x: torch.Tensor) -> Any:
+        return aten.max_pool2d_with_indices(x, *arguments)
+
+    check(pool, x, uses={"MaxPool"}, rtol=0, atol=0)
+    check(lambda x: pool(x)[0], x, uses={"MaxPool"}, rtol=0, atol=0)
+    y, places = pool(x)
+    grad = torch.randn(y.shape)
+
+    def gradient(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> Any:
+        kernel, stride, padding, dilation, ceil = _complete(arguments)
+        return aten.max_pool2d_with_indices_backward(
+            grad, x, kernel, stride, padding, dilation, ceil, places
+        )
+
+    check(gradient, grad, x, places, uses={"MaxPoolGrad"})
+
+
+def _complete(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*arguments, *([], [0, 0], [1, 1], False)[len(arguments) - 1 :])
+
+
+def test_a_window_of_minus_infinity() -> None:
+    """Its place is its first element, behind the padding."""
+    x = torch.full((1, 2, 6, 6), -math.inf)
+    check(
+        lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1]),
+        x,
+        uses={"MaxPool"},
+        rtol=0,
+        atol=0,
+    )
+
+
+# -- batch norms --------------------------------------------------------------------------------
+
+BATCHES = [(4, 3, 5, 6), (2, 5, 1, 1), (3, 70, 9), (2, 2, 3, 4, 5), (8, 4, 40, 40)]
+
+
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
+    """In training, the running statistics included; and its gradient."""
+    x, grad = 3 * torch.randn(shape) + 100, torch.randn(shape)
+    weight, bias, mean = (torch.randn(shape[1]) for _ in range(3))
+    variance = torch.rand(shape[1]) + 0.5
+
+    def forward(x: torch.Tensor, w: Any, b: Any, m: Any, v: Any) -> Any:
+        w, b = (w, b) if affine else (None, None)
+        return aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5)
+
+    check(forward, x, weight, bias, mean, variance, uses={"BatchNorm"}, rtol=1e-4, atol=1e-4)
+    _, saved, rstd, *_ = forward(x, weight, bias, mean, variance)
+
+    def backward(g: Any, x: Any, w: Any, saved: Any, rstd: Any) -> Any:
+        return aten.native_batch_norm_backward(
+            g, x, w if affine else None, None, None, saved, rstd, True, 1e-5, [True] * 3
+        )
+
+    args = (grad, x, weight, saved, rstd)
+    check(backward, *args, uses={"BatchNormGrad"}, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]])
+def test_gradient_of_a_batch_norm_in_inference(mask: list[bool]) -> None:
+    """The statistics are constants; what is not asked for is not computed."""
+    x, grad = torch.randn(4, 3, 5, 6), torch.randn(4, 3, 5, 6)
+    weight, mean, variance = torch.randn(3), torch.randn(3), torch.rand(3) + 0.5
+
+    def backward(g: Any, x: Any, w: Any, m: Any, v: Any) -> Any:
+        results = aten.native_batch_norm_backward(g, x, w, m, v, None, None, False, 1e-5, mask)
+        return [r for r, asked in zip(results, mask, strict=True) if asked]
+
+    uses = {"BatchNormGrad"}
+    run, used = compiled(backward, grad, x, weight, mean, variance)
+    for got, expected in zip(
+        run(grad, x, weight, mean, variance),
+        backward(grad, x, weight, mean, variance),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert used >= uses
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_batch_norm_of_what_is_not_finite(value: float) -> None:
+    """Its channel is NaN, the others are not."""
+    x = torch.randn(3, 4, 5, 6)
+    x[1, 2, 3, 4] = value
+
+    def forward(x: torch.Tensor) -> Any:
+        return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)[0]
+
+    check(forward, x, uses={"BatchNorm"})
+
+
+# -- convolutions -------------------------------------------------------------------------------
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
+    "same": ((3, 4, 9, 11), (6, 4, 3, 3), ([1, 1], [1, 1], [1, 1], 1)),
+    "valid": ((3, 4, 9, 11), (6, 4, 3, 2), ([1, 1], [0, 0], [1, 1], 1)),
+    "strided": ((2, 3, 16, 15), (8, 3, 7, 7), ([2, 2], [3, 3], [1, 1], 1)),
+    "strided, a rest": ((2, 3, 10, 12), (4, 3, 3, 3), ([4, 5], [0, 1], [1, 1], 1)),
+    "dilated": ((2, 3, 12, 13), (4, 3, 3, 3), ([1, 2], [2, 3], [2, 3], 1)),
+    "points": ((2, 8, 5, 6), (4, 8, 1, 1), ([1, 1], [0, 0], [1, 1], 1)),
+    "strided points": ((2, 8, 6, 7), (4, 8, 1, 1), ([2, 2], [0, 0], [1, 1], 1)),
+    "wide padding": ((1, 2, 4, 4), (3, 2, 3, 3), ([1, 1], [5, 2], [1, 1], 1)),
+    "groups": ((2, 4, 8, 9), (6, 2, 3, 3), ([1, 1], [1, 1], [1, 1], 2)),
+    "depthwise": ((2, 4, 8, 9), (4, 1, 3, 3), ([2, 1], [1, 1], [1, 1], 4)),
+    "one row": ((1, 3, 1, 20), (5, 3, 1, 5), ([1, 1], [0, 2], [1, 1], 1)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_gradients_of_convolutions(name: str) -> None:
+    """Products of columns."""
+    shape, kernel, (stride, padding, dilation, groups) = CONVOLUTIONS[name]
+    x, w = torch.randn(shape), torch.randn(kernel)
+    g = torch.randn_like(torch.conv2d(x, w, None, stride, padding, dilation, groups))
+
+    def backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        return aten.convolution_backward(
+            g, x, w, [len(w)], stride, padding, dilation, False, [0, 0], groups, [True] * 3
+        )
+
+    run, used = compiled(backward, g, x, w)
+    for got, expected in zip(run(g, x, w), backward(g, x, w), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert ("Columns" in used) == (name != "points")
+    assert ("ColumnsGrad" in used) == (groups == 1 and name != "points")
+
+
+def test_gradients_of_transposed_convolutions() -> None:
+    """Their columns are those of the gradient."""
+    x, w = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3)
+    g = torch.randn_like(torch.conv_transpose2d(x, w, None, 2, 1))
+
+    def backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        return aten.convolution_backward(
+            g, x, w, [3], [2, 2], [1, 1], [1, 1], True, [0, 0], 1, [True] * 3
+        )
+
+    check(backward, g, x, w, uses={"Columns"}, rtol=1e-4, atol=1e-4)
+
+
+# -- where they are not used --------------------------------------------------------------------
+
+
+def pool_and_norm(x: torch.Tensor) -> Any:
+    y = aten.max_pool2d_with_indices(x, [2, 2])
+    return *y, aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)[0]
+
+
+@pytest.mark.parametrize("patterns", ["default", "default+onnxruntime", ALL + "-OwnOperators"])
+def test_other_sets_have_none(patterns: str) -> None:
+    """Their models are of standard operators, or of onnxruntime's."""
+    x = torch.randn(2, 3, 8, 8)
+    run, used = compiled(pool_and_norm, x, patterns=patterns)
+    for got, expected in zip(run(x), pool_and_norm(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert not {"MaxPool", "BatchNorm"} & used
+
+
+def test_other_types_have_none() -> None:
+    """The kernels are those of float32."""
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    run, used = compiled(pool_and_norm, x)
+    for got, expected in zip(run(x), pool_and_norm(x), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert not {"MaxPool", "BatchNorm"} & used
+
+
+def test_sizes_may_be_symbols() -> None:
+    """One model serves all sizes."""
+    x = torch.randn(2, 3, 8, 10)
+    run, used = compiled(pool_and_norm, x, mode="symbolic")
+    for shape in ((2, 3, 8, 10), (5, 3, 7, 13)):
+        x = torch.randn(shape)
+        for got, expected in zip(run(x), pool_and_norm(x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert used >= {"MaxPool", "BatchNorm"}
+
+
+def test_an_empty_batch_has_none() -> None:
+    """It is left to the nodes that are known to serve it."""
+    x = torch.randn(0, 3, 8, 8)
+    check(lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], x, uses=set())
+
+
+@pytest.fixture(name="no_compiler")
+def hide_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("DORT_CACHE_DIR", str(tmp_path))
+    for function in (custom_kernels._build, custom_kernels.is_available):
+        function.cache_clear()
+    yield
+    for function in (custom_kernels._build, custom_kernels.is_available):
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """And the model is made of other operators."""
+    x = torch.randn(2, 3, 8, 8)
+    check(lambda x: aten.max_pool2d_with_indices(x, [2, 2]), x, uses=set(), rtol=0, atol=0)
+    assert "no C++ compiler" in caplog.text
+
+
+def test_who_may_use_them() -> None:
+    """The options say it: the set, and the processor."""
+    assert uses_own_kernels(OptimizationOptions(patterns=ALL))
+    assert not uses_own_kernels(OptimizationOptions())
+    assert not uses_own_kernels(OptimizationOptions(patterns=ALL, processor="CUDA"))
+
+
+def test_what_has_a_kernel_is_not_placed_in_torch() -> None:
+    """Large tensors go to torch when our kernel is not there."""
+    x, grad = torch.randn(8, 16, 64, 64), torch.randn(8, 16, 32, 32)
+    _, places = aten.max_pool2d_with_indices(x, [2, 2])
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> Any:
+        return aten.max_pool2d_with_indices_backward(
+            grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+        )
+
+    check(backward, grad, x, places, uses={"MaxPoolGrad"})
+    check(backward, grad, x, places, uses=set(), placement={"*": "torch"})

@@ -1,8 +1,8 @@
 """Arguments inside a model, and the check at each call that they are still what it holds.
 
-Weights are there when the user asks for it. Numbers are always: under ``dynamic=True`` Dynamo makes
-inputs of Python floats such as the epsilon of a norm, which hardly ever change, and which operators
-want as attributes.
+Weights are there when the user asks for it. Numbers are always: under ``dynamic=True`` Dynamo
+makes inputs of Python floats such as the epsilon of a norm, which hardly ever change, and which
+operators want as attributes.
 """
 
 from __future__ import annotations

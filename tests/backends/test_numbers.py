@@ -1,4 +1,4 @@
-"""Python floats that Dynamo makes inputs of a graph: in the model, as long as they do not change."""
+"""Python floats that Dynamo makes inputs of a graph: in the model, while they do not change."""
 
 from __future__ import annotations
 

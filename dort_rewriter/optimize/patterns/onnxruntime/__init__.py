@@ -5,6 +5,7 @@ from __future__ import annotations
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.onnxruntime.activations import FastGelu, GeluErf
 from dort_rewriter.optimize.patterns.onnxruntime.attention import MultiHeadAttention
+from dort_rewriter.optimize.patterns.onnxruntime.gradients import SoftmaxGrad
 from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
 from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMul,
@@ -24,5 +25,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     FusedMatMulScale,
     FusedMatMul,
     FusedMatMulTranspose,
+    SoftmaxGrad,
 )
 """In the order they are tried."""

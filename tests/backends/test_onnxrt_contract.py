@@ -170,6 +170,24 @@ def test_half_types_are_computed_in_a_wider_one(dtype: torch.dtype) -> None:
     torch.testing.assert_close(compiled(x, y), function(x, y), atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_linear_layer_of_a_half_type_trains(dtype: torch.dtype) -> None:
+    """Its weight is transposed, and Gemm may have no kernel for the type."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, w, b)
+
+    given = [torch.randn(*shape, dtype=dtype) for shape in ((4, 3), (5, 3), (5,))]
+    twins = [[t.clone().requires_grad_() for t in given] for _ in range(2)]
+    compiled, _ = compile_strictly(function)
+    got, want = compiled(*twins[0]), function(*twins[1])
+    torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+    got.sum().backward()
+    want.sum().backward()
+    for a, b in zip(*twins, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8], ids=str)
 def test_small_integers_are_computed_in_wider_ones(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

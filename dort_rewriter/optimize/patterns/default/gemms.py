@@ -38,7 +38,7 @@ class TransposeMatMul(Rule):
         a = a if first is None else first.inputs[0]
         b = b if second is None else second.inputs[0]
         if not graph.runs("Gemm", [a, b], domain=""):
-            return Refusal("Gemm has no kernel for this type", a.dtype if a else None)
+            return Refusal("Gemm has no kernel for this type", None if a is None else a.dtype)
         rest = node.inputs[2:]
         return Match([node.outputs[0]], lambda op: op.Gemm(a, b, *rest, **_without_zeros(flags)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dort_rewriter.optimize.patterns.base import Rule
 from dort_rewriter.optimize.patterns.default.gemms import (
     GemmTranspose,
     MatMulAdd,
@@ -152,4 +153,22 @@ def test_a_product_that_is_returned_is_not_swapped() -> None:
             y = Transpose(p)
         }""",
         "the product is needed as it is",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "nodes"),
+    [
+        (TransposeMatMul, "t = Transpose<perm=[1, 0]>(w) y = MatMul(x, t)"),
+        (MatMulAdd, "t = MatMul(x, w) y = Add(t, x)"),
+        (GemmTranspose, "t = MatMul(x, w) y = Transpose<perm=[1, 0]>(t)"),
+    ],
+)
+def test_a_gemm_needs_a_kernel(rule: type[Rule], nodes: str) -> None:
+    """A provider that has none keeps what it was given, whatever the type."""
+    assert_refuses(
+        rule,
+        f"(float[4,4] x, float[4,4] w) => (float[4,4] y) {{{nodes}}}",
+        "Gemm has no kernel for this type",
+        kernels=False,
     )

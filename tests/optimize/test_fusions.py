@@ -15,6 +15,7 @@ import torch
 from dort_rewriter import OrtBackend
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.runtime.installed import max_opset
 from dort_rewriter.runtime.kernels import kernel_query
 from tests.export.models import MODELS
 from tests.export.test_models import step
@@ -32,14 +33,17 @@ HAS_ATTENTION = kernel_query()(
 )
 
 
-def run(name: str, *, training: bool, dynamic: bool = False) -> list[onnx.ModelProto]:
+def run(
+    name: str, *, training: bool, dynamic: bool = False, opset: int = 18, patterns: str = SETS
+) -> list[onnx.ModelProto]:
     """Run a model, compare it with eager, and return the models that ran."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, inputs = MODELS[name]()
     models: list[onnx.ModelProto] = []
     options = OrtBackendOptions(
-        optimization=OptimizationOptions(patterns=SETS),
+        optimization=OptimizationOptions(patterns=patterns),
+        target_opset=opset,
         pre_ort_model_transforms=[lambda m: models.append(copy.deepcopy(m))],
     )
     model.train(training)
@@ -69,10 +73,10 @@ def transposes_read_by_products(model: onnx.ModelProto) -> list[str]:
     return [str(p) for p in perms if len(p) > 1 and p[-1] != len(p) - 1]
 
 
-def assert_settled(models: Sequence[onnx.ModelProto]) -> None:
+def assert_settled(models: Sequence[onnx.ModelProto], patterns: str = SETS) -> None:
     """Check that applying the sets again changes nothing."""
     for model in models:
-        report = optimize_model(ir.from_proto(model), OptimizationOptions(patterns=SETS))
+        report = optimize_model(ir.from_proto(model), OptimizationOptions(patterns=patterns))
         again = {r.name: r.matches for r in report.rules.values() if r.matches}
         assert again == {}
 
@@ -135,3 +139,16 @@ def test_inference_with_symbolic_sizes() -> None:
     assert found["RotaryEmbedding"] == 2 * HAS_ROTARY
     assert found["SimplifiedLayerNormalization"] == 3
     assert_settled([model])
+
+
+@pytest.mark.skipif(max_opset() < 23, reason="this onnxruntime has no opset 23")
+@pytest.mark.parametrize(
+    ("name", "norms", "attentions"), [("llama-sdpa", 3, 1), ("llama-eager", 3, 1), ("vit", 0, 1)]
+)
+def test_opset_23(name: str, norms: int, attentions: int) -> None:
+    """Its operators, without any of onnxruntime's own."""
+    (model,) = run(name, training=False, opset=23, patterns="default")
+    found = count(model)
+    assert (found["RMSNormalization"], found["Attention"]) == (norms, attentions)
+    assert not any(node.domain for node in model.graph.node)
+    assert_settled([model], "default")

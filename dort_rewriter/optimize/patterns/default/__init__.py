@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.default.activations import Gelu
+from dort_rewriter.optimize.patterns.default.attention import Attention
 from dort_rewriter.optimize.patterns.default.batches import ReshapeMatMulReshape
 from dort_rewriter.optimize.patterns.default.casts import CastCast, CastOpCast
 from dort_rewriter.optimize.patterns.default.clips import ClipClip
@@ -29,6 +30,7 @@ from dort_rewriter.optimize.patterns.default.neutrals import (
     NotWhere,
     WhereConstant,
 )
+from dort_rewriter.optimize.patterns.default.norms import RMSNormalization
 from dort_rewriter.optimize.patterns.default.powers import PowToMul
 from dort_rewriter.optimize.patterns.default.reductions import ReduceReshape
 from dort_rewriter.optimize.patterns.default.scalings import (
@@ -95,6 +97,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     MulMulMul,
     ScaleSmaller,
     Gelu,
+    RMSNormalization,
+    Attention,
     CommonSubexpressions,
     SlicesSplit,
     LeavesLast,

@@ -9,7 +9,12 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.attention import Attention, find_attention
+from dort_rewriter.optimize.patterns.recognized.attention import (
+    Attention,
+    find_attention,
+    mask_of,
+    masked_scores,
+)
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["MultiHeadAttention"]
@@ -35,14 +40,14 @@ class MultiHeadAttention(Rule):
         found = find_attention(node, graph)
         if not isinstance(found, Attention):
             return found
-        if _mask_of(graph.consumers(found.result), graph) is not None:
+        if mask_of(graph.consumers(found.result), graph) is not None:
             return None  # left to its Where
         if len(graph.consumers(found.scores)) > 1 or found.scores.is_graph_output():
             return Refusal("others read the scores", found.scores.name)
         return _fuse(found, found.result, graph, is_masked=False)
 
     def _masked(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        scores = _masked_scores(node, graph)
+        scores = masked_scores(node, graph)
         product = graph.producer(node.inputs[2], "MatMul", "com.microsoft::FusedMatMul")
         if scores is None or product is None:
             return None
@@ -52,24 +57,6 @@ class MultiHeadAttention(Rule):
         if len(graph.consumers(scores)) > 2 or not graph.used_once(found.result):
             return Refusal("others read the scores", scores.name)
         return _fuse(found, node.outputs[0], graph, is_masked=True)
-
-
-def _masked_scores(where: ir.Node, graph: GraphView) -> ir.Value | None:
-    """Return the scores, of a Where that gives zero where their largest is minus infinity."""
-    equal = graph.producer(where.inputs[0], "Equal")
-    if equal is None or graph.scalar(where.inputs[1]) != 0:
-        return None
-    highest = graph.producer(equal.inputs[0], "ReduceMax")
-    if highest is None or graph.scalar(equal.inputs[1]) != -float("inf"):
-        return None
-    last = graph.axes(highest, graph.rank(highest.inputs[0])) == [3]
-    return highest.inputs[0] if last and graph.attribute(highest, "keepdims", 1) else None
-
-
-def _mask_of(readers: list[ir.Node], graph: GraphView) -> ir.Node | None:
-    """Return the Where among the readers of a result that hides rows without any key."""
-    wheres = (node for node in readers if node.op_type == "Where")
-    return next((node for node in wheres if _masked_scores(node, graph) is not None), None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Attention", "find_attention"]
+__all__ = ["Attention", "find_attention", "mask_of", "masked_scores"]
 
 _FUSED = "com.microsoft::FusedMatMul"
 
@@ -53,6 +53,24 @@ def find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | 
     if found is None or isinstance(found, Refusal):
         return found
     return replace(found, v=v, result=product.outputs[0])
+
+
+def masked_scores(where: ir.Node, graph: GraphView) -> ir.Value | None:
+    """Return the scores, of a Where that gives zero where their largest is minus infinity."""
+    equal = graph.producer(where.inputs[0], "Equal")
+    if equal is None or graph.scalar(where.inputs[1]) != 0:
+        return None
+    highest = graph.producer(equal.inputs[0], "ReduceMax")
+    if highest is None or graph.scalar(equal.inputs[1]) != -float("inf"):
+        return None
+    last = graph.axes(highest, graph.rank(highest.inputs[0])) == [3]
+    return highest.inputs[0] if last and graph.attribute(highest, "keepdims", 1) else None
+
+
+def mask_of(readers: list[ir.Node], graph: GraphView) -> ir.Node | None:
+    """Return the Where among the readers of a result that hides rows without any key."""
+    wheres = (node for node in readers if node.op_type == "Where")
+    return next((node for node in wheres if masked_scores(node, graph) is not None), None)
 
 
 def _scores(scores: ir.Value, graph: GraphView) -> Attention | Refusal | None:

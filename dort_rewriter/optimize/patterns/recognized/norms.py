@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["RootMeanSquare", "factors", "find_root_mean_square"]
+__all__ = ["RmsNorm", "RootMeanSquare", "factors", "find_rms_norm", "find_root_mean_square"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,48 @@ class RootMeanSquare:
         if self.rstd is None:
             return False
         return not (graph.used_once(self.rstd) and graph.used_once(standard))
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """``weight * x * rstd`` over the last axis, and what it replaces."""
+
+    x: ir.Value
+    weight: ir.Value
+    epsilon: float
+    replaces: Sequence[ir.Value]
+    """The result; ``rstd`` too where others read it, as in training graphs."""
+
+
+def find_rms_norm(node: ir.Node, graph: GraphView) -> RmsNorm | Refusal | None:
+    """Tell whether a Mul is that of an RMS norm with its weight."""
+    for weight, standard in factors(node):
+        narrowed = graph.producer(standard, "Cast")
+        value = standard if narrowed is None else narrowed.inputs[0]
+        found = find_root_mean_square(value, graph)
+        if isinstance(found, RootMeanSquare):
+            return _with_weight(node, weight, standard, found, graph)
+        if found is not None:
+            return found
+    return None
+
+
+def _with_weight(
+    node: ir.Node, weight: ir.Value, standard: ir.Value, norm: RootMeanSquare, graph: GraphView
+) -> RmsNorm | Refusal:
+    x = norm.x
+    if x.dtype != standard.dtype:  # half computed in float, as the kernel does by itself
+        widened = graph.producer(x, "Cast")
+        x = x if widened is None or widened.inputs[0] is None else widened.inputs[0]
+    if not x.dtype == weight.dtype == node.outputs[0].dtype:
+        return Refusal("the weight has another type", f"{x.dtype}, {weight.dtype}")
+    width, size = graph.dims(x), graph.dims(weight)
+    if width is None or size is None or len(size) != 1 or not same(width[-1], size[0]):
+        return Refusal("the weight is no vector over the last axis", size)
+    replaces = [node.outputs[0]]
+    if norm.rstd is not None and norm.needs_rstd(standard, graph):
+        replaces.append(norm.rstd)
+    return RmsNorm(x, weight, norm.epsilon, replaces)
 
 
 def factors(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:

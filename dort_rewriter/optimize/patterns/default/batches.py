@@ -70,6 +70,8 @@ def _operand(
         before = graph.dims(source)
         if before is not None and len(before) == len(wanted) and all(map(same, before, wanted)):
             return _Operand(source, None)
+        if before is not None and (target := reshape_target(before, wanted)) is not None:
+            return _Operand(source, target)
     if not all(map(same, dims[:-2], between[:-2])):
         return None  # it broadcasts
     target = reshape_target(dims, wanted)

@@ -41,6 +41,63 @@ def test_sizes_of_stacks_are_symbols() -> None:
     )
 
 
+def test_an_operand_has_more_axes() -> None:
+    """Heads shared by groups of queries: what is merged is a repetition over five axes."""
+    text = """(float[N,2,M,4] a, float[N,1,2,4,S] b) => (float[N,2,M,S] y)
+        <int64[1] four = {4}, int64[1] minus = {-1}, int64[1] two = {2}> {
+            i = Shape<start=2, end=3>(a)
+            s = Concat<axis=0>(minus, i, four)
+            c = Reshape(a, s)
+            j = Shape<start=4, end=5>(b)
+            t = Concat<axis=0>(minus, four, j)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            n = Shape<start=0, end=1>(a)
+            u = Concat<axis=0>(n, two, i, j)
+            y = Reshape(m, u)
+        }"""
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        text,
+        """(float[N,2,M,4] a, float[N,1,2,4,S] b) => (float[N,2,M,S] y)
+        <int64[4] t = {0, 2, 4, -1}> {
+            d = Reshape(b, t)
+            y = MatMul(a, d)
+        }""",
+    )
+    other = text.replace("float[N,1,2,4,S] b", "float[N,1,4,2,S] b")
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        other,
+        """(float[N,2,M,4] a, float[N,1,4,2,S] b) => (float[N,2,M,S] y)
+        <int64[4] t = {0, 2, 4, -1}> {
+            d = Reshape(b, t)
+            y = MatMul(a, d)
+        }""",
+    )
+
+
+def test_an_operand_of_unknown_axes_stays() -> None:
+    """Neither of two sizes that move is told by what is merged."""
+    assert_refuses(
+        ReshapeMatMulReshape,
+        """(float[N,2,M,4] a, float[S,N,2,4] b) => (float[N,2,M,S] y)
+        <int64[1] four = {4}, int64[1] minus = {-1}, int64[1] two = {2}> {
+            i = Shape<start=2, end=3>(a)
+            s = Concat<axis=0>(minus, i, four)
+            c = Reshape(a, s)
+            j = Shape<start=0, end=1>(b)
+            t = Concat<axis=0>(minus, four, j)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            n = Shape<start=0, end=1>(a)
+            u = Concat<axis=0>(n, two, i, j)
+            y = Reshape(m, u)
+        }""",
+        "an operand cannot be split",
+    )
+
+
 def test_one_operand_is_split() -> None:
     """It was saved in the merged shape by the forward graph."""
     assert_rewrites(

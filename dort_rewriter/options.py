@@ -5,6 +5,7 @@ The text under each field is its documentation; the pages of ``docs/`` are gener
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,35 @@ def from_mapping(cls: type[T], options: T | Mapping[str, Any] | None) -> T:
     return cls(**options)
 
 
+def _check_values(options: Any) -> None:
+    """Refuse values that do not fit their fields: numbers, switches, words of a list, lists."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if expected := _misfit(str(field.type), value):
+            raise OptionError(
+                f"{field.name} of {type(options).__name__} is {expected}, not {value!r}."
+            )
+
+
+def _misfit(annotation: str, value: Any) -> str:
+    """Return what an annotation asks for when a value is something else, an empty text if not."""
+    if value is None and annotation.endswith("None"):
+        return ""
+    kind = annotation.removesuffix(" | None")
+    if kind == "bool":
+        return "" if isinstance(value, bool) else "True or False"
+    if kind == "int":
+        return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+    if kind == "str":
+        return "" if isinstance(value, str) else "a text"
+    if kind.startswith("Literal["):
+        words = ast.literal_eval(kind.removeprefix("Literal"))
+        return "" if value in words else f"one of {', '.join(map(repr, words))}"
+    if kind.startswith("Sequence["):
+        return "a list" if isinstance(value, str) else ""
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizationOptions:
     """What is done to a model once it is exported."""
@@ -67,6 +97,10 @@ class OptimizationOptions:
     verbose: int = 0
     """0: silent; 1: what each rule did, by ``logging``; 2: near misses and their reasons too."""
 
+    def __post_init__(self) -> None:
+        """Refuse values of another type."""
+        _check_values(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
@@ -77,6 +111,10 @@ class ExportOptions:
     or None for the table that fits the converters."""
     strict: bool = False
     """Passed to ``torch.export.export``."""
+
+    def __post_init__(self) -> None:
+        """Refuse values of another type."""
+        _check_values(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +168,13 @@ class OrtBackendOptions:
     that spin between runs starve those of torch in a training loop."""
 
     def __post_init__(self) -> None:
-        """Accept a mapping for the options inside."""
+        """Accept a mapping for the options inside, and refuse values of another type."""
         inner = from_mapping(OptimizationOptions, self.optimization)
         object.__setattr__(self, "optimization", inner)
+        _check_values(self)
+        for op, place in (self.placement or {}).items():
+            if place not in ("torch", "onnxruntime"):
+                raise OptionError(
+                    f"placement says 'torch' or 'onnxruntime' of an operator, not {place!r} "
+                    f"of {op!r}."
+                )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from dort_rewriter.backends.arguments import log_as_asked, select_patterns
+from dort_rewriter.backends.arguments import level_name, log_as_asked, select_patterns
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 
@@ -20,7 +20,7 @@ def make_aot_ort(
     dynamic: bool = False,
     rewrite: bool = True,
     verbose: int = 0,
-    ort_optimization_level: Literal["disable", "basic", "extended", "layout", "all"] | None = None,
+    ort_optimization_level: str | None = None,
     enable_pattern: str | Sequence[Any] | None = "default",
     disable_pattern: str | Sequence[str] | None = None,
     processor: str = "CPU",
@@ -36,7 +36,9 @@ def make_aot_ort(
             documents the intent (``torch.compile(..., dynamic=...)`` decides).
         rewrite: optimize the exported models; False leaves them as they are exported.
         verbose: 1 logs a summary of each model, more logs each rewriting rule.
-        ort_optimization_level: ONNX Runtime's own optimizations; None leaves its default.
+        ort_optimization_level: ONNX Runtime's own optimizations: ``"disable"``, ``"basic"``,
+            ``"extended"``, ``"layout"``, ``"all"``, or its names (``"ORT_DISABLE_ALL"``); None
+            leaves its default.
         enable_pattern: the rules to apply (``"default+onnxruntime"``).
         disable_pattern: rules to leave out of them.
         processor: ``"CPU"`` or ``"CUDA"``.
@@ -49,7 +51,7 @@ def make_aot_ort(
     log_as_asked(verbose)
     options = OrtBackendOptions(
         preferred_execution_providers=providers,
-        ort_optimization_level=ort_optimization_level,
+        ort_optimization_level=level_name(ort_optimization_level),
         target_opset=target_opset,
         fallback=fallback,
         optimization=OptimizationOptions(

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.backends.autotune import Autotuned
-from dort_rewriter.backends.building import build_block
+from dort_rewriter.backends.building import BuiltBlock, build_block
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.capture.metadata import retrace
@@ -101,6 +101,17 @@ def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
     logger.info("These operators run in torch: %s", UnsupportedOpError(missing))
 
 
+def describe(built: BuiltBlock) -> str:
+    """Return a line about a graph that runs in ONNX Runtime."""
+    session, signature = built.session, built.signature
+    providers = "" if session is None else f" on {', '.join(p.name for p in session.providers)}"
+    return (
+        f"A graph of {len(built.graph_module.graph.nodes)} nodes is a model of "
+        f"{len(built.exported.model.graph)}{providers}, inputs {list(signature.input_names)}, "
+        f"outputs {list(signature.output_names)}"
+    )
+
+
 class Block:
     """A graph that runs in ONNX Runtime; its first call builds it."""
 
@@ -169,6 +180,7 @@ class Block:
             )
         except ExecutionError as e:
             return self._give_up(e)
+        logger.info("%s", describe(built))
         if self.recipe.on_built is not None:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))

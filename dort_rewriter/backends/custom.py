@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +19,6 @@ from dort_rewriter.backends.arguments import (
     log_as_asked,
     select_patterns,
 )
-from dort_rewriter.backends.building import BuiltBlock
 from dort_rewriter.backends.compilation import compile_graph, returns_tuple
 from dort_rewriter.backends.onnxrt import select_providers
 from dort_rewriter.backends.recipe import Recipe
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = ["compile_any_graph", "make_recipe", "merge_options", "onnx_custom_backend"]
-
-logger = logging.getLogger(__name__)
 
 Settings = TypeVar("Settings", bound=CustomBackendOptions)
 Transform = Callable[["onnx.ModelProto"], None]
@@ -170,7 +166,7 @@ def make_recipe(settings: CustomBackendOptions, optimization: OptimizationOption
         dispatcher=settings.dispatcher or OxsDispatcher(),
         options=backend,
         select_providers=functools.partial(select_providers, backend),
-        on_built=functools.partial(_note, keeper),
+        on_built=None if keeper is None else keeper.keep,
         around=None if keeper is None else keeper.watch,
         build_now=True,
         rename_inputs=settings.rename_inputs,
@@ -194,18 +190,6 @@ def _backend_options(
         ort_optimization_level=level_name(settings.ort_optimization_level),
         fallback=not settings.raise_exc,
     )
-
-
-def _note(keeper: StorageKeeper | None, built: BuiltBlock) -> None:
-    logger.info(
-        "A graph of %d nodes is a model of %d, inputs %s, outputs %s",
-        len(built.graph_module.graph.nodes),
-        len(built.exported.model.graph),
-        list(built.signature.input_names),
-        list(built.signature.output_names),
-    )
-    if keeper is not None:
-        keeper.keep(built)
 
 
 def compile_any_graph(

@@ -32,7 +32,7 @@ Options = OptimizationOptions | Mapping[str, Any] | None
 @overload
 def to_onnx(
     mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] = ...,
+    args: Sequence[Any] | torch.Tensor = ...,
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
@@ -51,7 +51,7 @@ def to_onnx(
 @overload
 def to_onnx(
     mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] = ...,
+    args: Sequence[Any] | torch.Tensor = ...,
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
@@ -70,7 +70,7 @@ def to_onnx(
 @overload
 def to_onnx(
     mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] = ...,
+    args: Sequence[Any] | torch.Tensor = ...,
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
@@ -89,7 +89,7 @@ def to_onnx(
 @overload
 def to_onnx(
     mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] = ...,
+    args: Sequence[Any] | torch.Tensor = ...,
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
@@ -107,7 +107,7 @@ def to_onnx(
 
 def to_onnx(
     mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | torch.Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     input_names: Sequence[str] | None = None,
@@ -126,7 +126,7 @@ def to_onnx(
     Args:
         mod: an ``nn.Module`` (captured by ``torch.export``), an ``ExportedProgram``, or an FX
             ``GraphModule``: Dynamo's, or one of ATen operators, with or without metadata.
-        args: example arguments.
+        args: example arguments; a tensor stands for one.
         kwargs: example keyword arguments of an ``nn.Module``.
         input_names: a name for each input of the model; see ``create_input_names``.
         target_opset: the opset of the standard domain, 18 to 23.
@@ -152,7 +152,9 @@ def to_onnx(
     dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
     if filename is not None:
         check_target(filename)
-    mod, args = _flat(mod, args)
+    # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
+    given = (args,) if isinstance(args, torch.Tensor) else args
+    mod, args = _flat(getattr(mod, "_orig_mod", mod), given)
     source = obtain_graph(
         mod,
         args,

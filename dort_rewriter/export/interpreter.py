@@ -84,7 +84,7 @@ def convert_graph(
     """
     if opset not in OPSETS:
         raise ExportError(
-            f"Opset {opset} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
+            f"Opset {opset!r} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
         )
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
     interpreter.recorder.own_kernels = own_kernels

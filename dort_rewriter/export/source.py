@@ -8,6 +8,7 @@ when its nodes carry none.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +85,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _from_program(program: torch.export.ExportedProgram, decompositions: Table) -> Source:
-    lowered = program.run_decompositions(dict(decompositions))
+    with warnings.catch_warnings():
+        # torch 2.13 copies tree specs of a class that it deprecates.
+        warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
+        lowered = program.run_decompositions(dict(decompositions))
     signature = lowered.graph_signature
     stored = {**lowered.state_dict, **lowered.constants}
     targets = {
@@ -95,6 +99,11 @@ def _from_program(program: torch.export.ExportedProgram, decompositions: Table) 
     graph_module = lowered.graph_module
     _drop_numbers(graph_module, signature)
     _keep_outputs(graph_module, set(signature.user_outputs))
+    if empty := [target for target in targets.values() if stored[target].is_meta]:
+        raise CaptureError(
+            f"{', '.join(map(repr, empty[:3]))} {'is' if len(empty) == 1 else 'are'} on the meta "
+            "device and without values: load the weights first (to_empty, load_state_dict)."
+        )
     return Source(graph_module, {name: stored[target] for name, target in targets.items()})
 
 

@@ -217,9 +217,12 @@ def _check_interface(session: Session, signature: GraphSignature) -> None:
             )
         on_device = slot.device is not None and slot.device.type != "cpu"
         if on_device and {p.name for p in session.providers} == {CPU}:
+            assert slot.device is not None
+            advice = "move the model to the CPU."
+            if slot.device.type == "cuda":
+                advice = f"install onnxruntime-gpu (`pip install dort-rewriter[gpu]`) or {advice}"
             raise ExecutionError(
-                f"{slot.name!r} is on {slot.device}, the session runs on the CPU only: install "
-                "onnxruntime-gpu (`pip install dort-rewriter[gpu]`) or move the model to the CPU."
+                f"{slot.name!r} is on {slot.device}, the session runs on the CPU only: {advice}"
             )
 
 

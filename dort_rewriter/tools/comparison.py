@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import logging
 import statistics
 import time
 import warnings
@@ -133,7 +134,7 @@ EXPORTERS: dict[str, Exporter] = {
 
 def compare_exporters(
     model: torch.nn.Module,
-    args: Sequence[Any],
+    args: Sequence[Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     exporters: Sequence[str] = tuple(EXPORTERS),
@@ -150,7 +151,7 @@ def compare_exporters(
 
     Args:
         model: a module.
-        args: its arguments.
+        args: its arguments; a tensor stands for one.
         kwargs: its arguments by name.
         exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
         target_opset: the opset of the models.
@@ -164,7 +165,8 @@ def compare_exporters(
         raise OptionError(f"Unknown exporter {unknown[0]!r}: known are {', '.join(EXPORTERS)}.")
     if repeat < 1:
         raise OptionError(f"repeat is 1 or more, not {repeat}.")
-    given, named = tuple(args), dict(kwargs or {})
+    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    named = dict(kwargs or {})
     with torch.no_grad():
         expected = [t for t in _leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
         candidates = [
@@ -204,8 +206,9 @@ class _Candidate:
         made = cls(name)
         start = time.perf_counter()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of no concern to who compares
+            # What an exporter says meanwhile is of no concern to who compares.
+            with warnings.catch_warnings(), _quiet("torch.onnx"):
+                warnings.simplefilter("ignore")
                 made.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
             made.seconds = time.perf_counter() - start
             made.session = create_session(made.proto)
@@ -242,6 +245,18 @@ class _Candidate:
             facts |= {"max_difference": difference, "agrees": agrees}
             facts["run_milliseconds"] = statistics.median(times)
         return ExporterResult(exporter=self.name, error=self.error, **facts)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let a logger, and those below it, say errors only."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _leaves(value: Any) -> list[Any]:

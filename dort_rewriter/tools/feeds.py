@@ -61,7 +61,8 @@ def build_matching_inputs(
 
     What one model takes as an input may be an initializer of the other. Inputs of the same name
     are the same; the rest is matched by element type and shape, in the order of the models
-    (inputs before initializers), as long as both have as many of each.
+    (inputs before initializers), as long as both have as many of each; where that leaves a
+    choice, an input stands for an input and an initializer for an initializer.
 
     Args:
         model: the model whose inputs are known.
@@ -73,21 +74,28 @@ def build_matching_inputs(
 
     """
     known = _known_values(load_model(model), feeds)
+    kinds = {i.name: i.kind for i in inputs_from_onnx_model(model, init=True)}
     wanted = inputs_from_onnx_model(other)
     matched = {
         w.name: known.pop(w.name) for w in wanted if w.name in known and _fits(w, known[w.name])
     }
     waiting = [w for w in wanted if w.name not in matched]
+    used: set[str] = set()
     for want in waiting:
         alike = [w for w in waiting if w.type == want.type and w.shape == want.shape]
         candidates = [name for name, value in known.items() if _fits(want, value)]
-        if len(candidates) != len(alike):
+        # A size without a number takes any: among too many, inputs go to inputs.
+        if len(candidates) > len(alike):
+            candidates = [name for name in candidates if kinds[name] == want.kind]
+        found = candidates[alike.index(want)] if len(candidates) == len(alike) else None
+        if found is None or found in used:
             raise OptionError(
                 f"{want} of the second model has {len(candidates)} counterparts in the first "
                 f"({', '.join(candidates) or 'none'}), for {len(alike)} inputs alike: rename the "
                 "inputs so that they match by name."
             )
-        matched[want.name] = known[candidates[alike.index(want)]]
+        used.add(found)
+        matched[want.name] = known[found]
     as_tensors = any(isinstance(value, torch.Tensor) for value in feeds.values())
     make = array_to_tensor if as_tensors else np.asarray
     return {w.name: make(matched[w.name]) for w in wanted}

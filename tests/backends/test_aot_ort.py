@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import logging
+
+import pytest
 import torch
 
-from dort_rewriter import make_aot_ort
+from dort_rewriter import OptionError, make_aot_ort
 
 
 def test_a_pair_of_the_same_backend_that_trains() -> None:
@@ -29,3 +32,20 @@ def test_without_rewriting_the_model_is_as_exported() -> None:
 def test_left_out_rules_are_written_into_the_selection() -> None:
     backend, _ = make_aot_ort(enable_pattern="default", disable_pattern="CastCast,Identity")
     assert backend._options.optimization.patterns == "default-CastCast-Identity"
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "disable"])
+def test_levels_have_two_names(level: str) -> None:
+    backend, _ = make_aot_ort(ort_optimization_level=level)
+    assert backend._options.ort_optimization_level == "disable"
+    with pytest.raises(OptionError, match=r"not 'most'"):
+        make_aot_ort(ort_optimization_level="most")
+
+
+def test_the_log_says_what_runs_in_onnxruntime(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    backend, _ = make_aot_ort()
+    with caplog.at_level(logging.INFO, logger="dort_rewriter"), torch.no_grad():
+        torch.compile(torch.nn.Linear(3, 2), backend=backend)(torch.randn(4, 3))
+    (line,) = (r.getMessage() for r in caplog.records if "is a model of" in r.getMessage())
+    assert "on CPUExecutionProvider, inputs ['input" in line

@@ -358,3 +358,23 @@ def test_a_graph_module_that_returns_a_structure(traced: str) -> None:
     assert len(proto.graph.input) == 1
     (got,) = ReferenceEvaluator(proto).run(None, {proto.graph.input[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), model(x)["y"].detach())
+
+
+def test_a_tensor_stands_for_one_argument_and_a_compiled_module_for_its_own() -> None:
+    model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    expected = model(x).detach()
+    for given in (model, torch.compile(model, backend="eager")):
+        torch.testing.assert_close(run(to_onnx(given, x), x)[0], expected)
+
+
+def test_weights_without_values_are_refused() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(4, 3)
+    with pytest.raises(CaptureError, match=r"'weight', 'bias' are on the meta device.*to_empty"):
+        to_onnx(model, (torch.randn(2, 4, device="meta"),))
+
+
+@pytest.mark.parametrize("opset", [17, 99, "18"])
+def test_opsets_that_are_not_supported(opset: Any) -> None:
+    with pytest.raises(ExportError, match=f"Opset {opset!r} is not supported: choose from 18"):
+        to_onnx(torch.nn.ReLU(), (X,), target_opset=opset)

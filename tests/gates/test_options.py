@@ -100,3 +100,36 @@ def test_a_key_like_no_other_lists_the_known_ones() -> None:
 def test_what_is_no_mapping_is_refused_by_type() -> None:
     with pytest.raises(OptionError, match="ExportOptions, got list"):
         options.from_mapping(options.ExportOptions, [("strict", True)])
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        ("OrtBackendOptions", {"freeze": "yes"}, "freeze of OrtBackendOptions is True or False"),
+        (
+            "OrtBackendOptions",
+            {"target_opset": "18"},
+            "target_opset .* is a whole number, not '18'",
+        ),
+        ("OrtBackendOptions", {"target_opset": True}, "target_opset .* is a whole number"),
+        ("OrtBackendOptions", {"intra_op_threads": 1.5}, "intra_op_threads .* is a whole number"),
+        ("OrtBackendOptions", {"spinning": "never"}, "spinning .* is one of 'on', 'stop', 'off'"),
+        (
+            "OrtBackendOptions",
+            {"preferred_execution_providers": "CPUExecutionProvider"},
+            "preferred_execution_providers .* is a list, not 'CPU",
+        ),
+        ("OrtBackendOptions", {"placement": {"aten::mm": "gpu"}}, "not 'gpu' of 'aten::mm'"),
+        ("OptimizationOptions", {"verbose": "1"}, "verbose .* is a whole number, not '1'"),
+        ("OptimizationOptions", {"processor": 0}, "processor .* is a text, not 0"),
+        ("ExportOptions", {"strict": None}, "strict .* is True or False, not None"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(cls: str, values: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        getattr(options, cls)(**values)
+
+
+def test_none_is_a_value_where_it_says_so() -> None:
+    made = options.OrtBackendOptions(ort_optimization_level=None, intra_op_threads=None)
+    assert made.intra_op_threads is None

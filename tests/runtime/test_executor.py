@@ -327,8 +327,11 @@ def test_signature_against_the_model_is_refused() -> None:
     with pytest.raises(ExecutionError, match=r"'x' is tensor\(float\).*torch.int64"):
         Executor(session, signature([tensor("x", torch.int64)], [result("y")]))
     on_cuda = dataclasses.replace(tensor("x"), device=torch.device("cuda", 0))
-    with pytest.raises(ExecutionError, match="runs on the CPU only"):
+    with pytest.raises(ExecutionError, match="runs on the CPU only: install onnxruntime-gpu"):
         Executor(session, signature([on_cuda], [result("y")]))
+    on_meta = dataclasses.replace(tensor("x"), device=torch.device("meta"))
+    with pytest.raises(ExecutionError, match=r"on meta, .* CPU only: move the model to the CPU"):
+        Executor(session, signature([on_meta], [result("y")]))
 
 
 def test_outputs_keep_order_and_may_repeat() -> None:

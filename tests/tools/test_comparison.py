@@ -125,3 +125,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["agrees"] is True
+
+
+def test_a_tensor_stands_for_one_argument_and_exporters_are_quiet(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found = compare_exporters(torch.nn.Linear(3, 2), torch.randn(1, 3), repeat=1)
+    assert [r.agrees for r in found.results] == [True, True, True]
+    assert capfd.readouterr().err == ""

@@ -129,6 +129,25 @@ def test_too_many_counterparts_are_refused() -> None:
         build_matching_inputs(one, {"z": np.zeros(2, np.float32)}, parse(LINEAR))
 
 
+def test_a_weight_that_has_the_shape_of_an_input_is_no_counterpart_of_it() -> None:
+    weight = "<float[4,4] w = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}>"
+    model = parse(f"(float[N,4] x) => (float[N,4] y) {weight} {{ y = MatMul(x, w) }}")
+    other = parse(f"(float[N,4] z) => (float[N,4] y) {weight} {{ y = MatMul(z, w) }}")
+    x = np.arange(20, dtype=np.float32).reshape(5, 4)
+    got = build_matching_inputs(model, {"x": x}, other)
+    assert list(got) == ["z"]
+    np.testing.assert_array_equal(got["z"], x)
+
+
+def test_nothing_stands_for_two_inputs() -> None:
+    weight = "<float[4,4] w = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}>"
+    model = parse(f"(float[N,4] x) => (float[N,4] y) {weight} {{ y = MatMul(x, w) }}")
+    other = parse("(float[N,4] a, float[M,4] b) => (float[N,M] y) { y = MatMul(a, b) }")
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    with pytest.raises(OptionError, match=r"INPUT b: .* rename the inputs"):
+        build_matching_inputs(model, {"x": x}, other)
+
+
 def test_feeds_must_be_those_of_the_first_model() -> None:
     model = two("a", "b")
     values = np.zeros(2, np.float32)

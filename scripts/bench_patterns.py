@@ -1,11 +1,13 @@
 """What each set of rewriting rules does to real graphs: nodes, time in ONNX Runtime, errors.
 
 usage: python scripts/bench_patterns.py [--json FILE] [--models mlp ...] [--sets default ...]
-                                        [--seconds S] [--threads N] [--llama-step]
+                                        [--seconds S] [--threads N] [--near-misses]
+                                        [--llama-step]
 
 Graphs of small models, forward, backward and inference, with known and with symbolic sizes. The
 sessions of all sets of a graph run in turn in one loop, with the same number of threads; medians
 are reported. ``none`` is the graph as it is exported; ONNX Runtime's own optimizer is on for all.
+With --near-misses: under each row, what rules refused, and why.
 With --llama-step: time in ONNX Runtime's kernels alone, by its profiler, for one training step of
 a two-layer Llama, against the unoptimized graphs.
 Exits with 1 when an error is beyond the tolerance, or a set applied twice still changes something.
@@ -78,6 +80,11 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
+def print_near_misses(row: dict[str, Any]) -> None:
+    for reason, count in sorted(row["near_misses"].items(), key=lambda pair: -pair[1]):
+        print(f"    {count:3} x {reason}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -86,6 +93,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="*", choices=["static", "dynamic"], default=None)
     parser.add_argument("--seconds", type=float, default=1.0, help="per graph, for all sets")
     parser.add_argument("--threads", type=int, default=1, help="of a session")
+    parser.add_argument("--near-misses", action="store_true", help="what rules refused, and why")
     parser.add_argument("--llama-step", action="store_true", help="only the Llama training step")
     parser.add_argument("--rounds", type=int, default=20, help="of the Llama training step")
     arguments = parser.parse_args()
@@ -105,6 +113,8 @@ def main() -> int:
                         captured, arguments.sets, arguments.seconds, arguments.threads
                     ):
                         print_row(row)
+                        if arguments.near_misses:
+                            print_near_misses(row)
                         rows.append(row)
         wrong = any(row["applied_again"] or not row["within_tolerance"] for row in rows)
     if arguments.json:

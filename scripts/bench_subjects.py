@@ -73,6 +73,7 @@ class Subject:
             "in_torch": self.fallbacks,
             "applied": count_matches(self.reports),
             "applied_again": self.applied_again(),
+            "near_misses": near_misses(self.reports),
             "optimize_seconds": sum(r.seconds for r in self.reports),
             "ms": statistics.median(self.seconds) * 1e3 if self.seconds else None,
             "max_error": error,
@@ -85,6 +86,16 @@ def count_matches(reports: Sequence[OptimizeReport]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update({name: r.matches for name, r in report.rules.items() if r.matches})
+    return dict(counts)
+
+
+def near_misses(reports: Sequence[OptimizeReport]) -> dict[str, int]:
+    """Return how often each rule refused, and why, with what it found the first time."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        for rule in report.rules.values():
+            for reason, count in rule.refusals.items():
+                counts[f"{rule.name}: {reason} ({rule.examples[reason]})"] += count
     return dict(counts)
 
 

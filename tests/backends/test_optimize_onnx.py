@@ -77,6 +77,19 @@ def test_a_wrong_option_is_an_error() -> None:
         optimize_onnx(_parse(SQUARE), {"processor": "ABACUS"})
 
 
+def test_the_processor_is_asked_for_its_kernels() -> None:
+    """A provider that is not there has none; rules that need no kernel apply."""
+    gelu = """g (float[4] x) => (float[4] y) <float h = {0.5}, float o = {1.0},
+    float r = {0.70710677}> {
+        i = Identity(x) m = Mul(i, h) a = Mul(x, r) f = Erf(a) p = Add(f, o) y = Mul(m, p) }"""
+    selection = "default+onnxruntime"
+    here = optimize_onnx(_parse(gelu), {"patterns": selection, "processor": "CPU"})
+    assert _operators(here) == ["Gelu"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        there = optimize_onnx(_parse(gelu), {"patterns": selection, "processor": "CUDA"})
+        assert _operators(there) == ["Mul", "Mul", "Erf", "Add", "Mul"]
+
+
 def test_subgraphs_read_what_is_rewritten() -> None:
     """Names of the outer graph that a branch reads."""
     model = _parse("""g (float[N] x, bool c) => (float[N] y) {

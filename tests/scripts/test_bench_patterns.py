@@ -19,7 +19,7 @@ def test_a_model_is_measured(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = [sys.executable, str(SCRIPTS / "bench_patterns.py"), "--models", "mlp"]
     command += ["--sets", "none", "default", "--sizes", "static"]
-    command += ["--seconds", "0", "--json", str(figures)]
+    command += ["--seconds", "0", "--near-misses", "--json", str(figures)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(figures.read_text())["rows"]
@@ -34,6 +34,8 @@ def test_a_model_is_measured(tmp_path: Path) -> None:
         assert row["ms"] > 0
         assert row["nodes_before"] >= row["nodes_after"] > 0
         assert row["set"] == "default" or row["speedup"] == 1
+        assert all(f"x {reason}" in done.stdout for reason in row["near_misses"])
+    assert any(row["near_misses"] for row in rows)
 
 
 @pytest.fixture(name="subjects")

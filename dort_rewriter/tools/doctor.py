@@ -10,6 +10,8 @@ import importlib
 import importlib.metadata
 import platform
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import REMOVED_IN, parse_series
+from dort_rewriter.runtime.disk_cache import cache_folder
 from dort_rewriter.tools.command import brief
 
 __all__ = ["Finding", "examine"]
@@ -45,18 +48,23 @@ def examine(trial: bool = True) -> Iterator[Finding]:
     yield Finding("ok", "python", platform.python_version())
     yield from check_requirements(_requirements(), _version)
     report = status()
-    yield from check_flavours([name.split()[0] for name in report.onnxruntime])
+    flavours = [name.split()[0] for name in report.onnxruntime]
+    yield from check_flavours(flavours)
     torch, failure = _import("torch")
     if torch is None:
         yield Finding("problem", "torch", f"cannot be imported: {failure}", "pip install torch")
         return
-    yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "")
+    if flavours:  # without one, everything below that needs it says the same again
+        yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "", flavours)
     importlib.import_module("torch.onnx")  # where the hook has its work
     yield from check_hook(status())
     dynamo = importlib.import_module("torch._dynamo")
     yield from check_backend_name(dynamo.list_backends(exclude_tags=()))
     yield from check_dump_path(env.read("ONNXRT_DUMP_PATH"))
-    if trial:
+    yield check_cache(cache_folder())
+    yield check_compiler(env.read("CXX"))
+    yield check_graphviz(shutil.which("dot"))
+    if trial and flavours:
         yield check_training(train_a_little)
 
 
@@ -94,18 +102,21 @@ def check_flavours(names: Sequence[str]) -> Iterator[Finding]:
             "problem", "onnxruntime", "is not installed", 'pip install "dort-rewriter[cpu]"'
         )
     elif len(names) > 1:
-        # The one with more in it is the one that somebody installed on purpose.
-        kept = next((n for n in (GPU, TRAINING) if n in names), names[0])
-        extra = {GPU: "gpu", TRAINING: "training"}.get(kept, "cpu")
         yield Finding(
             "problem",
             "onnxruntime",
             f"{' and '.join(names)} are installed over each other: parts of each are lost",
-            f'pip uninstall -y {" ".join(names)} && pip install "dort-rewriter[{extra}]"',
+            f'pip uninstall -y {" ".join(names)} && pip install "dort-rewriter[{_extra(names)}]"',
         )
 
 
-def check_onnxruntime(cuda: bool, numpy: str) -> Iterator[Finding]:
+def _extra(names: Sequence[str]) -> str:
+    """Return the extra to install: what has more in it was installed on purpose."""
+    kept = next((n for n in (GPU, TRAINING) if n in names), "")
+    return {GPU: "gpu", TRAINING: "training"}.get(kept, "cpu")
+
+
+def check_onnxruntime(cuda: bool, numpy: str, names: Sequence[str] = ()) -> Iterator[Finding]:
     """Import onnxruntime and look at what it can do."""
     from dort_rewriter.runtime import installed, providers
 
@@ -115,17 +126,19 @@ def check_onnxruntime(cuda: bool, numpy: str) -> Iterator[Finding]:
             f"{installed.max_ir_version()}"
         )
     except DortError as error:
-        yield explain_import_failure(str(error), numpy)
+        yield explain_import_failure(str(error), numpy, names)
         return
     yield Finding("ok", "onnxruntime", text)
     yield from check_providers(providers.available(), cuda)
 
 
-def explain_import_failure(message: str, numpy: str) -> Finding:
+def explain_import_failure(message: str, numpy: str, names: Sequence[str] = ()) -> Finding:
     """Tell whether numpy is the reason: builds for numpy 1 do not load with numpy 2."""
     if "numpy" in message.lower() and numpy.startswith("2"):
         return Finding("problem", "onnxruntime", message, "pip install 'numpy<2'")
-    return Finding("problem", "onnxruntime", message, 'pip install "dort-rewriter[cpu]"')
+    # --upgrade: it may be there, and too old.
+    mend = f'pip install --upgrade "dort-rewriter[{_extra(names)}]"'
+    return Finding("problem", "onnxruntime", message, mend)
 
 
 def check_providers(names: Sequence[str], cuda: bool) -> Iterator[Finding]:
@@ -207,6 +220,47 @@ def check_dump_path(prefix: str) -> Iterator[Finding]:
             f"ONNXRT_DUMP_PATH={prefix} is in a folder that does not exist",
             f"mkdir -p {Path(prefix).parent}",
         )
+
+
+def check_cache(folder: Path) -> Finding:
+    """Try to write where models and kernels are kept between processes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Finding(
+            "problem",
+            "cache",
+            f"{folder} cannot be written ({error.strerror}): no process finds what others made",
+            f"export DORT_CACHE_DIR={Path(tempfile.gettempdir()) / 'dort_rewriter'}",
+        )
+    return Finding("ok", "cache", str(folder))
+
+
+def check_compiler(name: str) -> Finding:
+    """Look for the compiler of our own kernels."""
+    if (found := shutil.which(name)) is not None:
+        return Finding("ok", "compiler", found)
+    return Finding(
+        "note",
+        "compiler",
+        f"there is no C++ compiler {name!r}: the patterns 'experimental' apply nothing, and "
+        "Inductor does not work",
+        "apt-get install g++  # or set CXX to the one that is installed",
+    )
+
+
+def check_graphviz(program: str | None) -> Finding:
+    """Look for what draws models to files."""
+    if program is not None:
+        return Finding("ok", "graphviz", program)
+    return Finding(
+        "note",
+        "graphviz",
+        "its program `dot` is missing: plot_dot draws with a simpler layout, and to no file",
+        "apt-get install graphviz",
+    )
 
 
 def check_training(train: Callable[[], float]) -> Finding:

@@ -97,7 +97,22 @@ def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(installed, "describe", fail)
     assert only(doctor.check_onnxruntime(False, "2.1.0")).mend == "pip install 'numpy<2'"
     finding = only(doctor.check_onnxruntime(False, "1.26.4"))
-    assert (finding.state, finding.mend) == ("problem", 'pip install "dort-rewriter[cpu]"')
+    mend = 'pip install --upgrade "dort-rewriter[{}]"'
+    assert (finding.state, finding.mend) == ("problem", mend.format("cpu"))
+    finding = only(doctor.check_onnxruntime(False, "1.26.4", ["onnxruntime-training"]))
+    assert finding.mend == mend.format("training")
+
+
+def test_an_onnxruntime_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "_BATCH_API", (("OrtValueVector", "no_such_method"),))
+    installed.load_onnxruntime.cache_clear()
+    installed.describe.cache_clear()
+    try:
+        finding = only(doctor.check_onnxruntime(False, "2.1.0", ["onnxruntime-gpu"]))
+    finally:
+        installed.load_onnxruntime.cache_clear()
+    assert "onnxruntime >= 1.21 or onnxruntime-training >= 1.19 is needed" in finding.text
+    assert finding.mend == 'pip install --upgrade "dort-rewriter[gpu]"'
 
 
 def hook(**facts: Any) -> HookStatus:
@@ -138,6 +153,35 @@ def test_the_dump_path(tmp_path: Path) -> None:
     assert only(doctor.check_dump_path(str(tmp_path / "m_"))).mend == "unset ONNXRT_DUMP_PATH"
     finding = only(doctor.check_dump_path(str(tmp_path / "none" / "m_")))
     assert (finding.state, finding.mend) == ("problem", f"mkdir -p {tmp_path / 'none'}")
+
+
+def test_the_folder_of_the_cache(tmp_path: Path) -> None:
+    assert doctor.check_cache(tmp_path / "new" / "folder").state == "ok"
+    file = tmp_path / "file"
+    file.touch()
+    finding = doctor.check_cache(file / "folder")
+    assert finding.state == "problem"
+    assert "cannot be written" in finding.text
+    assert finding.mend.startswith("export DORT_CACHE_DIR=")
+
+
+def test_programs_that_are_missing_are_worth_a_note(tmp_path: Path) -> None:
+    compiler = tmp_path / "mycc"
+    compiler.touch(mode=0o755)
+    assert doctor.check_compiler(str(compiler)).state == "ok"
+    finding = doctor.check_compiler("no-such-compiler")
+    assert finding.state == "note"
+    assert "'no-such-compiler'" in finding.text
+    assert finding.mend.startswith("apt-get install g++")
+    assert doctor.check_graphviz("/usr/bin/dot").state == "ok"
+    assert doctor.check_graphviz(None).mend == "apt-get install graphviz"
+
+
+def test_without_onnxruntime_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "status", lambda: hook())
+    findings = list(examine())
+    assert [f.subject for f in findings if f.state == "problem"] == ["onnxruntime"]
+    assert "trial" not in {f.subject for f in findings}
 
 
 def test_a_trial_that_fails_or_is_wrong() -> None:

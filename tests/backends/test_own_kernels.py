@@ -49,7 +49,7 @@ def compiled(
         results = run(list(args))
         nodes = [n for b in blocks for n in b.exported.model.graph]
         own = {n.op_type for n in nodes if n.domain == custom_kernels.DOMAIN}
-        used.update(own - {"Elementwise"})  # which any rest may become
+        used.update(own - {"Elementwise", "Sum"})  # which any rest may become
         return results
 
     return call, used
@@ -253,6 +253,109 @@ def test_gradients_of_transposed_convolutions() -> None:
         )
 
     check(backward, g, x, w, uses={"Columns"}, rtol=1e-4, atol=1e-4)
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 7, 70), (150, 33), (1, 1), (4, 2, 3000)], ids=str)
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm(shape: tuple[int, ...], axes: int, affine: bool) -> None:
+    """Of numbers far from zero, and its gradients."""
+    x, grad = torch.randn(shape) + 100, torch.randn(shape)
+    inner = list(shape[-axes:])
+    weight, bias = torch.randn(inner), torch.randn(inner)
+
+    def forward(x: torch.Tensor, w: Any, b: Any) -> Any:
+        w, b = (w, b) if affine else (None, None)
+        return aten.native_layer_norm(x, inner, w, b, 1e-5)
+
+    check(forward, x, weight, bias, uses={"LayerNorm"}, rtol=1e-4, atol=1e-3)
+    _, mean, rstd = forward(x, weight, bias)
+
+    def backward(g: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any) -> Any:
+        w, b, mask = (w, b, [True] * 3) if affine else (None, None, [True, False, False])
+        return aten.native_layer_norm_backward(g, x, inner, mean, rstd, w, b, mask)[: sum(mask)]
+
+    args = (grad, x, mean, rstd, weight, bias)
+    check(backward, *args, uses={"LayerNormGrad"}, rtol=1e-3, atol=2e-3)
+
+
+def test_gradients_of_a_layer_norm_that_are_not_asked_for() -> None:
+    """Those of the weight and the bias alone."""
+    x, grad, weight, bias = (torch.randn(s) for s in ((4, 6), (4, 6), (6,), (6,)))
+    _, mean, rstd = aten.native_layer_norm(x, [6], weight, bias, 1e-5)
+
+    def backward(*args: Any) -> Any:
+        g, x, mean, rstd, w, b = args
+        mask = [False, True, True]
+        return aten.native_layer_norm_backward(g, x, [6], mean, rstd, w, b, mask)[1:]
+
+    check(backward, grad, x, mean, rstd, weight, bias, uses={"LayerNormGrad"})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_layer_norm_of_what_is_not_finite(value: float) -> None:
+    """Its row is NaN, the others are not."""
+    x = torch.randn(5, 40)
+    x[2, 3] = value
+
+    def forward(x: torch.Tensor) -> Any:
+        return aten.native_layer_norm(x, [40], None, None, 1e-5)[0]
+
+    check(forward, x, uses={"LayerNorm"}, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 4, 700), (1, 1)], ids=str)
+@pytest.mark.parametrize("special", [False, True])
+def test_gradient_of_a_softmax(log: bool, shape: tuple[int, ...], special: bool) -> None:
+    """Along the last axis, of probabilities that are zero too."""
+    name = "_log_softmax" if log else "_softmax"
+    x, grad = 3 * torch.randn(shape), torch.randn(shape)
+    if special:
+        x[..., 0] = -math.inf
+        grad.view(-1)[-1] = math.nan
+    y = getattr(aten, name)(x, -1, False)
+
+    def backward(grad: torch.Tensor, y: torch.Tensor) -> Any:
+        return getattr(aten, f"{name}_backward_data")(grad, y, -1, torch.float32)
+
+    check(backward, grad, y, uses={"SoftmaxGrad"})
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradient_of_a_softmax_along_another_axis(axis: int) -> None:
+    """It has no kernel."""
+    y, grad = torch.randn(3, 4, 5).softmax(axis), torch.randn(3, 4, 5)
+
+    def backward(grad: torch.Tensor, y: torch.Tensor) -> Any:
+        return aten._softmax_backward_data(grad, y, axis, torch.float32)
+
+    run, used = compiled(backward, grad, y)
+    torch.testing.assert_close(run(grad, y)[0], backward(grad, y))
+    assert "SoftmaxGrad" not in used
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 700), (3, 5000), ()], ids=str)
+def test_gradient_of_a_gelu(shape: tuple[int, ...]) -> None:
+    """Also of what is large, or not finite."""
+    x, grad = 4 * torch.randn(shape), torch.randn(shape)
+    if len(shape) == 2:
+        special = [0.0, -0.0, 1e-30, 5.0, -5.0, 20.0, -20.0, 1e30, math.inf, -math.inf, math.nan]
+        x[0, : len(special)] = torch.tensor(special)
+    check(aten.gelu_backward, grad, x, uses={"GeluGrad"}, rtol=2e-6, atol=1e-6)
+
+
+def test_gradient_of_a_gelu_with_a_tangent() -> None:
+    """It is one node of elementwise operators."""
+    x, grad = 4 * torch.randn(4, 70), torch.randn(4, 70)
+
+    def backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
+        return aten.gelu_backward(grad, x, approximate="tanh")
+
+    check(backward, grad, x, uses=set())
 
 
 # -- where they are not used --------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -101,6 +102,8 @@ def gelu_backward(
     op: Recorder, grad_output: Value, x: Value, *, approximate: str = "none"
 ) -> Value:
     """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
+    if approximate == "none" and op.takes_own(grad_output, x):
+        return own_kernels.gelu_gradient(op, grad_output, x)
     grad, x = widen(op, grad_output), widen(op, x)
     if approximate == "tanh":
         gate = op.Tanh(_gelu_argument(op, x))

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -67,6 +68,8 @@ def layer_norm(
     first = -len(normalized_shape)
     axes = list(range(first, 0))
     x, weight, bias = _wide(op, input, weight, bias)
+    if isinstance(eps, float) and op.takes_own(x, weight, bias):
+        return own_kernels.layer_norm(op, x, normalized_shape, weight, bias, eps)
     if x.dtype is ir.DataType.DOUBLE:  # LayerNormalization would return float32 statistics
         y, mean, rstd = _standardize(op, x, axes, eps)
         y = y if weight is None else y * weight
@@ -93,6 +96,10 @@ def layer_norm_backward(
     """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     inner = len(normalized_shape)
     grad, x, mean, rstd, weight = _wide(op, grad_out, input, mean, rstd, weight)
+    if any(output_mask) and op.takes_own(grad, x, mean, rstd, weight):
+        of_input = bool(output_mask[0])
+        read = (grad, x, normalized_shape, mean, rstd, weight)
+        return _typed(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
     standard = (x - mean) * rstd
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:

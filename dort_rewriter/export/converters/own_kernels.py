@@ -19,8 +19,12 @@ __all__ = [
     "batch_norm_gradient",
     "columns",
     "columns_gradient",
+    "gelu_gradient",
+    "layer_norm",
+    "layer_norm_gradient",
     "max_pool",
     "max_pool_gradient",
+    "softmax_gradient",
 ]
 
 
@@ -58,11 +62,10 @@ def columns_gradient(op: Recorder, x: Value, shape: Value, windows: Sequence[Win
     return result
 
 
-def _per_channel(op: Recorder, value: Value | None, like: Value, number: float) -> Value:
+def _filled(op: Recorder, value: Value | None, sizes: Sequence[Any], number: float) -> Value:
     if value is not None:
         return value
-    size = op.vector([op.size(like, 1)])
-    result: Value = op.Expand(op.constant(number, ir.DataType.FLOAT), size)
+    result: Value = op.Expand(op.constant(number, ir.DataType.FLOAT), op.vector(sizes))
     return result
 
 
@@ -70,11 +73,11 @@ def batch_norm(
     op: Recorder, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value, Value]:
     """Return x normalized by its own statistics: their mean, reciprocal deviation, variance."""
-    weight, bias = _per_channel(op, weight, x, 1.0), _per_channel(op, bias, x, 0.0)
+    channels = [op.size(x, 1)]
+    weight, bias = _filled(op, weight, channels, 1.0), _filled(op, bias, channels, 0.0)
     y, *statistics = op.own("BatchNorm", x, weight, bias, outputs=4, epsilon=float(eps))
-    channels = ir.Shape([x.dims[1]])
     for statistic in statistics:
-        statistic.shape = channels
+        statistic.shape = ir.Shape([x.dims[1]])
     mean, rstd, variance = statistics
     return y, mean, rstd, variance
 
@@ -91,8 +94,56 @@ def batch_norm_gradient(
     of_input: bool,
 ) -> tuple[Value | None, Value, Value]:
     """Return the gradients of x (None if not asked), weight and bias."""
-    weight = _per_channel(op, weight, x, 1.0)
+    weight = _filled(op, weight, [op.size(x, 1)], 1.0)
     read: tuple[Any, ...] = (grad, x, weight, mean, rstd)
     results = op.own("BatchNormGrad", *read, outputs=2 + of_input, training=int(train))
     of_weight, of_bias, *rest = results
     return rest[0] if of_input else None, of_weight, of_bias
+
+
+def layer_norm(
+    op: Recorder,
+    x: Value,
+    normalized_shape: Sequence[Any],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """Return x normalized over its last axes, the mean and the reciprocal deviation."""
+    weight = _filled(op, weight, normalized_shape, 1.0)
+    bias = _filled(op, bias, normalized_shape, 0.0)
+    axes = len(normalized_shape)
+    results = op.own("LayerNorm", x, weight, bias, outputs=3, axes=axes, epsilon=float(eps))
+    y, mean, rstd = results
+    return y, mean, rstd
+
+
+def layer_norm_gradient(
+    op: Recorder,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[Any],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    *,
+    of_input: bool,
+) -> tuple[Value | None, Value, Value]:
+    """Return the gradients of x (None if not asked), weight and bias."""
+    weight = _filled(op, weight, normalized_shape, 1.0)
+    read = (grad, x, mean, rstd, weight)
+    results = op.own("LayerNormGrad", *read, outputs=2 + of_input, axes=len(normalized_shape))
+    of_weight, of_bias, *rest = results
+    return rest[0] if of_input else None, of_weight, of_bias
+
+
+def softmax_gradient(op: Recorder, grad: Value, output: Value, *, log: bool) -> Value:
+    """Return the gradient of a softmax along the last axis, or of its logarithm."""
+    result: Value = op.own("SoftmaxGrad", grad, output, log=int(log))
+    return result
+
+
+def gelu_gradient(op: Recorder, grad: Value, x: Value) -> Value:
+    """Return the gradient of a Gelu with an error function."""
+    result: Value = op.own("GeluGrad", grad, x)
+    return result

@@ -6,6 +6,7 @@ import math
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -44,11 +45,21 @@ def safe_softmax(op: Recorder, x: Value, dim: int, dtype: ir.DataType | None = N
     return op.Where(is_masked, op.constant(0.0, op.dtype), _along(op, "Softmax", x, dim))
 
 
+def _is_own(op: Recorder, grad: Value, output: Value, dim: int) -> bool:
+    """Tell whether our kernel takes a gradient: that along the last axis."""
+    return (
+        bool(output.rank) and dim % output.rank == output.rank - 1 and op.takes_own(grad, output)
+    )
+
+
 @converter("aten::_softmax_backward_data")
 def softmax_backward(
     op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
 ) -> Value:
     """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    if _is_own(op, grad_output, output, dim):
+        gradient = own_kernels.softmax_gradient(op, grad_output, output, log=False)
+        return op.cast(gradient, input_dtype)
     weighted = grad_output * output
     return op.cast(weighted - output * _sum_along(op, weighted, dim), input_dtype)
 
@@ -58,5 +69,8 @@ def log_softmax_backward(
     op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
 ) -> Value:
     """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    if _is_own(op, grad_output, output, dim):
+        gradient = own_kernels.softmax_gradient(op, grad_output, output, log=True)
+        return op.cast(gradient, input_dtype)
     total = _sum_along(op, grad_output, dim)
     return op.cast(grad_output - op.Exp(output) * total, input_dtype)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "functions.h"
 #include "kernel.h"
 
 enum Operation : int64_t {
@@ -30,41 +31,11 @@ enum Operation : int64_t {
   kGreater,
   kGreaterOrEqual,
   kWhere,
+  kErf,
+  kTanh,
+  kLog,
   kOperations,
 };
-
-#if defined(__FMA__)
-inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-#else
-inline float fused(float a, float b, float c) { return a * b + c; }
-#endif
-
-inline float exponential(float x) {
-  // e ** x = 2 ** n * e ** r with |r| <= ln(2) / 2, and the series of e ** r. Without a branch, so
-  // that compilers use vectors. The sum with 3 * 2 ** 22 rounds, and leaves n in the last bits.
-  constexpr float kRound = 12582912.0f, kHighest = 88.7f, kLowest = -87.3f;
-  float shifted = fused(x, 1.44269504088896341f, kRound);
-  float n = shifted - kRound;
-  float r = fused(n, 2.12194440054690583e-4f, fused(n, -0.693359375f, x));
-  float p = 1.0f / 5040;
-  p = fused(p, r, 1.0f / 720);
-  p = fused(p, r, 1.0f / 120);
-  p = fused(p, r, 1.0f / 24);
-  p = fused(p, r, 1.0f / 6);
-  p = fused(p, r, 0.5f);
-  p = fused(p, r, 1.0f);
-  p = fused(p, r, 1.0f);
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, 4);
-  bits = (bits - 0x4b400000u + 127u) << 23;
-  float power;
-  std::memcpy(&power, &bits, 4);
-  p *= power;
-  p = x > kHighest ? HUGE_VALF : p;
-  return x < kLowest ? 0.0f : p;
-}
-
-inline double exponential(double x) { return std::exp(x); }
 
 template <typename C>
 using Step = void (*)(const C* a, const C* b, const C* c, C* out, int64_t n);
@@ -95,6 +66,9 @@ ELEMENTWISE(less_or_equal, a[i] <= b[i] ? C(1) : C(0))
 ELEMENTWISE(greater, a[i] > b[i] ? C(1) : C(0))
 ELEMENTWISE(greater_or_equal, a[i] >= b[i] ? C(1) : C(0))
 ELEMENTWISE(choose, a[i] != C(0) ? b[i] : c[i])
+ELEMENTWISE(erf_all, error_function(a[i]))
+ELEMENTWISE(tanh_all, hyperbolic_tangent(a[i]))
+ELEMENTWISE(log_all, logarithm(a[i]))
 #undef ELEMENTWISE
 
 template <typename C>
@@ -103,6 +77,7 @@ constexpr Step<C> kSteps[kOperations] = {
     minimum<C>,     negate<C>,     absolute<C>,      square_root<C>, reciprocal<C>,
     relu<C>,        sigmoid<C>,    exp_all<C>,       equal<C>,   less<C>,
     less_or_equal<C>, greater<C>,  greater_or_equal<C>, choose<C>,
+    erf_all<C>,     tanh_all<C>,   log_all<C>,
 };
 
 // How the elements of an input are found from those of the result.

@@ -2,7 +2,9 @@
 
 #include "batch_norm.h"
 #include "elementwise.h"
+#include "gelu.h"
 #include "rotary.h"
+#include "rows.h"
 #include "scatter.h"
 #include "windows.h"
 
@@ -23,7 +25,9 @@ EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
       for (const OrtCustomOp* op :
            {operator_of<Elementwise>(), operator_of<Rotary>(), operator_of<ScatterZeros>(),
             operator_of<MaxPool>(), operator_of<MaxPoolGrad>(), operator_of<Columns>(),
-            operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>()}) {
+            operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>(),
+            operator_of<Sum>(), operator_of<LayerNorm>(), operator_of<LayerNormGrad>(),
+            operator_of<SoftmaxGrad>(), operator_of<GeluGrad>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
       return created;

@@ -7,6 +7,7 @@ from dort_rewriter.optimize.patterns.experimental.chains import ElementwiseChain
 from dort_rewriter.optimize.patterns.experimental.operators import OwnOperators
 from dort_rewriter.optimize.patterns.experimental.rotary import Rotary
 from dort_rewriter.optimize.patterns.experimental.scatter import ConstantOfShapeScatterND
+from dort_rewriter.optimize.patterns.experimental.sums import Sums
 
 __all__ = ["RULES"]
 
@@ -14,6 +15,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     OwnOperators,
     Rotary,
     ConstantOfShapeScatterND,
+    Sums,
     ElementwiseChains,
 )
 """In the order they are tried."""

@@ -13,8 +13,9 @@ __all__ = ["OwnOperators"]
 
 
 class OwnOperators(GraphPass):
-    """Poolings by maximum, batch norms, columns of convolutions -> ``MaxPool``, ``BatchNorm``,
-    ``Columns`` and their gradients, in float32, when a model is exported."""
+    """Poolings by maximum, batch and layer norms, columns of convolutions -> ``MaxPool``,
+    ``BatchNorm``, ``LayerNorm``, ``Columns`` and their gradients, ``SoftmaxGrad``, ``GeluGrad``,
+    in float32, when a model is exported."""
 
     def run(self, graph: GraphView) -> int:
         """Leave a model as it is: whoever exported it has done the work."""

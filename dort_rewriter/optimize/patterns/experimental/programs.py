@@ -16,13 +16,14 @@ _CODES: Mapping[str, int] = {
     name: code
     for code, name in enumerate(
         "Add Sub Mul Div Max Min Neg Abs Sqrt Reciprocal Relu Sigmoid Exp Equal Less LessOrEqual "
-        "Greater GreaterOrEqual Where".split()
+        "Greater GreaterOrEqual Where Erf Tanh Log".split()
     )
 }
 _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 _OPERANDS = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), 2),
     **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Relu", "Sigmoid", "Exp"), 1),
+    **dict.fromkeys(("Erf", "Tanh", "Log"), 1),
     "Where": 3,
 }
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})

@@ -88,7 +88,7 @@ def bar_chart(bars: Mapping[str, float], title: str, unit: str = "", width: int 
 def _svg(width: int, height: int) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}">'
+        f'viewBox="0 0 {width} {height}" style="background:#fff">'
     )
 
 

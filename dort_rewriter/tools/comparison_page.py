@@ -44,7 +44,8 @@ def comparison_html(data: Data) -> str:
 
 
 _STYLE = (
-    "body{font-family:sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}"
+    "body{font-family:sans-serif;margin:2em;color:#1f2529;background:#fff}"
+    "table{border-collapse:collapse;margin:1em 0}"
     "td,th{padding:.25em .8em;border-bottom:1px solid #ccc;text-align:right}"
     "td:first-child,th:first-child{text-align:left}"
 )

@@ -16,6 +16,7 @@ __all__ = ["speed_rows", "write_page"]
 
 STYLE = """
 body{font-family:Helvetica,Arial,sans-serif;color:#1f2529;margin:2em auto;max-width:1100px}
+html{background:#fff}
 table{border-collapse:collapse}td,th{padding:4px 14px;border-bottom:1px solid #dde2e6}
 td{text-align:right}td:first-child,th:first-child{text-align:left}
 pre,.graph{overflow:auto;border:1px solid #dde2e6;padding:8px;max-height:80vh}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ class DotPlot:
         """Return an SVG image, by graphviz or, where it is missing, with a simpler layout."""
         if find_dot() is None:
             return draw(self.diagram, colours(self.diagram))
-        image = _run_dot(self.dot, "svg").decode("utf-8")
+        image = _centred(_run_dot(self.dot, "svg").decode("utf-8"))
         return image[image.index("<svg") :]  # without the header, so that it fits into a page
 
     def save(self, path: str | Path) -> Path:
@@ -72,7 +73,7 @@ class DotPlot:
         target = Path(path)
         match target.suffix:
             case ".svg":
-                content = _run_dot(self.dot, "svg")
+                content = _centred(_run_dot(self.dot, "svg").decode("utf-8")).encode("utf-8")
             case ".png":
                 content = _run_dot(self.dot, "png")
             case ".dot":
@@ -120,6 +121,24 @@ def _run_dot(source: str, kind: Format) -> bytes:
     if done.returncode:
         raise DortError(f"graphviz failed: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
+
+
+_LABELLED = re.compile(
+    r'(<(?:path|polygon) [^>]*?(?: d| points)="([^"]*)"/>\n)'
+    r'((?:<text text-anchor="start" [^\n]*\n)+)'
+)
+
+
+def _centred(image: str) -> str:
+    """Centre the texts of the boxes: graphviz places them by the widths of its own fonts."""
+
+    def centre(match: re.Match[str]) -> str:
+        places = [float(x) for x in re.findall(r"(-?[\d.]+),", match[2])]
+        middle = (min(places) + max(places)) / 2
+        anchor = f'text-anchor="middle" x="{middle:.2f}"'
+        return match[1] + re.sub(r'text-anchor="start" x="[^"]*"', anchor, match[3])
+
+    return _LABELLED.sub(centre, image)
 
 
 def colours(diagram: Diagram) -> dict[str, str]:

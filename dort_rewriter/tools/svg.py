@@ -8,7 +8,7 @@ Arrows go straight to their box, also past others; subgraphs stand among the res
 from __future__ import annotations
 
 import html
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,10 +20,18 @@ CHARACTER, LINE, GAP, LAYER_GAP, MARGIN = 6.2, 14.0, 22.0, 46.0, 12.0
 ROUNDS = 8
 """Sweeps over the layers; the order rarely changes after the first four."""
 
-STYLE = (
-    "text{font:11px Helvetica,Arial,sans-serif;text-anchor:middle;fill:#1f2529}"
-    ".t{font-weight:bold}.s{font-size:9px}.l{font-size:9px;fill:#4a525a}"
-    "rect{stroke:#8a94a0}path{fill:none;stroke:#6b7580;marker-end:url(#tip)}"
+STYLE = "".join(
+    # NOTE: within one class, since a page may show other images: a style holds for all of it.
+    f".onnx-graph {rule}"
+    for rule in (
+        "text{font:11px Helvetica,Arial,sans-serif;text-anchor:middle;fill:#1f2529}",
+        ".t{font-weight:bold}",
+        ".s{font-size:9px}",
+        # Lines that pass behind a label do not strike it out.
+        ".l{font-size:9px;fill:#4a525a;stroke:#fff;stroke-width:3px;paint-order:stroke}",
+        "rect{stroke:#8a94a0}",
+        "path{fill:none;stroke:#6b7580;marker-end:url(#tip)}",
+    )
 )
 MARKER = (
     '<defs><marker id="tip" markerWidth="7" markerHeight="7" refX="6" refY="3" orient="auto">'
@@ -48,14 +56,18 @@ def draw(diagram: Diagram, colours: Mapping[str, str], ends: str = "#d5edd3") ->
     placed = _place(boxes, diagram.arrows)
     width = max((p.x + p.width / 2 for p in placed.values()), default=0.0) + MARGIN
     height = max((p.y + p.height for p in placed.values()), default=0.0) + MARGIN
+    leaving = Counter(arrow.start for arrow in diagram.arrows)
     body = [_arrow(arrow, placed) for arrow in diagram.arrows]
+    # After all arrows, so that none is drawn over a label.
+    body += [_label(a, placed, leaving[a.start] > 1) for a in diagram.arrows if a.label]
     for item in placed.values():
         fill = colours[item.box.domain] if item.box.kind == "node" else ends
         body += _box(item, fill)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-            f'viewBox="0 0 {width:.0f} {height:.0f}">',
+            f'viewBox="0 0 {width:.0f} {height:.0f}" class="onnx-graph" '
+            'style="background:#fff">',
             f"<style>{STYLE}</style>{MARKER}",
             *body,
             "</svg>",
@@ -159,11 +171,20 @@ def _arrow(arrow: Arrow, placed: Mapping[str, Placed]) -> str:
     x1, y1, x2, y2 = start.x, start.y + start.height, end.x, end.y
     bend = max(20.0, (y2 - y1) / 2)
     dashes = ' stroke-dasharray="4 3"' if arrow.returns else ""
-    path = (
+    return (
         f'<path d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 + bend:.1f} {x2:.1f},{y2 - bend:.1f} '
         f'{x2:.1f},{y2:.1f}"{dashes}><title>{html.escape(arrow.tooltip)}</title></path>'
     )
-    if not arrow.label:
-        return path
-    x, y = (x1 + 3 * x2) / 4, (y1 + 3 * y2) / 4 - 4
-    return f'{path}<text class="l" x="{x:.1f}" y="{y:.1f}">{html.escape(arrow.label)}</text>'
+
+
+def _label(arrow: Arrow, placed: Mapping[str, Placed], towards_end: bool) -> str:
+    """Write the label where arrows are apart: near the end of those that share their start."""
+    start, end = placed[arrow.start], placed[arrow.end]
+    x1, y1, x2, y2 = start.x, start.y + start.height, end.x, end.y
+    bend = max(20.0, (y2 - y1) / 2)
+    # A point of the curve.
+    t = 0.7 if towards_end else 0.3
+    far, near = t * t * (3 - 2 * t), (1 - t) * (1 - t) * (1 + 2 * t)
+    x = near * x1 + far * x2
+    y = near * y1 + far * y2 + 3 * t * (1 - t) * (1 - 2 * t) * bend
+    return f'<text class="l" x="{x:.1f}" y="{y + 3:.1f}">{html.escape(arrow.label)}</text>'

@@ -21,6 +21,7 @@ from tests.tools.test_onnx_text import MODEL
 
 NEEDS_DOT = pytest.mark.skipif(find_dot() is None, reason="graphviz is not installed")
 PNG = b"\x89PNG"
+HEAD = '<ir_version: 9, opset_import: ["": 18]>'
 
 
 @pytest.fixture
@@ -205,6 +206,52 @@ def test_files_of_graphviz(model: onnx.ModelProto, tmp_path: Path) -> None:
 def test_graphviz_draws_three_hundred_nodes(tmp_path: Path) -> None:
     image = plot_dot(chain(300)).save(tmp_path / "m.svg").read_text()
     assert image.count('class="node"') == 302
+
+
+def test_texts_of_graphviz_are_centred_whatever_the_font_here() -> None:
+    box = (
+        '<path fill="#fff" stroke="#000" d="M30,-8C30,-8 10,-8 10,-8 10,-4 20,-2 30,-8"/>\n'
+        '<text text-anchor="start" x="11.5" y="-5" font-weight="bold">Gemm</text>\n'
+        '<text text-anchor="start" x="13" y="-3">transB=1</text>\n'
+    )
+    edge = '<path fill="none" d="M5,-1C5,-1 9,-9"/>\n<text text-anchor="middle" x="7">N</text>\n'
+    got = dot._centred(box + edge)
+    assert got.count('<text text-anchor="middle" x="20.00" y=') == 2
+    assert got.endswith(edge)
+
+
+@NEEDS_DOT
+def test_no_text_of_graphviz_is_left_where_its_fonts_put_it(
+    model: onnx.ModelProto, tmp_path: Path
+) -> None:
+    plot = plot_dot(model)
+    for image in (plot.svg(), plot.save(tmp_path / "m.svg").read_text()):
+        assert 'text-anchor="start"' not in image
+
+
+@pytest.mark.usefixtures("without_program")
+def test_the_style_of_an_image_holds_for_nothing_else(model: onnx.ModelProto) -> None:
+    image = plot_dot(model).svg()
+    (style,) = re.findall(r"<style>(.*?)</style>", image)
+    rules = re.findall(r"([^{}]+)\{", style)
+    assert rules
+    assert all(rule.startswith(".onnx-graph ") for rule in rules)
+    root = ET.fromstring(image)
+    assert root.attrib["class"] == "onnx-graph"
+    assert "background:#fff" in root.attrib["style"]
+
+
+@pytest.mark.usefixtures("without_program")
+def test_labels_of_arrows_that_meet_are_apart() -> None:
+    text = "(float[N,3] a, float[N,3] b) => (float[N,3] y) { y = Add(a, b) }"
+    image = ET.fromstring(plot_dot(onnx.parser.parse_model(f"{HEAD} g {text}")).svg())
+    labels = [
+        float(t.attrib["x"])
+        for t in image.iter("{http://www.w3.org/2000/svg}text")
+        if t.attrib["class"] == "l" and t.text == "N x 3"
+    ]
+    left, right = sorted(labels[:2])
+    assert right - left > 30
 
 
 def program(folder: Path, text: str) -> str:

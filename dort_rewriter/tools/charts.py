@@ -70,7 +70,8 @@ def line_chart(
 
 def bar_chart(bars: Mapping[str, float], title: str, unit: str = "", width: int = 640) -> str:
     """Return horizontal bars with their values as SVG."""
-    left, row, top = 200, 26, 34
+    # As wide as the longest name, whatever the font: 7 is a wide letter of 12 pixels.
+    left, row, top = 24 + 7 * max((len(name) for name in bars), default=0), 26, 34
     longest = max(bars.values(), default=0.0) or 1.0
     lines = [_svg(width, top + row * len(bars) + 8), _label(10, 20, title)]
     for number, (name, value) in enumerate(bars.items()):

@@ -49,15 +49,22 @@ def speed_rows(result: DemoResult) -> list[tuple[str, ...]]:
 def write_page(result: DemoResult, path: Path) -> Path:
     """Write one HTML file with everything in it."""
     curves = {c.backend: c.losses for c in result.competitors if not c.failure}
+    names = {"eager": "eager mode", "inductor": "Inductor"}
+    others = [
+        html.escape(names.get(c.backend, c.backend))
+        for c in result.competitors
+        if c.backend != "onnxrt"
+    ]
     times = {c.backend: 1000 * c.usual for c in result.competitors if not c.failure}
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>dort_rewriter</title><style>{STYLE}</style></head><body>",
         "<h1>A model trained through ONNX Runtime</h1>",
-        "<p><code>torch.compile(model, backend='onnxrt')</code> beside eager mode and Inductor, "
-        f"on the same data from the same weights. torch {html.escape(torch.__version__)}.</p>",
+        "<p><code>torch.compile(model, backend='onnxrt')</code> beside "
+        f"{' and '.join(others)}, on the same data from the same weights. "
+        f"torch {html.escape(torch.__version__)}.</p>",
         "<h2>Loss</h2>",
-        line_chart(curves, "loss of each step: the curves coincide"),
+        line_chart(curves, "loss of each step; thin curves are drawn over thick ones"),
         "<h2>Speed</h2>",
         bar_chart(times, "median step, shorter is faster", " ms"),
         _table(result),

@@ -52,6 +52,16 @@ def test_bars_are_in_proportion() -> None:
     assert "2 ms" in [element.text for element in image.findall(f"{SVG}text")]
 
 
+def test_long_names_of_bars_are_not_cut() -> None:
+    name = "default+onnxruntime+experimental"
+    image = ET.fromstring(bar_chart({name: 1.0}, "t"))
+    (label,) = (e for e in image.findall(f"{SVG}text") if e.text == name)
+    assert label.attrib["text-anchor"] == "end"
+    assert float(label.attrib["x"]) >= 7 * len(name)
+    (bar,) = image.findall(f"{SVG}rect")
+    assert float(bar.attrib["width"]) > 100
+
+
 @pytest.mark.parametrize("chart", [line_chart, bar_chart])
 def test_nothing_is_drawn_of_nothing(chart: object) -> None:
     ET.fromstring(chart({}, "empty"))

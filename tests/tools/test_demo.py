@@ -41,6 +41,7 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     page = (tmp_path / "here" / "demo.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 4
     assert page.count("<h3>demo_") == 2
+    assert "beside eager mode, on the same data" in page
     assert "Gemm" in page
 
 

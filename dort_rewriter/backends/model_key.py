@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OptimizationOptions
@@ -141,6 +142,7 @@ def _choices(recipe: Recipe) -> Iterator[str]:
     yield dispatcher
     yield f"{recipe.options.target_opset} {recipe.rename_inputs}"
     optimization = recipe.options.optimization
+    yield f"own kernels: {uses_own_kernels(optimization)}"  # a compiler may come and go
     if optimization.dump_applied_patterns is not None:
         raise _NoKey("dump_applied_patterns")
     for field in dataclasses.fields(OptimizationOptions):

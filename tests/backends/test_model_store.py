@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.backends import building
+from dort_rewriter.backends import building, own_kernels
 from dort_rewriter.backends.model_key import fingerprint
 
 
@@ -133,6 +133,22 @@ def test_options_count(exports: list[str]) -> None:
     for options in ({}, {"target_opset": 20}, {"optimization": {"patterns": None}}):
         torch.testing.assert_close(_compile(torch.relu, **options)(x), torch.relu(x))
     assert len(exports) == 3
+
+
+def test_a_compiler_counts(exports: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with kernels of our own is of no use where they cannot be compiled any more."""
+
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.max_pool2d(x, 2)
+
+    x = torch.randn(1, 2, 6, 6)
+    options = {"optimization": {"patterns": "default+onnxruntime+experimental"}}
+    for count in (1, 1):
+        torch.testing.assert_close(_compile(pool, **options)(x), pool(x))
+        assert len(exports) == count
+    monkeypatch.setattr(own_kernels, "is_available", lambda: False)
+    torch.testing.assert_close(_compile(pool, **options)(x), pool(x))
+    assert len(exports) == 2
 
 
 def test_dynamic_shapes_are_kept(exports: list[str]) -> None:

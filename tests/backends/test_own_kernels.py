@@ -396,6 +396,49 @@ def test_sizes_may_be_symbols() -> None:
     assert used >= {"MaxPool", "BatchNorm"}
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_sizes_of_convolutions_may_be_symbols(stride: int) -> None:
+    """One model of the gradients serves all sizes; those of the kernel are known."""
+
+    def weight() -> torch.Tensor:
+        return torch.arange(108.0).reshape(4, 3, 3, 3).sin()
+
+    def backward(g: torch.Tensor, x: torch.Tensor) -> Any:
+        return aten.convolution_backward(
+            g, x, weight(), [4], [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True] * 3
+        )
+
+    def arguments(*shape: int) -> tuple[torch.Tensor, ...]:
+        x = torch.randn(shape)
+        return torch.randn_like(torch.conv2d(x, weight(), None, stride, 1)), x
+
+    args = arguments(2, 3, 8, 10)
+    run, used = compiled(backward, *args, mode="symbolic")
+    for given in (args, arguments(3, 3, 12, 7), arguments(5, 3, 9, 14)):
+        for got, expected in zip(run(*given), backward(*given), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert used == {"Columns", "ColumnsGrad"}
+
+
+def test_sizes_of_rows_may_be_symbols() -> None:
+    """Layer norms, softmax and Gelu."""
+
+    def backward(g: torch.Tensor, x: torch.Tensor) -> Any:
+        y, mean, rstd = aten.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
+        mask = [True, False, False]
+        of_x = aten.native_layer_norm_backward(g, x, x.shape[-1:], mean, rstd, None, None, mask)[0]
+        p = aten._softmax(y, -1, False)
+        softmax = aten._softmax_backward_data(of_x, p, -1, torch.float32)
+        return [softmax, aten.gelu_backward(softmax, x), x.sum(0), x.sum(-1)]
+
+    run, used = compiled(backward, torch.randn(4, 5, 9), torch.randn(4, 5, 9), mode="symbolic")
+    for shape in ((4, 5, 9), (3, 70, 20), (2, 2, 700)):
+        g, x = torch.randn(shape), torch.randn(shape)
+        for got, expected in zip(run(g, x), backward(g, x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert used == {"LayerNorm", "LayerNormGrad", "SoftmaxGrad", "GeluGrad"}
+
+
 def test_an_empty_batch_has_none() -> None:
     """It is left to the nodes that are known to serve it."""
     x = torch.randn(0, 3, 8, 8)

@@ -166,6 +166,9 @@ class OrtBackendOptions:
     spinning: Literal["on", "stop", "off"] = "stop"
     """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``. Threads
     that spin between runs starve those of torch in a training loop."""
+    arena: Literal["session", "shared", "none"] = "session"
+    """Where sessions on the CPU take memory: ``session``, an arena of each; ``shared``, one of the
+    process, which takes less and outlives them; ``none``, the system, as torch does."""
 
     def __post_init__(self) -> None:
         """Accept a mapping for the options inside, and refuse values of another type."""

@@ -221,7 +221,9 @@ def _build_session(model: Any, providers: Providers, options: OrtBackendOptions)
     if settings is None:
         policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
         settings = session_options(
-            optimization_level=options.ort_optimization_level, threads=policy
+            optimization_level=options.ort_optimization_level,
+            threads=policy,
+            arena=options.arena,
         )
     try:
         return create_session(model, providers=providers, options=settings)

@@ -36,6 +36,7 @@ from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.runtime.arenas import give_back
 from dort_rewriter.runtime.providers import CPU, ProviderSpec, infer
 
 __all__ = [
@@ -133,6 +134,7 @@ class OrtBackend:
     def reset(self) -> None:
         """Forget every session; what is compiled and still in use keeps its own."""
         self._all_ort_execution_info.clear()
+        give_back()
 
     @staticmethod
     def get_cached_instance_for_options(

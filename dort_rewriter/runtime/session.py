@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.model_files import Model, serialize
@@ -61,6 +62,7 @@ def session_options(
     *,
     optimization_level: OptimizationLevel | None = None,
     threads: ThreadPolicy | None = None,
+    arena: Arena = "session",
 ) -> onnxruntime.SessionOptions:
     """Return new options of onnxruntime; None leaves onnxruntime's own optimization level."""
     ort = load_onnxruntime()
@@ -69,6 +71,7 @@ def session_options(
     if optimization_level is not None:
         options.graph_optimization_level = _level(optimization_level)
     (threads or ThreadPolicy()).apply(options)
+    use_arena(arena, options)
     return options
 
 

@@ -42,6 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
     "onnxrt-freeze": {"freeze": True},
     "onnxrt-autotune": {"autotune": True},
+    "onnxrt-shared": {"arena": "shared"},
+    "onnxrt-no-arena": {"arena": "none"},
 }
 """Options of the onnxrt backend by the name that a benchmark gives them."""
 

@@ -58,6 +58,17 @@ def test_digits_are_learnt_as_in_eager(dynamic: bool) -> None:
     assert backend.execution_count == 12
 
 
+@pytest.mark.parametrize("arena", ["session", "shared", "none"])
+def test_the_memory_may_come_from_anywhere(arena: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    compiled, _ = compile_strictly(model, dynamic=True, arena=arena)
+    for batch in (2, 7, 3):
+        x = torch.randn(batch, 4)
+        got = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
+        want = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        torch.testing.assert_close(got, want)
+
+
 def test_a_batch_of_one_is_specialized() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     compiled, backend = compile_strictly(model, dynamic=True)

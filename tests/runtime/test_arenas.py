@@ -1,0 +1,101 @@
+"""Where sessions take memory: the results are the same, and outlive whatever made them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from dort_rewriter.errors import OptionError
+from dort_rewriter.runtime.arenas import Arena, give_back
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.session import create_session, session_options
+from tests.runtime.graphs import parse, result, signature, tensor
+
+BODY = "(float[N] x) => (float[N] y) { a = Exp(x) b = Neg(a) y = Add(b, a) }"
+
+ARENAS = get_args(Arena)
+
+
+needs_glibc = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists() or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="reads Linux's /proc, and needs glibc to tell used memory from kept",
+)
+
+
+def _used_bytes() -> int:
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def _executor(arena: Any) -> Executor:
+    session = create_session(parse(BODY), options=session_options(arena=arena))
+    return Executor(session, signature([tensor("x")], [result("y")]))
+
+
+@pytest.mark.parametrize(
+    ("arena", "in_session", "of_process"),
+    [("session", True, None), ("shared", True, "1"), ("none", False, None)],
+)
+def test_the_settings_of_a_session(arena: Any, in_session: bool, of_process: str | None) -> None:
+    options = session_options(arena=arena)
+    assert options.enable_cpu_mem_arena is in_session
+    if of_process is not None:
+        assert options.get_session_config_entry("session.use_env_allocators") == of_process
+
+
+def test_another_word_is_refused() -> None:
+    wrong: Any = "mine"
+    with pytest.raises(OptionError, match="'mine'"):
+        session_options(arena=wrong)
+
+
+@pytest.mark.parametrize("arena", ARENAS)
+def test_results_outlive_the_session(arena: Any) -> None:
+    run = _executor(arena)
+    kept = [run(torch.full((n,), 1.0))[0] for n in (10, 1000, 100_000)]
+    del run
+    gc.collect()
+    other = _executor(arena)
+    scratch = [other(torch.ones(n)) for n in (10, 1000, 100_000)]
+    assert all(k.eq(0).all() for k in kept)
+    kept[2].fill_(3)
+    assert all(s[0].eq(0).all() for s in scratch)
+
+
+@needs_glibc
+def test_the_shared_arena_is_given_back() -> None:
+    large, small = torch.ones(20_000_000), torch.ones(4000)
+    run = _executor("shared")
+    (kept,) = run(small)
+    (gone,) = run(large)
+    with_result = _used_bytes()
+    del gone
+    give_back()
+    assert with_result - _used_bytes() > 150_000_000
+    assert kept.eq(0).all()
+    assert run(small)[0].eq(0).all()
+
+
+@pytest.mark.parametrize("arena", ARENAS)
+def test_threads_share_it(arena: Any) -> None:
+    executors = [_executor(arena) for _ in range(2)]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for size in range(1, 60):
+            (y,) = executors[number % 2](torch.full((size * 97,), float(number)))
+            if not y.eq(0).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -107,9 +107,15 @@ def describe(built: BuiltBlock) -> str:
     providers = "" if session is None else f" on {', '.join(p.name for p in session.providers)}"
     return (
         f"A graph of {len(built.graph_module.graph.nodes)} nodes is a model of "
-        f"{len(built.exported.model.graph)}{providers}, inputs {list(signature.input_names)}, "
-        f"outputs {list(signature.output_names)}"
+        f"{len(built.exported.model.graph)}{providers}, inputs {_few(signature.input_names)}, "
+        f"outputs {_few(signature.output_names)}"
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return names, the first ones of many."""
+    shown = ", ".join(map(repr, names[:8]))
+    return f"[{shown}{f', ... {len(names)} in all' if len(names) > 8 else ''}]"
 
 
 class Block:

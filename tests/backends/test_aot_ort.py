@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, make_aot_ort
+from dort_rewriter.backends.compilation import _few
 
 
 def test_a_pair_of_the_same_backend_that_trains() -> None:
@@ -49,3 +50,8 @@ def test_the_log_says_what_runs_in_onnxruntime(caplog: pytest.LogCaptureFixture)
         torch.compile(torch.nn.Linear(3, 2), backend=backend)(torch.randn(4, 3))
     (line,) = (r.getMessage() for r in caplog.records if "is a model of" in r.getMessage())
     assert "on CPUExecutionProvider, inputs ['input" in line
+
+
+def test_the_log_does_not_list_hundreds_of_names() -> None:
+    assert _few(["a", "b"]) == "['a', 'b']"
+    assert _few([str(i) for i in range(600)]).endswith("'7', ... 600 in all]")

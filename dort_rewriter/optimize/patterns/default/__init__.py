@@ -33,6 +33,7 @@ from dort_rewriter.optimize.patterns.default.neutrals import (
 from dort_rewriter.optimize.patterns.default.norms import RMSNormalization
 from dort_rewriter.optimize.patterns.default.powers import PowToMul
 from dort_rewriter.optimize.patterns.default.reductions import ReduceReshape
+from dort_rewriter.optimize.patterns.default.regions import ReshapeElementwise
 from dort_rewriter.optimize.patterns.default.scalings import (
     DivToMul,
     MulMulMul,
@@ -101,6 +102,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Attention,
     CommonSubexpressions,
     SlicesSplit,
+    ReshapeElementwise,
     LeavesLast,
 )
 """In the order they are tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,14 @@ def onnxrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         _forget()
         yield
         _forget()
+
+
+@pytest.fixture
+def silent(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which the package warns by ``logging``; Python's warnings are errors anyway."""
+    yield
+    ours = [r for r in caplog.get_records("call") if r.name.startswith("dort_rewriter")]
+    assert [r.getMessage() for r in ours if r.levelno >= logging.WARNING] == []
 
 
 def _forget() -> None:

@@ -15,6 +15,8 @@ from torch import nn
 
 from tests.backends.ways import compile_strictly, models
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 STATIC_OR_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 
 

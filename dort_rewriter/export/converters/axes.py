@@ -54,10 +54,12 @@ def reshape(op: Recorder, x: Value, dims: Sequence[int | str], size: Sequence[An
     for i, (d, s) in enumerate(zip(dims, size, strict=True)):
         if isinstance(d, int):
             target.append(d)
-        elif i < len(have) and have[i] == d:
-            target.append(0)
         else:
-            target.append(s if -1 in target else -1)
+            target.append(0 if i < len(have) and have[i] == d else s)
+    if not any(type(s) is int and s == -1 for s in target):
+        computed = (i for i, s in enumerate(target) if isinstance(s, ir.Value))
+        if (first := next(computed, None)) is not None:
+            target[first] = -1
     return op.Reshape(x, op.vector(target))
 
 

@@ -25,7 +25,7 @@ def onnxrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def silent(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test in which the package warns by ``logging``; Python's warnings are errors anyway."""
+    """Fail a test in which the package logs a warning; those of Python are errors anyway."""
     yield
     ours = [r for r in caplog.get_records("call") if r.name.startswith("dort_rewriter")]
     assert [r.getMessage() for r in ours if r.levelno >= logging.WARNING] == []

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from dort_rewriter.export.converters.axes import pad_axes
 from dort_rewriter.export.converters.opmath import HALVES, store, widen
 from dort_rewriter.export.converters.windows import (
     Size,
@@ -65,7 +66,7 @@ def _average(op: Recorder, x: Value, windows: Sequence[Windows], *, include_pad:
     batch = x if has_batch else op.Unsqueeze(x, [0])
     spare = any(w.ceil_mode for w in windows) and not all(isinstance(n, int) for n in sizes)
     if spare:  # room for one window too many, which may be more than onnxruntime pads
-        batch = op.Pad(batch, pads, None, list(range(2, 2 + rank)))
+        batch = pad_axes(op, batch, pads, range(2, 2 + rank))
     pooled = op.AveragePool(
         batch,
         kernel_shape=[w.kernel for w in windows],
@@ -126,7 +127,7 @@ def _sum_windows(op: Recorder, x: Value, windows: Sequence[Windows]) -> Value:
         count = count_windows(op, size, *windows[axis])
         around = margins(size, count, windows[axis])
         if any(around):
-            x = op.Pad(x, list(around), None, [x.rank + axis])
+            x = pad_axes(op, x, around, [axis])
         x = functools.reduce(op.Add, window_parts(op, x, axis, count, windows[axis]))
     return x
 
@@ -172,8 +173,7 @@ def _tile(op: Recorder, share: Value, sizes: Sequence[Size], windows: Sequence[W
     ends = [n - c * w.kernel for n, c, w in zip(sizes, counts, windows, strict=True)]
     if all(isinstance(end, int) and end == 0 for end in ends):
         return tiled
-    axes = list(range(share.rank - rank, share.rank))
-    return op.Pad(tiled, op.vector([*[0] * rank, *ends]), None, axes)
+    return op.Pad(tiled, op.vector([*[0] * (2 * share.rank - rank), *ends]))
 
 
 def _spread(
@@ -204,14 +204,14 @@ def _spread_axis(op: Recorder, share: Value, axis: int, size: Size, windows: Win
     sizes = [op.size(share, i) for i in range(share.rank)]
     length = sizes[axis] * stride
     if stride > 1:
-        apart = op.Pad(op.Unsqueeze(share, [place + 1]), [0, stride - 1], None, [place + 1])
+        apart = pad_axes(op, op.Unsqueeze(share, [place + 1]), [0, stride - 1], [place + 1])
         sizes[axis] = length
         share = op.Reshape(apart, op.vector(sizes))
     parts = []
     for i in range(windows.kernel):
         before = i - windows.padding
         after = size - length - before
-        parts.append(op.Pad(share, op.vector([before, after]), None, [place]))
+        parts.append(pad_axes(op, share, [before, after], [place]))
     return functools.reduce(op.Add, parts)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "flatten",
     "from_front",
     "normalize_position",
+    "pad_axes",
     "product",
     "reshape",
     "result_dims",
@@ -84,6 +85,28 @@ def from_front(op: Recorder, x: Value, axes: Sequence[int]) -> Value:
     rest = [i for i in range(x.rank) if i not in axes]
     moved = [*axes, *rest]
     return op.Transpose(x, perm=[moved.index(i) for i in range(x.rank)])
+
+
+def pad_axes(
+    op: Recorder,
+    x: Value,
+    pads: Sequence[int | Value],
+    axes: Sequence[int],
+    filler: Any = None,
+    **attributes: Any,
+) -> Value:
+    """Pad some axes: what goes in front of each, then what goes behind each; negative to crop.
+
+    NOTE: the amounts are written out for all axes. Pad has an input for fewer, which the optimizer
+    of onnxruntime 1.19 overlooks when it moves a Transpose across: the session is not built.
+    """
+    amounts: list[int | Value] = [0] * (2 * x.rank)
+    for place, axis in enumerate(axes):
+        amounts[axis % x.rank] = pads[place]
+        amounts[axis % x.rank + x.rank] = pads[place + len(axes)]
+    inputs = [x, op.vector(amounts), *([] if filler is None else [filler])]
+    result: Value = op.Pad(*inputs, **attributes)
+    return result
 
 
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:

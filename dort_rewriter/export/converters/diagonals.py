@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import from_front, to_front
+from dort_rewriter.export.converters.axes import from_front, pad_axes, to_front
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -75,7 +75,7 @@ def _pad(op: Recorder, x: Value, pads: list[int | Value]) -> Value:
     amounts = op.vector(pads)
     if amounts.const_value is not None and not amounts.const_value.numpy().any():
         return x
-    return op.Pad(x, amounts, None, [x.rank - 1])
+    return pad_axes(op, x, pads, [-1])
 
 
 def _mask(op: Recorder, rows: int | Value, columns: int | Value, offset: int) -> Value:

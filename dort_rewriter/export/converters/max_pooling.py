@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.axes import product
+from dort_rewriter.export.converters.axes import pad_axes, product
 from dort_rewriter.export.converters.opmath import is_float
 from dort_rewriter.export.converters.reductions import extremum
 from dort_rewriter.export.converters.scattering import scatter
@@ -94,9 +94,8 @@ def _pool_axis(
     before, after = margins(size, count, windows)
     assert value.dtype is not None
     if before or after:
-        pads = [before, after]
-        padded = op.Pad(value, pads, op.constant(lowest(value.dtype), value.dtype), [axis])
-        value = padded
+        filler = op.constant(lowest(value.dtype), value.dtype)
+        value = pad_axes(op, value, [before, after], [axis], filler)
     values = window_parts(op, value, axis, count, windows)
     if place is None:
         return values[0] if len(values) == 1 else op.Max(*values), None
@@ -118,7 +117,7 @@ def _pad_places(
         return op.Gather(place, [*head, *range(size), *last], axis=place.rank + axis)
     parts = [op.Gather(place, head, axis=place.rank + axis)] if head else []
     whole = op.Concat(*parts, place, axis=axis)
-    return op.Pad(whole, [0, after], 0, [place.rank + axis]) if after else whole
+    return pad_axes(op, whole, [0, after], [axis], 0) if after else whole
 
 
 def choose(op: Recorder, values: Sequence[Value], places: Sequence[Value]) -> tuple[Value, Value]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import END
+from dort_rewriter.export.converters.axes import END, pad_axes
 from dort_rewriter.export.converters.opmath import store, widen
 from dort_rewriter.export.converters.windows import Size
 from dort_rewriter.export.recorder import Recorder
@@ -43,13 +43,13 @@ def _amounts(padding: Sequence[Any]) -> list[tuple[int, int]]:
 
 def _extend(op: Recorder, x: Value, padding: Sequence[Any], mode: str) -> Value:
     amounts = _amounts(padding)
-    axes = list(range(x.rank - len(amounts), x.rank))
+    axes = range(x.rank - len(amounts), x.rank)
     befores, afters = zip(*amounts, strict=True)
     pads = [max(0, p) for p in (*befores, *afters)]
     if any(pads):
-        x = op.Pad(x, pads, None, axes, mode=mode)
+        x = pad_axes(op, x, pads, axes, mode=mode)
     crops = [min(0, p) for p in (*befores, *afters)]
-    return op.Pad(x, crops, None, axes) if any(crops) else x
+    return pad_axes(op, x, crops, axes) if any(crops) else x
 
 
 def _reflect_back(
@@ -58,10 +58,10 @@ def _reflect_back(
     """Yield what both margins add: to the elements next to the first and to the last."""
     if before > 0:
         image = op.Slice(grad, [before - 1], [-END], [axis], [-1])
-        yield op.Pad(image, op.vector([1, size - (1 + before)]), None, [axis])
+        yield pad_axes(op, image, [1, size - (1 + before)], [axis])
     if after > 0:
         image = op.Slice(grad, [-1], [-after - 1], [axis], [-1])
-        yield op.Pad(image, op.vector([size - (1 + after), 1]), None, [axis])
+        yield pad_axes(op, image, [size - (1 + after), 1], [axis])
 
 
 def _replicate_back(
@@ -70,10 +70,10 @@ def _replicate_back(
     """Yield what both margins add: to the first and to the last element."""
     if before > 0:
         total = op.ReduceSum(op.Slice(grad, [0], [before], [axis]), [axis], keepdims=1)
-        yield op.Pad(total, op.vector([0, size - 1]), None, [axis])
+        yield pad_axes(op, total, [0, size - 1], [axis])
     if after > 0:
         total = op.ReduceSum(op.Slice(grad, [-after], [END], [axis]), [axis], keepdims=1)
-        yield op.Pad(total, op.vector([size - 1, 0]), None, [axis])
+        yield pad_axes(op, total, [size - 1, 0], [axis])
 
 
 _Back = Callable[[Recorder, Value, Size, int, int, int], Iterator[Value]]
@@ -91,7 +91,7 @@ def _extend_backward(
         size = op.size(x, axis)
         parts = list(fold_back(op, result, size, before, after, axis))
         if not isinstance(size, int) or size + min(before, 0) + min(after, 0) > 0:
-            parts.append(op.Pad(result, [-before, -after], None, [axis]))
+            parts.append(pad_axes(op, result, [-before, -after], [axis]))
         # else all is cropped, and onnxruntime 1.19 pads what is left of it wrongly
         result = functools.reduce(op.Add, parts)
     return store(op, result)

@@ -11,6 +11,7 @@ from dort_rewriter.export.converters.axes import (
     END,
     from_front,
     normalize_position,
+    pad_axes,
     result_dims,
     size_names,
     to_front,
@@ -146,4 +147,4 @@ def _pad(op: Recorder, x: Value, axis: int, before: int | Value, size: int | Val
         after = op.Sub(op.Sub(op.vector([size]), op.vector([have])), op.vector([before]))
     if isinstance(before, int) and isinstance(after, int) and before == after == 0:
         return x
-    return op.Pad(x, op.vector([before, after]), None, [axis])
+    return pad_axes(op, x, [before, after], [axis])

@@ -4,11 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.export.interpreter import convert_graph
-from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.session import create_session
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, check, run
 
 INT8, BOOL, HALF, INT64 = torch.int8, torch.bool, torch.float16, torch.int64
 
@@ -71,11 +67,9 @@ def test_one_size_is_left_to_infer() -> None:
     """Neither of the unknown sizes in front of a -1 that the caller wrote is inferred too."""
     x = torch.randn(6, 4, 5)
     function = lambda x: (x + 1).view(x.shape[0] // 2, 2, x.shape[1], -1)  # noqa: E731
-    exported = make_fx(function, tracing_mode="symbolic")(x)
-    sizes = [n.args[1] for n in exported.graph.nodes if "view" in str(n.target)]
+    traced = make_fx(function, tracing_mode="symbolic")(x)
+    sizes = [n.args[1] for n in traced.graph.nodes if "view" in str(n.target)]
     assert [s[-1] for s in sizes] == [-1]
-    graph = convert_graph(exported, OxsDispatcher())
-    executor = Executor(create_session(graph.model), graph.signature)
     for shape in ((6, 4, 5), (2, 3, 7)):
         y = torch.randn(shape)
-        torch.testing.assert_close(executor(y)[0], function(y))
+        torch.testing.assert_close(run(traced, [y], 18)[0], function(y))

@@ -110,8 +110,8 @@ def test_200_cycles_of_compiling_and_resetting_leave_nothing(
     assert len(alive) >= 3
     ours = growth(compiled, 50, 150)
     assert backend.execution_count == 201
-    # Measured on torch 2.8 and 2.13: 20 to 60 blocks a cycle for either, fewer as cycles go by (800
-    # in a process that ran many other tests); 3 to 45 KB for torch alone, 6 to 25 KB for ours.
+    # Measured on torch 2.8 and 2.13: 20 to 60 blocks a cycle for either, fewer as cycles go by,
+    # 800 in a process that ran many other tests; 3 to 45 KB for torch alone, 6 to 25 KB for ours.
     assert ours[0] < 1.2 * of_torch[0] + 60
     assert ours[1] - of_torch[1] < 60_000
 

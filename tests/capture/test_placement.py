@@ -22,9 +22,15 @@ def _softmax_backward(rows: int, mode: str = "fake") -> torch.fx.Node:
     return next(n for n in graph.graph.nodes if n.op == "call_function")
 
 
-def test_large_work_goes_to_torch() -> None:
-    """What is saved pays for the cut."""
-    assert choose_place(_softmax_backward(4096), f"{SOFTMAX}") == "torch"
+@pytest.mark.parametrize(("threads", "rows"), [(1, 4096), (2, 65536)])
+def test_large_work_goes_to_torch(
+    threads: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is saved pays for the cut, which costs more beside other threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert choose_place(_softmax_backward(rows), SOFTMAX) == "torch"
+    fewer = "torch" if threads == 1 else "onnxruntime"
+    assert choose_place(_softmax_backward(4096), SOFTMAX) == fewer
 
 
 def test_small_work_stays() -> None:

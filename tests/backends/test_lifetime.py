@@ -78,9 +78,9 @@ def test_200_cycles_of_compiling_and_resetting_leave_nothing() -> None:
     assert report["runs"] == 201
     (blocks, size), (blocks_of_torch, size_of_torch) = report["ours"], report["torch"]
     # Measured on torch 2.8 and 2.13: 20 to 60 blocks a cycle for either, fewer as cycles go by;
-    # 3 to 45 KB for torch alone, 6 to 25 KB for ours.
+    # 3 to 62 KB for torch alone, 6 to 70 KB for ours, up to 60 KB apart from run to run.
     assert blocks < 1.2 * blocks_of_torch + 60
-    assert size - size_of_torch < 60_000
+    assert size - size_of_torch < 120_000
 
 
 @needs_proc

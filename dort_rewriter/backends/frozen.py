@@ -15,7 +15,30 @@ import torch
 __all__ = ["FrozenNumbers", "FrozenWeights"]
 
 
-class FrozenWeights:
+class _Frozen:
+    """Some arguments of a graph as they were when its model was built."""
+
+    tensors: Mapping[int, torch.Tensor]
+    """By position among the arguments."""
+
+    def unchanged(self, args: Sequence[Any]) -> bool:
+        """Tell whether these arguments hold what the model does."""
+        raise NotImplementedError
+
+    def guard(
+        self, run: Callable[[list[Any]], Any], changed: Callable[[list[Any]], Any]
+    ) -> Callable[[list[Any]], Any]:
+        """Return ``run`` for arguments that are unchanged, ``changed`` for others."""
+        if not self.tensors:
+            return run
+
+        def call(args: list[Any]) -> Any:
+            return run(args) if self.unchanged(args) else changed(args)
+
+        return call
+
+
+class FrozenWeights(_Frozen):
     """What some arguments of a graph were when its model was built.
 
     A tensor is the same as long as its memory and its version are. NOTE: the storages are kept
@@ -24,7 +47,6 @@ class FrozenWeights:
 
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         self.tensors = dict(tensors)
-        """By position among the arguments."""
         self._storages = [t.untyped_storage() for t in tensors.values()]
         self._marks = [(i, t.data_ptr(), t._version) for i, t in tensors.items()]
 
@@ -50,20 +72,8 @@ class FrozenWeights:
                 return False
         return True
 
-    def guard(
-        self, run: Callable[[list[Any]], Any], changed: Callable[[list[Any]], Any]
-    ) -> Callable[[list[Any]], Any]:
-        """Return ``run`` for arguments that are unchanged, ``changed`` for others."""
-        if not self.tensors:
-            return run
 
-        def call(args: list[Any]) -> Any:
-            return run(args) if self.unchanged(args) else changed(args)
-
-        return call
-
-
-class FrozenNumbers:
+class FrozenNumbers(_Frozen):
     """What the numbers among the arguments were when a model was built.
 
     Dynamo passes a Python float as a tensor of float64 without axes, a new one at each call. A
@@ -73,9 +83,7 @@ class FrozenNumbers:
 
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         self.tensors = {i: t.detach().clone() for i, t in tensors.items()}
-        """By position among the arguments."""
         self.values = {i: float(t) for i, t in tensors.items()}
-        self._pairs = list(self.values.items())
 
     @classmethod
     def take(cls, args: Sequence[Any]) -> FrozenNumbers:
@@ -84,19 +92,7 @@ class FrozenNumbers:
 
     def unchanged(self, args: Sequence[Any]) -> bool:
         """Tell whether these arguments are the numbers that the model holds."""
-        return all(args[i].item() == value for i, value in self._pairs)
-
-    def guard(
-        self, run: Callable[[list[Any]], Any], changed: Callable[[list[Any]], Any]
-    ) -> Callable[[list[Any]], Any]:
-        """Return ``run`` for arguments that are unchanged, ``changed`` for others."""
-        if not self.tensors:
-            return run
-
-        def call(args: list[Any]) -> Any:
-            return run(args) if self.unchanged(args) else changed(args)
-
-        return call
+        return all(args[i].item() == value for i, value in self.values.items())
 
 
 def _is_number(argument: Any) -> bool:

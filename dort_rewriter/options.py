@@ -166,6 +166,10 @@ class OrtBackendOptions:
     spinning: Literal["on", "stop", "off"] = "stop"
     """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``. Threads
     that spin between runs starve those of torch in a training loop."""
+    pause_torch_threads: bool = True
+    """End the waiting OpenMP threads of torch before a run in several threads, if it takes more
+    than a moment: they would spin for milliseconds on the cores it needs. OpenMP makes new ones
+    when torch needs them."""
     arena: Literal["session", "shared", "none"] = "session"
     """Where sessions on the CPU take memory: ``session``, an arena of each; ``shared``, one of the
     process, which takes less and outlives them; ``none``, the system, as torch does."""

@@ -109,7 +109,10 @@ def build_block(
         if block.computed:
             session = _build_session(block.model, providers, recipe.options)
         executor = Executor(
-            session, block.signature, preallocate=recipe.options.preallocate_output
+            session,
+            block.signature,
+            preallocate=recipe.options.preallocate_output,
+            pause_torch_threads=recipe.options.pause_torch_threads,
         )
         return BuiltBlock(**fields, session=session, runner=executor)
 

@@ -7,6 +7,8 @@ what is left.
 
 from __future__ import annotations
 
+import math
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +35,7 @@ from dort_rewriter.runtime.straightline import (
     plan_call,
     write_call,
 )
+from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
 
 __all__ = ["Executor"]
@@ -44,7 +47,8 @@ class Executor:
     ``plain`` and ``boxed`` are bare functions, for callers that count microseconds: ``boxed``
     takes the list of arguments and empties it once the session has run, so that inputs nobody
     else holds are freed before the results are made. If the run fails the list is left as it was.
-    Calls from several threads may overlap: nothing is written to the executor.
+    Calls from several threads may overlap: nothing is written to the executor but the time that
+    the last run took.
     """
 
     plain: Callable[..., tuple[Any, ...]]
@@ -58,10 +62,12 @@ class Executor:
         signature: GraphSignature,
         *,
         preallocate: bool = False,
+        pause_torch_threads: bool = True,
     ) -> None:
         """Prepare the calls; ``session`` may be None when the model computes nothing.
 
         With ``preallocate`` torch makes the tensors of the results, where all have fixed sizes.
+        With ``pause_torch_threads`` those of torch do not spin beside several of the session.
         """
         if session is None and signature.output_names:
             raise ExecutionError(
@@ -74,9 +80,11 @@ class Executor:
         plan = plan_call(signature)
         allocated = _allocations(session, signature) if preallocate else ()
         constants = _call_constants(session, signature, plan, allocated)
-        plain = write_call(signature, plan, "plain", allocated)
+        pause = pause_torch_threads and _shares_cores(session)
+        plain = write_call(signature, plan, "plain", allocated, pause=pause)
+        boxed = write_call(signature, plan, "boxed", allocated, pause=pause)
         self.plain, self.source = _compile(plain, constants), plain.text
-        self.boxed = _compile(write_call(signature, plan, "boxed", allocated), constants)
+        self.boxed = _compile(boxed, constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
@@ -93,6 +101,13 @@ def _compile(source: Source, constants: dict[str, Any]) -> Callable[..., tuple[A
     exec(compile(source.text, "<dort_rewriter call>", "exec"), namespace)
     # Left in its own globals, the function would keep itself, and the session, until a collection.
     return namespace.pop("call")
+
+
+def _shares_cores(session: Session | None) -> bool:
+    """Tell whether threads of torch's OpenMP can stand in the way of those of a session."""
+    if session is None or session.threads == 1 or omp_pause() is None:
+        return False
+    return {p.name for p in session.providers} == {CPU}
 
 
 def _allocations(session: Session | None, signature: GraphSignature) -> tuple[Allocation, ...]:
@@ -132,7 +147,10 @@ def _call_constants(
         "FETCH_NONES": (None,) * len(allocated),
         "FETCH_SHAPES": tuple(a.shape for a in allocated),
         "FETCH_TYPES": tuple(element_type(a.dtype) for a in allocated),
+        "LAST": [math.inf],
         "NONES": (None,) * len(addressed),
+        "PAUSE_SOFT": PAUSE_SOFT,
+        "SHORTEST": shortest_run(),
         "TYPES": tuple(element_type(s.dtype) for s in addressed if s.dtype is not None),
         "DEVICES": tuple(ort_device(s.device) for s in addressed),
         "ERRORS": ort_errors(),
@@ -141,6 +159,8 @@ def _call_constants(
         "empty": torch.empty,
         "empty_address": empty_address,
         "failure": _Failure(session),
+        "now": time.perf_counter,
+        "pause": omp_pause(),
         "to_capsule": to_capsule,
         "to_tensor": capsule_to_tensor,
         **_stream_order(session),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,8 @@ class Session:
     output_types: dict[str, str]
     nodes: dict[str, str] = field(default_factory=dict, repr=False)
     """What error messages say about each node, by name; empty for models given as bytes."""
+    threads: int = 1
+    """How many work on one operator, the calling one included."""
     stream: torch.cuda.Stream | None = None
     """Where the CUDA provider queues its work; the executor orders it against torch's stream."""
 
@@ -111,6 +114,7 @@ def create_session(
         input_types={i.name: i.type for i in session.get_inputs()},
         output_types={o.name: o.type for o in session.get_outputs()},
         nodes=_node_places(model),
+        threads=options.intra_op_num_threads or os.cpu_count() or 1,
         stream=stream,
     )
 

@@ -122,13 +122,16 @@ def write_call(
     plan: CallPlan,
     convention: Convention,
     allocated: Sequence[Allocation] = (),
+    *,
+    pause: bool = False,
 ) -> Source:
     """Write the function ``call``; the session's names are left to the caller to define.
 
     ``allocated`` says what torch makes for the session to write the model's outputs to; without
-    it onnxruntime makes its own.
+    it onnxruntime makes its own. With ``pause`` torch's threads are paused before the runs that
+    gain by it.
     """
-    return _Writer(signature, plan, allocated).write_call(convention)
+    return _Writer(signature, plan, allocated, pause).write_call(convention)
 
 
 def write_assemble(signature: GraphSignature) -> Source:
@@ -142,10 +145,12 @@ class _Writer:
         signature: GraphSignature,
         plan: CallPlan,
         allocated: Sequence[Allocation] = (),
+        pause: bool = False,
     ) -> None:
         self.signature = signature
         self.plan = plan
         self.allocated = allocated
+        self.pause = pause
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
 
@@ -217,10 +222,16 @@ class _Writer:
         self._allocate()
         if on_cuda:
             self._line("before()")
+        if self.pause:
+            self._line("if LAST[0] > SHORTEST:")
+            self._line("    pause(PAUSE_SOFT)")
+            self._line("started = now()")
         self._line("try:")
         self._line("    run(OPTIONS, FEEDS, feeds, FETCHES, fetches, FETCH_DEVICES)")
         self._line("except ERRORS as error:")
         self._line("    raise failure(error) from error")
+        if self.pause:
+            self._line("LAST[0] = now() - started")
         if on_cuda:
             self._line("after()")
 

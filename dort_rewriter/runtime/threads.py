@@ -4,12 +4,18 @@ After a run, ONNX Runtime's threads spin for some time on their cores, waiting f
 torch's OpenMP threads do the same. Two pools spinning on the same cores starve each other when
 both work in turn, as in a training step. The default lets threads spin during a run and stops them
 at its end: as fast as spinning for ONNX Runtime alone, as fast as not spinning beside torch
-(``scripts/bench_threads.py`` measures both).
+(``scripts/bench_threads.py`` measures both). torch's threads would spin into a run, for
+milliseconds; they are ended before it, and OpenMP makes new ones when torch needs them next.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -19,7 +25,9 @@ from dort_rewriter.errors import OptionError
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["Spinning", "ThreadPolicy"]
+__all__ = ["PAUSE_SOFT", "Spinning", "ThreadPolicy", "omp_pause", "shortest_run"]
+
+logger = logging.getLogger(__name__)
 
 Spinning = Literal["on", "off", "stop"]
 """``on``: threads spin between runs; ``stop``: they spin during a run only; ``off``: never."""
@@ -52,3 +60,37 @@ class ThreadPolicy:
         options.intra_op_num_threads = self.intra_op_threads or torch.get_num_threads()
         for key, value in _ENTRIES[self.spinning].items():
             options.add_session_config_entry(key, value)
+
+
+PAUSE_SOFT = 1
+"""``omp_pause_soft``: threads end, values that belong to OpenMP's threads stay."""
+
+_PAUSE_PER_THREAD = 150e-6
+"""Seconds of a run that make ending and making a thread worth it: the two take 60 us."""
+
+
+def shortest_run() -> float:
+    """Return the seconds from which a run gains when torch's threads do not spin beside it."""
+    return _PAUSE_PER_THREAD * torch.get_num_threads()
+
+
+@functools.cache
+def omp_pause() -> Callable[[int], int] | None:
+    """Return ``omp_pause_resource_all`` of the OpenMP that torch uses, None where there is none.
+
+    It ends the threads that wait for the next parallel region of the calling thread: 0.3 us when
+    there are none.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if not (library := folder / name).exists():
+            continue
+        try:
+            # A search in this library goes on in those it was linked to: the right OpenMP.
+            function = ctypes.CDLL(str(library)).omp_pause_resource_all
+        except (OSError, AttributeError) as error:
+            logger.info("torch's threads cannot be paused: %s", error)
+            return None
+        function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
+        return function
+    return None

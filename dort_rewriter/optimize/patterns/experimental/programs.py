@@ -108,22 +108,30 @@ def write_program(members: Sequence[ir.Node], results: Sequence[ir.Value]) -> Pr
     for node in members:
         read = operands(node) or []
         found = [writer.operand(v) for v in read]
-        writer.release(read)
-        register = writer.take()
         if node.op_type == "Where":
-            _write_where(writer, node, register, found)
+            register = _write_where(writer, node, read, found)
         else:
+            writer.release(read)
+            register = writer.take()
             writer.write(node.op_type, register, found)
         writer.registers[node.outputs[0]] = register
     return Program(writer.code, [writer.registers[v] for v in results], list(writer.inputs))
 
 
-def _write_where(writer: _Writer, node: ir.Node, register: int, found: Sequence[int]) -> None:
-    """Compare into a register of its own: that of the result may hold what is chosen from."""
+def _write_where(
+    writer: _Writer, node: ir.Node, read: Sequence[ir.Value], found: Sequence[int]
+) -> int:
+    """Write a comparison and a choice, and return the register of the result.
+
+    NOTE: the comparison gets its register while those of what is chosen from are taken.
+    """
     assert node.inputs[0] is not None
     comparison = node.inputs[0].producer()
     assert comparison is not None
     condition = writer.take()
     writer.write(comparison.op_type, condition, found[:2])
-    writer.write("Where", register, [condition, *found[2:]])
+    writer.release(read)
     writer.free.append(condition)
+    register = writer.take()
+    writer.write("Where", register, [condition, *found[2:]])
+    return register

@@ -29,7 +29,7 @@ PUBLISHED = {
     "NegXplus1": ("a = Sub(one, x) z = Mul(a, y)", "[1,0,-1,-2,0, 2,0,0,-3,0]", "one, x, y"),
     "ReplaceZero": (
         "c = Equal(x, zero) z = Where(c, one, x)",
-        "[13,1,-1,-2,0, 18,0,1,-3,-1]",
+        "[13,0,-1,-2,0, 18,0,0,-3,-1]",
         "x, zero, one",
     ),
     "AddAddMulMul": (
@@ -150,11 +150,29 @@ def test_a_where_compares_in_the_program() -> None:
         text % "c",
         """(float[4] x, float[4] y, bool[4] m) => (float[4] z) {
             z = dort_rewriter.Elementwise<
-                program = [15,1,-1,-2,0, 18,0,1,-2,-1, 1,0,0,-2,0], results = [0]>(x, y)
+                program = [15,0,-1,-2,0, 18,0,0,-2,-1, 1,0,0,-2,0], results = [0]>(x, y)
         }""",
         reference=False,
     )
     assert_refuses(ElementwiseChains, text.replace("c = LessOrEqual(x, y)", "") % "m")
+
+
+def test_a_comparison_does_not_overwrite_what_is_chosen_from() -> None:
+    """Both values are computed before, and read for the last time by the choice."""
+    text = """(float[4] x, float[4] y) => (float[4] z) {{
+        {}
+    }}"""
+    assert_rewrites(
+        ElementwiseChains,
+        text.format("a = Neg(x) b = Abs(x) c = Less(x, y) z = Where(c, a, b)"),
+        text.format(
+            "z = dort_rewriter.Elementwise<program = [6,0,-1,0,0, 7,1,-1,0,0, 14,2,-1,-2,0, "
+            "18,2,2,0,1], results = [2]>(x, y)"
+        ),
+        rtol=0,
+        atol=0,
+        reference=False,
+    )
 
 
 def test_a_comparison_others_read_stays() -> None:

@@ -2,11 +2,15 @@
 
 usage: python scripts/bench_compile.py [--models a,b] [--modes inference,training] [--json FILE]
                                        [--backends inductor,onnxrt] [--growth 1,4,24] [--repeat N]
+                                       [--twice] [--cpu-time]
 
 A figure is the seconds from a model that is built to its first result (its gradients, in
 training); torch and transformers are imported before. Caches of Inductor and of this package are
 empty folders, new for each process; with ``--twice`` a second process finds what the first left.
 ``--growth`` measures Llama models of so many layers instead, and prints each time over layers.
+``--cpu-time`` counts processor time on one thread, that of the compilers that were started
+included: what to compare on a machine that does other things as well. Inductor then compiles one
+file at a time, in its own process: workers that go on living would not be counted.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 DEFAULT = "mlp-10-32-1,mlp-512,cnn,resnet18,densenet121,llama-16x1,llama-256x2,gpt2,bert,vit"
 
 
-def first_result(name: str, mode: str, backend: str, profile: bool) -> dict[str, Any]:
+def first_result(
+    name: str, mode: str, backend: str, profile: bool, cpu_time: bool = False
+) -> dict[str, Any]:
     """Build a model, and time its first result (in this process)."""
     import torch
     from bench_models import BenchModel, build, llama
@@ -40,6 +46,8 @@ def first_result(name: str, mode: str, backend: str, profile: bool) -> dict[str,
     else:
         model = build(name)
     model.module.train(mode == "training")
+    if cpu_time:
+        torch.set_num_threads(1)
     threads = torch.get_num_threads()
     torch.ones(1000, 1000) @ torch.ones(1000, 1000)
     step = step_of(model, compiled(model, backend), mode)
@@ -47,27 +55,37 @@ def first_result(name: str, mode: str, backend: str, profile: bool) -> dict[str,
         import cProfile
 
         cProfile.runctx("step()", {}, {"step": step}, sort="cumulative")
-    start, spent = time.perf_counter(), time.process_time()
+    start, spent = time.perf_counter(), processor_seconds()
     step()
+    seconds, spent = time.perf_counter() - start, processor_seconds() - spent
     return {
         "model": name,
         "mode": mode,
         "backend": backend,
-        "seconds": time.perf_counter() - start,
-        "cpu_seconds": time.process_time() - spent,
+        "seconds": spent if cpu_time else seconds,
+        "cpu_seconds": spent,
         "threads": threads,
     }
 
 
-def run_apart(name: str, mode: str, backend: str, folder: str) -> dict[str, Any]:
+def processor_seconds() -> float:
+    """Return the processor time of this process, and of those that it started and that ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def run_apart(name: str, mode: str, backend: str, folder: str, cpu_time: bool) -> dict[str, Any]:
     """Time a first result in a new process whose caches are in ``folder``."""
     command = [sys.executable, __file__, "--worker", name, mode, backend]
+    command += ["--cpu-time"] * cpu_time
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "DORT_CACHE_DIR": f"{folder}/dort",
     }
+    if cpu_time:
+        environment.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"model": name, "mode": mode, "backend": backend, "error": done.stderr[-800:]}
@@ -75,12 +93,14 @@ def run_apart(name: str, mode: str, backend: str, folder: str) -> dict[str, Any]
     return result
 
 
-def measure(name: str, mode: str, backend: str, twice: bool) -> list[dict[str, Any]]:
+def measure(
+    name: str, mode: str, backend: str, twice: bool, cpu_time: bool
+) -> list[dict[str, Any]]:
+    processes = ("first", "second") if twice else ("first",)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [{**run_apart(name, mode, backend, folder), "process": "first"}]
-        if twice:
-            rows.append({**run_apart(name, mode, backend, folder), "process": "second"})
-    return rows
+        return [
+            {**run_apart(name, mode, backend, folder, cpu_time), "process": p} for p in processes
+        ]
 
 
 def totals(rows: Sequence[dict[str, Any]], process: str) -> dict[str, float]:
@@ -105,11 +125,14 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--twice", action="store_true", help="also with the caches of a first run")
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of one thread, not wall-clock time"
+    )
     parser.add_argument("--profile", action="store_true", help="of one model, in this process")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        print(json.dumps(first_result(*arguments.worker, profile=False)))
+        print(json.dumps(first_result(*arguments.worker, False, arguments.cpu_time)))
         return 0
     models = arguments.models.split(",")
     if arguments.growth:
@@ -123,7 +146,7 @@ def main() -> int:
         for name in models:
             for mode in modes:
                 for backend in backends:
-                    for row in measure(name, mode, backend, arguments.twice):
+                    for row in measure(name, mode, backend, arguments.twice, arguments.cpu_time):
                         rows.append(row)
                         figure = row.get("error") or f"{row['seconds']:.2f} s"
                         print(

@@ -33,7 +33,7 @@ from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.session_call import run_session
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.decompositions import get_decomposition_table, get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.arenas import give_back
@@ -195,7 +195,7 @@ def call_backend(
         graph_module,
         args,
         compile_graph=lambda graph, _: compile_aten_graph(graph, make_recipe(backend)),
-        decompositions=get_decomposition_table(make_dispatcher()),
+        decompositions=get_tracing_table(make_dispatcher()),
         compile_inference=functools.partial(_compile_inference, backend),
     )
 

@@ -20,6 +20,7 @@ __all__ = [
     "filter_decomposition_table",
     "get_decomposition_table",
     "get_decomposition_table_by_name",
+    "get_tracing_table",
     "resolve_decomposition_table",
 ]
 
@@ -31,8 +32,12 @@ TABLE_NAMES = ("all", "core", "default", "none")
 @functools.cache
 def _full_table() -> Table:
     # NOTE: core alone lacks var, var_mean, squeeze.dims, cumprod and functional batch norm.
-    known = _of_real_numbers(torch._decomp.decomposition_table)
-    return {**known, **_core_table(), **foreach_decompositions()}
+    return {**_registered_table(), **_core_table(), **foreach_decompositions()}
+
+
+@functools.cache
+def _registered_table() -> Table:
+    return _of_real_numbers(torch._decomp.decomposition_table)
 
 
 @functools.cache
@@ -73,6 +78,28 @@ def get_decomposition_table(dispatcher: Dispatcher | None = None) -> Table:
     if dispatcher is None:
         return dict(_default_table())
     return filter_decomposition_table(filter_fct=lambda op: not dispatcher.prefers(_name(op)))
+
+
+def get_tracing_table(dispatcher: Dispatcher) -> Table:
+    """Return what AOTAutograd needs of the table that fits a dispatcher.
+
+    NOTE: torch's core table adds operators that are composed of others, of which AOTAutograd sees
+    the parts only. To collect them takes longer than to trace a small model.
+    """
+    known = dispatcher.description()
+    if known is None:  # functions of a user
+        return _filter_tracing_table(dispatcher)
+    if known not in _tracing_tables:
+        _tracing_tables[known] = _filter_tracing_table(dispatcher)
+    return dict(_tracing_tables[known])
+
+
+_tracing_tables: dict[str, Table] = {}
+
+
+def _filter_tracing_table(dispatcher: Dispatcher) -> Table:
+    table = {**_registered_table(), **foreach_decompositions()}
+    return {op: f for op, f in table.items() if not dispatcher.prefers(_name(op))}
 
 
 @functools.cache

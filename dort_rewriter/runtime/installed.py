@@ -75,11 +75,15 @@ def _quiet_import() -> Iterator[None]:
 @functools.cache
 def describe() -> str:
     """Return the installed distributions that provide onnxruntime: ``onnxruntime-gpu 1.21.0``."""
-    load_onnxruntime()
-    names = importlib.metadata.packages_distributions().get("onnxruntime", [])
-    return ", ".join(f"{n} {importlib.metadata.version(n)}" for n in sorted(set(names))) or (
-        f"onnxruntime {load_onnxruntime().__version__}"
-    )
+    ort = load_onnxruntime()
+    # NOTE: importlib.metadata.packages_distributions() reads all there is about every
+    # distribution, which takes longer than to export a small model.
+    found = {
+        f"{d.metadata['Name']} {d.version}"
+        for d in importlib.metadata.distributions()
+        if "onnxruntime" in (d.read_text("top_level.txt") or "").split()
+    }
+    return ", ".join(sorted(found)) or f"onnxruntime {ort.__version__}"
 
 
 @functools.cache

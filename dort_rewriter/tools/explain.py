@@ -22,7 +22,7 @@ from dort_rewriter.backends.onnxrt import OrtBackend, make_dispatcher, make_reci
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.errors import UnsupportedOp
-from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -196,7 +196,7 @@ class _Recorder:
             graph_module,
             args,
             compile_graph=functools.partial(self._compile, lowered),
-            decompositions=get_decomposition_table(make_dispatcher()),
+            decompositions=get_tracing_table(make_dispatcher()),
         )
 
     def _compile(

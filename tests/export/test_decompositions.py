@@ -9,7 +9,9 @@ from dort_rewriter.export.decompositions import (
     filter_decomposition_table,
     get_decomposition_table,
     get_decomposition_table_by_name,
+    get_tracing_table,
 )
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 
 
 class Polar(torch.nn.Module):
@@ -47,3 +49,22 @@ def test_a_table_is_filtered() -> None:
     kept = filter_decomposition_table(full, lambda op: op is gelu)
     assert set(kept) == {gelu}
     assert {gelu, silu}.isdisjoint(filter_decomposition_table(full))
+
+
+def test_tracing_leaves_out_only_what_is_composed_of_other_operators() -> None:
+    dispatcher = OxsDispatcher()
+    full, traced = get_decomposition_table(dispatcher), get_tracing_table(dispatcher)
+    assert set(traced) < set(full)
+    assert torch.ops.aten.soft_margin_loss.default in traced
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd.name
+    for op in set(full) - set(traced):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composed), op
+
+
+def test_tracing_tables_are_for_one_dispatcher_and_one_caller() -> None:
+    loss = torch.ops.aten.soft_margin_loss.default
+    mine = OxsDispatcher({"aten::soft_margin_loss": lambda op, *args: args[0]})
+    assert loss not in get_tracing_table(mine)
+    assert torch.ops.aten.gelu.default in get_tracing_table(Dispatcher(own_converters=False))
+    get_tracing_table(OxsDispatcher()).clear()
+    assert loss in get_tracing_table(OxsDispatcher())

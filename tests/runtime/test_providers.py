@@ -4,6 +4,7 @@ none.
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import warnings
@@ -77,6 +78,12 @@ def test_device_without_a_counterpart() -> None:
 def test_installed_flavour_is_named() -> None:
     assert installed.describe().startswith("onnxruntime")
     assert installed.load_onnxruntime().__version__ in installed.describe()
+
+
+def test_every_distribution_that_provides_onnxruntime_is_described() -> None:
+    names = importlib.metadata.packages_distributions()["onnxruntime"]
+    for name in names:
+        assert f"{name} {importlib.metadata.version(name)}" in installed.describe()
 
 
 def test_limits_load_and_the_next_do_not() -> None:

@@ -27,6 +27,7 @@ from dort_rewriter.runtime.ort_values import (
     to_capsule,
 )
 from dort_rewriter.runtime.providers import CPU, ort_device
+from dort_rewriter.runtime.recognition import KnownArguments
 from dort_rewriter.runtime.session import Session, explain_failure, ort_errors
 from dort_rewriter.runtime.straightline import (
     Allocation,
@@ -152,6 +153,7 @@ def _call_constants(
         "PAUSE_SOFT": PAUSE_SOFT,
         "SHORTEST": shortest_run(),
         "TYPES": tuple(element_type(s.dtype) for s in addressed if s.dtype is not None),
+        "KNOWN": KnownArguments(sum(map(len, plan.scalars.values()))),
         "DEVICES": tuple(ort_device(s.device) for s in addressed),
         "ERRORS": ort_errors(),
         "array": array,

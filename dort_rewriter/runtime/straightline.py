@@ -182,10 +182,11 @@ class _Writer:
     # -- feeding
 
     def _feed(self) -> None:
-        for index in (*self.plan.batched, *self.plan.capsules):
-            self._make_ready(index)
+        self._recognize()
+        for index in self.plan.capsules:
+            self._line(self._make_ready(index))
         addresses = [f"p{i}" for i in self.plan.batched]
-        shapes = [f"t{i}.shape" for i in self.plan.batched]
+        numbers = 0
         for number, (dtype, group) in enumerate(self.plan.scalars.items()):
             code = _TYPECODES[dtype]
             self._line(f"n{number} = array({code!r}, {_tuple(f'a{i}' for i in group)})")
@@ -194,16 +195,34 @@ class _Writer:
             addresses += [
                 f"q{number} + {k * size}" if k else f"q{number}" for k in range(len(group))
             ]
-            shapes += ["()"] * len(group)
+            numbers += len(group)
         self._line("feeds = OrtValueVector()")
         if addresses:
             self._line(f"addresses = {_tuple(addresses)}")
-            self._line(f"shapes = {_tuple(shapes)}")
+            if not self.plan.batched:
+                self._line(f"shapes = {_tuple(['()'] * numbers)}")
             self._line("feeds.push_back_batch(NONES, addresses, TYPES, shapes, DEVICES)")
         for index in self.plan.capsules:
             self._line(f"feeds.push_back(to_capsule(t{index}), False)")
 
-    def _make_ready(self, index: int) -> None:
+    def _recognize(self) -> None:
+        """Look at all tensors at once, and at each when they are not like those before."""
+        if not self.plan.batched:
+            return
+        given = ", ".join(f"a{i}" for i in self.plan.batched)
+        ready = _tuple(f"t{i}" for i in self.plan.batched)
+        self._line("check, shapes = KNOWN.latest")
+        self._line(f"if check({given}):")
+        self._line(f"    {ready} = {_tuple(f'a{i}' for i in self.plan.batched)}")
+        self._line("else:")
+        for index in self.plan.batched:
+            self._line(f"    {self._make_ready(index)}")
+        self._line(f"    shapes = KNOWN.learn({ready})")
+        for index in self.plan.batched:
+            name = self.signature.inputs[index].name
+            self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {name!r})")
+
+    def _make_ready(self, index: int) -> str:
         slot = self.signature.inputs[index]
         dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
         tests = [*_device_tests(index, slot), f"a{index}.dtype is {dtype}"]
@@ -212,9 +231,7 @@ class _Writer:
             tests.append(f"not a{index}.is_neg()")
         device = f", {self._constant(f'device{index}', slot.device)}" if slot.device else ""
         fallback = f"dense(a{index}, {slot.name!r}, {dtype}{device})"
-        self._line(f"t{index} = a{index} if {' and '.join(tests)} else {fallback}")
-        if index in self.plan.batched:
-            self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {slot.name!r})")
+        return f"t{index} = a{index} if {' and '.join(tests)} else {fallback}"
 
     def _run(self) -> None:
         on_cuda = self._on_cuda()

@@ -7,7 +7,7 @@ is readable (``Executor.source``) and depends on the signature alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,16 +15,15 @@ import torch
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.ort_values import DLPACK_TYPES, check_transferable
-from dort_rewriter.signature import (
-    GraphSignature,
-    InputDim,
-    InputSize,
-    InputSlot,
-    OutputSlot,
-    Size,
-    SizeExpression,
-    ViewStep,
+from dort_rewriter.runtime.spelling import (
+    arguments_needed,
+    find_overload,
+    spell_argument,
+    spell_literal,
+    spell_size,
+    spell_tuple,
 )
+from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, ViewStep
 
 __all__ = [
     "Allocation",
@@ -47,8 +46,6 @@ _TYPECODES = {
     torch.bool: "B",
 }
 """How :mod:`array` stores each scalar type."""
-
-_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class _Writer:
         numbers = 0
         for number, (dtype, group) in enumerate(self.plan.scalars.items()):
             code = _TYPECODES[dtype]
-            self._line(f"n{number} = array({code!r}, {_tuple(f'a{i}' for i in group)})")
+            self._line(f"n{number} = array({code!r}, {spell_tuple(f'a{i}' for i in group)})")
             self._line(f"q{number} = n{number}.buffer_info()[0]")
             size = dtype.itemsize
             addresses += [
@@ -198,9 +195,9 @@ class _Writer:
             numbers += len(group)
         self._line("feeds = OrtValueVector()")
         if addresses:
-            self._line(f"addresses = {_tuple(addresses)}")
+            self._line(f"addresses = {spell_tuple(addresses)}")
             if not self.plan.batched:
-                self._line(f"shapes = {_tuple(['()'] * numbers)}")
+                self._line(f"shapes = {spell_tuple(['()'] * numbers)}")
             self._line("feeds.push_back_batch(NONES, addresses, TYPES, shapes, DEVICES)")
         for index in self.plan.capsules:
             self._line(f"feeds.push_back(to_capsule(t{index}), False)")
@@ -210,10 +207,10 @@ class _Writer:
         if not self.plan.batched:
             return
         given = ", ".join(f"a{i}" for i in self.plan.batched)
-        ready = _tuple(f"t{i}" for i in self.plan.batched)
+        ready = spell_tuple(f"t{i}" for i in self.plan.batched)
         self._line("check, shapes = KNOWN.latest")
         self._line(f"if check({given}):")
-        self._line(f"    {ready} = {_tuple(f'a{i}' for i in self.plan.batched)}")
+        self._line(f"    {ready} = {spell_tuple(f'a{i}' for i in self.plan.batched)}")
         self._line("else:")
         for index in self.plan.batched:
             self._line(f"    {self._make_ready(index)}")
@@ -261,7 +258,7 @@ class _Writer:
             dtype = self._constant(str(wanted.dtype).replace(".", "_"), wanted.dtype)
             device = self._constant(f"{name}_device", wanted.device)
             self._line(f"{name} = empty({wanted.shape!r}, dtype={dtype}, device={device})")
-        addresses = _tuple(f"{name}.data_ptr()" for name in produced)
+        addresses = spell_tuple(f"{name}.data_ptr()" for name in produced)
         self._line(
             f"fetches.push_back_batch(FETCH_NONES, {addresses}, FETCH_TYPES, FETCH_SHAPES, "
             "FETCH_DEVICES)"
@@ -275,7 +272,7 @@ class _Writer:
     def _release(self, names: list[str]) -> None:
         """Drop every argument that no result needs: the caller gave its list away."""
         self._line("arguments.clear()")
-        needed = set(_arguments_needed(self.signature))
+        needed = set(arguments_needed(self.signature))
         gone = [n for i, n in enumerate(names) if i not in needed]
         if self.signature.output_names:
             gone += [f"t{i}" for i in (*self.plan.batched, *self.plan.capsules)]
@@ -292,16 +289,16 @@ class _Writer:
             for step in slot.views:
                 value = self._view(value, step)
             self._line(f"r{position} = {value}")
-        self._line(f"return {_tuple(f'r{i}' for i in range(len(self.signature.outputs)))}")
+        self._line(f"return {spell_tuple(f'r{i}' for i in range(len(self.signature.outputs)))}")
 
     def _origin(self, slot: OutputSlot, model_names: dict[str, int]) -> str:
         match slot.source:
             case "constant":
-                return "None" if slot.kind == "none" else _literal(slot.value)
+                return "None" if slot.kind == "none" else spell_literal(slot.value)
             case "size":
                 if slot.size is None:
                     raise ExecutionError(f"Output {slot.name!r} has no size to compute.")
-                return _size(slot.size)
+                return spell_size(slot.size)
             case "input":
                 return f"a{slot.index}"
             case "output":
@@ -315,9 +312,9 @@ class _Writer:
 
     def _view(self, value: str, step: ViewStep) -> str:
         function = self._constant(
-            f"view_{step.op.replace('::', '_').replace('.', '_')}", _find(step.op)
+            f"view_{step.op.replace('::', '_').replace('.', '_')}", find_overload(step.op)
         )
-        arguments = [value, *(_argument(a) for a in step.args)]
+        arguments = [value, *(spell_argument(a) for a in step.args)]
         return f"{function}({', '.join(arguments)})"
 
     def _constant(self, name: str, value: object) -> str:
@@ -336,74 +333,5 @@ def _device_tests(index: int, slot: InputSlot) -> Iterator[str]:
         yield f"a{index}.get_device() == {slot.device.index or 0}"
 
 
-def _arguments_needed(signature: GraphSignature) -> Iterator[int]:
-    for slot in signature.outputs:
-        if slot.source == "input":
-            yield slot.index
-        if slot.size is not None:
-            yield from _arguments_in(slot.size)
-        for step in slot.views:
-            yield from _arguments_in(step.args)
-
-
-def _arguments_in(value: object) -> Iterator[int]:
-    match value:
-        case InputSize(index) | InputDim(index):
-            yield index
-        case SizeExpression():
-            yield from _arguments_in(value.args)
-        case tuple() | list():
-            for item in value:
-                yield from _arguments_in(item)
-
-
-def _size(size: Size) -> str:
-    match size:
-        case InputSize(index):
-            return f"a{index}"
-        case InputDim(index, dim):
-            return f"a{index}.shape[{dim}]"
-        case SizeExpression(op, args):
-            operands = [_size(a) for a in args]
-            if op in _OPERATORS:
-                return f"({f' {_OPERATORS[op]} '.join(operands)})"
-            return f"{op}({', '.join(operands)})"
-    return repr(size)
-
-
-def _argument(value: object) -> str:
-    if isinstance(value, (tuple, list)):
-        return _tuple(_argument(v) for v in value)
-    if isinstance(value, (InputSize, InputDim, SizeExpression)):
-        return _size(value)
-    return _literal(value)
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, float):
-        return f"float({str(value)!r})"  # inf and nan have no literal
-    if value is None or isinstance(value, (bool, int)):
-        return repr(value)
-    raise ExecutionError(f"A signature holds numbers, not {type(value).__name__}: {value!r}.")
-
-
-def _find(op: str) -> Callable[..., Any]:
-    """Return the ATen overload named ``aten::view`` or ``aten::slice.Tensor``."""
-    namespace, _, name = op.partition("::")
-    packet, _, overload = name.partition(".")
-    try:
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except AttributeError as error:
-        raise ExecutionError(f"{op!r} in a view step is no ATen overload.") from error
-    if not isinstance(found, torch._ops.OpOverload):
-        raise ExecutionError(f"{op!r} in a view step is no ATen overload.")
-    return found
-
-
-def _tuple(items: Iterable[str]) -> str:
-    listed = list(items)
-    return f"({listed[0]},)" if len(listed) == 1 else f"({', '.join(listed)})"
-
-
 def _unpack(names: list[str], value: str) -> str:
-    return f"    {_tuple(names)} = {value}"
+    return f"    {spell_tuple(names)} = {value}"

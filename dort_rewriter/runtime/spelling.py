@@ -1,0 +1,102 @@
+"""Values of a signature in the words of Python: sizes, arguments of views, literals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.signature import (
+    GraphSignature,
+    InputDim,
+    InputSize,
+    Size,
+    SizeExpression,
+)
+
+__all__ = [
+    "arguments_needed",
+    "find_overload",
+    "spell_argument",
+    "spell_literal",
+    "spell_size",
+    "spell_tuple",
+]
+
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+
+
+def arguments_needed(signature: GraphSignature) -> Iterator[int]:
+    """Yield the positions of the arguments that results are made of."""
+    for slot in signature.outputs:
+        if slot.source == "input":
+            yield slot.index
+        if slot.size is not None:
+            yield from _arguments_in(slot.size)
+        for step in slot.views:
+            yield from _arguments_in(step.args)
+
+
+def _arguments_in(value: object) -> Iterator[int]:
+    match value:
+        case InputSize(index) | InputDim(index):
+            yield index
+        case SizeExpression():
+            yield from _arguments_in(value.args)
+        case tuple() | list():
+            for item in value:
+                yield from _arguments_in(item)
+
+
+def spell_size(size: Size) -> str:
+    """Write a size down, computed from the arguments."""
+    match size:
+        case InputSize(index):
+            return f"a{index}"
+        case InputDim(index, dim):
+            return f"a{index}.shape[{dim}]"
+        case SizeExpression(op, args):
+            operands = [spell_size(a) for a in args]
+            if op in _OPERATORS:
+                return f"({f' {_OPERATORS[op]} '.join(operands)})"
+            return f"{op}({', '.join(operands)})"
+    return repr(size)
+
+
+def spell_argument(value: object) -> str:
+    """Write an argument of a view down."""
+    if isinstance(value, (tuple, list)):
+        return spell_tuple(spell_argument(v) for v in value)
+    if isinstance(value, (InputSize, InputDim, SizeExpression)):
+        return spell_size(value)
+    return spell_literal(value)
+
+
+def spell_literal(value: object) -> str:
+    """Write a number down, or None."""
+    if isinstance(value, float):
+        return f"float({str(value)!r})"  # inf and nan have no literal
+    if value is None or isinstance(value, (bool, int)):
+        return repr(value)
+    raise ExecutionError(f"A signature holds numbers, not {type(value).__name__}: {value!r}.")
+
+
+def find_overload(op: str) -> Callable[..., Any]:
+    """Return the ATen overload named ``aten::view`` or ``aten::slice.Tensor``."""
+    namespace, _, name = op.partition("::")
+    packet, _, overload = name.partition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError as error:
+        raise ExecutionError(f"{op!r} in a view step is no ATen overload.") from error
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ExecutionError(f"{op!r} in a view step is no ATen overload.")
+    return found
+
+
+def spell_tuple(items: Iterable[str]) -> str:
+    """Write a tuple of what is written down already."""
+    listed = list(items)
+    return f"({listed[0]},)" if len(listed) == 1 else f"({', '.join(listed)})"

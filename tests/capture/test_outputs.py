@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.capture.outputs import OutputPlan, plan_outputs
-from dort_rewriter.signature import InputDim, SizeExpression
+from dort_rewriter.signature import InputDim, SizeExpression, ViewStep
 
 
 def plan(function: Callable[..., Any], *args: Any, mode: str = "fake") -> OutputPlan:
@@ -21,10 +23,42 @@ def test_arguments_duplicates_and_constants_cost_nothing() -> None:
 
 
 def test_a_view_of_something_computed_asks_for_its_base() -> None:
-    result = plan(lambda x: (x + 1).view(6).unsqueeze(0), torch.zeros(2, 3))
+    result = plan(lambda x: (x + 1).view(6).unsqueeze(0), torch.zeros(2, 3), mode="symbolic")
     ((output,), (slot,)) = result.model_outputs, result.slots
     assert output.node.target is torch.ops.aten.add.Tensor
     assert [step.op for step in slot.views] == ["aten::view", "aten::unsqueeze"]
+
+
+def test_views_of_known_sizes_are_one() -> None:
+    result = plan(lambda x: (x + 1).view(6).unsqueeze(0), torch.zeros(2, 3))
+    ((output,), (slot,)) = result.model_outputs, result.slots
+    assert output.node.target is torch.ops.aten.add.Tensor
+    assert slot.views == (ViewStep("aten::as_strided", ((1, 6), (6, 1), 0)),)
+
+
+def test_views_that_undo_each_other_are_none() -> None:
+    result = plan(lambda x: (x + 1).t().t(), torch.zeros(2, 3))
+    assert result.model_outputs[0].node.target is torch.ops.aten.add.Tensor
+    assert result.slots[0].views == ()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1).t().unsqueeze(1),
+        lambda x: torch.relu(x.t()).view(3, 2, 1).transpose(0, 2),
+        lambda x: (x.t() * 2).t().view(6).expand(4, 6),
+        lambda x: (x.t() > 0).unsqueeze(0),
+        lambda x: (y := x + 1, y[1:].t(), y.t()),
+    ],
+)
+def test_what_the_caller_gets_lies_in_memory_as_in_eager_mode(function: Any) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 3)
+    expected, got = function(x), torch.compile(function, backend=OrtBackend())(x)
+    for a, b in zip(*map(torch.utils._pytree.tree_leaves, (got, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+        assert (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
 
 
 def test_a_part_of_something_computed_does_not_keep_all_of_it() -> None:
@@ -45,6 +79,12 @@ def test_a_part_of_what_is_returned_anyway_is_a_view() -> None:
 
 def test_a_result_stored_in_another_order_is_asked_for_in_that_order() -> None:
     result = plan(lambda x: torch.relu(x.t()), torch.zeros(2, 3))
+    assert result.model_outputs[0].order == (1, 0)
+    assert result.slots[0].views == (ViewStep("aten::as_strided", ((3, 2), (1, 3), 0)),)
+
+
+def test_a_result_of_unknown_sizes_is_permuted_back() -> None:
+    result = plan(lambda x: torch.relu(x.t()), torch.zeros(2, 3), mode="symbolic")
     assert result.model_outputs[0].order == (1, 0)
     assert [step.op for step in result.slots[0].views] == ["aten::permute"]
 

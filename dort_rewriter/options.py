@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     import onnxruntime
     import torch
 
-__all__ = ["ExportOptions", "OptimizationOptions", "OrtBackendOptions", "from_mapping"]
+__all__ = [
+    "BACKEND_PATTERNS",
+    "ExportOptions",
+    "OptimizationOptions",
+    "OrtBackendOptions",
+    "from_mapping",
+]
+
+BACKEND_PATTERNS = "default+onnxruntime+kernels"
+"""The rules for models that run where they are made: those of ONNX Runtime's own operators and
+those with kernels of this package too."""
 
 T = TypeVar("T")
 
@@ -139,8 +149,12 @@ class OrtBackendOptions:
     """Called once on each exported model, to change it in place before a session is built."""
     target_opset: int = 18
     """The opset of the exported models, 18 to 23."""
-    optimization: OptimizationOptions = dataclasses.field(default_factory=OptimizationOptions)
-    """What is done to the exported models; a mapping will do."""
+    optimization: OptimizationOptions = dataclasses.field(
+        default_factory=lambda: OptimizationOptions(patterns=BACKEND_PATTERNS)
+    )
+    """What is done to the exported models. A mapping will do, and leaves what it does not name as
+    it is here: ``patterns`` are ``"default+onnxruntime+kernels"``, as the models run in this
+    process; ``"default"`` keeps to standard operators."""
     ort_optimization_level: Literal["disable", "basic", "extended", "layout", "all"] | None = None
     """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``;
     None leaves its default."""
@@ -176,7 +190,10 @@ class OrtBackendOptions:
 
     def __post_init__(self) -> None:
         """Accept a mapping for the options inside, and refuse values of another type."""
-        inner = from_mapping(OptimizationOptions, self.optimization)
+        inner: Any = self.optimization
+        if isinstance(inner, Mapping):
+            inner = {"patterns": BACKEND_PATTERNS, **inner}
+        inner = from_mapping(OptimizationOptions, inner)
         object.__setattr__(self, "optimization", inner)
         _check_values(self)
         for op, place in (self.placement or {}).items():

@@ -21,9 +21,10 @@ Selection = str | Selected | Kind | Sequence[str | Selected | Kind] | None
 SETS: Mapping[str, Sequence[Kind]] = {
     "default": default.RULES,
     "onnxruntime": onnxruntime.RULES,
+    "kernels": experimental.KERNELS,
     "experimental": experimental.RULES,
 }
-"""Every rule and pass, in the order they are tried."""
+"""Every rule and pass, in the order they are tried; ``kernels`` are a part of ``experimental``."""
 
 
 @functools.cache

@@ -9,13 +9,17 @@ from dort_rewriter.optimize.patterns.experimental.rotary import Rotary
 from dort_rewriter.optimize.patterns.experimental.scatter import ConstantOfShapeScatterND
 from dort_rewriter.optimize.patterns.experimental.sums import Sums
 
-__all__ = ["RULES"]
+__all__ = ["KERNELS", "RULES"]
 
-RULES: tuple[type[Rule] | type[GraphPass], ...] = (
+KERNELS: tuple[type[Rule] | type[GraphPass], ...] = (
     OwnOperators,
     Rotary,
     ConstantOfShapeScatterND,
     Sums,
     ElementwiseChains,
 )
+"""Those with kernels of our own, measured on whole models: what they compute differs from the
+operators they stand for by rounding, if at all."""
+
+RULES: tuple[type[Rule] | type[GraphPass], ...] = KERNELS
 """In the order they are tried."""

@@ -54,7 +54,7 @@ VARIABLES: dict[str, Variable] = {
         Variable(
             "CXX",
             "c++",
-            "The C++ compiler of our own kernels (patterns 'experimental'), as for torch's.",
+            "The C++ compiler of our own kernels (patterns 'kernels'), as for torch's.",
         ),
     )
 }

@@ -149,9 +149,7 @@ class OrtBackendOptions:
     """Called once on each exported model, to change it in place before a session is built."""
     target_opset: int = 18
     """The opset of the exported models, 18 to 23."""
-    optimization: OptimizationOptions = dataclasses.field(
-        default_factory=lambda: OptimizationOptions(patterns=BACKEND_PATTERNS)
-    )
+    optimization: OptimizationOptions = OptimizationOptions(patterns=BACKEND_PATTERNS)
     """What is done to the exported models. A mapping will do, and leaves what it does not name as
     it is here: ``patterns`` are ``"default+onnxruntime+kernels"``, as the models run in this
     process; ``"default"`` keeps to standard operators."""

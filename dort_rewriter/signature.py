@@ -46,7 +46,16 @@ class InputSlot:
     dtype: torch.dtype | None = None
     """Element type of the ONNX input: int64, float64 and bool for scalars, None for ``none``."""
     shape: tuple[Dim, ...] = ()
+    """What the argument has; see ``order``."""
     device: torch.device | None = None
+    order: tuple[int, ...] | None = None
+    """How the model reads the argument: its dimensions from the slowest to the fastest in memory;
+    None when they are as they come."""
+
+    @property
+    def read_shape(self) -> tuple[Dim, ...]:
+        """Return the shape of the ONNX input."""
+        return self.shape if self.order is None else tuple(self.shape[i] for i in self.order)
 
     def accepts(self, argument: object) -> bool:
         """Tell whether an argument has the type, the rank and the fixed sizes of this slot."""

@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.files import to_proto
@@ -134,12 +135,13 @@ def export_block(
         names = _output_names(plan)
         outputs = list(zip(names, plan.model_outputs, strict=True))
         values = {i: float(t) for i, t in (numbers or {}).items()}
+        orders = input_orders(graph_module) if recipe.as_stored else {}
         entry = None
         if not frozen:
-            entry = ModelEntry(graph_module, recipe, provider, outputs, values)
+            entry = ModelEntry(graph_module, recipe, provider, outputs, values, orders)
         exported = entry.load() if entry is not None else None
     if exported is None:
-        exported = _convert(graph_module, recipe, provider, outputs, constants)
+        exported = _convert(graph_module, recipe, provider, outputs, constants, orders)
         if entry is not None:
             entry.store(exported)
     proto = _transform(exported, options)
@@ -168,6 +170,7 @@ def _convert(
     provider: str,
     outputs: Sequence[tuple[str, ModelOutput]],
     constants: Mapping[str, torch.Tensor],
+    orders: Mapping[str, tuple[int, ...]],
 ) -> ExportedGraph:
     """Export a graph and optimize its model."""
     options, trace = recipe.options, recipe.trace
@@ -182,6 +185,7 @@ def _convert(
             results=[(o.node, o.order) for _, o in outputs],
             keep_unused_inputs=False,
             own_kernels=provider == CPU and uses_own_kernels(options.optimization),
+            input_orders=orders,
         )
     with trace.phase("optimize"):
         query = kernel_query(provider)

@@ -69,8 +69,9 @@ def _unwrap(session: Session) -> object:
 
 def _value_info(slot: InputSlot | OutputSlot) -> onnx.ValueInfoProto:
     assert slot.dtype is not None
+    shape = slot.read_shape if isinstance(slot, InputSlot) else slot.shape
     return helper.make_tensor_value_info(
-        slot.name or "", int(to_onnx_type(slot.dtype)), list(slot.shape)
+        slot.name or "", int(to_onnx_type(slot.dtype)), list(shape)
     )
 
 

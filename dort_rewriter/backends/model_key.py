@@ -140,7 +140,7 @@ def _choices(recipe: Recipe) -> Iterator[str]:
     if dispatcher is None:
         raise _NoKey("dispatcher")
     yield dispatcher
-    yield f"{recipe.options.target_opset} {recipe.rename_inputs}"
+    yield f"{recipe.options.target_opset} {recipe.rename_inputs} {recipe.as_stored}"
     optimization = recipe.options.optimization
     yield f"own kernels: {uses_own_kernels(optimization)}"  # a compiler may come and go
     if optimization.dump_applied_patterns is not None:

@@ -39,9 +39,11 @@ class ModelEntry:
         provider: str,
         outputs: Sequence[tuple[str, ModelOutput]],
         numbers: Mapping[int, float] | None = None,
+        orders: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._graph_module = graph_module
         self._rename = recipe.rename_inputs
+        self._orders = orders
         self._outputs = outputs
         self._cache: DiskCache | None = disk_cache() if recipe.options.cache else None
         self._key: str | None = None
@@ -70,9 +72,13 @@ class ModelEntry:
         names = [n.name for n in placeholders]
         if self._rename:
             names = create_input_names(self._graph_module)
-        fed = {v.name for v in model.graph.inputs}
+        fed, orders = {v.name for v in model.graph.inputs}, self._orders or {}
         inputs = tuple(
-            InputSlot(name=name if name in fed else None, **describe_value(n.meta.get("val")))
+            InputSlot(
+                name=name if name in fed else None,
+                **describe_value(n.meta.get("val")),
+                order=orders.get(n.name) if name in fed else None,
+            )
             for name, n in zip(names, placeholders, strict=True)
         )
         outputs = tuple(

@@ -248,6 +248,7 @@ def make_recipe(backend: Any) -> Recipe:
         select_providers=_selection(backend, options),
         on_built=functools.partial(_record, backend),
         around=functools.partial(_watch, backend),
+        as_stored=True,
     )
 
 

@@ -44,6 +44,8 @@ class Recipe:
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True
     """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    as_stored: bool = False
+    """Let the model read arguments in the order of their memory: less is copied at each call."""
     make_runner: Callable[[ExportedBlock], Runner] | None = None
     """Makes what runs a model in place of a session, for debugging."""
     dump_prefix: str | None = None

@@ -8,7 +8,7 @@ import torch
 
 from dort_rewriter.signature import ViewStep
 
-__all__ = ["is_dense", "storage_order", "strided_view"]
+__all__ = ["input_orders", "is_dense", "storage_order", "strided_view"]
 
 
 def is_dense(value: Any) -> bool:
@@ -32,6 +32,18 @@ def storage_order(value: Any) -> tuple[int, ...] | None:
     if not value.permute(order).is_contiguous():
         return None
     return order
+
+
+def input_orders(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
+    """Return how the arguments of a graph lie in memory that are not row-major, by placeholder."""
+    found = {}
+    for node in graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        order = storage_order(node.meta.get("val"))
+        if order is not None:
+            found[node.name] = order
+    return found
 
 
 def strided_view(base: Any, view: Any) -> tuple[ViewStep, ...] | None:

@@ -73,12 +73,14 @@ def convert_graph(
     constants: Mapping[str, torch.Tensor] | None = None,
     results: Sequence[Result] | None = None,
     own_kernels: bool = False,
+    input_orders: Mapping[str, tuple[int, ...]] | None = None,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
 
     `constants` gives values to some placeholders, by name: they become initializers, and are no
     input any more; `input_names` names the others. `results` asks for other results than those
     the graph returns. `own_kernels` lets the model have nodes with kernels of our own.
+    `input_orders` names placeholders whose dimensions the model reads in another order.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
     """
@@ -88,6 +90,7 @@ def convert_graph(
         )
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
     interpreter.recorder.own_kernels = own_kernels
+    interpreter.input_orders = input_orders or {}
     if results is None:
         output = next(n for n in graph_module.graph.nodes if n.op == "output")
         leaves = torch.utils._pytree.tree_leaves(output.args[0], is_leaf=lambda a: a is None)
@@ -127,6 +130,7 @@ class _Interpreter:
         self.constants = constants
         self.input_names = None if input_names is None else list(input_names)
         self.taken = set(input_names or ())
+        self.input_orders: Mapping[str, tuple[int, ...]] = {}
 
     def run(
         self,
@@ -138,7 +142,7 @@ class _Interpreter:
         needed = _ancestors([leaf for leaf, _ in results])
         for node in self.graph_module.graph.nodes:
             if node.op == "placeholder":
-                self._placeholder(node)
+                self._placeholder(node, node in needed)
             elif node not in needed:
                 continue
             elif node.op == "get_attr":
@@ -173,7 +177,7 @@ class _Interpreter:
         if len(self.taken) != count:
             raise ExportError(f"input_names has duplicates: {self.input_names}.")
 
-    def _placeholder(self, node: torch.fx.Node) -> None:
+    def _placeholder(self, node: torch.fx.Node, is_read: bool) -> None:
         if node.name in self.constants:
             self.results[node] = self._initializer(node, self.constants[node.name], node.name)
             return
@@ -188,11 +192,20 @@ class _Interpreter:
             self._refuse(node, "placeholder", reason)
             self.results[node] = _Missing
             return
+        slot = InputSlot(
+            name=name,
+            **describe_value(meta),
+            order=self.input_orders.get(node.name) if is_read else None,
+        )
         value = Value(self.recorder, name=name)
-        _annotate(value, meta)
+        _annotate(value, meta if slot.order is None else meta.permute(slot.order))
         self.graph.inputs.append(value)
-        self.inputs.append((InputSlot(name=name, **describe_value(meta)), value))
+        self.inputs.append((slot, value))
         self.results[node] = value
+        if slot.order is not None:
+            back = sorted(range(len(slot.order)), key=slot.order.__getitem__)
+            self.results[node] = seen = self.recorder.Transpose(value, perm=back)
+            _annotate(seen, meta)
 
     def _input_slot(self, slot: InputSlot, value: Value | None, keep: bool) -> InputSlot:
         if keep or value is None or value.uses() or value.is_graph_output():

@@ -153,7 +153,10 @@ def _call_constants(
         "PAUSE_SOFT": PAUSE_SOFT,
         "SHORTEST": shortest_run(),
         "TYPES": tuple(element_type(s.dtype) for s in addressed if s.dtype is not None),
-        "KNOWN": KnownArguments(sum(map(len, plan.scalars.values()))),
+        "KNOWN": KnownArguments(
+            sum(map(len, plan.scalars.values())),
+            [signature.inputs[i].order for i in plan.batched],
+        ),
         "DEVICES": tuple(ort_device(s.device) for s in addressed),
         "ERRORS": ort_errors(),
         "array": array,

@@ -27,10 +27,16 @@ class KnownArguments:
     Calls from several threads may overlap: ``latest`` is replaced as a whole.
     """
 
-    __slots__ = ("_scalars", "_strange", "latest")
+    __slots__ = ("_back", "_scalars", "_strange", "latest")
 
-    def __init__(self, scalars: int = 0) -> None:
-        """Know nothing yet; the shapes of so many numbers follow those of the tensors."""
+    def __init__(
+        self, scalars: int = 0, orders: Sequence[tuple[int, ...] | None] | None = None
+    ) -> None:
+        """Know nothing yet; the shapes of so many numbers follow those of the tensors.
+
+        ``orders`` tells how the dimensions of each argument were reordered for the session.
+        """
+        self._back = [None if o is None else _inverse(o) for o in orders or ()]
         self.latest: tuple[Callable[..., bool], Shapes] = (_unknown, ())
         self._scalars: Shapes = ((),) * scalars
         self._strange = 0
@@ -49,11 +55,22 @@ class KnownArguments:
         guards = _tensor_guards()
         # The guards keep the address of a class, not the class: only those that stay.
         if guards is not None and all(type(t) in _LASTING for t in tensors):
-            self.latest = (_check(guards, tensors), shapes)
+            self.latest = (_check(guards, self._as_given(tensors)), shapes)
         return shapes
+
+    def _as_given(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return tensors as the arguments are that need no copy."""
+        if not any(self._back):
+            return tensors
+        pairs = zip(tensors, self._back, strict=True)
+        return [t if back is None else t.permute(back) for t, back in pairs]
 
 
 _LASTING = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _unknown(*arguments: Any) -> bool:

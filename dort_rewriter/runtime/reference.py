@@ -143,6 +143,8 @@ class ReferenceExecutor:
                     f"Input {slot.name!r} is {tensor.dtype}, the graph was compiled for "
                     f"{slot.dtype}."
                 )
+            if slot.order is not None:
+                tensor = tensor.permute(slot.order)
             feeds[slot.name] = tensor_to_array(tensor)
         return feeds
 

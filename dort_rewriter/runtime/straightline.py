@@ -191,7 +191,8 @@ class _Writer:
     def _feed(self) -> None:
         self._recognize()
         for index in self.plan.capsules:
-            self._line(self._make_ready(index))
+            for line in self._make_ready(index):
+                self._line(line)
         addresses = [f"p{i}" for i in self.plan.batched]
         numbers = 0
         for number, (dtype, group) in enumerate(self.plan.scalars.items()):
@@ -223,22 +224,28 @@ class _Writer:
         self._line(f"    {ready} = {spell_tuple(f'a{i}' for i in self.plan.batched)}")
         self._line("else:")
         for index in self.plan.batched:
-            self._line(f"    {self._make_ready(index)}")
+            for line in self._make_ready(index):
+                self._line(f"    {line}")
         self._line(f"    shapes = KNOWN.learn({ready})")
         for index in self.plan.batched:
             name = self.signature.inputs[index].name
             self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {name!r})")
 
-    def _make_ready(self, index: int) -> str:
+    def _make_ready(self, index: int) -> Iterator[str]:
+        """Return the lines that make a tensor what the session reads."""
         slot = self.signature.inputs[index]
+        given = f"a{index}"
+        if slot.order is not None:
+            given = f"t{index}"
+            yield f"{given} = a{index}.permute({slot.order!r})"
         dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
-        tests = [*_device_tests(index, slot), f"a{index}.dtype is {dtype}"]
-        tests.append(f"a{index}.is_contiguous()")
+        tests = [*_device_tests(given, slot), f"{given}.dtype is {dtype}"]
+        tests.append(f"{given}.is_contiguous()")
         if slot.dtype is not torch.bool:  # which has no negation
-            tests.append(f"not a{index}.is_neg()")
+            tests.append(f"not {given}.is_neg()")
         device = f", {self._constant(f'device{index}', slot.device)}" if slot.device else ""
-        fallback = f"dense(a{index}, {slot.name!r}, {dtype}{device})"
-        return f"t{index} = a{index} if {' and '.join(tests)} else {fallback}"
+        fallback = f"dense({given}, {slot.name!r}, {dtype}{device})"
+        yield f"t{index} = {given} if {' and '.join(tests)} else {fallback}"
 
     def _run(self) -> None:
         on_cuda = self._on_cuda()
@@ -337,12 +344,12 @@ class _Writer:
         self.lines.append(f"    {text}")
 
 
-def _device_tests(index: int, slot: InputSlot) -> Iterator[str]:
+def _device_tests(given: str, slot: InputSlot) -> Iterator[str]:
     if slot.device is None or slot.device.type == "cpu":
-        yield f"a{index}.is_cpu"
+        yield f"{given}.is_cpu"
     else:
-        yield f"a{index}.is_{slot.device.type}"
-        yield f"a{index}.get_device() == {slot.device.index or 0}"
+        yield f"{given}.is_{slot.device.type}"
+        yield f"{given}.get_device() == {slot.device.index or 0}"
 
 
 def _unpack(names: list[str], value: str) -> str:

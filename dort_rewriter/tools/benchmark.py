@@ -38,6 +38,7 @@ __all__ = [
 VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt": {},
     "onnxrt-plain": {"optimization": {"patterns": None}},
+    "onnxrt-standard": {"optimization": {"patterns": "default"}},
     "onnxrt-fused": {"optimization": {"patterns": "default+onnxruntime"}},
     "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
     "onnxrt-freeze": {"freeze": True},

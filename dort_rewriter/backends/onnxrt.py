@@ -194,7 +194,7 @@ def call_backend(
     return compile_with_aot(
         graph_module,
         args,
-        compile_graph=lambda graph, _: compile_aten_graph(graph, make_recipe(backend)),
+        compile_graph=lambda graph, _: compile_aten_graph(graph, _recipe_of_aot(backend)),
         decompositions=get_tracing_table(make_dispatcher()),
         compile_inference=functools.partial(_compile_inference, backend),
     )
@@ -203,7 +203,7 @@ def call_backend(
 def _compile_inference(
     backend: Any, graph_module: torch.fx.GraphModule, weights: frozenset[str]
 ) -> Callable[..., Any]:
-    recipe = make_recipe(backend)
+    recipe = _recipe_of_aot(backend)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
     return compile_aten_graph(graph_module, recipe)
@@ -248,8 +248,12 @@ def make_recipe(backend: Any) -> Recipe:
         select_providers=_selection(backend, options),
         on_built=functools.partial(_record, backend),
         around=functools.partial(_watch, backend),
-        as_stored=True,
     )
+
+
+def _recipe_of_aot(backend: Any) -> Recipe:
+    """Return the recipe of graphs that only their own calls run: nobody else feeds the models."""
+    return dataclasses.replace(make_recipe(backend), as_stored=True)
 
 
 def _selection(

@@ -19,12 +19,18 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import DortError, ExportError, UnsupportedOp, UnsupportedOpError
-from dort_rewriter.export.dispatcher import Dispatcher, foreign_tensor
+from dort_rewriter.export.annotations import (
+    annotate,
+    check_shape,
+    element_type,
+    unsupported_value,
+)
+from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.empties import empty_results
 from dort_rewriter.export.names import create_output_names
 from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import describe, source_line
-from dort_rewriter.export.recorder import Recorder, scalar_type
+from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
 from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, describe_value
@@ -188,7 +194,7 @@ class _Interpreter:
             self.inputs.append((InputSlot(name=None, kind="none"), None))
             self.results[node] = None
             return
-        if (reason := _unsupported_value(meta)) is not None:
+        if (reason := unsupported_value(meta)) is not None:
             self._refuse(node, "placeholder", reason)
             self.results[node] = _Missing
             return
@@ -198,14 +204,14 @@ class _Interpreter:
             order=self.input_orders.get(node.name) if is_read else None,
         )
         value = Value(self.recorder, name=name)
-        _annotate(value, meta if slot.order is None else meta.permute(slot.order))
+        annotate(value, meta if slot.order is None else meta.permute(slot.order))
         self.graph.inputs.append(value)
         self.inputs.append((slot, value))
         self.results[node] = value
         if slot.order is not None:
             back = sorted(range(len(slot.order)), key=slot.order.__getitem__)
             self.results[node] = seen = self.recorder.Transpose(value, perm=back)
-            _annotate(seen, meta)
+            annotate(seen, meta)
 
     def _input_slot(self, slot: InputSlot, value: Value | None, keep: bool) -> InputSlot:
         if keep or value is None or value.uses() or value.is_graph_output():
@@ -225,7 +231,7 @@ class _Interpreter:
     def _initializer(self, node: torch.fx.Node, tensor: torch.Tensor, name: str) -> Any:
         if isinstance(tensor, torch._subclasses.FakeTensor):
             raise ExportError(f"{name} is a fake tensor: it has no values to store.")
-        if (reason := _unsupported_value(tensor)) is not None:
+        if (reason := unsupported_value(tensor)) is not None:
             self._refuse(node, node.op, reason)
             return _Missing
         name = self._free_name(name)
@@ -306,13 +312,13 @@ class _Interpreter:
         if value is None or meta is None:
             return None
         if not isinstance(value, Value):
-            value = self.recorder.constant(value, _element_type(meta))
-        want = _element_type(meta)
+            value = self.recorder.constant(value, element_type(meta))
+        want = element_type(meta)
         if value.dtype is not None and value.dtype != want:
             value = self.recorder.cast(value, want)
-        _check_shape(value, meta)
+        check_shape(value, meta)
         if _is_automatic(value):
-            _annotate(value, meta)
+            annotate(value, meta)
             value.name = self._free_name(name)
         return value
 
@@ -340,10 +346,10 @@ class _Interpreter:
     def _output(self, value: Any, meta: Any, name: str) -> OutputSlot:
         recorder = self.recorder
         if not isinstance(value, ir.Value):
-            value = recorder.constant(value, _element_type(meta))
+            value = recorder.constant(value, element_type(meta))
         if value.is_graph_input() or value.is_initializer() or value.is_graph_output():
             value = recorder.copy(value)
-            _annotate(value, meta)
+            annotate(value, meta)
         value.name = name
         self.graph.outputs.append(value)
         return OutputSlot(
@@ -369,40 +375,3 @@ def _is_known(key: str, converter: Converter) -> bool:
 
 def _python_name(key: str) -> str:
     return "x" if key == "self" else key
-
-
-def _element_type(meta: Any) -> ir.DataType:
-    return to_onnx_type(meta.dtype) if isinstance(meta, torch.Tensor) else scalar_type(meta)
-
-
-def _shape(meta: Any) -> tuple[int | str, ...]:
-    shape: tuple[int | str, ...] = describe_value(meta).get("shape", ())
-    return shape
-
-
-def _unsupported_value(meta: Any) -> str | None:
-    if not isinstance(meta, torch.Tensor):
-        if isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
-            return None
-        return f"{type(meta).__name__} values are not converted"
-    return foreign_tensor(meta)
-
-
-def _annotate(value: Value, meta: Any) -> None:
-    value.type = ir.TensorType(_element_type(meta))
-    value.shape = ir.Shape(_shape(meta))
-    if isinstance(meta, torch.SymInt):
-        value.meta["size"] = str(meta.node.expr)  # the symbol that dimensions know it by
-
-
-def _check_shape(value: Value, meta: Any) -> None:
-    """Refuse a result whose shape cannot be the one torch computed."""
-    want = _shape(meta)
-    if value.shape is None:
-        return
-    wrong = len(value.shape) != len(want) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b
-        for a, b in zip(value.shape, want, strict=True)
-    )
-    if wrong:
-        raise Refused(f"its converter gave the shape {value.shape} instead of {list(want)}")

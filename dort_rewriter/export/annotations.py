@@ -1,0 +1,57 @@
+"""The types and shapes that the metadata of an FX node gives to values of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.dispatcher import foreign_tensor
+from dort_rewriter.export.recorder import scalar_type
+from dort_rewriter.export.registry import Refused
+from dort_rewriter.graph.values import Value
+from dort_rewriter.signature import describe_value
+
+__all__ = ["annotate", "check_shape", "element_type", "unsupported_value"]
+
+
+def element_type(meta: Any) -> ir.DataType:
+    """Return the element type of a (fake) tensor or number."""
+    return to_onnx_type(meta.dtype) if isinstance(meta, torch.Tensor) else scalar_type(meta)
+
+
+def _shape(meta: Any) -> tuple[int | str, ...]:
+    shape: tuple[int | str, ...] = describe_value(meta).get("shape", ())
+    return shape
+
+
+def unsupported_value(meta: Any) -> str | None:
+    """Return why no value of a model can stand for one of a graph; None when it can."""
+    if not isinstance(meta, torch.Tensor):
+        if isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+            return None
+        return f"{type(meta).__name__} values are not converted"
+    return foreign_tensor(meta)
+
+
+def annotate(value: Value, meta: Any) -> None:
+    """Write type and shape to a value."""
+    value.type = ir.TensorType(element_type(meta))
+    value.shape = ir.Shape(_shape(meta))
+    if isinstance(meta, torch.SymInt):
+        value.meta["size"] = str(meta.node.expr)  # the symbol that dimensions know it by
+
+
+def check_shape(value: Value, meta: Any) -> None:
+    """Refuse a result whose shape cannot be the one torch computed."""
+    want = _shape(meta)
+    if value.shape is None:
+        return
+    wrong = len(value.shape) != len(want) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b
+        for a, b in zip(value.shape, want, strict=True)
+    )
+    if wrong:
+        raise Refused(f"its converter gave the shape {value.shape} instead of {list(want)}")

@@ -57,6 +57,10 @@ def test_a_model_reads_what_is_stored() -> None:
     for call in (run.plain, ReferenceExecutor(model, signature), lambda a: run.boxed([a])):
         for argument in (stored.t(), other):
             assert torch.equal(call(argument)[0], stored.t())
+    check, shapes = run.plain.__globals__["KNOWN"].latest  # learnt from either of the two
+    assert check(stored.t())
+    assert not check(other)
+    assert shapes == ((2, 3),)
 
 
 class Heads(torch.nn.Module):

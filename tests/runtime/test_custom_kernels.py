@@ -89,6 +89,7 @@ OPERATIONS: dict[int, Any] = {
     19: lambda a, b, c: torch.from_numpy(a.astype(np.float64)).erf().numpy().astype(a.dtype),
     20: lambda a, b, c: np.tanh(a.astype(np.float64)).astype(a.dtype),
     21: lambda a, b, c: np.log(a.astype(np.float64)).astype(a.dtype),
+    22: lambda a, b, c: (a == 0).astype(a.dtype),
 }
 EXACT = set(OPERATIONS) - {11, 12, 19, 20, 21}
 
@@ -136,6 +137,69 @@ def test_inputs_are_broadcast(shapes: list[tuple[int, ...]], dtype: Any) -> None
     product = (wide[0] + wide[1]) * wide[2]
     np.testing.assert_array_equal(first, product.astype(dtype))
     np.testing.assert_array_equal(second, (-product - wide[0]).astype(dtype))
+
+
+PERMS = [
+    ((3, 5, 2, 70), (0, 2, 1, 3)),
+    ((40, 33, 31), (0, 2, 1)),
+    ((600, 50), (1, 0)),
+    ((4, 3, 2, 5), (3, 1, 0, 2)),
+    ((1, 9, 1, 8), (3, 2, 1, 0)),
+    ((7, 64, 130), (2, 0, 1)),
+    ((300, 300), (0, 1)),
+    ((0, 3), (1, 0)),
+    ((), ()),
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "perm"), PERMS, ids=str)
+def test_results_are_transposed(shape: tuple[int, ...], perm: tuple[int, ...], dtype: Any) -> None:
+    """As the sum and product are, of inputs that broadcast."""
+    a, b, c = _random(*shape, dtype=dtype), _random(*shape[-1:], dtype=dtype), _random(dtype=dtype)
+    program = [0, 0, -1, -2, 0, 2, 1, 0, -3, 0]
+    how = {"program": program, "results": [1, 0], "perm": list(perm)}
+    if not perm:
+        with pytest.raises(Exception, match="perm"):  # an attribute without numbers has no type
+            _run("TransposedElementwise", a, b, c, ranks=[0, 0], **how)
+        return
+    first, second = _run("TransposedElementwise", a, b, c, ranks=[len(shape)] * 2, **how)
+    wide = [x.astype(np.float32) if dtype is np.float16 else x for x in (a, b, c)]
+    total = wide[0] + wide[1]
+    np.testing.assert_array_equal(first, (total * wide[2]).astype(dtype).transpose(perm))
+    np.testing.assert_array_equal(second, total.astype(dtype).transpose(perm))
+
+
+@pytest.mark.parametrize("to_half", [True, False])
+@pytest.mark.parametrize(("shape", "perm"), PERMS[:-1], ids=str)
+def test_transposes_that_convert(
+    shape: tuple[int, ...], perm: tuple[int, ...], to_half: bool
+) -> None:
+    """In blocks and in rows, also of what is too large or too small for float16."""
+    x = _random(*shape) * np.float32(10) ** (2 * _random(*shape))
+    x.ravel()[:4] = [np.nan, np.inf, -0.0, 1e9][: x.size]
+    name, given, to = ("TransposeToFloat16", x, np.float16)
+    with np.errstate(over="ignore"):
+        if not to_half:
+            name, given, to = ("TransposeToFloat", x.astype(np.float16), np.float32)
+        model = _model(name, [given], [len(shape)], perm=list(perm))
+        model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(
+            np.dtype(to)
+        )
+        (got,) = create_session(model).ort.run(None, {"x0": given})
+        np.testing.assert_array_equal(got, given.astype(to).transpose(perm))
+
+
+def test_no_order_of_axes() -> None:
+    """It is said when the session is made."""
+    with pytest.raises(Exception, match="no order of axes"):
+        _run(
+            "TransposedElementwise",
+            _random(3, 4),
+            program=[6, 0, -1, 0, 0],
+            results=[0],
+            perm=[0, 0],
+        )
 
 
 def test_results_may_be_written_over_inputs() -> None:

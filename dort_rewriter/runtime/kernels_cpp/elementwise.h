@@ -34,6 +34,7 @@ enum Operation : int64_t {
   kErf,
   kTanh,
   kLog,
+  kNot,
   kOperations,
 };
 
@@ -69,6 +70,7 @@ ELEMENTWISE(choose, a[i] != C(0) ? b[i] : c[i])
 ELEMENTWISE(erf_all, error_function(a[i]))
 ELEMENTWISE(tanh_all, hyperbolic_tangent(a[i]))
 ELEMENTWISE(log_all, logarithm(a[i]))
+ELEMENTWISE(opposite, a[i] == C(0) ? C(1) : C(0))
 #undef ELEMENTWISE
 
 template <typename C>
@@ -77,7 +79,7 @@ constexpr Step<C> kSteps[kOperations] = {
     minimum<C>,     negate<C>,     absolute<C>,      square_root<C>, reciprocal<C>,
     relu<C>,        sigmoid<C>,    exp_all<C>,       equal<C>,   less<C>,
     less_or_equal<C>, greater<C>,  greater_or_equal<C>, choose<C>,
-    erf_all<C>,     tanh_all<C>,   log_all<C>,
+    erf_all<C>,     tanh_all<C>,   log_all<C>,       opposite<C>,
 };
 
 // How the elements of an input are found from those of the result.
@@ -90,27 +92,29 @@ struct Reach {
   Reach() = default;
   Reach(const Shape& from, const Shape& to) {
     size_t missing = to.size() - from.size();
+    Shape steps(to.size(), 0);
     int64_t stride = 1;
-    for (size_t d = to.size(); d-- > 0;) {
-      int64_t size = d < missing ? 1 : from[d - missing];
-      int64_t step = size == 1 ? 0 : stride;
+    for (size_t d = to.size(); d-- > missing;) {
+      int64_t size = from[d - missing];
+      if (size != 1) steps[d] = stride;
       stride *= size;
-      if (to[d] == 1) continue;
-      if (!sizes.empty() && step == strides.back() * sizes.back()) {
-        sizes.back() *= to[d];
-      } else {
-        sizes.push_back(to[d]);
-        strides.push_back(step);
-      }
     }
     single = count(from) == 1;
-    whole = sizes.size() <= 1 && !single;
-    if (sizes.empty()) {
-      sizes.push_back(1);
-      strides.push_back(0);
+    merge(to, steps);
+  }
+
+  // Where the elements of a tensor go when its axes change places: axis perm[d] becomes axis d.
+  static Reach transposed(const Shape& shape, const Integers& perm) {
+    Shape steps(shape.size(), 0);
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0;) {
+      steps[perm[d]] = stride;
+      stride *= shape[perm[d]];
     }
-    std::reverse(sizes.begin(), sizes.end());
-    std::reverse(strides.begin(), strides.end());
+    Reach reach;
+    reach.single = false;
+    reach.merge(shape, steps);
+    return reach;
   }
 
   // Call each(where in the input, its step, number of elements) for the rows of a range.
@@ -121,16 +125,37 @@ struct Reach {
     int64_t row = begin / inner, column = begin % inner;
     while (n > 0) {
       int64_t offset = 0, rest = row;
-      for (size_t d = rank - 1; d-- > 0;) {
+      for (size_t d = rank - 1; d-- > 1;) {
         offset += rest % sizes[d] * strides[d];
         rest /= sizes[d];
       }
+      if (rank > 1) offset += rest * strides[0];  // divisions take longer than short rows
       int64_t length = std::min(n, inner - column);
       each(offset + column * step, step, length);
       n -= length;
       column = 0;
       ++row;
     }
+  }
+
+ private:
+  void merge(const Shape& shape, const Shape& steps) {
+    for (size_t d = shape.size(); d-- > 0;) {
+      if (shape[d] == 1) continue;
+      if (!sizes.empty() && steps[d] == strides.back() * sizes.back()) {
+        sizes.back() *= shape[d];
+      } else {
+        sizes.push_back(shape[d]);
+        strides.push_back(steps[d]);
+      }
+    }
+    whole = sizes.size() <= 1 && !single;
+    if (sizes.empty()) {
+      sizes.push_back(1);
+      strides.push_back(0);
+    }
+    std::reverse(sizes.begin(), sizes.end());
+    std::reverse(strides.begin(), strides.end());
   }
 };
 
@@ -150,17 +175,26 @@ inline Shape broadcast(const Tensors& inputs) {
   return result;
 }
 
-class Elementwise {
+// A truth value as ONNX Runtime stores it.
+struct Truth {
+  uint8_t value;
+};
+
+inline float widen(Truth truth) { return truth.value != 0 ? 1.0f : 0.0f; }
+
+// What the operators below share: a program, and how it runs over tiles.
+class Program {
  public:
-  static constexpr const char* name = "Elementwise";
-  static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 16;  // the most inputs that are written
 
-  explicit Elementwise(const Info& info)
-      : program_(info.integers("program")), results_(info.integers("results")) {
-    dispatch(info.input_type(0), [](auto, auto) {});
+  // The first `masks` inputs are truth values: 1 and 0 to the program.
+  Program(const Info& info, size_t masks, Integers perm)
+      : program_(info.integers("program")),
+        results_(info.integers("results")),
+        perm_(std::move(perm)),
+        masks_(masks) {
+    dispatch(info.input_type(masks), [](auto, auto) {});
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
     }
@@ -171,7 +205,8 @@ class Elementwise {
       registers_ = std::max(registers_, program_[i + 1] + 1);
       for (size_t k = 2; k < 5; ++k) read_ = std::max(read_, -program_[i + k]);
     }
-    last_only_ = results_.size() == 1 && program_[program_.size() - 4] == results_[0];
+    last_only_ = perm_.empty() && results_.size() == 1 &&
+                 program_[program_.size() - 4] == results_[0];
     for (int64_t result : results_) {
       if (result < 0 || result >= registers_) fail(kInvalidArgument, "a result is no register");
     }
@@ -185,15 +220,22 @@ class Elementwise {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
     Shape shape = broadcast(inputs);
-    Few<void*, kMost> outputs(results_.size());
-    for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = context.output(i, shape);
     Few<Reach, kMost> reaches;
     for (const Tensor& input : inputs) reaches.push_back(Reach(input.shape, shape));
-    dispatch(inputs[0].type, [&](auto stored, auto computed) {
+    Shape result = shape;
+    Reach target;
+    if (!perm_.empty()) {
+      if (perm_.size() != shape.size()) fail(kInvalidArgument, "the axes are not the inputs'");
+      for (size_t d = 0; d < perm_.size(); ++d) result[d] = shape[perm_[d]];
+      target = Reach::transposed(shape, perm_);
+    }
+    Few<void*, kMost> outputs(results_.size());
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = context.output(i, result);
+    dispatch(inputs[masks_].type, [&](auto stored, auto computed) {
       using T = decltype(stored);
       using C = decltype(computed);
       context.parallel(count(shape), kPart, [&](int64_t begin, int64_t end) {
-        run<T, C>(inputs, reaches, outputs, begin, end);
+        run<T, C>(inputs, reaches, outputs, target, begin, end);
       });
     });
   }
@@ -204,7 +246,8 @@ class Elementwise {
 
   template <typename T, typename C>
   void run(const Tensors& inputs, const Few<Reach, kMost>& reaches,
-           const Few<void*, kMost>& outputs, int64_t begin, int64_t end) const {
+           const Few<void*, kMost>& outputs, const Reach& target, int64_t begin,
+           int64_t end) const {
     static thread_local std::vector<C> memory;
     size_t tiles = registers_ + inputs.size();
     if (memory.size() < tiles * kTile) memory.resize(tiles * kTile);
@@ -215,13 +258,17 @@ class Elementwise {
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (reaches[i].single) {
         given[i] = loaded + i * kTile;
-        std::fill_n(loaded + i * kTile, longest, C(widen(*inputs[i].as<T>())));
+        C value = i < masks_ ? C(widen(*inputs[i].as<Truth>())) : C(widen(*inputs[i].as<T>()));
+        std::fill_n(loaded + i * kTile, longest, value);
       }
     }
     for (int64_t at = begin; at < end; at += kTile) {
       int64_t n = std::min(kTile, end - at);
       for (size_t i = 0; i < inputs.size(); ++i) {
-        if (!reaches[i].single) given[i] = load(inputs[i].as<T>(), reaches[i], at, n, loaded + i * kTile);
+        if (reaches[i].single) continue;
+        C* to = loaded + i * kTile;
+        given[i] = i < masks_ ? load(inputs[i].as<Truth>(), reaches[i], at, n, to)
+                              : load(inputs[i].as<T>(), reaches[i], at, n, to);
       }
       for (size_t i = 0; i < program_.size(); i += 5) {
         const int64_t* code = &program_[i];
@@ -234,7 +281,20 @@ class Elementwise {
       }
       if (std::is_same_v<T, C> && last_only_) continue;
       for (size_t i = 0; i < outputs.size(); ++i) {
-        narrow_all(registers + results_[i] * kTile, static_cast<T*>(outputs[i]) + at, n);
+        const C* from = registers + results_[i] * kTile;
+        T* to = static_cast<T*>(outputs[i]);
+        if (perm_.empty()) {
+          narrow_all(from, to + at, n);
+          continue;
+        }
+        target.rows(at, n, [&](int64_t offset, int64_t step, int64_t length) {
+          if (step == 1) {
+            narrow_all(from, to + offset, length);
+          } else {
+            for (int64_t k = 0; k < length; ++k) narrow(from[k], to[offset + k * step]);
+          }
+          from += length;
+        });
       }
     }
   }
@@ -261,7 +321,37 @@ class Elementwise {
     return to;
   }
 
-  Integers program_, results_;
+  Integers program_, results_, perm_;
+  size_t masks_;
   int64_t registers_ = 0, read_ = 0;
-  bool last_only_ = false;  // the only result is what the last instruction computes
+  bool last_only_ = false;  // the last instruction computes the only result, in its place
+};
+
+class Elementwise : public Program {
+ public:
+  static constexpr const char* name = "Elementwise";
+  static constexpr ElementType inputs[] = {kAny};
+  static constexpr size_t in_place = 16;  // the most inputs that are written
+
+  explicit Elementwise(const Info& info) : Program(info, 0, {}) {}
+};
+
+// With a mask before the other inputs.
+class MaskedElementwise : public Program {
+ public:
+  static constexpr const char* name = "MaskedElementwise";
+  static constexpr ElementType inputs[] = {kBool, kAny};
+  static constexpr size_t in_place = 16;
+
+  explicit MaskedElementwise(const Info& info) : Program(info, 1, {}) {}
+};
+
+// With results transposed as `perm` says.
+class TransposedElementwise : public Program {
+ public:
+  static constexpr const char* name = "TransposedElementwise";
+  static constexpr ElementType inputs[] = {kAny};
+  static constexpr size_t in_place = 0;  // what is written is not where it was read
+
+  explicit TransposedElementwise(const Info& info) : Program(info, 0, info.permutation("perm")) {}
 };

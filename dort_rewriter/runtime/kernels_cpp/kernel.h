@@ -200,6 +200,16 @@ class Info {
     return values;
   }
 
+  // An order of axes.
+  Integers permutation(const char* name) const {
+    Integers perm = integers(name), sorted = perm;
+    std::sort(sorted.begin(), sorted.end());
+    for (size_t d = 0; d < sorted.size(); ++d) {
+      if (sorted[d] != static_cast<int64_t>(d)) fail(kInvalidArgument, "no order of axes");
+    }
+    return perm;
+  }
+
   ElementType input_type(size_t index) const {
     OrtTypeInfo* type = nullptr;
     check(api.KernelInfo_GetInputTypeInfo(info_, index, &type));
@@ -240,7 +250,8 @@ template <typename K>
 constexpr bool kLastOptional<K, std::void_t<decltype(K::last_optional)>> = K::last_optional;
 
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
-// input that is kAny), variadic, in_place, a constructor from Info, and compute(Context).
+// input that is kAny), variadic (the last input), in_place (how many inputs, or
+// variadic ones), a constructor from Info, and compute(Context).
 template <typename K>
 const OrtCustomOp* operator_of() {
   static const OrtCustomOp op = [] {
@@ -253,8 +264,9 @@ const OrtCustomOp* operator_of() {
     o.GetOutputType = [](const OrtCustomOp*, size_t i) { return K::outputs[i]; };
     o.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(K::outputs); };
     o.KernelDestroy = [](void* kernel) { delete static_cast<K*>(kernel); };
-    auto arity = [](const OrtCustomOp*, size_t) { return K::variadic ? kVariadic : kRequired; };
-    o.GetInputCharacteristic = arity;
+    o.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      return K::variadic && i + 1 == std::size(K::inputs) ? kVariadic : kRequired;
+    };
     o.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
       if (K::variadic) return kVariadic;
       return kLastOptional<K> && i + 1 == std::size(K::outputs) ? kOptional : kRequired;
@@ -278,8 +290,9 @@ const OrtCustomOp* operator_of() {
       if (n == 0) return 0;
       *inputs = new int[n];
       *outputs = new int[n];
+      constexpr size_t other = K::variadic ? std::size(K::inputs) - 1 : 0;
       for (size_t i = 0; i < n; ++i) {
-        (*inputs)[i] = static_cast<int>(i);
+        (*inputs)[i] = static_cast<int>(i + other);
         (*outputs)[i] = 0;
       }
       return n;

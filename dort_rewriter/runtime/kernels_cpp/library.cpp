@@ -6,6 +6,8 @@
 #include "rotary.h"
 #include "rows.h"
 #include "scatter.h"
+#include "transpose.h"
+#include "tri_matrix.h"
 #include "windows.h"
 
 EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
@@ -27,7 +29,10 @@ EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
             operator_of<MaxPool>(), operator_of<MaxPoolGrad>(), operator_of<Columns>(),
             operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>(),
             operator_of<Sum>(), operator_of<LayerNorm>(), operator_of<LayerNormGrad>(),
-            operator_of<SoftmaxGrad>(), operator_of<GeluGrad>()}) {
+            operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(),
+            operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
+            operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
+            operator_of<TriMatrix>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
       return created;

@@ -34,7 +34,14 @@ struct OrtApiBase {
   const char*(ORT_CALL* GetVersionString)();
 };
 
-enum ElementType : int { kAny = 0, kFloat = 1, kInt64 = 7, kFloat16 = 10, kDouble = 11 };
+enum ElementType : int {
+  kAny = 0,
+  kFloat = 1,
+  kInt64 = 7,
+  kBool = 9,
+  kFloat16 = 10,
+  kDouble = 11
+};
 enum Arity : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };
 

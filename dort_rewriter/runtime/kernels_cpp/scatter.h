@@ -1,4 +1,5 @@
-// ScatterZeros: updates added to (or written into) zeros of a given shape, as ScatterND does.
+// ScatterZeros: updates added to (or written into) zeros of a given shape, as ScatterND does. With
+// the attribute `masked`, those at the index `skip` are left out.
 #pragma once
 
 #include "kernel.h"
@@ -11,7 +12,10 @@ class ScatterZeros {
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit ScatterZeros(const Info& info) : add_(info.integer("add", 0) != 0) {
+  explicit ScatterZeros(const Info& info)
+      : add_(info.integer("add", 0) != 0),
+        masked_(info.integer("masked", 0) != 0),
+        skip_(info.integer("skip", 0)) {
     dispatch(info.input_type(2), [](auto, auto) {});
   }
 
@@ -29,7 +33,9 @@ class ScatterZeros {
     }
     std::vector<int64_t> starts(places);
     for (int64_t i = 0; i < places; ++i) {
-      starts[i] = start(shape, indices.as<int64_t>() + i * depth, depth) * length;
+      const int64_t* index = indices.as<int64_t>() + i * depth;
+      bool left_out = masked_ && depth == 1 && *index == skip_;
+      starts[i] = left_out ? kNowhere : start(shape, index, depth) * length;
     }
     void* output = context.output(0, shape);
     dispatch(updates.type, [&](auto stored, auto computed) {
@@ -38,6 +44,7 @@ class ScatterZeros {
       T* to = static_cast<T*>(output);
       std::memset(static_cast<void*>(to), 0, count(shape) * sizeof(T));
       for (int64_t i = 0; i < places; ++i) {
+        if (starts[i] == kNowhere) continue;
         const T* from = updates.as<T>() + i * length;
         T* row = to + starts[i];
         if (add_) {
@@ -50,6 +57,8 @@ class ScatterZeros {
   }
 
  private:
+  static constexpr int64_t kNowhere = -1;
+
   static int64_t start(const Shape& shape, const int64_t* index, int64_t depth) {
     int64_t place = 0;
     for (int64_t d = 0; d < depth; ++d) {
@@ -60,5 +69,6 @@ class ScatterZeros {
     return place;
   }
 
-  bool add_;
+  bool add_, masked_;
+  int64_t skip_;
 };

@@ -6,8 +6,16 @@ from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.experimental.chains import ElementwiseChains
 from dort_rewriter.optimize.patterns.experimental.operators import OwnOperators
 from dort_rewriter.optimize.patterns.experimental.rotary import Rotary
-from dort_rewriter.optimize.patterns.experimental.scatter import ConstantOfShapeScatterND
+from dort_rewriter.optimize.patterns.experimental.scatter import (
+    ConstantOfShapeScatterND,
+    MaskedShapeScatterND,
+)
 from dort_rewriter.optimize.patterns.experimental.sums import Sums
+from dort_rewriter.optimize.patterns.experimental.transposes import (
+    AddMulTranspose,
+    TransposeCast,
+)
+from dort_rewriter.optimize.patterns.experimental.tri_matrix import TriMatrix
 
 __all__ = ["KERNELS", "RULES"]
 
@@ -15,8 +23,12 @@ KERNELS: tuple[type[Rule] | type[GraphPass], ...] = (
     OwnOperators,
     Rotary,
     ConstantOfShapeScatterND,
+    MaskedShapeScatterND,
+    TriMatrix,
+    TransposeCast,
     Sums,
     ElementwiseChains,
+    AddMulTranspose,
 )
 """Those with kernels of our own, measured on whole models: what they compute differs from the
 operators they stand for by rounding, if at all."""

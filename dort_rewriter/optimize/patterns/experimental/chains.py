@@ -15,7 +15,9 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.experimental.programs import (
+    conditions,
     is_instruction,
+    mask,
     operands,
     write_program,
 )
@@ -41,7 +43,8 @@ class _Group:
 
 
 class ElementwiseChains(GraphPass):
-    """Elementwise nodes of one shape that read each other, or the same -> ``Elementwise``.
+    """Elementwise nodes of one shape that read each other, or the same -> ``Elementwise``;
+    ``MaskedElementwise`` where one mask chooses, or is multiplied.
 
     Sums, products, quotients and roots keep their bits; exponentials differ by rounding.
     """
@@ -61,8 +64,9 @@ class ElementwiseChains(GraphPass):
 
 
 def _is_worth(group: _Group) -> bool:
-    """Tell whether a group stands for two nodes or more; a Where counts with its comparison."""
-    return sum(2 if m.op_type == "Where" else 1 for m in group.members) > 1
+    """Tell whether a group stands for two nodes or more; a Where counts with its comparisons."""
+    compared = sum(len(operands(m)) > 3 for m in group.members if m.op_type == "Where")
+    return len(group.members) + compared > 1
 
 
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
@@ -97,7 +101,7 @@ def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
         if node not in chosen:
             continue
         own = _Group(_key(node), {node: None})
-        read = operands(node) or []
+        read = operands(node)
         found = [group_of.get(p) for v in read if (p := v.producer()) is not None]
         found += [reading.get(v) for v in read if v.const_value is None]
         candidates = dict.fromkeys(g for g in found if g is not None and g.key == own.key)
@@ -178,9 +182,11 @@ def _can_wait(group: _Group, inside: set[ir.Node], until: int, place: dict[ir.No
 
 def _is_small(members: set[ir.Node]) -> bool:
     results = {m.outputs[0] for m in members}
-    read = {v for m in members for v in operands(m) or ()} - results
+    read = {v for m in members for v in operands(m)} - results
     kept = [v for v in results if _is_result(v, members)]
-    return len(members) <= _NODES and len(read) <= _INPUTS and len(kept) <= _RESULTS
+    masks = {v for m in members if (v := mask(m)) is not None}
+    few = len(masks) <= 1 and len(read) <= _INPUTS and len(kept) <= _RESULTS
+    return few and len(members) <= _NODES
 
 
 def _is_result(value: ir.Value, members: Iterable[ir.Node]) -> bool:
@@ -193,8 +199,9 @@ def _replace(graph: ir.Graph, group: _Group) -> None:
     inside = set(members)
     kept = [m.outputs[0] for m in members if _is_result(m.outputs[0], inside)]
     program = write_program(members, kept)
+    masked = any(mask(m) is not None for m in members)
     node = ir.node(
-        "Elementwise",
+        "MaskedElementwise" if masked else "Elementwise",
         program.inputs,
         {"program": program.code, "results": program.results},
         domain=OWN_DOMAIN,
@@ -211,10 +218,9 @@ def _replace(graph: ir.Graph, group: _Group) -> None:
 
 
 def _remove(graph: ir.Graph, members: Sequence[ir.Node]) -> None:
-    """Remove the members, and the comparisons that only they read."""
-    conditions = [m.inputs[0] for m in members if m.op_type == "Where"]
-    comparisons = [v.producer() for v in conditions if v is not None]
+    """Remove the members, and the conditions that only they read."""
+    found = [n for m in members if m.op_type == "Where" for n in conditions(m.inputs[0])]
     graph.remove(reversed(members), safe=True)
-    for node in dict.fromkeys(comparisons):
-        if node is not None and not any(v.uses() or v.is_graph_output() for v in node.outputs):
+    for node in dict.fromkeys(found):
+        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
             graph.remove(node, safe=True)

@@ -10,21 +10,24 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-__all__ = ["Program", "is_instruction", "operands", "write_program"]
+__all__ = ["Program", "conditions", "is_instruction", "mask", "operands", "write_program"]
 
 _CODES: Mapping[str, int] = {
     name: code
     for code, name in enumerate(
         "Add Sub Mul Div Max Min Neg Abs Sqrt Reciprocal Relu Sigmoid Exp Equal Less LessOrEqual "
-        "Greater GreaterOrEqual Where Erf Tanh Log".split()
+        "Greater GreaterOrEqual Where Erf Tanh Log Not".split()
     )
 }
 _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
+_CONNECTIVES = {"And": "Mul", "Or": "Max", "Not": "Not"}
+"""What is computed with truth values, which are 1 and 0 to a program."""
 _OPERANDS = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), 2),
     **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Relu", "Sigmoid", "Exp"), 1),
     **dict.fromkeys(("Erf", "Tanh", "Log"), 1),
     "Where": 3,
+    "Cast": 1,
 }
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 
@@ -41,25 +44,61 @@ class Program:
 
 
 def is_instruction(node: ir.Node) -> bool:
-    """Tell whether a node can be part of a program: one of its operators, on one type."""
+    """Tell whether a node can be part of a program: one of its operators, on one type and at most
+    one mask."""
     if node.domain or _OPERANDS.get(node.op_type) != len(node.inputs) or len(node.outputs) != 1:
         return False
     dtype = node.outputs[0].dtype
     if dtype not in _TYPES or None in node.inputs:
         return False
     read = operands(node)
-    return read is not None and all(v.dtype == dtype and v.shape is not None for v in read)
+    if any(v.shape is None for v in read):
+        return False
+    numbers = [v for v in read if v.dtype != ir.DataType.BOOL]
+    if node.op_type == "Cast":
+        return not numbers
+    return bool(numbers) and all(v.dtype == dtype for v in numbers)
 
 
-def operands(node: ir.Node) -> list[ir.Value] | None:
-    """Return what a node computes with; a Where compares by itself."""
+def operands(node: ir.Node) -> list[ir.Value]:
+    """Return what a node computes with; a Where may compare by itself."""
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type != "Where":
         return inputs
-    comparison = inputs[0].producer()
-    if comparison is None or comparison.domain or comparison.op_type not in _COMPARISONS:
-        return None
-    return [*(v for v in comparison.inputs if v is not None), *inputs[1:]]
+    return [*_leaves(inputs[0], node.outputs[0].dtype), *inputs[1:]]
+
+
+def mask(node: ir.Node) -> ir.Value | None:
+    """Return the truth values that a node reads, if any."""
+    return next((v for v in operands(node) if v.dtype == ir.DataType.BOOL), None)
+
+
+def conditions(value: ir.Value | None) -> list[ir.Node]:
+    """Return the nodes from which the condition of a Where is made, what is nearest first."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or node.op_type not in _COMPARISONS | _CONNECTIVES.keys():
+        return []
+    inner = [] if node.op_type in _COMPARISONS else node.inputs
+    return [node, *(n for v in inner for n in conditions(v))]
+
+
+def _leaves(value: ir.Value, dtype: ir.DataType | None) -> list[ir.Value]:
+    """Return what the condition of a Where is computed from: itself, unless that is comparisons
+    of numbers of this type, and at most one mask."""
+    found = _compared(value, dtype)
+    masks = {v for v in found if v.dtype == ir.DataType.BOOL}
+    return found if len(found) > len(masks) and len(masks) <= 1 else [value]
+
+
+def _compared(value: ir.Value, dtype: ir.DataType | None) -> list[ir.Value]:
+    node = value.producer()
+    if node is not None and not node.domain:
+        inputs = [v for v in node.inputs if v is not None]
+        if node.op_type in _COMPARISONS and all(v.dtype == dtype for v in inputs):
+            return inputs
+        if node.op_type in _CONNECTIVES:
+            return [leaf for v in inputs for leaf in _compared(v, dtype)]
+    return [value]
 
 
 class _Writer:
@@ -99,39 +138,55 @@ class _Writer:
 def write_program(members: Sequence[ir.Node], results: Sequence[ir.Value]) -> Program:
     """Return the program of nodes in the order they are to run; results are kept to the end."""
     reads: dict[ir.Value, int] = {}
-    for node in members:
-        for value in operands(node) or ():
-            reads[value] = reads.get(value, 0) + 1
-    for value in results:
+    for value in (*(v for node in members for v in operands(node)), *results):
         reads[value] = reads.get(value, 0) + 1
     writer = _Writer(reads)
+    for first in dict.fromkeys(m for node in members if (m := mask(node)) is not None):
+        writer.operand(first)
     for node in members:
-        read = operands(node) or []
-        found = [writer.operand(v) for v in read]
+        read = operands(node)
         if node.op_type == "Where":
-            register = _write_where(writer, node, read, found)
+            register = _write_where(writer, node)
         else:
+            found = [writer.operand(v) for v in read]
             writer.release(read)
             register = writer.take()
-            writer.write(node.op_type, register, found)
+            # a mask is read as numbers: their absolute value is a copy
+            operator = "Abs" if node.op_type == "Cast" else node.op_type
+            writer.write(operator, register, found)
         writer.registers[node.outputs[0]] = register
     return Program(writer.code, [writer.registers[v] for v in results], list(writer.inputs))
 
 
-def _write_where(
-    writer: _Writer, node: ir.Node, read: Sequence[ir.Value], found: Sequence[int]
-) -> int:
-    """Write a comparison and a choice, and return the register of the result.
+def _write_where(writer: _Writer, node: ir.Node) -> int:
+    """Write a condition and a choice, and return the register of the result.
 
-    NOTE: the comparison gets its register while those of what is chosen from are taken.
+    NOTE: the condition gets registers while those of what is chosen from are taken.
     """
-    assert node.inputs[0] is not None
-    comparison = node.inputs[0].producer()
-    assert comparison is not None
-    condition = writer.take()
-    writer.write(comparison.op_type, condition, found[:2])
+    read = operands(node)
+    condition, *chosen = (v for v in node.inputs if v is not None)
+    leaves = dict.fromkeys(read[:-2])
+    temporary: list[int] = []
+    test = _write_condition(writer, condition, leaves, temporary)
+    found = [writer.operand(v) for v in chosen]
     writer.release(read)
-    writer.free.append(condition)
+    writer.free.extend(reversed(temporary))
     register = writer.take()
-    writer.write("Where", register, [condition, *found[2:]])
+    writer.write("Where", register, [test, *found])
+    return register
+
+
+def _write_condition(
+    writer: _Writer, value: ir.Value, leaves: Mapping[ir.Value, None], temporary: list[int]
+) -> int:
+    """Write what a condition is made of, and return where it is."""
+    if value in leaves:
+        return writer.operand(value)
+    node = value.producer()
+    assert node is not None
+    inputs = [v for v in node.inputs if v is not None]
+    found = [_write_condition(writer, v, leaves, temporary) for v in inputs]
+    register = writer.take()
+    temporary.append(register)
+    writer.write(_CONNECTIVES.get(node.op_type, node.op_type), register, found)
     return register

@@ -139,22 +139,94 @@ def test_what_lies_between_stays_between() -> None:
 
 
 def test_a_where_compares_in_the_program() -> None:
-    """Its own comparison is part of it; a mask from elsewhere is not."""
-    text = """(float[4] x, float[4] y, bool[4] m) => (float[4] z) {
-        c = LessOrEqual(x, y)
-        a = Where(%s, y, x)
-        z = Sub(a, y)
-    }"""
+    """Its own comparison is part of it."""
     assert_rewrites(
         ElementwiseChains,
-        text % "c",
-        """(float[4] x, float[4] y, bool[4] m) => (float[4] z) {
+        """(float[4] x, float[4] y) => (float[4] z) {
+            c = LessOrEqual(x, y)
+            a = Where(c, y, x)
+            z = Sub(a, y)
+        }""",
+        """(float[4] x, float[4] y) => (float[4] z) {
             z = dort_rewriter.Elementwise<
                 program = [15,0,-1,-2,0, 18,0,0,-2,-1, 1,0,0,-2,0], results = [0]>(x, y)
         }""",
         reference=False,
     )
-    assert_refuses(ElementwiseChains, text.replace("c = LessOrEqual(x, y)", "") % "m")
+
+
+MASKED = {
+    "Where": ("a = Where(m, x, y) z = Mul(a, x)", "[18,0,-1,-2,-3, 2,0,0,-2,0]", "m, x, y"),
+    "Dropout": (
+        "f = Cast<to = {to}>(m) a = Mul(f, x) z = Mul(a, y)",
+        "[7,0,-1,0,0, 2,0,0,-2,0, 2,0,0,-3,0]",
+        "m, x, y",
+    ),
+    "And": (
+        "l = Less(x, y) c = And(m, l) z = Where(c, x, y)",
+        "[14,0,-2,-3,0, 2,1,-1,0,0, 18,0,1,-2,-3]",
+        "m, x, y",
+    ),
+    "Or, Not": (
+        "l = Less(x, y) n = Not(m) c = Or(l, n) z = Where(c, x, y)",
+        "[14,0,-2,-3,0, 22,1,-1,0,0, 4,2,0,1,0, 18,0,2,-2,-3]",
+        "m, x, y",
+    ),
+    "integers compared": (
+        "c = Equal(i, j) a = Where(c, x, y) z = Add(a, y)",
+        "[18,0,-1,-2,-3, 0,0,0,-3,0]",
+        "c, x, y",
+    ),
+    "the mask is read twice": (
+        "n = Neg(x) a = Where(m, n, y) b = Where(m, y, n) z = Add(a, b)",
+        "[6,0,-2,0,0, 18,1,-1,0,-3, 18,0,-1,-3,0, 0,0,1,0,0]",
+        "m, x, y",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [*((n, "2,N,M") for n in MASKED), *((n, s) for n in ("Where", "And") for s in ("N,1", "1"))],
+)
+def test_a_mask_is_read_by_the_program(name: str, sizes: str, dtype: str) -> None:
+    """Bit for bit: as a condition, or as numbers in a training graph's dropout."""
+    nodes, program, inputs = MASKED[name]
+    numbers = f"{dtype}[2,N,M] x, {dtype}[2,N,M] y"
+    header = f"(bool[{sizes}] m, int64[2,N,1] i, int64[M] j, {numbers}) => ({dtype}[2,N,M] z)"
+    kept = "c = Equal(i, j)" if name == "integers compared" else ""
+    node = f"z = dort_rewriter.MaskedElementwise<program = {program}, results = [0]>({inputs})"
+    to = {"float": 1, "double": 11, "float16": 10}[dtype]
+    tolerance = 4e-3 if dtype == "float16" and name == "Dropout" else 0
+    assert_rewrites(
+        ElementwiseChains,
+        f"{header} {{{nodes.format(to=to)}}}",
+        f"{header} {{{kept} {node}}}",
+        reference=False,
+        rtol=tolerance,
+        atol=tolerance,
+    )
+
+
+def test_two_masks_are_two_nodes() -> None:
+    """The kernel reads one."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float[4] x, float[4] y, bool[4] m, bool[4] n) => (float[4] z) {
+            a = Where(m, x, y)
+            b = Where(n, a, y)
+            z = Neg(b)
+        }""",
+        """(float[4] x, float[4] y, bool[4] m, bool[4] n) => (float[4] z) {
+            a = Where(m, x, y)
+            z = dort_rewriter.MaskedElementwise<
+                program = [18,0,-1,-2,-3, 6,0,0,0,0], results = [0]>(n, a, y)
+        }""",
+        reference=False,
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_a_comparison_does_not_overwrite_what_is_chosen_from() -> None:
@@ -192,6 +264,11 @@ REFUSED = {
     "bfloat16": "(bfloat16[4] x) => (bfloat16[4] z) {a = Neg(x) z = Abs(a)}",
     "two shapes": "(float[4] x, float[3,4] y) => (float[3,4] z) {a = Neg(x) z = Mul(a, y)}",
     "an operator without instruction": "(float[4] x) => (float[4] z) {a = Sin(x) z = Sin(a)}",
+    "a choice alone": "(float[4] x, bool[4] m) => (float[4] z) {z = Where(m, x, x)}",
+    "a cast of numbers": """(double[4] x) => (float[4] z) {
+        a = Cast<to = 1>(x)
+        z = Neg(a)
+    }""",
     "three operands": "(float[4] x) => (float[4] z) {a = Max(x, x, x) z = Max(a, a, a)}",
     "what onnxruntime fuses": """(float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,2,2] z) {
         a = Conv(x, w)

@@ -1,0 +1,106 @@
+"""Transposes that our kernels do while they compute or convert, instead of one more copy.
+
+NOTE: only those that were measured to be faster than the nodes they stand for: onnxruntime's own
+transposes are fast where one axis moves, and where there are a few numbers in a row, ours are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["AddMulTranspose", "TransposeCast"]
+
+_TYPES = {
+    (ir.DataType.FLOAT16, ir.DataType.FLOAT): "TransposeToFloat",
+    (ir.DataType.FLOAT, ir.DataType.FLOAT16): "TransposeToFloat16",
+}
+_ROW, _BLOCK = 32, 8
+"""How many numbers have to be neighbours, in rows that are copied and on both axes of a block."""
+
+
+class AddMulTranspose(Rule):
+    """``Transpose(Elementwise(...), perm) -> TransposedElementwise<perm>(...)``   of two
+    instructions or more and one result, when the last axis, of 32 numbers or more, stays last."""
+
+    roots = ("Transpose",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        value = node.inputs[0]
+        before = graph.producer(value, f"{OWN_DOMAIN}::Elementwise")
+        if before is None or value is None or not graph.used_once(value):
+            return None
+        program = list(graph.attribute(before, "program"))
+        perm = _perm(node, graph)
+        if perm is None or len(before.outputs) != 1 or len(program) < 10:
+            return None
+        dims = graph.dims(value) or ()
+        if perm[-1:] != [len(perm) - 1] or not isinstance(dims[-1], int) or dims[-1] < _ROW:
+            return Refusal("onnxruntime's transpose is faster", (perm, dims))
+        results = list(graph.attribute(before, "results"))
+        how: dict[str, Any] = {"program": program, "results": results, "perm": perm}
+        if not graph.runs("TransposedElementwise", [value], domain=OWN_DOMAIN, **how):
+            return Refusal("no kernel", value.dtype)
+
+        def build(op: Any) -> ir.Value:
+            return op.call("TransposedElementwise", *before.inputs, domain=OWN_DOMAIN, **how)
+
+        return Match([node.outputs[0]], build)
+
+
+class TransposeCast(Rule):
+    """``Cast(Transpose(x, perm)) -> TransposeToFloat<perm>(x)``   from float16 to float32;
+    to ``TransposeToFloat16`` the other way; and ``Transpose(Cast(x), perm)``."""
+
+    roots = ("Cast", "Transpose")
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        other = "Transpose" if node.op_type == "Cast" else "Cast"
+        between = node.inputs[0]
+        before = graph.producer(between, other)
+        if before is None or between is None or not graph.used_once(between):
+            return None
+        x, y = before.inputs[0], node.outputs[0]
+        if x is None or x.dtype is None or y.dtype is None:
+            return None
+        result_type = ir.TensorType(y.dtype)
+        name = _TYPES.get((x.dtype, y.dtype))
+        perm = _perm(node if other == "Cast" else before, graph)
+        if name is None or perm is None:
+            return None
+        if not _is_fast(perm, graph.dims(x) or ()):
+            return Refusal("onnxruntime's transpose is faster", (perm, graph.dims(x)))
+        if not graph.runs(name, [x], domain=OWN_DOMAIN, perm=perm):
+            return Refusal("no kernel", (x.dtype, y.dtype))
+
+        def build(op: Any) -> ir.Value:
+            result = op.call(name, x, domain=OWN_DOMAIN, perm=perm)
+            result.type = result_type
+            return result
+
+        return Match([y], build)
+
+
+def _perm(node: ir.Node, graph: GraphView) -> list[int] | None:
+    """Return the order of the axes, by number; None when the rank is unknown."""
+    rank = graph.rank(node.inputs[0])
+    if rank is None:
+        return None
+    return list(graph.attribute(node, "perm", range(rank - 1, -1, -1)))
+
+
+def _is_fast(perm: list[int], dims: tuple[int | ir.SymbolicDim, ...]) -> bool:
+    """Tell whether rows or blocks are long; a size known at run time is taken to be."""
+    sizes = [d if isinstance(d, int) else _ROW for d in dims]
+    if not perm or sorted(perm) == perm:
+        return False
+    if perm[-1] == len(perm) - 1:
+        return sizes[-1] >= _ROW
+    return sizes[-1] >= _BLOCK and sizes[perm[-1]] >= _BLOCK

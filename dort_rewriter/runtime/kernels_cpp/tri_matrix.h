@@ -1,0 +1,53 @@
+// TriMatrix: one value below a diagonal, one on it, one above it.
+#pragma once
+
+#include "kernel.h"
+
+class TriMatrix {
+ public:
+  static constexpr const char* name = "TriMatrix";
+  // numbers of rows and of columns; the values below, on and above the diagonal
+  static constexpr ElementType inputs[] = {kInt64, kInt64, kAny};
+  static constexpr ElementType outputs[] = {kAny};
+  static constexpr bool variadic = true;
+  static constexpr size_t in_place = 0;
+
+  // `rank` axes, all but two of one element; `diagonal` is the column where row 0 crosses it.
+  explicit TriMatrix(const Info& info)
+      : rank_(info.integer("rank", 2)), diagonal_(info.integer("diagonal", 0)) {
+    dispatch(info.input_type(2), [](auto, auto) {});
+    if (rank_ < 2) fail(kInvalidArgument, "TriMatrix has at least two axes");
+  }
+
+  void compute(const Context& context) const {
+    if (context.inputs() != 5) fail(kInvalidArgument, "TriMatrix reads two sizes and three values");
+    Few<Tensor, 5> given;
+    for (size_t i = 0; i < 5; ++i) {
+      given.push_back(context.input(i));
+      if (given[i].size() != 1) fail(kInvalidArgument, "TriMatrix reads single numbers");
+    }
+    int64_t rows = *given[0].as<int64_t>(), columns = *given[1].as<int64_t>();
+    if (rows < 0 || columns < 0) fail(kInvalidArgument, "TriMatrix of a negative size");
+    Shape shape(static_cast<size_t>(rank_), 1);
+    shape[shape.size() - 2] = rows;
+    shape[shape.size() - 1] = columns;
+    void* output = context.output(0, shape);
+    dispatch(given[2].type, [&](auto stored, auto) {
+      using T = decltype(stored);
+      T below = *given[2].as<T>(), on = *given[3].as<T>(), above = *given[4].as<T>();
+      int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(columns, 1));
+      context.parallel(rows, part, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          T* row = static_cast<T*>(output) + i * columns;
+          int64_t place = std::clamp<int64_t>(i + diagonal_, 0, columns);
+          std::fill(row, row + place, below);
+          std::fill(row + place, row + columns, above);
+          if (place == i + diagonal_ && place < columns) row[place] = on;
+        }
+      });
+    });
+  }
+
+ private:
+  int64_t rank_, diagonal_;
+};

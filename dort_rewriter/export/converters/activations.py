@@ -102,8 +102,8 @@ def gelu_backward(
     op: Recorder, grad_output: Value, x: Value, *, approximate: str = "none"
 ) -> Value:
     """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
-    if approximate == "none" and op.takes_own(grad_output, x):
-        return own_kernels.gelu_gradient(op, grad_output, x)
+    if op.takes_own(grad_output, x):
+        return own_kernels.gelu_gradient(op, grad_output, x, tanh=approximate == "tanh")
     grad, x = widen(op, grad_output), widen(op, x)
     if approximate == "tanh":
         gate = op.Tanh(_gelu_argument(op, x))

@@ -143,7 +143,7 @@ def softmax_gradient(op: Recorder, grad: Value, output: Value, *, log: bool) -> 
     return result
 
 
-def gelu_gradient(op: Recorder, grad: Value, x: Value) -> Value:
-    """Return the gradient of a Gelu with an error function."""
-    result: Value = op.own("GeluGrad", grad, x)
+def gelu_gradient(op: Recorder, grad: Value, x: Value, *, tanh: bool) -> Value:
+    """Return the gradient of a Gelu with an error function, or its approximation by a tanh."""
+    result: Value = op.own("GeluGrad", grad, x, tanh=int(tanh))
     return result

@@ -1,6 +1,7 @@
 // What ONNX Runtime calls when the library is registered with the options of a session.
 
 #include "batch_norm.h"
+#include "cross_entropy.h"
 #include "elementwise.h"
 #include "gelu.h"
 #include "rotary.h"
@@ -29,7 +30,7 @@ EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
             operator_of<MaxPool>(), operator_of<MaxPoolGrad>(), operator_of<Columns>(),
             operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>(),
             operator_of<Sum>(), operator_of<LayerNorm>(), operator_of<LayerNormGrad>(),
-            operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(),
+            operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(), operator_of<CrossEntropyGrad>(),
             operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TriMatrix>()}) {

@@ -82,6 +82,19 @@ def test_the_shared_arena_is_given_back() -> None:
     assert run(small)[0].eq(0).all()
 
 
+@needs_glibc
+@pytest.mark.parametrize("arena", ARENAS)
+def test_sizes_that_grow_do_not_leave_each_a_piece(arena: Any) -> None:
+    run = _executor(arena)
+    run(torch.ones(1000))
+    before = _used_bytes()
+    for size in range(100_000, 3_000_000, 100_000):  # all together 170 MB, and temporary values
+        run(torch.ones(size))
+    assert _used_bytes() - before < 100_000_000
+    del run
+    give_back()
+
+
 @pytest.mark.parametrize("arena", ARENAS)
 def test_threads_share_it(arena: Any) -> None:
     executors = [_executor(arena) for _ in range(2)]

@@ -23,6 +23,7 @@ from dort_rewriter.optimize.patterns.default.gemms import (
 )
 from dort_rewriter.optimize.patterns.default.identities import Dropout, Identity
 from dort_rewriter.optimize.patterns.default.leaves import LeavesLast
+from dort_rewriter.optimize.patterns.default.losses import CrossEntropyGrad
 from dort_rewriter.optimize.patterns.default.neutrals import (
     AddNeg,
     NeutralElement,
@@ -97,6 +98,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     MulMulScalar,
     MulMulMul,
     ScaleSmaller,
+    CrossEntropyGrad,
     Gelu,
     RMSNormalization,
     Attention,

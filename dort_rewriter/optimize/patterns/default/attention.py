@@ -9,12 +9,8 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.attention import Attention as Found
-from dort_rewriter.optimize.patterns.recognized.attention import (
-    find_attention,
-    mask_of,
-    masked_scores,
-)
+from dort_rewriter.optimize.patterns.recognized.attention import Located, locate_attention
+from dort_rewriter.optimize.patterns.recognized.heads import shared_heads
 from dort_rewriter.optimize.view import Dim, GraphView
 
 __all__ = ["Attention"]
@@ -35,32 +31,12 @@ class Attention(Rule):
         """Return what to replace."""
         if graph.opset < 23:
             return None
-        if node.op_type == "Where":
-            return _match_masked(node, graph)
-        found = find_attention(node, graph)
-        if not isinstance(found, Found):
-            return found
-        if mask_of(graph.consumers(found.result), graph) is not None:
-            return None  # left to its Where
-        if not graph.used_once(found.scores):
-            return Refusal("others read the scores", found.scores.name)
-        return _fuse(found, found.result, graph, is_masked=False)
+        located = locate_attention(node, graph)
+        return _fuse(located, graph) if isinstance(located, Located) else located
 
 
-def _match_masked(node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-    scores = masked_scores(node, graph)
-    product = graph.producer(node.inputs[2], "MatMul")
-    if scores is None or product is None:
-        return None
-    found = find_attention(product, graph)
-    if not isinstance(found, Found) or found.scores is not scores or found.bias is None:
-        return found if isinstance(found, Refusal) else None
-    if len(graph.consumers(scores)) > 2 or not graph.used_once(found.result):
-        return Refusal("others read the scores", scores.name)
-    return _fuse(found, node.outputs[0], graph, is_masked=True)
-
-
-def _fuse(found: Found, result: ir.Value, graph: GraphView, *, is_masked: bool) -> Match | Refusal:
+def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
+    found = located.attention
     q, k, v, bias, scale = found.q, found.k, found.v, found.bias, found.scale
     if q.dtype == ir.DataType.DOUBLE:
         return Refusal("it would be computed in float32", q.dtype)
@@ -68,21 +44,20 @@ def _fuse(found: Found, result: ir.Value, graph: GraphView, *, is_masked: bool) 
         return misfit
     if bias is not None and not _covers(graph.dims(bias), graph.dims(q), graph.dims(k)):
         return Refusal("the bias has not all queries and keys", str(graph.dims(bias)))
-    sources = _ungrouped(k, graph), _ungrouped(v, graph)
-    if None not in sources and _same_heads(sources, graph):
-        k, v = (s for s in sources if s is not None)
+    if (sources := _shared(k, v, graph)) is not None:
+        k, v = sources
     inputs = [q, k, v] if bias is None else [q, k, v, bias]
     if not graph.runs("Attention", inputs, domain=""):
         return Refusal("no kernel for the type", q.dtype)
 
     def build(op: Writer) -> ir.Value:
         y: ir.Value = op.Attention(*inputs, scale=scale, outputs=1)
-        if is_masked:  # softmax of a row without any key is NaN
+        if located.is_masked:  # softmax of a row without any key is NaN
             rows = op.ReduceMax(bias, [-1], keepdims=1)
             y = op.Where(op.Equal(rows, -float("inf")), 0.0, y)
         return y
 
-    return Match([result], build)
+    return Match([located.result], build)
 
 
 def _misfit(shapes: Sequence[tuple[Dim, ...] | None]) -> Refusal | None:
@@ -112,32 +87,16 @@ def _covers(
     )
 
 
-def _ungrouped(value: ir.Value, graph: GraphView) -> ir.Value | None:
-    """Return the heads that a value repeats, ``Reshape(Expand(Unsqueeze(x, 2)))``, if it does."""
-    merge = graph.producer(value, "Reshape")
-    expand = None if merge is None else graph.producer(merge.inputs[0], "Expand")
-    split = None if expand is None else graph.producer(expand.inputs[0], "Unsqueeze", "Reshape")
-    source = None if split is None else split.inputs[0]
-    if expand is None or split is None or source is None:
-        return None
-    x, single, many, whole = (
-        graph.dims(v) for v in (source, split.outputs[0], expand.outputs[0], value)
-    )
-    if x is None or single is None or many is None or whole is None:
-        return None
-    if (len(x), len(single), len(many), len(whole)) != (4, 5, 5, 4):
-        return None
-    heads, groups, all_heads = x[1], many[2], whole[1]
-    if not (isinstance(heads, int) and isinstance(groups, int) and isinstance(all_heads, int)):
-        return None
-    expected = (*x[:2], 1, *x[2:]), (*x[:2], groups, *x[2:]), (x[0], heads * groups, *x[2:])
-    fits = all(
-        all(map(same, wanted, dims))
-        for wanted, dims in zip(expected, (single, many, whole), strict=True)
-    )
-    return source if fits else None
-
-
-def _same_heads(values: Sequence[ir.Value | None], graph: GraphView) -> bool:
-    k, v = (graph.dims(value) for value in values)
-    return k is not None and v is not None and k[1] == v[1]
+def _shared(k: ir.Value, v: ir.Value, graph: GraphView) -> tuple[ir.Value, ir.Value] | None:
+    """Return keys and values, four axes, the heads of which groups of queries share."""
+    found = []
+    for single in shared_heads([k, v], graph) or ():
+        split = graph.producer(single, "Unsqueeze", "Reshape")
+        source = None if split is None else split.inputs[0]
+        dims, wanted = graph.dims(source), graph.dims(single)
+        if source is None or dims is None or wanted is None or len(dims) != 4:
+            return None
+        if not all(map(same, dims, (*wanted[:2], *wanted[3:]))):
+            return None
+        found.append(source)
+    return (found[0], found[1]) if found else None

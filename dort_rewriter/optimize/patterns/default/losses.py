@@ -1,7 +1,7 @@
 """Losses, and their gradients.
 
-NOTE: the forward of a cross entropy stays what torch decomposes it into, a LogSoftmax and a gather:
-SoftmaxCrossEntropyLoss takes 1.6 to 5 times as long in onnxruntime.
+NOTE: the forward of a cross entropy stays what torch decomposes it into, a LogSoftmax and a
+gather: SoftmaxCrossEntropyLoss takes 1.6 to 5 times as long in onnxruntime.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _LogSoftmaxGrad(NamedTuple):
 
 class CrossEntropyGrad(Rule):
     """``h - exp(y) * sum(h) -> ScatterElements(exp(y) * w, target, -w, "add")``   when ``h`` is
-    ``w * ScatterElements(0, target, -1)``: the gradient of a LogSoftmax that one class is taken of.
+    ``w * ScatterElements(0, target, -1)``: the gradient of one class taken of a LogSoftmax.
 
     The sum over the classes is ``-w``, the same bits: nothing but zeros is added to it.
     """

@@ -6,6 +6,10 @@ from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.onnxruntime.activations import FastGelu, GeluErf
 from dort_rewriter.optimize.patterns.onnxruntime.attention import MultiHeadAttention
 from dort_rewriter.optimize.patterns.onnxruntime.gradients import SoftmaxGrad
+from dort_rewriter.optimize.patterns.onnxruntime.groups import (
+    GroupQueryAttention,
+    GroupQueryRotary,
+)
 from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
 from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMul,
@@ -21,6 +25,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     GeluErf,
     FastGelu,
     ContribRotaryEmbedding,
+    GroupQueryAttention,
+    GroupQueryRotary,
     MultiHeadAttention,
     FusedMatMulScale,
     FusedMatMul,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -11,10 +11,10 @@ from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognized.attention import (
     Attention,
-    find_attention,
-    mask_of,
-    masked_scores,
+    Located,
+    locate_attention,
 )
+from dort_rewriter.optimize.patterns.recognized.causal import is_causal
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["MultiHeadAttention"]
@@ -27,7 +27,8 @@ class MultiHeadAttention(Rule):
     """``softmax(q @ k.T * scale + bias) @ v -> MultiHeadAttention(q, k, v, bias)``.
 
     A ``Where`` that gives zero where the bias masks all keys is applied to the result. The bias
-    has one head or all, and all queries and keys.
+    has one head or all, and all queries and keys. One that is known to be causal is left out: the
+    kernel has an attribute for it.
     """
 
     roots = ("MatMul", "com.microsoft::FusedMatMul", "Where")
@@ -35,28 +36,8 @@ class MultiHeadAttention(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
-        if node.op_type == "Where":
-            return self._masked(node, graph)
-        found = find_attention(node, graph)
-        if not isinstance(found, Attention):
-            return found
-        if mask_of(graph.consumers(found.result), graph) is not None:
-            return None  # left to its Where
-        if len(graph.consumers(found.scores)) > 1 or found.scores.is_graph_output():
-            return Refusal("others read the scores", found.scores.name)
-        return _fuse(found, found.result, graph, is_masked=False)
-
-    def _masked(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        scores = masked_scores(node, graph)
-        product = graph.producer(node.inputs[2], "MatMul", "com.microsoft::FusedMatMul")
-        if scores is None or product is None:
-            return None
-        found = find_attention(product, graph)
-        if not isinstance(found, Attention) or found.scores is not scores or found.bias is None:
-            return found if isinstance(found, Refusal) else None
-        if len(graph.consumers(scores)) > 2 or not graph.used_once(found.result):
-            return Refusal("others read the scores", scores.name)
-        return _fuse(found, node.outputs[0], graph, is_masked=True)
+        located = locate_attention(node, graph)
+        return _fuse(located, graph) if isinstance(located, Located) else located
 
 
 @dataclass(frozen=True)
@@ -106,12 +87,14 @@ def _runs(found: Attention, sizes: _Sizes, graph: GraphView) -> bool:
     return graph.runs("MultiHeadAttention", inputs, shapes=shapes, num_heads=heads)
 
 
-def _fuse(
-    found: Attention, result: ir.Value, graph: GraphView, *, is_masked: bool
-) -> Match | Refusal:
+def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
+    found, attributes = located.attention, {}
+    if is_causal(found.bias, graph):
+        found, attributes = replace(found, bias=None), {"unidirectional": 1}
     sizes = _measure(found, graph)
     if isinstance(sizes, Refusal):
         return sizes
+    is_masked = located.is_masked and not attributes
     if is_masked and (sizes.bias is None or sizes.bias[1]):
         return Refusal("the heads mask different keys", str(graph.dims(found.bias)))
     if not _runs(found, sizes, graph):
@@ -133,6 +116,7 @@ def _fuse(
             domain="com.microsoft",
             num_heads=heads,
             scale=found.scale,
+            **attributes,
         )
         y.shape = flat.shape
         if is_masked:
@@ -141,4 +125,4 @@ def _fuse(
         whole: ir.Value = op.Transpose(op.Reshape(y, [0, 0, heads, size]), perm=_SWAP)
         return whole
 
-    return Match([result], build)
+    return Match([located.result], build)

@@ -11,7 +11,7 @@ from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Attention", "find_attention", "mask_of", "masked_scores"]
+__all__ = ["Attention", "Located", "find_attention", "locate_attention"]
 
 _FUSED = "com.microsoft::FusedMatMul"
 
@@ -28,6 +28,46 @@ class Attention:
     scores: ir.Value
     """What the softmax reads."""
     result: ir.Value
+
+
+@dataclass(frozen=True)
+class Located:
+    """An attention that nobody looks into, and what one node can stand for."""
+
+    attention: Attention
+    result: ir.Value
+    is_masked: bool
+    """Whether the result is that of a Where which gives zero for rows without any key."""
+
+
+def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | None:
+    """Find the attention that ends at a product, or at the Where behind it.
+
+    Refuse one the scores of which others read.
+    """
+    is_masked = node.op_type == "Where"
+    product, scores = node, None
+    if is_masked:
+        scores = masked_scores(node, graph)
+        inner = graph.producer(node.inputs[2], "MatMul", _FUSED)
+        if scores is None or inner is None:
+            return None
+        product = inner
+    found = find_attention(product, graph)
+    if not isinstance(found, Attention):
+        return found
+    if is_masked:
+        if found.scores is not scores or found.bias is None:
+            return None
+        others = len(graph.consumers(scores)) > 2 or scores.is_graph_output()
+        if others or not graph.used_once(found.result):
+            return Refusal("others read the scores", scores.name)
+        return Located(found, node.outputs[0], True)
+    if mask_of(graph.consumers(found.result), graph) is not None:
+        return None  # left to its Where
+    if not graph.used_once(found.scores):
+        return Refusal("others read the scores", found.scores.name)
+    return Located(found, found.result, False)
 
 
 def find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:

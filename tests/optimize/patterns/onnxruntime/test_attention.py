@@ -114,6 +114,23 @@ def test_rows_without_any_key_stay_zero() -> None:
     )
 
 
+CAUSAL = """float[4,4] bias = {0.0, -inf, -inf, -inf, 0.0, 0.0, -inf, -inf,
+    0.0, 0.0, 0.0, -inf, 0.0, 0.0, 0.0, 0.0}"""
+
+
+@pytest.mark.parametrize("body", [BIASED, MASKED])
+def test_a_causal_bias_is_an_attribute(body: str) -> None:
+    """A constant, with as many queries as keys; no row of it is without any key."""
+    inputs = INPUTS.replace("3,5,8", "3,4,8")
+    fused = FUSED.replace("scale=0.25", "scale=0.25, unidirectional=1")
+    assert_rewrites(
+        MultiHeadAttention,
+        f"({inputs}) => ({RESULT}) {CONSTANTS[:-1]}, {CAUSAL}> {{{body}}}",
+        f"({inputs}) => ({RESULT}) <{SHAPES}> {{{fused}}}",
+        reference=False,
+    )
+
+
 @pytest.mark.skipif(ONE_HEAD, reason="this onnxruntime takes a bias for all heads at once")
 def test_a_kernel_that_wants_a_bias_for_each_head() -> None:
     """It is asked. NOTE: onnxruntime 1.19 reads a bias for all batches wrongly."""

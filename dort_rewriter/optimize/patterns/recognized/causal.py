@@ -1,0 +1,54 @@
+"""Masks that are known to let each position see those before it and itself, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["is_causal"]
+
+_LIMIT = 1 << 22
+"""Elements above which a constant is not looked at."""
+_MASKED = -1e30
+"""What is lower makes any probability of float32 zero: the smallest number stands for -inf too."""
+
+
+def is_causal(bias: ir.Value | None, graph: GraphView) -> bool:
+    """Tell whether a bias of scores is zero for all positions up to the own one, and masks others.
+
+    For all batches and heads alike, as many queries as keys. Such a mask hides no row completely.
+    """
+    dims = graph.static(bias)
+    if bias is None or dims is None or len(dims) < 2 or not dims[-1] == dims[-2] > 1:
+        return False
+    seen = _seen(bias, graph)
+    return seen is not None and bool(np.all(seen == np.tri(dims[-1], dtype=np.bool_)))
+
+
+def _seen(bias: ir.Value, graph: GraphView) -> np.ndarray[Any, Any] | None:
+    """Return where a bias is zero, if it masks everywhere else."""
+    where = graph.producer(bias, "Where")
+    if where is not None:
+        condition, first, second = where.inputs
+        chosen = _small_constant(condition, graph)
+        numbers = graph.scalar(first), graph.scalar(second)
+        if chosen is None or None in numbers:
+            return None
+        if numbers[0] == 0 and numbers[1] < _MASKED:
+            return chosen
+        return ~chosen if numbers[1] == 0 and numbers[0] < _MASKED else None
+    array = _small_constant(bias, graph)
+    if array is None:
+        return None
+    seen: np.ndarray[Any, Any] = array == 0
+    return seen if np.all(seen | (array < _MASKED)) else None
+
+
+def _small_constant(value: ir.Value | None, graph: GraphView) -> np.ndarray[Any, Any] | None:
+    if value is None or value.const_value is None or value.const_value.size > _LIMIT:
+        return None
+    return graph.constant(value)

@@ -78,6 +78,8 @@ def print_row(row: dict[str, Any]) -> None:
         f"{' '.join(marks)}",
         flush=True,
     )
+    if row["fused"]:
+        print("    " + ", ".join(f"{op} {count}" for op, count in row["fused"].items()))
 
 
 def print_near_misses(row: dict[str, Any]) -> None:

@@ -21,6 +21,13 @@ from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.runtime.providers import CPU
 
+FUSED = (
+    *("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"),
+    *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LayerNorm", "LayerNormGrad"),
+    *("Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "Rotary"),
+    *("Gelu", "FastGelu", "GeluGrad", "Softmax", "SoftmaxGrad", "SoftmaxGrad_13"),
+)
+"""Operators that stand for a layer; onnxruntime's own optimizer adds SiLU (QuickGelu) and more."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
@@ -64,6 +71,11 @@ class Subject:
         models = [ir.from_proto(ir.to_proto(b.exported.model)) for b in self.blocks]
         return count_matches([optimize_model(m, self.options) for m in models])
 
+    def fused(self) -> dict[str, int]:
+        """Return how many layers are one node each, by operator."""
+        nodes = [n.op_type for b in self.blocks for n in b.exported.model.graph]
+        return {op: nodes.count(op) for op in FUSED if op in nodes}
+
     def describe(self) -> dict[str, Any]:
         error, within = compare(self.results, self.captured.expected)
         return {
@@ -72,6 +84,7 @@ class Subject:
             "sessions": len(self.blocks),
             "in_torch": self.fallbacks,
             "applied": count_matches(self.reports),
+            "fused": self.fused(),
             "applied_again": self.applied_again(),
             "near_misses": near_misses(self.reports),
             "optimize_seconds": sum(r.seconds for r in self.reports),

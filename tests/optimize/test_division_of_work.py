@@ -11,6 +11,7 @@ import pytest
 
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.runtime.kernels import kernel_query
 from tests.optimize.rewrites import model_of
 
 HEADER = """(float[2,4,8] x, float[8] w) => (float[2,4,8] y) <float e = {1e-6},
@@ -76,6 +77,13 @@ def test_norms_written_by_hand(tmp_path: Path) -> None:
     assert ours(model_of(multiplied)) == parts
     assert "Reciprocal" in theirs(model_of(multiplied), tmp_path)
     assert theirs(model_of(divided), tmp_path) == {"LayerNormalization"}
+
+
+def test_there_is_no_kernel_for_a_mask_before_a_softmax() -> None:
+    """On the CPU: a rule could never apply."""
+    required = {"axis": 1, "is_inner_broadcast": 1}
+    query = kernel_query()
+    assert not query("BiasSoftmax", "com.microsoft", 1, [1, 1], attributes=required)
 
 
 @pytest.mark.parametrize(

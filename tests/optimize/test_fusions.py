@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 
@@ -92,9 +94,11 @@ def test_training_step_of_llama() -> None:
     assert_settled([forward, backward])
 
 
+HAS_SKIP = kernel_query()("SkipSimplifiedLayerNormalization", MS, 1, [1, 1, 1])
 INFERENCE: Mapping[str, Mapping[str, Any]] = {
     "llama-sdpa": {
-        "SimplifiedLayerNormalization": 3,
+        "SimplifiedLayerNormalization": 3 - 2 * HAS_SKIP,
+        "SkipSimplifiedLayerNormalization": 2 * HAS_SKIP,
         "RotaryEmbedding": 2 * HAS_ROTARY,
         "MultiHeadAttention": 1 * HAS_ATTENTION,
         "Softmax": 1 - HAS_ATTENTION,
@@ -137,8 +141,23 @@ def test_inference_with_symbolic_sizes() -> None:
     found = count(model)
     assert found["MultiHeadAttention"] == 1 * HAS_ATTENTION
     assert found["RotaryEmbedding"] == 2 * HAS_ROTARY
-    assert found["SimplifiedLayerNormalization"] == 3
+    assert found["SimplifiedLayerNormalization"] == 3 - 2 * HAS_SKIP
+    assert found["SkipSimplifiedLayerNormalization"] == 2 * HAS_SKIP
     assert_settled([model])
+
+
+def test_silu_is_left_to_onnxruntime(tmp_path: Path) -> None:
+    """Which finds the one of each layer, in what the rules leave."""
+    (model,) = run("llama-sdpa", training=False)
+    assert count(model)["Sigmoid"] == 1
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    found = count(onnx.load(options.optimized_model_filepath))
+    assert (found["QuickGelu"], found["Sigmoid"]) == (1, 0)
 
 
 @pytest.mark.skipif(max_opset() < 23, reason="this onnxruntime has no opset 23")

@@ -181,6 +181,19 @@ def test_llama_transposes_no_operand_of_a_product() -> None:
             assert all(perm[-1] == len(perm) - 1 for perm in perms)
 
 
+def test_llama_norms_are_fused_in_the_forward_graph() -> None:
+    """Two in each of two layers and one at the end, the saved deviations with them."""
+    kinds = [node.op_type for node, _ in _llama_nodes("default+onnxruntime")]
+    assert kinds.count("SimplifiedLayerNormalization") == 5
+    assert not {"Sqrt", "ReduceMean", "Identity", "Pow"} & set(kinds)
+
+
+def test_llama_casts_nothing_twice() -> None:
+    """With the kernels of onnxruntime too."""
+    for node, read in _llama_nodes("default+onnxruntime"):
+        assert node.op_type != "Cast" or "Cast" not in {p.op_type for p in read}
+
+
 def test_time_is_linear_in_layers() -> None:
     """Rules are tried about as often for a node of a large graph as for one of a small graph."""
     tried = []

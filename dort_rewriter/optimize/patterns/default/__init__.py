@@ -35,6 +35,7 @@ from dort_rewriter.optimize.patterns.default.norms import RMSNormalization
 from dort_rewriter.optimize.patterns.default.powers import PowToMul
 from dort_rewriter.optimize.patterns.default.reductions import ReduceReshape
 from dort_rewriter.optimize.patterns.default.regions import ReshapeElementwise
+from dort_rewriter.optimize.patterns.default.rotary import RotaryEmbedding
 from dort_rewriter.optimize.patterns.default.scalings import (
     DivToMul,
     MulMulMul,
@@ -49,6 +50,7 @@ from dort_rewriter.optimize.patterns.default.slices import (
     SliceSlice,
     SplitConcat,
 )
+from dort_rewriter.optimize.patterns.default.softmaxes import LogSoftmax, Softmax
 from dort_rewriter.optimize.patterns.default.splits import SlicesSplit
 from dort_rewriter.optimize.patterns.default.transposes import (
     TransposeElementwise,
@@ -101,6 +103,9 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     CrossEntropyGrad,
     Gelu,
     RMSNormalization,
+    Softmax,
+    LogSoftmax,
+    RotaryEmbedding,
     Attention,
     CommonSubexpressions,
     SlicesSplit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,11 +23,11 @@ class _Bounds(NamedTuple):
 class ClipClip(Rule):
     """``Clip(Clip(x, a, b), c, d) -> Clip(x, max(a, c), min(b, d))``   when the ranges meet.
 
-    Also ``Relu(Relu(x)) -> Relu(x)``. NOTE: Relu and Clip are not mixed: what they make of a NaN
-    is not the same everywhere.
+    Also ``Relu(Relu(x)) -> Relu(x)``, ``Max(Max(x, a), b) -> Max(x, max(a, b))`` and Min likewise.
+    NOTE: Relu, Clip and Max are not mixed: what they make of a NaN is not the same everywhere.
     """
 
-    roots = ("Clip", "Relu")
+    roots = ("Clip", "Relu", "Max", "Min")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
@@ -36,6 +37,8 @@ class ClipClip(Rule):
             return None
         if node.op_type == "Relu":
             return Match.of_known(node, value)
+        if node.op_type in ("Max", "Min"):
+            return _extremum(node, producer, graph)
         outer, inner = _bounds(node, graph), _bounds(producer, graph)
         if outer is None or inner is None:
             return Refusal("a bound is computed", node.name)
@@ -47,6 +50,26 @@ class ClipClip(Rule):
             return Refusal("the ranges do not meet", (low, high))
         x = inner.source
         return Match([node.outputs[0]], lambda op: op.Clip(x, low, high))
+
+
+def _extremum(node: ir.Node, producer: ir.Node, graph: GraphView) -> Match | Refusal | None:
+    """Match a largest of a largest, or a smallest of a smallest, each with a number."""
+    value, outer = node.inputs[0], _number(node, graph)
+    inner, x = _number(producer, graph), producer.inputs[0]
+    if outer is None or inner is None or value is None or x is None:
+        return None
+    if not graph.used_once(value):
+        return Refusal("the inner result is needed", value.name)
+    if not graph.same_shape(x, node.outputs[0]):
+        return Refusal("a number makes the result larger", str(node.outputs[0].shape))
+    number = max(inner, outer) if node.op_type == "Max" else min(inner, outer)
+    return Match([node.outputs[0]], lambda op: op.call(node.op_type, x, number))
+
+
+def _number(node: ir.Node, graph: GraphView) -> float | None:
+    """Return the number that is the second of two inputs."""
+    number = graph.scalar(node.inputs[1]) if len(node.inputs) == 2 else None
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _bounds(node: ir.Node, graph: GraphView) -> _Bounds | None:

@@ -13,18 +13,26 @@ from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["PowToMul"]
 
+
+def _square(op: Writer, x: ir.Value) -> ir.Value:
+    result: ir.Value = op.Mul(x, x)
+    return result
+
+
 _BUILD: dict[float, Callable[[Writer, ir.Value], Any]] = {
     1.0: lambda op, x: x,
     2.0: lambda op, x: op.Mul(x, x),
     3.0: lambda op, x: op.Mul(op.Mul(x, x), x),
+    4.0: lambda op, x: _square(op, op.Mul(x, x)),
     0.5: lambda op, x: op.Sqrt(x),
     -1.0: lambda op, x: op.Reciprocal(x),
+    1.5: lambda op, x: op.Mul(x, op.Sqrt(x)),
     -0.5: lambda op, x: op.Reciprocal(op.Sqrt(x)),
 }
 
 
 class PowToMul(Rule):
-    """``Pow(x, 2) -> Mul(x, x)``   and so on for the exponents 1, 3, 0.5, -1 and -0.5."""
+    """``Pow(x, 2) -> Mul(x, x)``   and so on for the exponents 1, 3, 4, 1/2, 3/2, -1, -1/2."""
 
     roots = ("Pow",)
     lowers = "Pow nodes"
@@ -37,7 +45,7 @@ class PowToMul(Rule):
             return None
         build = _BUILD.get(float(number))
         if build is None:
-            return Refusal("the exponent is none of 1, 2, 3, 1/2, -1, -1/2", number)
-        if not x.dtype.is_floating_point() and number not in (1, 2, 3):
+            return Refusal("the exponent is none of 1, 2, 3, 4, 1/2, 3/2, -1, -1/2", number)
+        if not x.dtype.is_floating_point() and number not in (1, 2, 3, 4):
             return Refusal("a root of integers", x.dtype)
         return Match([node.outputs[0]], lambda op: build(op, x))

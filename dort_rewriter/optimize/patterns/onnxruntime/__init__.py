@@ -10,7 +10,10 @@ from dort_rewriter.optimize.patterns.onnxruntime.groups import (
     GroupQueryAttention,
     GroupQueryRotary,
 )
-from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
+from dort_rewriter.optimize.patterns.onnxruntime.norms import (
+    SimplifiedLayerNormalization,
+    SkipSimplifiedLayerNormalization,
+)
 from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMul,
     FusedMatMulScale,
@@ -22,6 +25,7 @@ __all__ = ["RULES"]
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     SimplifiedLayerNormalization,
+    SkipSimplifiedLayerNormalization,
     GeluErf,
     FastGelu,
     ContribRotaryEmbedding,

@@ -11,14 +11,15 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognized.norms import RmsNorm, find_rms_norm
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["SimplifiedLayerNormalization"]
+__all__ = ["SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"]
 
 
 class SimplifiedLayerNormalization(Rule):
     """``Mul(weight, x * rstd) -> SimplifiedLayerNormalization(x, weight)``.
 
     ``rstd = 1 / sqrt(mean(x * x) + epsilon)`` over the last axis; it is the second result where a
-    training graph saves it. NOTE: the operator is onnxruntime's, in the domain of ONNX.
+    training graph saves it; its reciprocal where ``x`` is divided. NOTE: the operator is
+    onnxruntime's, in the domain of ONNX.
     """
 
     roots = ("Mul",)
@@ -43,6 +44,56 @@ class SimplifiedLayerNormalization(Rule):
                 epsilon=norm.epsilon,
                 outputs=outputs,
             )
-            return results if isinstance(results, tuple) else [results]
+            if not isinstance(results, tuple):
+                return [results]
+            y, rstd = results
+            return [y, op.Reciprocal(rstd) if norm.is_divided else rstd]
 
         return Match(norm.replaces, build)
+
+
+class SkipSimplifiedLayerNormalization(Rule):
+    """``SimplifiedLayerNormalization(a + b, w) -> SkipSimplifiedLayerNormalization(a, b, w)``.
+
+    The sum is another result where others read it. Only where the kernel is no slower than its
+    parts, which :func:`kernel_query` knows: that of 1.19 on the CPU.
+    """
+
+    roots = ("SimplifiedLayerNormalization",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        total = node.inputs[0]
+        addition = graph.producer(total, "Add")
+        if total is None or addition is None or graph.attribute(node, "axis", -1) != -1:
+            return None
+        a, b = addition.inputs
+        if (
+            a is None
+            or b is None
+            or not (graph.same_shape(a, total) and graph.same_shape(b, total))
+        ):
+            return Refusal("one of the two is repeated", str(total.shape))
+        if graph.rank(total) != 3 or total.dtype != ir.DataType.FLOAT:
+            return Refusal("not three axes of float32", str(total.shape))
+        if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+            return Refusal("others read the deviation", node.name)
+        inputs = [a, b, node.inputs[1]]
+        is_needed = not graph.used_once(total)
+        outputs = 4 if is_needed else 1
+        if not graph.runs("SkipSimplifiedLayerNormalization", inputs, outputs=outputs):
+            return Refusal("no kernel that is no slower", total.dtype)
+        epsilon = graph.attribute(node, "epsilon", 1e-5)
+
+        def build(op: Writer) -> Sequence[ir.Value]:
+            results = op.call(
+                "SkipSimplifiedLayerNormalization",
+                *inputs,
+                domain="com.microsoft",
+                outputs=outputs,
+                epsilon=epsilon,
+            )
+            return [results[0], results[3]] if is_needed else [results]
+
+        replaces = [node.outputs[0], total] if is_needed else [node.outputs[0]]
+        return Match(replaces, build)

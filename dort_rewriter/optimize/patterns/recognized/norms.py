@@ -22,12 +22,14 @@ class RootMeanSquare:
     rstd: ir.Value | None
     """None where x is divided by the root."""
     epsilon: float
+    root: ir.Value
+    """What ``rstd`` is the reciprocal of."""
 
-    def needs_rstd(self, standard: ir.Value, graph: GraphView) -> bool:
-        """Tell whether ``rstd`` is read after the reader of the product, ``standard``, is gone."""
-        if self.rstd is None:
-            return False
-        return not (graph.used_once(self.rstd) and graph.used_once(standard))
+    def needed(self, standard: ir.Value, graph: GraphView) -> ir.Value | None:
+        """Return ``rstd``, or the root where there is none, when it is read after the reader of
+        the product, ``standard``, is gone."""
+        scale = self.root if self.rstd is None else self.rstd
+        return None if graph.used_once(scale) and graph.used_once(standard) else scale
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class RmsNorm:
     epsilon: float
     replaces: Sequence[ir.Value]
     """The result; ``rstd`` too where others read it, as in training graphs."""
+    is_divided: bool
+    """Whether what others read is the root, the reciprocal of ``rstd``."""
 
 
 def find_rms_norm(node: ir.Node, graph: GraphView) -> RmsNorm | Refusal | None:
@@ -67,9 +71,9 @@ def _with_weight(
     if width is None or size is None or len(size) != 1 or not same(width[-1], size[0]):
         return Refusal("the weight is no vector over the last axis", size)
     replaces = [node.outputs[0]]
-    if norm.rstd is not None and norm.needs_rstd(standard, graph):
-        replaces.append(norm.rstd)
-    return RmsNorm(x, weight, norm.epsilon, replaces)
+    if (scale := norm.needed(standard, graph)) is not None:
+        replaces.append(scale)
+    return RmsNorm(x, weight, norm.epsilon, replaces, norm.rstd is None)
 
 
 def factors(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
@@ -111,7 +115,7 @@ def _measure(
     x: ir.Value, rstd: ir.Value | None, root: ir.Node | None, graph: GraphView
 ) -> RootMeanSquare | Refusal | None:
     total = None if root is None else graph.producer(root.inputs[0], "Add")
-    if total is None:
+    if total is None or root is None:
         return None
     for mean, epsilon in factors(total):
         reduction = graph.producer(mean, "ReduceMean")
@@ -124,7 +128,7 @@ def _measure(
         number = graph.scalar(epsilon)
         if number is None:
             return Refusal("epsilon is computed at run time", epsilon.name)
-        return RootMeanSquare(x, rstd, float(number))
+        return RootMeanSquare(x, rstd, float(number), root.outputs[0])
     return None
 
 

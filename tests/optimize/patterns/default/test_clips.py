@@ -43,6 +43,37 @@ def test_two_relus_are_one() -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "number"), [("Max", "4"), ("Min", "1")])
+def test_two_extrema_are_one(kind: str, number: str) -> None:
+    """Of the same kind, with numbers."""
+    assert_rewrites(
+        ClipClip,
+        f"""(float[6] x) => (float[6] y) <float one = {{1}}, float[1] four = {{4}}> {{
+            a = {kind}(x, one) y = {kind}(a, four) }}""",
+        f"(float[6] x) => (float[6] y) <float n = {{{number}}}> {{y = {kind}(x, n)}}",
+        inputs=NUMBERS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "body", "reason"),
+    [
+        ("", ", float[6] a", "a = Max(x, one) y = Max(a, four)", "the inner result is needed"),
+        (", float z", "", "a = Max(x, z) y = Max(a, four)", None),
+        ("", "", "a = Max(x, one) y = Min(a, four)", None),
+        ("", "", "a = Max(x, one) y = Relu(a)", None),
+    ],
+)
+def test_extrema_that_stay(inputs: str, outputs: str, body: str, reason: str | None) -> None:
+    """Needed, computed, or of another kind."""
+    assert_refuses(
+        ClipClip,
+        f"""(float[6] x{inputs}) => (float[6] y{outputs})
+        <float one = {{1}}, float four = {{4}}> {{{body}}}""",
+        reason,
+    )
+
+
 @pytest.mark.parametrize(
     ("second", "outputs", "reason"),
     [

@@ -16,6 +16,8 @@ POSITIVE = {"x": np.array([0.25, 1.5, 3.0], dtype=np.float32)}
     [
         ("2.0", "y = Mul(x, x)"),
         ("3.0", "a = Mul(x, x) y = Mul(a, x)"),
+        ("4.0", "a = Mul(x, x) y = Mul(a, a)"),
+        ("1.5", "a = Sqrt(x) y = Mul(x, a)"),
         ("0.5", "y = Sqrt(x)"),
         ("-1.0", "y = Reciprocal(x)"),
         ("-0.5", "a = Sqrt(x) y = Reciprocal(a)"),
@@ -36,7 +38,7 @@ def test_another_exponent_is_left_alone() -> None:
     assert_refuses(
         PowToMul,
         "(float[3] x) => (float[3] y) <float e = {2.5}> {y = Pow(x, e)}",
-        "the exponent is none of 1, 2, 3, 1/2, -1, -1/2",
+        "the exponent is none of 1, 2, 3, 4, 1/2, 3/2, -1, -1/2",
     )
 
 

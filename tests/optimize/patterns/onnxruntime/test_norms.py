@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
 
-from dort_rewriter.optimize.patterns.onnxruntime.norms import SimplifiedLayerNormalization
+import onnx
+import pytest
+import torch
+
+from dort_rewriter import OrtBackend
+from dort_rewriter.optimize.patterns.onnxruntime.norms import (
+    SimplifiedLayerNormalization,
+    SkipSimplifiedLayerNormalization,
+)
+from dort_rewriter.runtime.kernels import kernel_query
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 FLOAT = "<float e = {1e-6}, int64[1] last = {-1}>"
@@ -50,6 +59,45 @@ def test_what_the_backward_pass_needs_is_the_second_result() -> None:
         }""",
         reference=False,
     )
+
+
+def test_the_root_that_is_saved_is_computed_from_the_second_result() -> None:
+    """Where a model divides by it."""
+    divided = BODY.replace("r = Reciprocal(d)", "").replace("Mul(x, r)", "Div(x, d)")
+    assert_rewrites(
+        SimplifiedLayerNormalization,
+        f"""(float[2,N,8] x, float[8] w) => (float[2,N,8] y, float[2,N,1] d) {FLOAT}
+        {{{divided} y = Mul(w, n)}}""",
+        """(float[2,N,8] x, float[8] w) => (float[2,N,8] y, float[2,N,1] d) {
+            y, r = SimplifiedLayerNormalization<axis=-1, epsilon=1e-6>(x, w)
+            d = Reciprocal(r)
+        }""",
+        reference=False,
+    )
+
+
+def test_a_norm_divided_by_its_root_in_training() -> None:
+    """Fused in the forward graph, what the backward pass needs included."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    models: list[onnx.ModelProto] = []
+    options = {
+        "optimization": {"patterns": "default+onnxruntime"},
+        "pre_ort_model_transforms": [lambda m: models.append(copy.deepcopy(m))],
+    }
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * (x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6))
+
+    x, weight = torch.randn(4, 6, requires_grad=True), torch.rand(6, requires_grad=True)
+    compiled = torch.compile(norm, backend=OrtBackend(options), fullgraph=True)
+    got, expected = (
+        torch.autograd.grad((f(x, weight) ** 3).sum(), (x, weight)) for f in (compiled, norm)
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    forward = [node.op_type for node in models[0].graph.node]
+    assert forward.count("SimplifiedLayerNormalization") == 1
+    assert "Sqrt" not in forward
 
 
 def test_a_normalized_input_that_is_returned_stays() -> None:
@@ -113,5 +161,53 @@ def test_a_provider_without_the_kernel() -> None:
         SimplifiedLayerNormalization,
         f"(float[2,8] x, float[8] w) => (float[2,8] y) {FLOAT} {{{BODY} y = Mul(w, n)}}",
         "no kernel for the type",
+        kernels=False,
+    )
+
+
+SKIP = "{s = Add(a, b) y = SimplifiedLayerNormalization<axis=-1, epsilon=1e-6>(s, w)}"
+SKIPPED = "com.microsoft.SkipSimplifiedLayerNormalization<epsilon=1e-6>(a, b, w)"
+IS_FAST = kernel_query()("SkipSimplifiedLayerNormalization", "com.microsoft", 1, [1, 1, 1])
+
+
+@pytest.mark.skipif(not IS_FAST, reason="the kernel takes twice as long as its parts")
+@pytest.mark.parametrize(
+    ("results", "fused"), [("", f"y = {SKIPPED}"), (", float[2,N,8] s", f"y, m, r, s = {SKIPPED}")]
+)
+def test_a_skip_connection_before_a_norm(results: str, fused: str) -> None:
+    """The sum is a result of the kernel too."""
+    header = f"(float[2,N,8] a, float[2,N,8] b, float[8] w) => (float[2,N,8] y{results})"
+    assert_rewrites(
+        SkipSimplifiedLayerNormalization,
+        f"{header} {SKIP}",
+        f"{header} {{{fused}}}",
+        reference=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("float[2,N,8] b", "float[8] b", "one of the two is repeated"),
+        ("2,N,8", "2,2,N,8", "not three axes of float32"),
+        ("y = Simp", "y, r = Simp", "others read the deviation"),
+        ("Add(a, b)", "Sub(a, b)", None),
+    ],
+)
+def test_a_skip_connection_that_stays(old: str, new: str, reason: str | None) -> None:
+    """Whether the kernel is here or not."""
+    text = f"(float[2,N,8] a, float[2,N,8] b, float[8] w) => (float[2,N,8] y) {SKIP}"
+    text = text.replace(old, new)
+    if "r = " in new:
+        text = text.replace("=> (float[2,N,8] y)", "=> (float[2,N,8] y, float[2,N,1] r)")
+    assert_refuses(SkipSimplifiedLayerNormalization, text, reason)
+
+
+def test_a_slow_skip_connection_is_left_alone() -> None:
+    """As with onnxruntime 1.20 and later on the CPU."""
+    assert_refuses(
+        SkipSimplifiedLayerNormalization,
+        f"(float[2,N,8] a, float[2,N,8] b, float[8] w) => (float[2,N,8] y) {SKIP}",
+        "no kernel that is no slower",
         kernels=False,
     )

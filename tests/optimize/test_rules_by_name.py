@@ -1,0 +1,42 @@
+"""docs/how_it_works/rules.md names what is there: rules, converters, tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from dort_rewriter.export.registry import builtin_converters
+from dort_rewriter.optimize.patterns import default, onnxruntime
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "how_it_works" / "rules.md"
+KERNELS = {"QuickGelu", "SoftmaxCrossEntropyLoss"}
+"""Operators the page names that are no rules."""
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of each row of the tables."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] != "what" and not row[0].startswith("---")]
+
+
+def test_each_rule_has_a_row_and_each_name_is_one() -> None:
+    rules = {rule.__name__ for rule in (*default.RULES, *onnxruntime.RULES)}
+    named = {name for row in rows() for name in re.findall(r"`([^`]+)`", row[1])}
+    operators = {name for name in named if name.startswith("aten::")}
+    assert named - operators - KERNELS == rules
+    assert {name for name in operators if name not in builtin_converters()} == set()
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row[0].replace(" ", "_")) for row in rows()])
+def test_each_row_names_tests_that_exist(row: list[str]) -> None:
+    tests = [cell.strip("`") for cell in row[2:] if cell != "the same"]
+    assert tests
+    for test in tests:
+        path, _, name = test.partition("::")
+        module = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))
+        assert name in {n.name for n in module.body if isinstance(n, ast.FunctionDef)}

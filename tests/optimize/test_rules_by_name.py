@@ -1,4 +1,4 @@
-"""docs/how_it_works/rules.md names what is there: rules, converters, tests."""
+"""docs/rules.md names what is there: rules, converters, tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dort_rewriter.export.registry import builtin_converters
 from dort_rewriter.optimize.patterns import default, onnxruntime
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "how_it_works" / "rules.md"
+PAGE = ROOT / "docs" / "rules.md"
 KERNELS = {"QuickGelu", "SoftmaxCrossEntropyLoss"}
 """Operators the page names that are no rules."""
 

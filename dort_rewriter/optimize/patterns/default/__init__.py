@@ -23,7 +23,7 @@ from dort_rewriter.optimize.patterns.default.gemms import (
 )
 from dort_rewriter.optimize.patterns.default.identities import Dropout, Identity
 from dort_rewriter.optimize.patterns.default.leaves import LeavesLast
-from dort_rewriter.optimize.patterns.default.losses import CrossEntropyGrad
+from dort_rewriter.optimize.patterns.default.losses import CrossEntropyScatter
 from dort_rewriter.optimize.patterns.default.neutrals import (
     AddNeg,
     NeutralElement,
@@ -100,7 +100,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     MulMulScalar,
     MulMulMul,
     ScaleSmaller,
-    CrossEntropyGrad,
+    CrossEntropyScatter,
     Gelu,
     RMSNormalization,
     Softmax,

@@ -10,16 +10,14 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["CrossEntropyGrad"]
+__all__ = ["CrossEntropyScatter"]
 
-_OWN = f"{OWN_DOMAIN}::SoftmaxGrad"
 _LIMIT = 4096
 """Elements above which a constant is not looked at."""
 
@@ -30,22 +28,21 @@ class _LogSoftmaxGrad(NamedTuple):
     gradient: ir.Value
     output: ir.Value
     axis: int
-    readers: int
-    """How many nodes of it read the gradient."""
 
 
-class CrossEntropyGrad(Rule):
+class CrossEntropyScatter(Rule):
     """``h - exp(y) * sum(h) -> ScatterElements(exp(y) * w, target, -w, "add")``   when ``h`` is
     ``w * ScatterElements(0, target, -1)``: the gradient of one class taken of a LogSoftmax.
 
-    The sum over the classes is ``-w``, the same bits: nothing but zeros is added to it.
+    The sum over the classes is ``-w``, the same bits: nothing but zeros is added to it. A gradient
+    that the exporter wrote with a kernel of ours becomes one kernel in its set instead.
     """
 
-    roots = ("Sub", _OWN)
+    roots = ("Sub",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
-        found = _of_kernel(node, graph) if node.domain else _of_parts(node, graph)
+        found = _of_parts(node, graph)
         product = None if found is None else graph.producer(found.gradient, "Mul")
         if found is None or product is None:
             return None
@@ -54,14 +51,6 @@ class CrossEntropyGrad(Rule):
             if scatter is not None:
                 return _rewrite(node, found, scatter, weight, graph)
         return None
-
-
-def _of_kernel(node: ir.Node, graph: GraphView) -> _LogSoftmaxGrad | None:
-    gradient, output = node.inputs
-    rank = graph.rank(output)
-    if not graph.attribute(node, "log", 0) or gradient is None or output is None or not rank:
-        return None
-    return _LogSoftmaxGrad(gradient, output, rank - 1, 1)
 
 
 def _of_parts(node: ir.Node, graph: GraphView) -> _LogSoftmaxGrad | None:
@@ -79,7 +68,7 @@ def _of_parts(node: ir.Node, graph: GraphView) -> _LogSoftmaxGrad | None:
             return None
         if not graph.attribute(reduction, "keepdims", 1):
             return None
-        return _LogSoftmaxGrad(gradient, output, axes[0], 2)
+        return _LogSoftmaxGrad(gradient, output, axes[0])
     return None
 
 
@@ -104,7 +93,7 @@ def _rewrite(
     if not graph.same_shape(weight, target):
         return Refusal("the weight is not one for each sample", str(weight.shape))
     gradient = found.gradient
-    if gradient.is_graph_output() or len(graph.consumers(gradient)) > found.readers:
+    if gradient.is_graph_output() or len(graph.consumers(gradient)) > 2:
         return Refusal("others read the gradient", gradient.name)
     example = [[3 if i == axis else 2 for i in range(len(dims))]]
     example += [[1 if i == axis else 2 for i in range(len(dims))]] * 2

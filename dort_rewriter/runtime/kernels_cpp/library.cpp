@@ -31,6 +31,7 @@ EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
             operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>(),
             operator_of<Sum>(), operator_of<LayerNorm>(), operator_of<LayerNormGrad>(),
             operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(), operator_of<CrossEntropyGrad>(),
+            operator_of<RmsNormGrad>(),
             operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TriMatrix>()}) {

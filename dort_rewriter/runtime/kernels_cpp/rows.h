@@ -230,6 +230,42 @@ class LayerNormGrad {
   int64_t axes_;
 };
 
+// The gradient of a norm by the root of the mean square, along the last axis.
+class RmsNormGrad {
+ public:
+  static constexpr const char* name = "RmsNormGrad";
+  // gradient, x, reciprocal root, weight; result: the gradient of x
+  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat, kFloat};
+  static constexpr ElementType outputs[] = {kFloat};
+  static constexpr bool variadic = false;
+  static constexpr size_t in_place = 0;
+
+  explicit RmsNormGrad(const Info&) {}
+
+  void compute(const Context& context) const {
+    Tensor gradient = context.input(0), x = context.input(1), root = context.input(2);
+    Tensor weight = context.input(3);
+    Rows by(x.shape, 1);
+    if (gradient.shape != x.shape) fail(kInvalidArgument, "the gradient has another shape than x");
+    by.expect(root, by.rows);
+    by.expect(weight, by.width);
+    const float *all = gradient.as<float>(), *from = x.as<float>(), *w = weight.as<float>();
+    const float* roots = root.as<float>();
+    float* output = static_cast<float*>(context.output(0, x.shape));
+    int64_t n = by.width;
+    context.parallel(by.rows, by.part(), [=](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float *g = all + r * n, *values = from + r * n;
+        float* to = output + r * n;
+        const float scale = roots[r];
+        double total = sum_of(n, [=](int64_t i) { return g[i] * w[i] * values[i]; });
+        const auto slope = static_cast<float>(total * scale * scale * scale / n);
+        for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
+      }
+    });
+  }
+};
+
 // The gradient of a softmax, or of its logarithm, along the last axis.
 class SoftmaxGrad {
  public:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.experimental.chains import ElementwiseChains
 from dort_rewriter.optimize.patterns.experimental.losses import CrossEntropyGrad
+from dort_rewriter.optimize.patterns.experimental.norms import RmsNormGrad
 from dort_rewriter.optimize.patterns.experimental.operators import OwnOperators
 from dort_rewriter.optimize.patterns.experimental.rotary import Rotary
 from dort_rewriter.optimize.patterns.experimental.scatter import (
@@ -27,6 +28,7 @@ KERNELS: tuple[type[Rule] | type[GraphPass], ...] = (
     MaskedShapeScatterND,
     TriMatrix,
     CrossEntropyGrad,
+    RmsNormGrad,
     TransposeCast,
     Sums,
     ElementwiseChains,

@@ -17,7 +17,7 @@ from tests.export.models import MODELS
 from tests.export.test_models import step
 
 USED = {
-    "llama-eager": {"Elementwise", "Rotary", "ScatterZeros", "SoftmaxGrad", "Sum"},
+    "llama-eager": {"Elementwise", "RmsNormGrad", "Rotary", "ScatterZeros", "SoftmaxGrad", "Sum"},
     "bert-sdpa": {"Elementwise", "GeluGrad", "LayerNorm", "LayerNormGrad", "ScatterZeros", "Sum"},
     "cnn": {"BatchNorm", "BatchNormGrad", "Columns", "Elementwise", "GeluGrad", "Sum"},
 }

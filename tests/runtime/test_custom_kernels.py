@@ -257,6 +257,8 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     ("Rotary", [_random(2, 3)] * 3, {}, "do not fit"),
     ("GeluGrad", [_random(2), _random(3)], {}, "another shape"),
     ("SoftmaxGrad", [_random(2, 2), _random(2, 3)], {}, "another shape"),
+    ("RmsNormGrad", [_random(2, 2), _random(2, 3), _random(2), _random(3)], {}, "another shape"),
+    ("RmsNormGrad", [_random(2, 3), _random(2, 3), _random(3), _random(3)], {}, "other rows"),
     ("Sum", [_random(2, 2)], {"leading": 2, "trailing": 1}, "more axes"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [3, 1, 0, 1, 0] * 2}, "larger than"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [1, 0, 0, 1, 0] * 2}, "five numbers"),

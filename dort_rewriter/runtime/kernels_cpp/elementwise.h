@@ -90,7 +90,7 @@ struct Reach {
   bool single;  // one element for all
 
   Reach() = default;
-  Reach(const Shape& from, const Shape& to) {
+  ONCE Reach(const Shape& from, const Shape& to) {
     size_t missing = to.size() - from.size();
     Shape steps(to.size(), 0);
     int64_t stride = 1;
@@ -104,7 +104,7 @@ struct Reach {
   }
 
   // Where the elements of a tensor go when its axes change places: axis perm[d] becomes axis d.
-  static Reach transposed(const Shape& shape, const Integers& perm) {
+  ONCE static Reach transposed(const Shape& shape, const Integers& perm) {
     Shape steps(shape.size(), 0);
     int64_t stride = 1;
     for (size_t d = shape.size(); d-- > 0;) {
@@ -139,7 +139,7 @@ struct Reach {
   }
 
  private:
-  void merge(const Shape& shape, const Shape& steps) {
+  ONCE void merge(const Shape& shape, const Shape& steps) {
     for (size_t d = shape.size(); d-- > 0;) {
       if (shape[d] == 1) continue;
       if (!sizes.empty() && steps[d] == strides.back() * sizes.back()) {
@@ -159,7 +159,7 @@ struct Reach {
   }
 };
 
-inline Shape broadcast(const Tensors& inputs) {
+ONCE inline Shape broadcast(const Tensors& inputs) {
   size_t rank = 0;
   for (const Tensor& input : inputs) rank = std::max(rank, input.shape.size());
   Shape result(rank, 1);
@@ -189,7 +189,7 @@ class Program {
   static constexpr bool variadic = true;
 
   // The first `masks` inputs are truth values: 1 and 0 to the program.
-  Program(const Info& info, size_t masks, Integers perm)
+  ONCE Program(const Info& info, size_t masks, Integers perm)
       : program_(info.integers("program")),
         results_(info.integers("results")),
         perm_(std::move(perm)),
@@ -212,7 +212,7 @@ class Program {
     }
   }
 
-  void compute(const Context& context) const {
+  ONCE void compute(const Context& context) const {
     Tensors inputs;
     inputs.resize(context.inputs());
     for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = context.input(i);

@@ -12,6 +12,13 @@
 
 inline Api api;
 
+// Of functions that are called once or twice by a kernel: compiled once, not where they are called.
+#if defined(__GNUC__)
+#define ONCE __attribute__((noinline))
+#else
+#define ONCE
+#endif
+
 // An error of ONNX Runtime, carried through C++ until a function that returns it.
 struct StatusError {
   OrtStatus* status;
@@ -21,7 +28,7 @@ inline void check(OrtStatus* status) {
   if (status != nullptr) throw StatusError{status};
 }
 
-[[noreturn]] inline void fail(ErrorCode code, const std::string& message) {
+[[noreturn]] ONCE inline void fail(ErrorCode code, const std::string& message) {
   throw StatusError{api.CreateStatus(code, message.c_str())};
 }
 
@@ -123,7 +130,7 @@ class Context {
     return n;
   }
 
-  Tensor input(size_t index) const {
+  ONCE Tensor input(size_t index) const {
     const OrtValue* value = nullptr;
     check(api.KernelContext_GetInput(context_, index, &value));
     if (value == nullptr) fail(kInvalidArgument, "an input is missing");
@@ -141,7 +148,7 @@ class Context {
     return tensor;
   }
 
-  void* output(size_t index, const Shape& shape) const {
+  ONCE void* output(size_t index, const Shape& shape) const {
     OrtValue* value = nullptr;
     check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
     void* data = nullptr;
@@ -176,7 +183,7 @@ class Info {
  public:
   explicit Info(const OrtKernelInfo* info) : info_(info) {}
 
-  int64_t integer(const char* name, int64_t otherwise) const {
+  ONCE int64_t integer(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
     OrtStatus* status = api.KernelInfoGetAttribute_int64(info_, name, &value);
     if (status != nullptr) {
@@ -192,7 +199,7 @@ class Info {
     return value;
   }
 
-  Integers integers(const char* name) const {
+  ONCE Integers integers(const char* name) const {
     size_t n = 0;
     check(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n));
     Integers values(n);
@@ -201,7 +208,7 @@ class Info {
   }
 
   // An order of axes.
-  Integers permutation(const char* name) const {
+  ONCE Integers permutation(const char* name) const {
     Integers perm = integers(name), sorted = perm;
     std::sort(sorted.begin(), sorted.end());
     for (size_t d = 0; d < sorted.size(); ++d) {
@@ -210,7 +217,7 @@ class Info {
     return perm;
   }
 
-  ElementType input_type(size_t index) const {
+  ONCE ElementType input_type(size_t index) const {
     OrtTypeInfo* type = nullptr;
     check(api.KernelInfo_GetInputTypeInfo(info_, index, &type));
     const OrtTensorTypeAndShapeInfo* tensor = nullptr;

@@ -10,7 +10,7 @@
 struct Axes {
   Shape sizes, from, to;
 
-  Axes(const Shape& shape, const Integers& perm) {
+  ONCE Axes(const Shape& shape, const Integers& perm) {
     Shape steps(shape.size(), 1);
     for (size_t d = shape.size(); d-- > 1;) steps[d - 1] = steps[d] * shape[d];
     for (int64_t axis : perm) {

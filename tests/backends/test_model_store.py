@@ -77,7 +77,8 @@ import logging, torch
 from dort_rewriter import OrtBackend
 logging.getLogger("dort_rewriter").addHandler(logging.StreamHandler())
 logging.getLogger("dort_rewriter").setLevel(logging.DEBUG)
-f = torch.compile(lambda x: torch.relu(x @ x.t()).sum(0), backend=OrtBackend())
+backend = OrtBackend({"optimization": {"patterns": "default"}})
+f = torch.compile(lambda x: torch.relu(x @ x.t()).sum(0), backend=backend)
 print(f(torch.eye(3)))
 """
     command = [sys.executable, "-c", program]

@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_compile.py [--models a,b] [--modes inference,training] [--json FILE]
                                        [--backends inductor,onnxrt] [--growth 1,4,24] [--repeat N]
-                                       [--twice] [--cpu-time]
+                                       [--twice] [--cpu-time] [--with-library]
 
 A figure is the seconds from a model that is built to its first result (its gradients, in
 training); torch and transformers are imported before. Caches of Inductor and of this package are
@@ -11,6 +11,8 @@ empty folders, new for each process; with ``--twice`` a second process finds wha
 ``--cpu-time`` counts processor time on one thread, that of the compilers that were started
 included: what to compare on a machine that does other things as well. Inductor then compiles one
 file at a time, in its own process: workers that go on living would not be counted.
+``--with-library`` puts the C++ library of our kernels into the empty folders: it is compiled once
+per machine, not for each model.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -94,10 +97,13 @@ def run_apart(name: str, mode: str, backend: str, folder: str, cpu_time: bool) -
 
 
 def measure(
-    name: str, mode: str, backend: str, twice: bool, cpu_time: bool
+    name: str, mode: str, backend: str, twice: bool, cpu_time: bool, library: Path | None
 ) -> list[dict[str, Any]]:
     processes = ("first", "second") if twice else ("first",)
     with tempfile.TemporaryDirectory() as folder:
+        if library is not None:
+            Path(folder, "dort").mkdir(mode=0o700)
+            shutil.copy2(library, Path(folder, "dort", library.name))
         return [
             {**run_apart(name, mode, backend, folder, cpu_time), "process": p} for p in processes
         ]
@@ -116,7 +122,7 @@ def totals(rows: Sequence[dict[str, Any]], process: str) -> dict[str, float]:
     return result
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=DEFAULT)
     parser.add_argument("--modes", default="inference,training")
@@ -128,9 +134,16 @@ def main() -> int:
     parser.add_argument(
         "--cpu-time", action="store_true", help="of one thread, not wall-clock time"
     )
+    parser.add_argument(
+        "--with-library", action="store_true", help="our C++ kernels are compiled already"
+    )
     parser.add_argument("--profile", action="store_true", help="of one model, in this process")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
     if arguments.worker:
         print(json.dumps(first_result(*arguments.worker, False, arguments.cpu_time)))
         return 0
@@ -141,12 +154,19 @@ def main() -> int:
     if arguments.profile:
         first_result(models[0], modes[0], backends[-1], profile=True)
         return 0
+    library = None
+    if arguments.with_library:
+        from dort_rewriter import custom_ops_library
+
+        library = Path(custom_ops_library())
     rows: list[dict[str, Any]] = []
     for _ in range(arguments.repeat):
         for name in models:
             for mode in modes:
                 for backend in backends:
-                    for row in measure(name, mode, backend, arguments.twice, arguments.cpu_time):
+                    for row in measure(
+                        name, mode, backend, arguments.twice, arguments.cpu_time, library
+                    ):
                         rows.append(row)
                         figure = row.get("error") or f"{row['seconds']:.2f} s"
                         print(

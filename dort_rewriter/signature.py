@@ -26,6 +26,7 @@ __all__ = [
     "SlotKind",
     "ViewStep",
     "describe_value",
+    "inverse_order",
 ]
 
 Scalar = int | float | bool
@@ -141,6 +142,11 @@ SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (
     ((float, torch.SymFloat), "float", torch.float64),
 )
 """How Python numbers travel through a model: exactly, whatever torch's default dtype is."""
+
+
+def inverse_order(order: Sequence[int]) -> tuple[int, ...]:
+    """Return the permutation that takes an order of dimensions back."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def describe_value(value: object) -> dict[str, Any]:

@@ -38,8 +38,8 @@ class ModelEntry:
         recipe: Recipe,
         provider: str,
         outputs: Sequence[tuple[str, ModelOutput]],
-        numbers: Mapping[int, float] | None = None,
-        orders: Mapping[str, tuple[int, ...]] | None = None,
+        numbers: Mapping[int, float],
+        orders: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._graph_module = graph_module
         self._rename = recipe.rename_inputs
@@ -72,12 +72,12 @@ class ModelEntry:
         names = [n.name for n in placeholders]
         if self._rename:
             names = create_input_names(self._graph_module)
-        fed, orders = {v.name for v in model.graph.inputs}, self._orders or {}
+        fed = {v.name for v in model.graph.inputs}
         inputs = tuple(
             InputSlot(
                 name=name if name in fed else None,
                 **describe_value(n.meta.get("val")),
-                order=orders.get(n.name) if name in fed else None,
+                order=self._orders.get(n.name) if name in fed else None,
             )
             for name, n in zip(names, placeholders, strict=True)
         )

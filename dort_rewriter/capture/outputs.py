@@ -16,7 +16,7 @@ import torch
 
 from dort_rewriter.capture.layouts import is_dense, storage_order, strided_view
 from dort_rewriter.capture.sizes import as_size
-from dort_rewriter.signature import OutputSlot, ViewStep, describe_value
+from dort_rewriter.signature import OutputSlot, ViewStep, describe_value, inverse_order
 
 __all__ = ["ModelOutput", "OutputPlan", "plan_outputs"]
 
@@ -133,8 +133,7 @@ class _Planner:
             self.computed[node] = len(self.outputs)
             self.outputs.append(ModelOutput(node, order))
         if order is not None:
-            back = tuple(sorted(range(len(order)), key=order.__getitem__))
-            steps = (ViewStep("aten::permute", (back,)), *steps)
+            steps = (ViewStep("aten::permute", (inverse_order(order),)), *steps)
         if steps:
             known = strided_view(node.meta.get("val"), value)
             steps = steps if known is None else known

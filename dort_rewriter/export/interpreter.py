@@ -33,7 +33,13 @@ from dort_rewriter.export.provenance import describe, source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
 from dort_rewriter.graph.values import Value
-from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, describe_value
+from dort_rewriter.signature import (
+    GraphSignature,
+    InputSlot,
+    OutputSlot,
+    describe_value,
+    inverse_order,
+)
 
 __all__ = ["ExportedGraph", "convert_graph"]
 
@@ -209,8 +215,8 @@ class _Interpreter:
         self.inputs.append((slot, value))
         self.results[node] = value
         if slot.order is not None:
-            back = sorted(range(len(slot.order)), key=slot.order.__getitem__)
-            self.results[node] = seen = self.recorder.Transpose(value, perm=back)
+            back = inverse_order(slot.order)
+            self.results[node] = seen = self.recorder.Transpose(value, perm=list(back))
             annotate(seen, meta)
 
     def _input_slot(self, slot: InputSlot, value: Value | None, keep: bool) -> InputSlot:

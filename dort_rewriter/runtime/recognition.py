@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.signature import inverse_order
+
 __all__ = ["KnownArguments"]
 
 Shapes = tuple[Sequence[int], ...]
@@ -36,7 +38,7 @@ class KnownArguments:
 
         ``orders`` tells how the dimensions of each argument were reordered for the session.
         """
-        self._back = [None if o is None else _inverse(o) for o in orders or ()]
+        self._back = [None if o is None else inverse_order(o) for o in orders or ()]
         self.latest: tuple[Callable[..., bool], Shapes] = (_unknown, ())
         self._scalars: Shapes = ((),) * scalars
         self._strange = 0
@@ -67,10 +69,6 @@ class KnownArguments:
 
 
 _LASTING = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _unknown(*arguments: Any) -> bool:

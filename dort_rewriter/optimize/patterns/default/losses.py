@@ -13,6 +13,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognized.fillings import filling
 from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
@@ -76,7 +77,7 @@ def _rewrite(
     node: ir.Node, found: _LogSoftmaxGrad, scatter: ir.Node, weight: ir.Value, graph: GraphView
 ) -> Match | Refusal:
     output, axis, target = found.output, found.axis, scatter.inputs[1]
-    zeros, ones = (_filling(v, graph) for v in (scatter.inputs[0], scatter.inputs[2]))
+    zeros, ones = (filling(v, graph, _LIMIT) for v in (scatter.inputs[0], scatter.inputs[2]))
     if (zeros, ones) != (0, -1) or graph.attribute(scatter, "reduction", "none") != "none":
         return Refusal("something else than -1 into zeros", (zeros, ones))
     dims, indices = graph.dims(output), graph.dims(target)
@@ -116,18 +117,3 @@ def _rewrite(
         return result
 
     return Match([node.outputs[0]], build)
-
-
-def _filling(value: ir.Value | None, graph: GraphView) -> float | None:
-    """Return the number that all elements of a value are, when it is a constant."""
-    if (expand := graph.producer(value, "Expand")) is not None:
-        value = expand.inputs[0]
-    if (shaped := graph.producer(value, "ConstantOfShape")) is not None:
-        filling = graph.attribute(shaped, "value")
-        return 0.0 if filling is None else float(filling.numpy().ravel()[0])
-    if value is None or value.const_value is None or value.const_value.size > _LIMIT:
-        return None
-    array = graph.constant(value)
-    if array is None or not array.size or not (array == array.ravel()[0]).all():
-        return None
-    return float(array.ravel()[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any
 
 import onnx_ir as ir
@@ -10,6 +9,8 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognized.fillings import filling
+from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["CrossEntropyGrad"]
@@ -30,7 +31,7 @@ class CrossEntropyGrad(Rule):
         scatter, factor = found
         chosen = scatter.outputs[0]
         zeros, indices, updates = scatter.inputs
-        if not _is_filled(zeros, 0, graph) or not _is_filled(updates, -1, graph):
+        if (filling(zeros, graph), filling(updates, graph)) != (0, -1):
             return None
         if not graph.used_once(chosen) or not _is_last(scatter, graph):
             return Refusal("the chosen places are of another axis, or read elsewhere", chosen.name)
@@ -54,13 +55,11 @@ class CrossEntropyGrad(Rule):
         return Match([node.outputs[0]], build)
 
 
-def _scattered(
-    product: ir.Node | None, graph: GraphView
-) -> tuple[ir.Node, ir.Value | None] | None:
+def _scattered(product: ir.Node | None, graph: GraphView) -> tuple[ir.Node, ir.Value] | None:
     """Return the ScatterElements that a product reads, and its other factor."""
     if product is None:
         return None
-    for value, factor in permutations(product.inputs):
+    for value, factor in factors(product):
         if (scatter := graph.producer(value, "ScatterElements")) is not None:
             return scatter, factor
     return None
@@ -75,15 +74,3 @@ def _is_last(scatter: ir.Node, graph: GraphView) -> bool:
 def _has_rows(rows: tuple[Any, ...], dims: tuple[Any, ...]) -> bool:
     """Tell whether indices have the sizes of a tensor, but for the last."""
     return len(rows) == len(dims) and all(map(same, rows[:-1], dims[:-1]))
-
-
-def _is_filled(value: ir.Value | None, number: float, graph: GraphView) -> bool:
-    """Tell whether a tensor holds one number only."""
-    if (constant := graph.constant(value)) is not None:
-        return bool((constant == number).all())
-    if (node := graph.producer(value, "Expand")) is not None:
-        return bool(graph.scalar(node.inputs[0]) == number)
-    if (node := graph.producer(value, "ConstantOfShape")) is None:
-        return False
-    held = graph.attribute(node, "value")
-    return (0 if held is None else held.numpy().ravel()[0]) == number

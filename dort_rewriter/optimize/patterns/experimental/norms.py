@@ -11,6 +11,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["RmsNormGrad"]
@@ -74,10 +75,7 @@ class RmsNormGrad(Rule):
 
 def _factors(value: ir.Value | None, graph: GraphView) -> list[tuple[ir.Value, ir.Value]]:
     product = graph.producer(value, "Mul")
-    if product is None:
-        return []
-    a, b = product.inputs
-    return [] if a is None or b is None else [(a, b), (b, a)]
+    return [] if product is None else list(factors(product))
 
 
 def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:

@@ -25,8 +25,8 @@ import onnx_ir as ir
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import OWN_DOMAIN
-from dort_rewriter.runtime.disk_cache import cache_folder
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
+from dort_rewriter.runtime.private_folder import cache_folder
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 
 from dort_rewriter import env
+from dort_rewriter.runtime.private_folder import cache_folder
 
-__all__ = ["LIMIT", "DiskCache", "cache_folder", "disk_cache"]
+__all__ = ["LIMIT", "DiskCache", "disk_cache"]
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +137,6 @@ class DiskCache:
 @functools.cache
 def _cache_of(folder: str) -> DiskCache:
     return DiskCache(Path(folder))
-
-
-def cache_folder() -> Path:
-    """Return the folder of everything kept between processes."""
-    chosen = env.read("DORT_CACHE_DIR")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "dort_rewriter"
 
 
 def disk_cache() -> DiskCache | None:

@@ -22,7 +22,7 @@ from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import REMOVED_IN, parse_series
-from dort_rewriter.runtime.disk_cache import cache_folder
+from dort_rewriter.runtime.private_folder import cache_folder
 from dort_rewriter.tools.command import brief
 
 __all__ = ["Finding", "examine"]

@@ -1,0 +1,78 @@
+"""Folders in which nobody else can change a file: only from those is anything read back.
+
+A folder is private when it and all the folders above it belong to this user or to root, and nobody
+else can write to them. Above it, a folder with the sticky bit (``/tmp``) is as good: what is ours
+there cannot be renamed or removed by others. Where the system has no users of this kind (Windows),
+nothing is asked.
+
+Everything that goes wrong here is an :class:`OSError`, whose text is a sentence for the user.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from dort_rewriter import env
+
+__all__ = ["cache_folder", "private_folder", "spare_folder", "why_not_private"]
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_folder() -> Path:
+    """The folder of everything kept between processes, absolute; it may not exist yet."""
+    if chosen := env.read("DORT_CACHE_DIR"):
+        return Path(chosen).absolute()
+    return _home() / ".cache" / "dort_rewriter"
+
+
+def spare_folder() -> Path:
+    """Where to go when :func:`cache_folder` is not private: a folder for this user alone."""
+    number = os.geteuid() if hasattr(os, "geteuid") else "user"
+    return Path(tempfile.gettempdir()).absolute() / f"dort_rewriter-{number}"
+
+
+def private_folder(folder: Path) -> Path:
+    """The real path of a private folder, made with mode 0700 if it is missing."""
+    _make(folder)
+    real = folder.resolve(strict=True)
+    if reason := why_not_private(real):
+        raise PermissionError(reason)
+    return real
+
+
+def why_not_private(folder: Path) -> str:
+    """Who else can change what is in a folder (a real path); empty when nobody can."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    for place in (folder, *folder.parents):
+        status = place.stat()
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"{place} belongs to another user (uid {status.st_uid})"
+        sticky = place != folder and status.st_mode & stat.S_ISVTX
+        if status.st_mode & _OTHERS and not sticky:
+            return f"{place} can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise FileNotFoundError("there is no home folder: HOME is not set") from error
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and what is missing above it.
+
+    NOTE: the mode is that of every new folder, whatever the umask: a cache below ``~/.cache`` that
+    a umask of 002 left open to a group would not be private.
+    """
+    if folder.is_dir():
+        return
+    if not folder.parent.exists():
+        _make(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)

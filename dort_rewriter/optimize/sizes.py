@@ -27,9 +27,27 @@ class Sizes:
         """Return the elements of an int64 value of rank 0 or 1; None when nothing is known."""
         if value is None or value.dtype != ir.DataType.INT64:
             return None
-        if value not in self._known:
-            self._known[value] = self._find(value)
+        waiting = [value]
+        while waiting:  # NOTE: no recursion: sums of sizes may be as long as a program
+            last = waiting[-1]
+            inner = [] if last in self._known else self._unknown_before(last)
+            waiting += inner
+            if not inner:
+                waiting.pop()
+                if last not in self._known:
+                    self._known[last] = self._find(last)
         return self._known[value]
+
+    def _unknown_before(self, value: ir.Value) -> list[ir.Value]:
+        """Return what has to be known before a value is."""
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in _RULES or node.op_type == "Shape":
+            return []
+        return [
+            v
+            for v in node.inputs
+            if v is not None and v.dtype == ir.DataType.INT64 and v not in self._known
+        ]
 
     def _find(self, value: ir.Value) -> tuple[Dim, ...] | None:
         if value.const_value is not None and not value.is_graph_input():

@@ -139,12 +139,14 @@ class GraphView:
         inputs: Sequence[ir.Value | None],
         *,
         domain: str = "com.microsoft",
-        outputs: int = 1,
+        outputs: int | Sequence[ir.Value] = 1,
         shapes: Sequence[Sequence[int] | None] | None = None,
         **attributes: Any,
     ) -> bool:
         """Tell whether the provider has a kernel for a node with inputs of these types; with
-        ``shapes``, whether that kernel accepts inputs like these (small examples)."""
+        ``shapes``, whether that kernel accepts inputs like these (small examples). ``outputs`` is
+        how many there are, or the values they stand for, whose types they must have."""
+        results = outputs if isinstance(outputs, int) else [v.dtype for v in outputs]
         types = [None if v is None else v.dtype for v in inputs]
         if any(v is not None and t is None for v, t in zip(inputs, types, strict=True)):
             return False
@@ -155,7 +157,7 @@ class GraphView:
             version,
             types,
             attributes=attributes,
-            outputs=outputs,
+            outputs=results,
             shapes=shapes,
         )
 

@@ -42,14 +42,15 @@ def has_kernel(
     input_dtypes: Sequence[ir.DataType | int | None],
     *,
     attributes: Mapping[str, Any] | None = None,
-    outputs: int = 1,
+    outputs: int | Sequence[ir.DataType | None] = 1,
     shapes: Sequence[Sequence[int] | None] | None = None,
     provider: str = CPU,
 ) -> bool:
     """Tell whether a node runs with inputs of these types, without casts around it.
 
     ``version`` is the opset of ``domain``; an input left out is None; ``attributes`` are those the
-    operator requires, as Python values. ``shapes`` asks for more: that the kernel accepts inputs
+    operator requires, as Python values; ``outputs`` the number of results, or the types they must
+    have. ``shapes`` asks for more: that the kernel accepts inputs
     of such shapes, which are best small. Raises :class:`ExecutionError` if a required one is
     missing, since the answer would mean nothing.
     """
@@ -60,7 +61,9 @@ def has_kernel(
     types = tuple(None if t is None else int(t) for t in input_dtypes)
     frozen = tuple(sorted((k, _freeze(v)) for k, v in (attributes or {}).items()))
     sizes = None if shapes is None else tuple(None if x is None else tuple(x) for x in shapes)
-    return _ask(op_type, domain, version, types, frozen, outputs, sizes, provider)
+    results = [None] * outputs if isinstance(outputs, int) else outputs
+    wanted = tuple(None if t is None else int(t) for t in results)
+    return _ask(op_type, domain, version, types, frozen, wanted, sizes, provider)
 
 
 _SLOW_ON_CPU: Mapping[str, Callable[[tuple[int, ...]], bool]] = {
@@ -109,7 +112,7 @@ def _ask(
     version: int,
     types: tuple[int | None, ...],
     attributes: _Frozen,
-    outputs: int,
+    outputs: tuple[int | None, ...],
     shapes: tuple[tuple[int, ...] | None, ...] | None,
     provider: str,
 ) -> bool:
@@ -151,16 +154,23 @@ def _zeros(
     }
 
 
+def _result(name: str, dtype: int | None) -> onnx.ValueInfoProto:
+    """Describe a result of one type, or of the one that onnxruntime infers."""
+    if dtype is None:
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, dtype, None)
+
+
 def _one_node(
     op_type: str,
     domain: str,
     version: int,
     types: tuple[int | None, ...],
     attributes: dict[str, Any],
-    outputs: int,
+    outputs: tuple[int | None, ...],
 ) -> onnx.ModelProto:
     names = ["" if t is None else f"x{i}" for i, t in enumerate(types)]
-    results = [f"y{i}" for i in range(outputs)]
+    results = [f"y{i}" for i in range(len(outputs))]
     node = helper.make_node(op_type, names, results, domain=domain, **attributes)
     graph = helper.make_graph(
         [node],
@@ -170,7 +180,7 @@ def _one_node(
             for name, t in zip(names, types, strict=True)
             if t is not None
         ],
-        [onnx.ValueInfoProto(name=name) for name in results],  # their types are inferred
+        [_result(name, t) for name, t in zip(results, outputs, strict=True)],
     )
     opsets = {"": version} if not domain else {"": min(18, max_opset()), domain: version}
     return helper.make_model(

@@ -130,11 +130,7 @@ def _grow(start: ir.Node, inner: Dims, outer: Dims, graph: GraphView) -> _Region
 
 def _look_around(region: _Region, graph: GraphView) -> None:
     for node in region.nodes:
-        for value in node.inputs:
-            if value is None or value.producer() in region.nodes or value in region.sources:
-                continue
-            if not _is_small(value, region.inner, region.outer, graph):
-                _look_before(value, region, graph)
+        _look_before(node, region, graph)
         result = node.outputs[0]
         readers = [r for r in graph.consumers(result) if r not in region.nodes]
         views = [r for r in readers if _restores(r, region, graph)]
@@ -143,16 +139,31 @@ def _look_around(region: _Region, graph: GraphView) -> None:
             region.back[result] = None
 
 
-def _look_before(value: ir.Value, region: _Region, graph: GraphView) -> None:
-    """Find what an input of a region was before its Reshape."""
+def _look_before(node: ir.Node, region: _Region, graph: GraphView) -> None:
+    """Find what the inputs of a node were before their Reshapes; small ones stay what they are.
+
+    NOTE: small inputs alone have the inner shape together, and would not broadcast to a larger
+    one: where there is nothing else, one of them is reshaped.
+    """
+    outside = [v for v in node.inputs if v is not None and v.producer() not in region.nodes]
+    views = {v: view for v in outside if (view := _view_of_outer(v, region, graph)) is not None}
+    read = [
+        v for v in outside if v in views or not _is_small(v, region.inner, region.outer, graph)
+    ]
+    if not read and len(outside) == len(node.inputs):
+        read = [v for v in outside if _equal(graph.dims(v), region.inner)][:1]
+    for value in read:
+        view = views.get(value)
+        region.sources[value] = None if view is None else view.inputs[0]
+        inside = all(r in region.nodes for r in graph.consumers(value))
+        if view is not None and inside and not value.is_graph_output():
+            region.gone[view] = None
+
+
+def _view_of_outer(value: ir.Value, region: _Region, graph: GraphView) -> ir.Node | None:
+    """Return the Reshape before which a value has the outer shape."""
     view = graph.producer(value, *VIEWS)
-    source = None if view is None else view.inputs[0]
-    if view is None or source is None or not _equal(graph.dims(source), region.outer):
-        region.sources[value] = None
-        return
-    region.sources[value] = source
-    if not value.is_graph_output() and all(r in region.nodes for r in graph.consumers(value)):
-        region.gone[view] = None
+    return view if view is not None and _equal(graph.dims(view.inputs[0]), region.outer) else None
 
 
 def _restores(reader: ir.Node, region: _Region, graph: GraphView) -> bool:

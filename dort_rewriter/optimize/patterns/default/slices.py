@@ -178,18 +178,30 @@ class ConcatConcat(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """Return what to replace."""
-        rank = graph.rank(node.outputs[0])
-        if rank is None:
+        result = node.outputs[0]
+        axis = _concat_axis(node, graph)
+        if axis is None:
             return None
-        axis = graph.attribute(node, "axis") % rank
+        if graph.used_once(result) and _concat_axis(graph.consumers(result)[0], graph) == axis:
+            return None  # the outermost takes all in at once: a long chain is walked once
         parts: list[ir.Value | None] = []
-        for value in node.inputs:
+        waiting = list(reversed(node.inputs))
+        while waiting:
+            value = waiting.pop()
             inner = graph.producer(value, "Concat")
             taken = inner is not None and value is not None and graph.used_once(value)
-            if inner is None or not taken or graph.attribute(inner, "axis") % rank != axis:
+            if inner is None or not taken or _concat_axis(inner, graph) != axis:
                 parts.append(value)
             else:
-                parts += inner.inputs
+                waiting += reversed(inner.inputs)
         if len(parts) == len(node.inputs):
             return None
-        return Match([node.outputs[0]], lambda op: op.Concat(*parts, axis=axis))
+        return Match([result], lambda op: op.Concat(*parts, axis=axis))
+
+
+def _concat_axis(node: ir.Node, graph: GraphView) -> int | None:
+    """Return the axis of a Concat, counted from the first; None for any other node."""
+    rank = graph.rank(node.outputs[0])
+    if node.op_type != "Concat" or node.domain or not rank:
+        return None
+    return int(graph.attribute(node, "axis")) % rank

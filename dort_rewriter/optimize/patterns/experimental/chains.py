@@ -64,9 +64,12 @@ class ElementwiseChains(GraphPass):
 
 
 def _is_worth(group: _Group) -> bool:
-    """Tell whether a group stands for two nodes or more; a Where counts with its comparisons."""
-    compared = sum(len(operands(m)) > 3 for m in group.members if m.op_type == "Where")
-    return len(group.members) + compared > 1
+    """Tell whether a group stands for two nodes or more, a Where counting with its comparisons,
+    and reads numbers: of a mask alone the kernel would not know what to make."""
+    compared = sum(bool(conditions(m)) for m in group.members if m.op_type == "Where")
+    read = (v for m in group.members for v in operands(m) if v.producer() not in group.members)
+    is_fed = any(v.dtype != ir.DataType.BOOL for v in read)
+    return is_fed and len(group.members) + compared > 1
 
 
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
@@ -219,7 +222,7 @@ def _replace(graph: ir.Graph, group: _Group) -> None:
 
 def _remove(graph: ir.Graph, members: Sequence[ir.Node]) -> None:
     """Remove the members, and the conditions that only they read."""
-    found = [n for m in members if m.op_type == "Where" for n in conditions(m.inputs[0])]
+    found = [n for m in members if m.op_type == "Where" for n in conditions(m)]
     graph.remove(reversed(members), safe=True)
     for node in dict.fromkeys(found):
         if not any(v.uses() or v.is_graph_output() for v in node.outputs):

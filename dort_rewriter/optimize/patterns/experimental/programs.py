@@ -29,6 +29,9 @@ _OPERANDS = {
     "Where": 3,
     "Cast": 1,
 }
+_CONDITION = 12
+"""Nodes of the condition of a Where that are computed with it, and what they may read: a Where
+alone stays within the limits of a group, and a mask made of many is computed once."""
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 
 
@@ -65,7 +68,7 @@ def operands(node: ir.Node) -> list[ir.Value]:
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type != "Where":
         return inputs
-    return [*_leaves(inputs[0], node.outputs[0].dtype), *inputs[1:]]
+    return [*_condition_of(node).leaves, *inputs[1:]]
 
 
 def mask(node: ir.Node) -> ir.Value | None:
@@ -73,32 +76,53 @@ def mask(node: ir.Node) -> ir.Value | None:
     return next((v for v in operands(node) if v.dtype == ir.DataType.BOOL), None)
 
 
-def conditions(value: ir.Value | None) -> list[ir.Node]:
-    """Return the nodes from which the condition of a Where is made, what is nearest first."""
-    node = None if value is None else value.producer()
-    if node is None or node.domain or node.op_type not in _COMPARISONS | _CONNECTIVES.keys():
-        return []
-    inner = [] if node.op_type in _COMPARISONS else node.inputs
-    return [node, *(n for v in inner for n in conditions(v))]
+def conditions(where: ir.Node) -> list[ir.Node]:
+    """Return the nodes that a Where computes its condition in the place of, readers first."""
+    return _condition_of(where).nodes[::-1]
 
 
-def _leaves(value: ir.Value, dtype: ir.DataType | None) -> list[ir.Value]:
+@dataclass(frozen=True)
+class _Condition:
+    """Comparisons of numbers, connected, as part of a Where."""
+
+    leaves: list[ir.Value]
+    """What it is computed from: at most one mask among them."""
+    nodes: list[ir.Node]
+    """In an order in which they can run."""
+
+
+def _condition_of(where: ir.Node) -> _Condition:
     """Return what the condition of a Where is computed from: itself, unless that is comparisons
-    of numbers of this type, and at most one mask."""
-    found = _compared(value, dtype)
-    masks = {v for v in found if v.dtype == ir.DataType.BOOL}
-    return found if len(found) > len(masks) and len(masks) <= 1 else [value]
+    of numbers of its type, not too many of them, and at most one mask."""
+    value, dtype = where.inputs[0], where.outputs[0].dtype
+    assert value is not None
+    itself = _Condition([value], [])
+    leaves: dict[ir.Value, None] = {}
+    nodes: dict[ir.Node, None] = {}
+    waiting = [(value, False)]
+    while waiting:
+        found, is_ready = waiting.pop()
+        node = found.producer()
+        read = None if node is None else _compared(node, dtype)
+        if node is None or read is None:
+            leaves[found] = None
+        elif is_ready or node in nodes:
+            nodes[node] = None
+        else:
+            waiting += [(found, True), *((v, False) for v in reversed(read))]
+        if max(len(leaves), len(nodes), len(waiting) // 3) > _CONDITION:
+            return itself
+    masks = sum(v.dtype == ir.DataType.BOOL for v in leaves)
+    return _Condition([*leaves], [*nodes]) if masks <= 1 and len(leaves) > masks else itself
 
 
-def _compared(value: ir.Value, dtype: ir.DataType | None) -> list[ir.Value]:
-    node = value.producer()
-    if node is not None and not node.domain:
-        inputs = [v for v in node.inputs if v is not None]
-        if node.op_type in _COMPARISONS and all(v.dtype == dtype for v in inputs):
-            return inputs
-        if node.op_type in _CONNECTIVES:
-            return [leaf for v in inputs for leaf in _compared(v, dtype)]
-    return [value]
+def _compared(node: ir.Node, dtype: ir.DataType | None) -> list[ir.Value] | None:
+    """Return what a node compares, or connects, if it is part of a condition."""
+    inputs = [v for v in node.inputs if v is not None]
+    if node.domain or node.op_type not in _COMPARISONS | _CONNECTIVES.keys():
+        return None
+    numbers = node.op_type in _COMPARISONS
+    return None if numbers and any(v.dtype != dtype for v in inputs) else inputs
 
 
 class _Writer:
@@ -163,30 +187,17 @@ def _write_where(writer: _Writer, node: ir.Node) -> int:
 
     NOTE: the condition gets registers while those of what is chosen from are taken.
     """
-    read = operands(node)
     condition, *chosen = (v for v in node.inputs if v is not None)
-    leaves = dict.fromkeys(read[:-2])
-    temporary: list[int] = []
-    test = _write_condition(writer, condition, leaves, temporary)
+    computed: dict[ir.Value, int] = {}
+    for inner in _condition_of(node).nodes:
+        read = [v for v in inner.inputs if v is not None]
+        found = [computed[v] if v in computed else writer.operand(v) for v in read]
+        register = computed[inner.outputs[0]] = writer.take()
+        writer.write(_CONNECTIVES.get(inner.op_type, inner.op_type), register, found)
+    test = computed[condition] if condition in computed else writer.operand(condition)
     found = [writer.operand(v) for v in chosen]
-    writer.release(read)
-    writer.free.extend(reversed(temporary))
+    writer.release(operands(node))
+    writer.free.extend(reversed(computed.values()))
     register = writer.take()
     writer.write("Where", register, [test, *found])
-    return register
-
-
-def _write_condition(
-    writer: _Writer, value: ir.Value, leaves: Mapping[ir.Value, None], temporary: list[int]
-) -> int:
-    """Write what a condition is made of, and return where it is."""
-    if value in leaves:
-        return writer.operand(value)
-    node = value.producer()
-    assert node is not None
-    inputs = [v for v in node.inputs if v is not None]
-    found = [_write_condition(writer, v, leaves, temporary) for v in inputs]
-    register = writer.take()
-    temporary.append(register)
-    writer.write(_CONNECTIVES.get(node.op_type, node.op_type), register, found)
     return register

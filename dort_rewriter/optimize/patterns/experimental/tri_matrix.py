@@ -20,6 +20,8 @@ _BELOW = {
     "Equal": (False, True, False),
 }
 """Where the column compared with the row holds: below the diagonal, on it, above it."""
+_STEPS = 16
+"""Nodes between a comparison and its Range; models have about four."""
 
 
 class TriMatrix(Rule):
@@ -71,12 +73,17 @@ def _counted(value: ir.Value | None, graph: GraphView) -> tuple[int, ir.Value, i
     """Return whether a value counts columns (1) or rows (0), how many, and from which number."""
     number = 0
     axis: int | None = None
-    while True:
+    for _ in range(_STEPS):
         node = graph.producer(value, "Add", "Unsqueeze", "Reshape", "Range")
         if node is None:
             return None
         if node.op_type == "Range":
-            break
+            start, limit, step = node.inputs
+            if limit is None or limit.dtype != ir.DataType.INT64:
+                return None
+            if graph.scalar(start) != 0 or graph.scalar(step) != 1:
+                return None
+            return 1 if axis is None else axis, limit, number
         if axis is None and (axis := _axis(value, graph)) is None:
             return None
         if node.op_type == "Add":
@@ -88,12 +95,7 @@ def _counted(value: ir.Value | None, graph: GraphView) -> tuple[int, ir.Value, i
             number += int(constant)
         else:
             value = node.inputs[0]
-    start, limit, step = node.inputs
-    if limit is None or limit.dtype != ir.DataType.INT64:
-        return None
-    if graph.scalar(start) != 0 or graph.scalar(step) != 1:
-        return None
-    return 1 if axis is None else axis, limit, number
+    return None
 
 
 def _axis(value: ir.Value | None, graph: GraphView) -> int | None:

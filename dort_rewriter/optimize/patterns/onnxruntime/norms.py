@@ -30,16 +30,16 @@ class SimplifiedLayerNormalization(Rule):
         if not isinstance(norm, RmsNorm):
             return norm
         outputs = len(norm.replaces)
+        inputs = [norm.x, norm.weight]
         if not graph.runs(
-            "SimplifiedLayerNormalization", [norm.x, norm.weight], domain="", outputs=outputs
+            "SimplifiedLayerNormalization", inputs, domain="", outputs=norm.replaces
         ):
             return Refusal("no kernel for the type", norm.x.dtype)
 
         def build(op: Writer) -> Sequence[ir.Value]:
             results = op.call(
                 "SimplifiedLayerNormalization",
-                norm.x,
-                norm.weight,
+                *inputs,
                 axis=-1,
                 epsilon=norm.epsilon,
                 outputs=outputs,

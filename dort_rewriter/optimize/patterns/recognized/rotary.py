@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,6 +15,10 @@ from dort_rewriter.optimize.patterns.recognized.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["Rotary", "find_rotary"]
+
+_OF_TABLES = ("Concat", "Cos", "Sin", "Mul", "Cast", "Unsqueeze")
+_STEPS = 16
+"""Nodes between a table and its halves; models have about four."""
 
 Half = Callable[[Writer], ir.Value]
 """Builds the first half of a value along the last axis."""
@@ -88,30 +93,33 @@ def _measure(
 
 def _half(value: ir.Value | None, graph: GraphView) -> Half | None:
     """Return how to compute half of a value, where both are equal: ``concat(f, f)`` at the end."""
-    node = graph.producer(value, "Concat", "Cos", "Sin", "Mul", "Cast", "Unsqueeze")
-    rank = graph.rank(value)
-    if node is None or rank is None or value is None:
-        return None
-    if node.op_type == "Concat":
-        same = len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]
-        part = node.inputs[0]
-        if not same or part is None or graph.attribute(node, "axis") not in (-1, rank - 1):
+    steps: list[tuple[ir.Node, list[ir.Value | None]]] = []
+    while (node := graph.producer(value, *_OF_TABLES)) is not None:
+        rank = graph.rank(value)
+        if rank is None or len(steps) > _STEPS:
             return None
-        return lambda op: part
-    if node.op_type == "Unsqueeze":
-        axes = graph.axes(node, rank)
-        if not axes or rank - 1 in axes:
+        if node.op_type == "Concat":
+            part = node.inputs[0]
+            alike = len(node.inputs) == 2 and node.inputs[1] is part
+            if not alike or part is None or graph.attribute(node, "axis") not in (-1, rank - 1):
+                return None
+            return functools.partial(_build_half, part, steps[::-1])
+        axes = graph.axes(node, rank) if node.op_type == "Unsqueeze" else []
+        if axes is None or rank - 1 in axes:
             return None
-    inner, rest = node.inputs[0], node.inputs[1:]
-    if node.op_type == "Mul":
-        inner, rest = next(((a, (b,)) for a, b in factors(node) if graph.rank(b) == 0), (None, ()))
-    half = _half(inner, graph)
-    if half is None:
-        return None
-    attributes = {name: a.value for name, a in node.attributes.items()}
+        value, rest = node.inputs[0], list(node.inputs[1:])
+        if node.op_type == "Mul":
+            scaled = ((a, [b]) for a, b in factors(node) if graph.rank(b) == 0)
+            value, rest = next(scaled, (None, []))
+        steps.append((node, rest))
+    return None
 
-    def build(op: Writer) -> ir.Value:
-        result: ir.Value = op.call(node.op_type, half(op), *rest, **attributes)
-        return result
 
-    return build
+def _build_half(
+    part: ir.Value, steps: Sequence[tuple[ir.Node, Sequence[ir.Value | None]]], op: Writer
+) -> ir.Value:
+    """Do to half of a table what was done to the whole."""
+    for node, rest in steps:
+        attributes = {name: a.value for name, a in node.attributes.items()}
+        part = op.call(node.op_type, part, *rest, **attributes)
+    return part

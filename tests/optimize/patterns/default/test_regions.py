@@ -56,6 +56,29 @@ def test_sizes_are_symbols() -> None:
     )
 
 
+def test_vectors_alone_do_not_make_the_outer_shape() -> None:
+    """What they compute has the shape of one row: some Reshape before it or behind it stays."""
+    assert_refuses(
+        ReshapeElementwise,
+        """(float[4] a, float[4] b) => (float[1,4] y) <int64[1] zero = {0}> {
+            p = Mul(a, b) y = Unsqueeze(p, zero) }""",
+    )
+
+
+def test_a_vector_that_gets_its_own_reshape() -> None:
+    """Two Reshapes become one: that of ``w``, which nothing larger is read beside."""
+    assert_rewrites(
+        ReshapeElementwise,
+        """(float[1,4] a, float[4] w, float[4] v) => (float[1,4] y, float[1,4] z)
+        <int64[1] four = {4}, int64[2] row = {1, 4}> {
+            b = Reshape(a, four) p = Mul(w, v) q = Add(p, b) r = Reshape(q, row) y = Exp(r)
+            s = Reshape(p, row) z = Exp(s) }""",
+        """(float[1,4] a, float[4] w, float[4] v) => (float[1,4] y, float[1,4] z)
+        <int64[2] row = {1, 4}> {
+            r = Reshape(w, row) p = Mul(r, v) q = Add(p, a) y = Exp(q) z = Exp(p) }""",
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [

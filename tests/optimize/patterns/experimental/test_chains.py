@@ -332,3 +332,61 @@ def test_registers_are_used_again() -> None:
     assert program.code[1::5] == [0, 1, 0, 1]
     assert program.results == [1]
     assert program.inputs == list(model.graph.inputs)
+
+
+def test_a_mask_alone_is_no_program() -> None:
+    """The kernel computes in the type of a number that it reads: here is none."""
+    assert_refuses(
+        ElementwiseChains, "(bool[4,4] m) => (float[4,4] z) { f = Cast<to=1>(m) z = Neg(f) }"
+    )
+    assert_refuses(
+        ElementwiseChains,
+        "(bool[4,4] m) => (float[4,4] z) { f = Cast<to=1>(m) g = Neg(f) z = Add(f, g) }",
+    )
+
+
+def _mask(depth: int, step: str) -> str:
+    """A mask of ``depth`` steps, each of which may read the one before it several times."""
+    steps = "".join(f"{step.format(a=f'm{i}', b=f'm{i + 1}', i=i)} " for i in range(depth))
+    return f"""(float[3] x, bool[3] p, bool[3] q) => (float[3] z) <float zero = {{0}}> {{
+        m0 = Less(x, zero) {steps} n = Neg(x) z = Where(m{depth}, x, n) }}"""
+
+
+SHARED = "l{i} = And({a}, p) r{i} = And({a}, q) {b} = Or(l{i}, r{i})"
+
+
+@pytest.mark.parametrize(
+    ("depth", "step"),
+    [(30, SHARED), (1200, "c{i} = Less(x, zero) {b} = And({a}, c{i})"), (400, SHARED)],
+)
+def test_a_condition_of_many_nodes_is_a_mask(depth: int, step: str) -> None:
+    """However deep it is, and however many paths lead through it."""
+    model = model_of(_mask(depth, step))
+    expected = run_onnxruntime(ir.to_proto(model), FEEDS)
+    apply(ElementwiseChains, model)
+    assert "Where" not in {n.op_type for n in model.graph}
+    (fused,) = (n for n in model.graph if n.op_type == "MaskedElementwise")
+    assert len(fused.inputs) < 5
+    for got, wanted in zip(run_onnxruntime(ir.to_proto(model), FEEDS), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+FEEDS = {
+    "x": np.array([-1.0, 2.0, np.nan], np.float32),
+    "p": np.array([True, False, True]),
+    "q": np.array([False, True, True]),
+}
+
+
+def test_a_shared_condition_is_computed_once() -> None:
+    """Its parts have a register each: a path more is no instruction more."""
+    text = """(float[3] x, float[3] y) => (float[3] z) {
+        a = Less(x, y) b = Not(a) c = And(a, b) d = Or(c, a) e = Or(d, c) z = Where(e, x, y) }"""
+    model = model_of(text)
+    feeds = random_inputs(ir.to_proto(model))
+    expected = run_onnxruntime(ir.to_proto(model), feeds)
+    apply(ElementwiseChains, model)
+    (fused,) = model.graph
+    assert len(fused.attributes["program"].as_ints()) == 6 * 5
+    for got, wanted in zip(run_onnxruntime(ir.to_proto(model), feeds), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)

@@ -200,6 +200,8 @@ def _move(region: _Region, order: dict[ir.Node, int], graph: GraphView) -> None:
         new = moved[old] = emitter.call(node.op_type, *inputs, **attributes)
         new.type, new.shape = old.type, ir.Shape(region.outer)
         back = emitter.Reshape(new, to_inner) if old in region.back else None
+        if back is not None:  # an output of the model is read by its name inside the region too
+            moved[back] = new
         for i, added in enumerate(emitter.nodes):
             order[added] = order[node] + i
         graph.graph.insert_before(node, emitter.nodes)

@@ -109,8 +109,10 @@ def _half(value: ir.Value | None, graph: GraphView) -> Half | None:
             return None
         value, rest = node.inputs[0], list(node.inputs[1:])
         if node.op_type == "Mul":
-            scaled = ((a, [b]) for a, b in factors(node) if graph.rank(b) == 0)
-            value, rest = next(scaled, (None, []))
+            scaled = [(a, b) for a, b in factors(node) if graph.rank(b) == 0]
+            if not scaled:
+                return None
+            value, rest = scaled[0][0], [scaled[0][1]]
         steps.append((node, rest))
     return None
 

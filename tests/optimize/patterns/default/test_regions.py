@@ -34,6 +34,18 @@ def test_others_read_a_result_in_its_shape() -> None:
     )
 
 
+def test_an_output_of_the_model_is_read_inside_a_region() -> None:
+    """What reads it there reads it in the outer shape, as it does everything else."""
+    assert_rewrites(
+        ReshapeElementwise,
+        f"""(float[6,4] a, float[6,4] b) => (float[2,3,4] y, float[6,4] z) {SHAPES} {{
+            c = Reshape(a, three) d = Reshape(b, three) y = Add(c, d) e = Neg(y) f = Mul(e, y)
+            g = Reshape(f, two) z = Exp(g) }}""",
+        f"""(float[6,4] a, float[6,4] b) => (float[2,3,4] y, float[6,4] z) {SHAPES} {{
+            s = Add(a, b) y = Reshape(s, three) e = Neg(s) f = Mul(e, s) z = Exp(f) }}""",
+    )
+
+
 def test_an_input_without_a_reshape_gets_one() -> None:
     """Where that is still a Reshape less."""
     assert_rewrites(

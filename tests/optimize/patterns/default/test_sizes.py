@@ -7,7 +7,7 @@ from dort_rewriter.optimize.patterns.default.sizes import (
     ShapeOfInput,
     StaticSizes,
 )
-from tests.optimize.rewrites import assert_refuses, assert_rewrites
+from tests.optimize.rewrites import apply, assert_refuses, assert_rewrites, model_of
 
 
 def test_sizes_that_are_known() -> None:
@@ -84,3 +84,14 @@ def test_no_input_tells_the_shape() -> None:
             y = Shape(a)
         }""",
     )
+
+
+def test_a_long_chain_of_sums_of_sizes() -> None:
+    """What depends on a thousand nodes is known without recursion."""
+    steps = " ".join(f"s{i + 1} = Add(s{i}, one)" for i in range(1100))
+    model = model_of(
+        f"""(float[N,4] x) => (float[M,K] y) <int64[1] one = {{1}}> {{
+        s0 = Shape<start=1>(x) {steps} t = Concat<axis=0>(one, s1100) y = Expand(x, t) }}"""
+    )
+    apply(StaticSizes, model)
+    assert [n.op_type for n in model.graph] == ["Expand"]

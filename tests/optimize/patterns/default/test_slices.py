@@ -11,7 +11,7 @@ from dort_rewriter.optimize.patterns.default.slices import (
     SliceSlice,
     SplitConcat,
 )
-from tests.optimize.rewrites import assert_refuses, assert_rewrites
+from tests.optimize.rewrites import apply, assert_refuses, assert_rewrites, model_of
 
 
 def _bounds(**numbers: int) -> str:
@@ -220,3 +220,16 @@ def test_a_concat_that_stays(axis: int, outputs: str) -> None:
             y = Concat<axis={axis}>(c, c{", a" if axis else ""})
         }}""",
     )
+
+
+def test_a_chain_of_concats_is_one_application() -> None:
+    """However long it is: the outermost takes all in."""
+    steps = " ".join(f"c{i + 1} = Concat<axis=1>(c{i}, b)" for i in range(300))
+    model = model_of(
+        f"(float[2,1] a, float[2,1] b) => (float[2,301] y) {{"
+        f"c0 = Concat<axis=1>(a) {steps} y = Neg(c300) }}"
+    )
+    report = apply(ConcatConcat, model)
+    assert report.rules["ConcatConcat"].matches == 1
+    concat, _ = model.graph
+    assert len(concat.inputs) == 301

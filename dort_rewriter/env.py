@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["VARIABLES", "Variable", "is_on", "read", "temporarily"]
+__all__ = ["VARIABLES", "Variable", "extended", "is_on", "read", "temporarily"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ VARIABLES: dict[str, Variable] = {
         Variable(
             "DORT_CACHE_DIR",
             "",
-            "Where exported models and compiled kernels are kept between processes; by default "
-            "~/.cache/dort_rewriter.",
+            "Where exported models, and kernels that were compiled at first use, are kept between "
+            "processes; by default ~/.cache/dort_rewriter. No code is loaded from a folder that "
+            "others can write to.",
         ),
         Variable(
             "DORT_DISABLE",
@@ -54,7 +55,9 @@ VARIABLES: dict[str, Variable] = {
         Variable(
             "CXX",
             "c++",
-            "The C++ compiler of our own kernels (patterns 'kernels'), as for torch's.",
+            "The C++ compiler of our own kernels (patterns 'kernels'), as for torch's: when the "
+            "package is installed, or at first use where that was not possible. A command with "
+            "arguments is one too: 'ccache g++'.",
         ),
     )
 }
@@ -68,6 +71,11 @@ def read(name: str) -> str:
 def is_on(name: str) -> bool:
     """Tell whether a variable of the table is exactly ``1``."""
     return read(name) == "1"
+
+
+def extended(**variables: str) -> dict[str, str]:
+    """The environment for another program: this process's, with these variables."""
+    return {**os.environ, **variables}
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def cache_folder() -> Path:
     """The folder of everything kept between processes, absolute; it may not exist yet."""
     if chosen := env.read("DORT_CACHE_DIR"):
         return Path(chosen).absolute()
-    return _home() / ".cache" / "dort_rewriter"
+    return _default_folder()
 
 
 def spare_folder() -> Path:
@@ -38,6 +38,7 @@ def spare_folder() -> Path:
 def private_folder(folder: Path) -> Path:
     """The real path of a private folder, made with mode 0700 if it is missing."""
     _make(folder)
+    _close_default(folder)
     real = folder.resolve(strict=True)
     if reason := why_not_private(real):
         raise PermissionError(reason)
@@ -58,11 +59,25 @@ def why_not_private(folder: Path) -> str:
     return ""
 
 
-def _home() -> Path:
+def _default_folder() -> Path:
     try:
-        return Path.home()
+        return Path.home() / ".cache" / "dort_rewriter"
     except RuntimeError as error:
         raise FileNotFoundError("there is no home folder: HOME is not set") from error
+
+
+def _close_default(folder: Path) -> None:
+    """Take the right to write from others where the folder is this package's alone.
+
+    One that was made with a umask of 002 was open to a group; other folders are their owner's.
+    """
+    try:
+        default = _default_folder()
+        is_open = default in (folder, *folder.parents) and default.stat().st_mode & _OTHERS
+    except FileNotFoundError:
+        return
+    if is_open and hasattr(os, "geteuid"):
+        default.chmod(0o700)
 
 
 def _make(folder: Path) -> None:

@@ -17,7 +17,7 @@ from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
-from dort_rewriter.runtime import custom_kernels
+from dort_rewriter.runtime import custom_kernels, kernel_build, kernel_library
 from dort_rewriter.runtime.providers import CPU
 
 aten = torch.ops.aten
@@ -505,12 +505,13 @@ def test_an_empty_batch_has_none() -> None:
 
 @pytest.fixture(name="no_compiler")
 def hide_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    monkeypatch.setattr(kernel_build, "BUILT", tmp_path / "none")
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("DORT_CACHE_DIR", str(tmp_path))
-    for function in (custom_kernels._build, custom_kernels.is_available):
+    for function in (kernel_library.kernel_library, custom_kernels.is_available):
         function.cache_clear()
     yield
-    for function in (custom_kernels._build, custom_kernels.is_available):
+    for function in (kernel_library.kernel_library, custom_kernels.is_available):
         function.cache_clear()
 
 

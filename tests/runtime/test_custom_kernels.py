@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,18 +13,13 @@ import pytest
 import torch
 from onnx import helper
 
-from dort_rewriter.errors import ExecutionError
-from dort_rewriter.runtime import custom_kernels
 from dort_rewriter.runtime.custom_kernels import (
     DOMAIN,
     custom_ops_library,
-    is_available,
-    register,
     uses_custom_kernels,
 )
 from dort_rewriter.runtime.kernels import has_kernel
 from dort_rewriter.runtime.session import create_session, session_options
-from tests.gates.sources import ROOT
 
 Array = np.ndarray[Any, Any]
 TYPES = [np.float32, np.float64, np.float16]
@@ -321,86 +313,3 @@ def test_users_can_register_the_library() -> None:
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     np.testing.assert_array_equal(session.run(None, {"x0": _random(3)})[0], -_random(3))
-
-
-def test_the_sources_are_installed() -> None:
-    """Packages leave out what is no Python, unless they are told."""
-    root = Path(custom_kernels.__file__).parents[1]
-    sources = {p for p in custom_kernels._SOURCES.iterdir() if p.is_file()}
-    assert {p.suffix for p in sources} == {".h", ".cpp"}
-    (pattern,) = re.findall(r'"(runtime/[^"]+)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
-    assert set(root.glob(pattern)) == sources
-
-
-@pytest.fixture(name="fresh")
-def forget_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    monkeypatch.setenv("DORT_CACHE_DIR", str(tmp_path / "cache"))
-    for function in (custom_kernels._build, is_available):
-        function.cache_clear()
-    yield tmp_path
-    for function in (custom_kernels._build, is_available):
-        function.cache_clear()
-
-
-def _compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
-    """Name a compiler that notes how it is called."""
-    path = folder / "compiler"
-    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n{script}\n')
-    path.chmod(0o755)
-    monkeypatch.setenv("CXX", str(path))
-    return folder / "calls"
-
-
-def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again when the sources or the compiler change; nothing else is left in the folder."""
-    script = 'while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"'
-    calls = _compiler(fresh, monkeypatch, script)
-    first = custom_ops_library()
-    custom_kernels._build.cache_clear()
-    assert custom_ops_library() == first
-    assert calls.read_text().count(" -o ") == 1
-    assert [p.name for p in (fresh / "cache").iterdir()] == [Path(first).name]
-    _compiler(fresh, monkeypatch, f"[ $1 = --version ] && echo 2; {script}")
-    custom_kernels._build.cache_clear()
-    assert custom_ops_library() != first
-
-
-def test_without_a_compiler_it_is_said_once(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And no rule finds a kernel."""
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert not has_kernel("Rotary", DOMAIN, 1, [1] * 3)
-    assert [r.message for r in caplog.records] == [
-        "No rule that needs a kernel of our own is applied: there is no C++ compiler "
-        "'no-such-compiler': install one, or name it in the variable CXX."
-    ]
-    with pytest.raises(ExecutionError, match="CXX"):
-        custom_ops_library()
-
-
-def test_a_failing_compiler_is_quoted(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its own words, and no file is left."""
-    _compiler(fresh, monkeypatch, "echo 'unknown flag' >&2; exit 1")
-    with pytest.raises(ExecutionError, match="cannot compile the kernels: unknown flag"):
-        custom_ops_library()
-    assert list((fresh / "cache").iterdir()) == []
-
-
-def test_a_library_that_does_not_load(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of another machine: it is no crash."""
-    script = 'while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"'
-    _compiler(fresh, monkeypatch, script)
-    assert not is_available()
-    with pytest.raises(ExecutionError, match="cannot load"):
-        register(session_options())
-
-
-def test_a_folder_that_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable that names another one is named."""
-    (fresh / "file").write_text("")
-    monkeypatch.setenv("DORT_CACHE_DIR", str(fresh / "file" / "below"))
-    with pytest.raises(ExecutionError, match="DORT_CACHE_DIR"):
-        custom_ops_library()

@@ -48,6 +48,12 @@ VARIABLES: dict[str, Variable] = {
             "others can write to.",
         ),
         Variable(
+            "DORT_CHECK_RULES",
+            "",
+            "1: each application of a rewriting rule is checked, as by the option check_rules. "
+            "Read at each optimization.",
+        ),
+        Variable(
             "DORT_DISABLE",
             "",
             "1: the package stays inert: nothing is hooked when torch is imported.",

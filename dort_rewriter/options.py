@@ -104,6 +104,10 @@ class OptimizationOptions:
     """``None`` keeps the order of the exporter, ``"memory"`` looks for a lower peak."""
     dump_applied_patterns: str | None = None
     """A folder to write each application of a rule to, as two small models: before and after."""
+    check_rules: bool = False
+    """Check what each application of a rule writes by the shape inference of ONNX, and that there
+    can still be a session; the rule that makes an invalid model is named in the error. Slow: for
+    tests and authors of rules (``DORT_CHECK_RULES=1`` does the same for all models)."""
     verbose: int = 0
     """0: silent; 1: what each rule did, by ``logging``; 2: near misses and their reasons too."""
 
@@ -171,6 +175,8 @@ class OrtBackendOptions:
     torch, and torch alone, and keep the fastest on the arguments they get."""
     cache: bool = True
     """Keep exported models on disk for other processes (``DORT_CACHE_DIR``; ``DORT_CACHE=0``)."""
+    check_rules: bool = False
+    """Check each application of a rewriting rule, as ``optimization={"check_rules": True}``."""
     min_block_size: int = 2
     """Operators that a part of a cut graph needs to be worth a session."""
     intra_op_threads: int | None = None
@@ -192,6 +198,8 @@ class OrtBackendOptions:
         if isinstance(inner, Mapping):
             inner = {"patterns": BACKEND_PATTERNS, **inner}
         inner = from_mapping(OptimizationOptions, inner)
+        if self.check_rules is True:
+            inner = dataclasses.replace(inner, check_rules=True)
         object.__setattr__(self, "optimization", inner)
         _check_values(self)
         for op, place in (self.placement or {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +26,7 @@ from dort_rewriter.runtime.dump import dump_graph
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.session import Session, create_session, session_options
+from dort_rewriter.runtime.session import Session, create_session, session_options, try_session
 from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
@@ -189,7 +190,13 @@ def _convert(
         )
     with trace.phase("optimize"):
         query = kernel_query(provider)
-        trace.reports.append(optimize(exported.model, options.optimization, has_kernel=query))
+        report = optimize(
+            exported.model,
+            options.optimization,
+            has_kernel=query,
+            make_session=functools.partial(try_session, provider=provider),
+        )
+        trace.reports.append(report)
     return exported
 
 

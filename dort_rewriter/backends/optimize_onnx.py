@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, overload
@@ -17,6 +18,7 @@ from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
 from dort_rewriter.runtime.kernels import kernel_query
 from dort_rewriter.runtime.providers import CPU, CUDA
+from dort_rewriter.runtime.session import try_session
 
 __all__ = ["optimize_model", "optimize_onnx"]
 
@@ -85,4 +87,9 @@ def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeRep
         raise OptionError(
             f"processor={options.processor!r} is none of {', '.join(map(repr, _PROVIDERS))}."
         )
-    return optimize(model, options, has_kernel=kernel_query(provider))
+    return optimize(
+        model,
+        options,
+        has_kernel=kernel_query(provider),
+        make_session=functools.partial(try_session, provider=provider),
+    )

@@ -8,9 +8,11 @@ import time
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from dort_rewriter import env
 from dort_rewriter.errors import OptionError
 from dort_rewriter.optimize.annotation import refine_shapes
 from dort_rewriter.optimize.applications import ApplicationWriter
+from dort_rewriter.optimize.checking import MakeSession, RuleCheck
 from dort_rewriter.optimize.order import order_by_memory
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
@@ -31,9 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 def optimize(
-    model: ir.Model, options: OptimizationOptions, *, has_kernel: KernelQuery
+    model: ir.Model,
+    options: OptimizationOptions,
+    *,
+    has_kernel: KernelQuery,
+    make_session: MakeSession | None = None,
 ) -> OptimizeReport:
-    """Change a model in place as the options say, and return what was done."""
+    """Change a model in place as the options say, and return what was done.
+
+    ``make_session`` is asked for a session where rules are checked (``check_rules``).
+    """
     start = time.perf_counter()
     if options.order not in ORDERS:
         raise OptionError(f"order={options.order!r} is none of {', '.join(map(repr, ORDERS))}.")
@@ -47,7 +56,9 @@ def optimize(
     if chosen:
         view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
         refine_shapes(view)
-        _apply(view, chosen, options, report)
+        is_checked = options.check_rules or env.is_on("DORT_CHECK_RULES")
+        check = RuleCheck(model, make_session) if is_checked else None
+        _apply(view, chosen, options, report, check)
     if options.remove_unused:
         RemoveUnusedNodesPass()(model)
     if options.order == "memory":
@@ -64,6 +75,7 @@ def _apply(
     chosen: list[Rule | GraphPass],
     options: OptimizationOptions,
     report: OptimizeReport,
+    check: RuleCheck | None,
 ) -> None:
     rules = [r for r in chosen if isinstance(r, Rule)]
     passes = [p for p in chosen if isinstance(p, GraphPass)]
@@ -71,11 +83,14 @@ def _apply(
     observer = ApplicationWriter(view.model, folder) if folder is not None else None
     for _ in range(_TURNS):
         left = -1 if options.max_iter < 0 else max(options.max_iter - report.rounds, 0)
-        rewriting = Rewriting(view, rules, report, observer)
-        rewriting.run(left)
-        changed = sum(_run_pass(p, view, report) for p in passes if not p.late)
+        rewriting = Rewriting(view, rules, report, observer, check)
+        before = {r.name: r.matches for r in report.rules.values()}
+        if rewriting.run(left) and check is not None:
+            applied = (r.name for r in report.rules.values() if r.matches > before[r.name])
+            check.whole(f"The model after {', '.join(applied)}")
+        changed = sum(_run_pass(p, view, report, check) for p in passes if not p.late)
         if not changed:
-            changed = sum(_run_pass(p, view, report) for p in passes if p.late)
+            changed = sum(_run_pass(p, view, report, check) for p in passes if p.late)
         if not changed and options.remove_unused:
             changed = _remove_unused(view)
         limited = options.max_iter >= 0 and report.rounds >= options.max_iter
@@ -94,7 +109,9 @@ def _remove_unused(view: GraphView) -> int:
     return before - view.graph.num_nodes()
 
 
-def _run_pass(work: GraphPass, view: GraphView, report: OptimizeReport) -> int:
+def _run_pass(
+    work: GraphPass, view: GraphView, report: OptimizeReport, check: RuleCheck | None
+) -> int:
     entry = report.rule(work.name)
     start, before = time.perf_counter(), view.graph.num_nodes()
     entry.tried += 1
@@ -102,4 +119,6 @@ def _run_pass(work: GraphPass, view: GraphView, report: OptimizeReport) -> int:
     entry.matches += changed
     entry.removed += max(before - view.graph.num_nodes(), 0)
     entry.seconds += time.perf_counter() - start
+    if changed and check is not None:
+        check.whole(f"The model after {work.name}")
     return changed

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from dort_rewriter.errors import OptimizeError
+from dort_rewriter.optimize.checking import RuleCheck
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.report import OptimizeReport, RuleReport
@@ -54,11 +55,13 @@ class Rewriting:
         rules: Iterable[Rule],
         report: OptimizeReport,
         observer: Observer | None = None,
+        check: RuleCheck | None = None,
     ) -> None:
         self.view = view
         self.graph = view.graph
         self.report = report
         self.observer = observer
+        self.check = check
         self.emitter = Emitter(view.graph, view.opset)
         self._by_root: dict[str, list[tuple[Rule, RuleReport]]] = defaultdict(list)
         for rule in rules:
@@ -121,9 +124,10 @@ class Rewriting:
         results = [built] if isinstance(built, ir.Value) else list(built)
         if len(results) != len(match.replaces):
             raise OptimizeError(f"{rule.name} builds {len(results)} results, not as declared.")
-        if refusal := self._check(rule, match.replaces, results):
+        if refusal := self._refuse(rule, match.replaces, results):
             if not emitter.nodes and _redirect(match.replaces, results, touched):
                 entry.matches += 1
+                self._verify(rule, node, results)
                 return True
             _count(entry, refusal)
             return False
@@ -143,9 +147,17 @@ class Rewriting:
         entry.matches += 1
         entry.added += len(emitter.nodes)
         entry.removed += self._sweep([v.producer() for v in match.replaces], touched)
+        self._verify(rule, node, results)
         return True
 
-    def _check(
+    def _verify(self, rule: Rule, root: ir.Node, results: Sequence[ir.Value]) -> None:
+        """Check what an application wrote, and those who read what it replaced."""
+        if self.check is not None:
+            readers = [reader for v in results for reader, _ in v.uses()]
+            where = f"{root.op_type} {root.name!r}"
+            self.check.applied(rule.name, where, [*self.emitter.nodes, *readers])
+
+    def _refuse(
         self, rule: Rule, replaced: Sequence[ir.Value], results: Sequence[ir.Value]
     ) -> Refusal | None:
         """Refuse what ONNX has no way to say; raise on what is wrong."""

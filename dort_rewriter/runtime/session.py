@@ -31,6 +31,7 @@ __all__ = [
     "explain_failure",
     "ort_errors",
     "session_options",
+    "try_session",
 ]
 
 OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
@@ -117,6 +118,15 @@ def create_session(
         threads=options.intra_op_num_threads or os.cpu_count() or 1,
         stream=stream,
     )
+
+
+def try_session(model: Model, provider: str) -> None:
+    """Build a session of a model as it stands, and drop it.
+
+    Raises :class:`ExecutionError` when there can be none.
+    """
+    options = session_options(optimization_level="disable")
+    create_session(model, providers=(provider,), options=options)
 
 
 def _own_stream(providers: Sequence[Provider]) -> torch.cuda.Stream | None:

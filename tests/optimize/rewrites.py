@@ -23,6 +23,8 @@ from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.custom_kernels import register
 from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.session import try_session
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 SIZES = {"N": 3, "M": 4, "B": 2, "S": 5}
@@ -47,13 +49,19 @@ def check(model: onnx.ModelProto) -> None:
 def apply(
     rule: type[Rule] | type[GraphPass] | Rule | GraphPass, model: ir.Model, kernels: bool = True
 ) -> OptimizeReport:
-    """Apply one rule to its fixed point, and what no output needs is removed.
+    """Apply one rule to its fixed point, and what no output needs is removed; each application
+    is checked.
 
     ``kernels=False`` is a provider that has none.
     """
-    options = OptimizationOptions(patterns=[rule])
+    options = OptimizationOptions(patterns=[rule], check_rules=True)
     query = kernel_query() if kernels else lambda *args, **kwargs: False
-    return optimize(model, options, has_kernel=query)
+    return optimize(model, options, has_kernel=query, make_session=make_session)
+
+
+def make_session(model: ir.Model) -> None:
+    """Make a session of a model as it stands, as rules that are checked ask for it."""
+    try_session(model, CPU)
 
 
 def assert_rewrites(

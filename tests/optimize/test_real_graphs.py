@@ -24,7 +24,7 @@ from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.kernels import kernel_query
 from tests.export.models import MODELS, Factory, Named
-from tests.optimize.rewrites import run_onnxruntime
+from tests.optimize.rewrites import make_session, run_onnxruntime
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -51,7 +51,8 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 
 def _optimize(model: ir.Model, patterns: str) -> OptimizeReport:
-    return optimize(model, OptimizationOptions(patterns=patterns), has_kernel=kernel_query())
+    options = OptimizationOptions(patterns=patterns, check_rules=True)
+    return optimize(model, options, has_kernel=kernel_query(), make_session=make_session)
 
 
 class Recorder:

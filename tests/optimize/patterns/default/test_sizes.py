@@ -90,7 +90,7 @@ def test_a_long_chain_of_sums_of_sizes() -> None:
     """What depends on a thousand nodes is known without recursion."""
     steps = " ".join(f"s{i + 1} = Add(s{i}, one)" for i in range(1100))
     model = model_of(
-        f"""(float[N,4] x) => (float[M,K] y) <int64[1] one = {{1}}> {{
+        f"""(float[N,1] x) => (float[M,K] y) <int64[1] one = {{1}}> {{
         s0 = Shape<start=1>(x) {steps} t = Concat<axis=0>(one, s1100) y = Expand(x, t) }}"""
     )
     apply(StaticSizes, model)

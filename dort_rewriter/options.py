@@ -31,6 +31,15 @@ BACKEND_PATTERNS = "default+onnxruntime+kernels"
 """The rules for models that run where they are made: those of ONNX Runtime's own operators and
 those with kernels of this package too."""
 
+STRATEGIES: Mapping[str, tuple[bool, ...]] = {
+    "nostrict": (False,),
+    "strict": (True,),
+    "fallback": (False, True),
+}
+"""Ways to capture a module, and the values of ``strict`` that each tries."""
+
+_TABLES = {"dec": "core", "decall": "all"}
+
 T = TypeVar("T")
 
 
@@ -125,10 +134,44 @@ class ExportOptions:
     or None for the table that fits the converters."""
     strict: bool = False
     """Passed to ``torch.export.export``."""
+    strategy: str | None = None
+    """How a module is captured: ``"nostrict"``, ``"strict"``, or ``"fallback"``, the first of the
+    two that works. ``-dec`` behind it asks for the decomposition table ``"core"``, ``-decall`` for
+    ``"all"`` (``"fallback-dec"``). None leaves it to ``strict``."""
 
     def __post_init__(self) -> None:
-        """Refuse values of another type."""
+        """Refuse values of another type, and strategies that are not there."""
         _check_values(self)
+        if self.strategy is None:
+            return
+        if self.strict:
+            raise OptionError("strict and strategy say the same: give one of them.")
+        way, _, table = self.strategy.partition("-")
+        if way in ("jit", "tracing"):
+            raise OptionError(
+                f"strategy {self.strategy!r}: graphs come from torch.export alone, not from "
+                f"TorchScript or torch.fx's tracing; choose from {', '.join(STRATEGIES)}."
+            )
+        if way not in STRATEGIES or table not in ("", *_TABLES):
+            raise OptionError(
+                f"Unknown strategy {self.strategy!r}: choose from {', '.join(STRATEGIES)}, "
+                f"with -dec or -decall behind it for a decomposition table."
+            )
+        if table and self.decomposition_table is not None:
+            raise OptionError(f"strategy {self.strategy!r} and decomposition_table disagree.")
+
+    @property
+    def attempts(self) -> tuple[bool, ...]:
+        """The values of ``strict`` to try one after the other."""
+        if self.strategy is None:
+            return (self.strict,)
+        return STRATEGIES[self.strategy.partition("-")[0]]
+
+    @property
+    def table(self) -> str | Mapping[torch._ops.OpOverload, Callable[..., Any]] | None:
+        """The decomposition table, named by itself or by the strategy."""
+        by_strategy = _TABLES.get((self.strategy or "").partition("-")[2])
+        return self.decomposition_table if by_strategy is None else by_strategy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,7 +201,7 @@ def compile_any_graph(
     """Compile a graph of ATen operators as it is, any other through AOTAutograd."""
     if is_lowered(graph_module) and not _needs_aot(graph_module, args):
         return _either_convention(compile_graph(graph_module, recipe), graph_module)
-    table = from_mapping(ExportOptions, settings.export_options).decomposition_table
+    table = from_mapping(ExportOptions, settings.export_options).table
     return compile_with_aot(
         graph_module,
         args,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,11 @@ from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.decompositions import resolve_decomposition_table
+from dort_rewriter.export.dim_names import rename_symbols
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.files import check_target, save_model, to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.opsets import convert_opset, read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.source import is_lowered, obtain_graph
 from dort_rewriter.optimize.report import OptimizeReport
@@ -36,7 +39,8 @@ def to_onnx(
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
-    target_opset: int = ...,
+    output_names: Sequence[str] | None = ...,
+    target_opset: int | Mapping[str, int] = ...,
     options: Options = ...,
     export_options: ExportOptions | Mapping[str, Any] | None = ...,
     dispatcher: Dispatcher | None = ...,
@@ -55,7 +59,8 @@ def to_onnx(
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
-    target_opset: int = ...,
+    output_names: Sequence[str] | None = ...,
+    target_opset: int | Mapping[str, int] = ...,
     options: Options = ...,
     export_options: ExportOptions | Mapping[str, Any] | None = ...,
     dispatcher: Dispatcher | None = ...,
@@ -74,7 +79,8 @@ def to_onnx(
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
-    target_opset: int = ...,
+    output_names: Sequence[str] | None = ...,
+    target_opset: int | Mapping[str, int] = ...,
     options: Options = ...,
     export_options: ExportOptions | Mapping[str, Any] | None = ...,
     dispatcher: Dispatcher | None = ...,
@@ -93,7 +99,8 @@ def to_onnx(
     kwargs: Mapping[str, Any] | None = ...,
     *,
     input_names: Sequence[str] | None = ...,
-    target_opset: int = ...,
+    output_names: Sequence[str] | None = ...,
+    target_opset: int | Mapping[str, int] = ...,
     options: Options = ...,
     export_options: ExportOptions | Mapping[str, Any] | None = ...,
     dispatcher: Dispatcher | None = ...,
@@ -111,7 +118,8 @@ def to_onnx(
     kwargs: Mapping[str, Any] | None = None,
     *,
     input_names: Sequence[str] | None = None,
-    target_opset: int = 18,
+    output_names: Sequence[str] | None = None,
+    target_opset: int | Mapping[str, int] = 18,
     options: Options = None,
     export_options: ExportOptions | Mapping[str, Any] | None = None,
     dispatcher: Dispatcher | None = None,
@@ -123,17 +131,23 @@ def to_onnx(
 ) -> onnx.ModelProto | tuple[Any, ...]:
     """Convert a model to ONNX.
 
+    Random operators become those of ONNX, whose numbers ``torch.manual_seed`` does not decide.
+
     Args:
         mod: an ``nn.Module`` (captured by ``torch.export``), an ``ExportedProgram``, or an FX
             ``GraphModule``: Dynamo's, or one of ATen operators, with or without metadata.
         args: example arguments; a tensor stands for one.
         kwargs: example keyword arguments of an ``nn.Module``.
         input_names: a name for each input of the model; see ``create_input_names``.
-        target_opset: the opset of the standard domain, 18 to 23.
+        output_names: a name for each output of the model.
+        target_opset: the opset of the standard domain, or one for each domain
+            (``{"": 18, "com.microsoft": 1}``). 18 to 23 are written; others, from 13 on, are what
+            onnx's version converter makes of the nearest.
         options: what to do with the model once exported (:class:`OptimizationOptions`).
         export_options: how to capture the graph (:class:`ExportOptions`).
         dispatcher: who converts an operator; by default this package, then torchlib.
-        dynamic_shapes: as in ``torch.export.export``.
+        dynamic_shapes: as in ``torch.export.export``; a text is a dimension too. The model has the
+            names of these dimensions.
         verbose: 1 logs a summary.
         return_builder: also return the :class:`ExportedGraph` (model in memory, signature).
         return_optimize_report: also return, last, what each rewriting rule did.
@@ -144,12 +158,14 @@ def to_onnx(
     Raises:
         UnsupportedOpError: some operators have no converter; all of them are listed.
         CaptureError: no graph could be obtained, from data-dependent control flow for example.
-        ExportError: ``input_names``, ``target_opset`` or ``filename`` do not fit.
+        ExportError: ``input_names``, ``output_names``, ``target_opset`` or ``filename`` do not
+            fit.
 
     """
     settings = from_mapping(ExportOptions, export_options)
     optimization = from_mapping(OptimizationOptions, options)
     dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
+    opsets = read_opsets(target_opset)
     if filename is not None:
         check_target(filename)
     # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
@@ -159,19 +175,23 @@ def to_onnx(
         mod,
         args,
         kwargs,
-        resolve_decomposition_table(settings.decomposition_table, dispatcher),
+        resolve_decomposition_table(settings.table, dispatcher),
         dynamic_shapes=dynamic_shapes,
-        strict=settings.strict,
+        attempts=settings.attempts,
         tracing=keep_resizing,
     )
     exported = convert_graph(
         source.graph_module,
         dispatcher,
-        opset=target_opset,
+        opset=opsets.written,
         input_names=input_names,
+        output_names=output_names,
         constants=source.constants,
+        draws=True,
     )
+    exported = rename_symbols(exported, source.dim_names)
     report = optimize_model(exported.model, optimization)
+    exported = dataclasses.replace(exported, model=convert_opset(exported.model, opsets))
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:

@@ -9,9 +9,16 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import is_convertible
+from dort_rewriter.export.onnxscript_functions import (
+    is_onnxscript_function,
+    onnxscript_converter,
+)
 from dort_rewriter.export.registry import Converter, builtin_converters, make_converter, op_name
 
-__all__ = ["Dispatcher", "ForceDispatcher", "foreign_tensor"]
+__all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "foreign_tensor"]
+
+RANDOM = "random: it stays in torch, which owns the generator"
+"""Why a random operator is not converted."""
 
 
 class Dispatcher:
@@ -26,11 +33,12 @@ class Dispatcher:
         """Keep the functions to try first.
 
         `registered_functions` maps an operator (``"aten::relu"``, ``"aten::add.Tensor"``, or an
-        ``OpOverload``) to ``function(op, *args, **kwargs)``; a name without an overload serves all
-        of them. `own_converters` set to False leaves out the converters of this package.
+        ``OpOverload``) to ``function(op, *args, **kwargs)``, or to a function of onnxscript, which
+        takes no ``op``; a name without an overload serves all of them. `own_converters` set
+        to False leaves out the converters of this package.
         """
         self._user = {
-            op_name(key): make_converter(op_name(key), function)
+            op_name(key): _make_converter(op_name(key), function)
             for key, function in (registered_functions or {}).items()
         }
         self._own_converters = own_converters
@@ -64,6 +72,10 @@ class Dispatcher:
             return "no converter"
         return found.refusal(node) or found
 
+    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
+        """The converter of a random operator, for a model that draws its own numbers."""
+        return self._find(op_name(node.target))
+
     def refusal(self, node: torch.fx.Node) -> str | None:
         """Return why an FX node cannot be converted, or None when it can."""
         found = self.find(node)
@@ -81,6 +93,12 @@ class Dispatcher:
     def _fallback(self, name: str) -> Converter | None:
         """Return the converter of an operator that neither the user nor this package has."""
         return None
+
+
+def _make_converter(name: str, function: Callable[..., Any]) -> Converter:
+    if is_onnxscript_function(function):
+        return onnxscript_converter(name, function)
+    return make_converter(name, function)
 
 
 class ForceDispatcher(Dispatcher):
@@ -155,7 +173,7 @@ def _unconvertible(node: torch.fx.Node) -> str | None:
     if isinstance(target, torch._ops.OpOverload):
         if _draws(target, node):
             # NOTE: random numbers of ONNX Runtime do not follow torch.manual_seed.
-            return "random: it stays in torch, which owns the generator"
+            return RANDOM
         if target._schema.is_mutable:
             return "it writes to its input"
     for value in (node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)):

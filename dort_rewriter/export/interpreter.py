@@ -25,7 +25,7 @@ from dort_rewriter.export.annotations import (
     element_type,
     unsupported_value,
 )
-from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.empties import empty_results
 from dort_rewriter.export.names import create_output_names
 from dort_rewriter.export.promotion import promote
@@ -86,13 +86,15 @@ def convert_graph(
     results: Sequence[Result] | None = None,
     own_kernels: bool = False,
     input_orders: Mapping[str, tuple[int, ...]] | None = None,
+    draws: bool = False,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
 
     `constants` gives values to some placeholders, by name: they become initializers, and are no
     input any more; `input_names` names the others. `results` asks for other results than those
     the graph returns. `own_kernels` lets the model have nodes with kernels of our own.
-    `input_orders` names placeholders whose dimensions the model reads in another order.
+    `input_orders` names placeholders whose dimensions the model reads in another order. `draws`
+    lets the model draw random numbers, which no seed of torch decides.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
     """
@@ -103,6 +105,7 @@ def convert_graph(
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
     interpreter.recorder.own_kernels = own_kernels
     interpreter.input_orders = input_orders or {}
+    interpreter.draws = draws
     if results is None:
         output = next(n for n in graph_module.graph.nodes if n.op == "output")
         leaves = torch.utils._pytree.tree_leaves(output.args[0], is_leaf=lambda a: a is None)
@@ -143,6 +146,7 @@ class _Interpreter:
         self.input_names = None if input_names is None else list(input_names)
         self.taken = set(input_names or ())
         self.input_orders: Mapping[str, tuple[int, ...]] = {}
+        self.draws = False
 
     def run(
         self,
@@ -261,6 +265,8 @@ class _Interpreter:
             if source is _Missing:
                 return _Missing
         found = self.dispatcher.find(node)
+        if found == RANDOM and self.draws:
+            found = self.dispatcher.find_drawing(node) or found
         if isinstance(found, str):
             self._refuse(node, op_name(node.target), found)
             return _Missing

@@ -1,7 +1,6 @@
 """OxsDispatcher: onnxscript's torchlib behind the converters of this package.
 
-torchlib's functions are Python functions calling onnxscript's operators; they run here under an
-evaluator that hands every operator to our recorder. torchlib's own tables are never edited.
+torchlib's own tables are never edited.
 
 NOTE: onnxscript and torchlib are imported when the first operator needs them, not before: it costs
 more than converting a model.
@@ -10,14 +9,12 @@ more than converting a model.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, Refused
-from dort_rewriter.graph.schemas import op_info
+from dort_rewriter.export.onnxscript_functions import onnxscript_converter
+from dort_rewriter.export.registry import Converter
 
 __all__ = ["DISTRUSTED", "OxsDispatcher"]
 
@@ -46,9 +43,6 @@ DISTRUSTED: dict[str, str] = {
 }
 """torchlib functions that are not used, and why."""
 
-_lock = threading.RLock()
-"""Held while a torchlib function runs: onnxscript keeps its current evaluator in a global."""
-
 
 class OxsDispatcher(Dispatcher):
     """Users' converters, then this package's, then torchlib's."""
@@ -68,9 +62,7 @@ def _torchlib_converter(name: str) -> Converter | None:
     function = _torchlib_functions().get(name)
     if function is None:
         return None
-    signature = getattr(function, "op_signature", None)
-    parameters = None if signature is None else frozenset(signature.params_map)
-    return Converter(name, functools.partial(_run, name, function), parameters=parameters)
+    return onnxscript_converter(name, function, "torchlib's ")
 
 
 @functools.cache
@@ -80,58 +72,3 @@ def _torchlib_functions() -> Mapping[str, Callable[..., Any]]:
 
     registry = registration.default_registry
     return {name: registry[name].overloads[0] for name in registry if registry[name].overloads}
-
-
-def _run(name: str, function: Callable[..., Any], op: Recorder, *args: Any, **kwargs: Any) -> Any:
-    from onnxscript import evaluator
-
-    if "dtype" in kwargs and kwargs["dtype"] is None:
-        kwargs["dtype"] = -1  # torchlib's word for "no dtype"
-    with _lock, evaluator.default_as(_Evaluator(op)):
-        try:
-            return function(*args, **kwargs)
-        # The body is not ours and refuses in every way Python has; the text goes to the user.
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            NotImplementedError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as e:
-            raise Refused(f"torchlib's {name} failed: {type(e).__name__}: {e}") from e
-
-
-_ALL_OUTPUTS = frozenset({"Dropout", "LayerNormalization", "MaxPool"})
-"""Operators of which torchlib unpacks the optional outputs as well."""
-
-
-class _Evaluator:
-    """onnxscript's evaluator protocol on top of the recorder.
-
-    NOTE: without a method ``eval``, the protocol before 0.6: onnxscript would call it instead.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def eval_op(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Record an operator; inputs given by name are put in their place."""
-        domain = op.opset.domain
-        if domain:
-            raise Refused(f"operator {domain}::{op.name} is not of the standard domain")
-        inputs, attributes = list(args), dict(kwargs)
-        info = op_info(op.name, self._recorder.opset)
-        if op.name in _ALL_OUTPUTS:
-            attributes["outputs"] = len(info.outputs)
-        for i, slot in enumerate(info.inputs):
-            if slot.name in attributes:
-                inputs.extend([None] * (i + 1 - len(inputs)))
-                inputs[i] = attributes.pop(slot.name)
-        return self._recorder.call(op.name, *inputs, **attributes)
-
-    def eval_function(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a scripted function as the Python it is: its nodes are recorded in place."""
-        return function.function(*args, **kwargs)

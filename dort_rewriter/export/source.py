@@ -8,6 +8,7 @@ when its nodes carry none.
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ from typing import Any
 import torch
 
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.export.dim_names import flatten_shapes, name_symbols, without_names
 
 __all__ = ["Source", "is_lowered", "obtain_graph"]
+
+logger = logging.getLogger(__name__)
 
 Table = Mapping[Any, Callable[..., Any]]
 Tracing = Callable[[Table], contextlib.AbstractContextManager[None]]
@@ -26,10 +30,13 @@ Tracing = Callable[[Table], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Source:
-    """An ATen graph; `constants` are the values of the placeholders that are not inputs."""
+    """An ATen graph, and what is known of its inputs."""
 
     graph_module: torch.fx.GraphModule
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The values of the placeholders that are not inputs."""
+    dim_names: dict[str, str] = field(default_factory=dict)
+    """What a user calls the symbols of the graph."""
 
 
 def obtain_graph(
@@ -39,12 +46,20 @@ def obtain_graph(
     decompositions: Table,
     *,
     dynamic_shapes: Any = None,
-    strict: bool = False,
+    attempts: Sequence[bool] = (False,),
     tracing: Tracing,
 ) -> Source:
-    """Return the ATen graph of a module, exported program or FX graph."""
+    """The ATen graph of a module, exported program or FX graph.
+
+    `attempts` are the values of torch.export's ``strict`` to try one after the other.
+    """
     if isinstance(mod, torch.export.ExportedProgram):
-        return _from_program(mod, decompositions)
+        example_args, example_kwargs = mod.example_inputs or ((), {})
+        return _from_program(
+            mod,
+            decompositions,
+            flatten_shapes(mod.module().forward, example_args, example_kwargs, dynamic_shapes),
+        )
     if isinstance(mod, torch.fx.GraphModule):
         if kwargs:
             raise CaptureError(
@@ -55,16 +70,39 @@ def obtain_graph(
         raise CaptureError(
             f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
         )
+    call = (mod, tuple(args), dict(kwargs or {}))
+    program = _export(call, without_names(dynamic_shapes), attempts)
+    return _from_program(
+        program, decompositions, flatten_shapes(mod.forward, args, kwargs or {}, dynamic_shapes)
+    )
+
+
+Call = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+"""A module, its arguments and keyword arguments."""
+
+
+def _export(call: Call, shapes: Any, attempts: Sequence[bool]) -> torch.export.ExportedProgram:
+    """Export a module, ``strict`` or not as the attempts say: the first one that works."""
+    errors: list[Exception] = []
+    for strict in attempts:
+        program = _attempt(call, shapes, strict)
+        if isinstance(program, torch.export.ExportedProgram):
+            return program
+        errors.append(program)
+    first = errors[0]
+    raise CaptureError(
+        f"torch.export could not capture {type(call[0]).__name__}: {_first_line(first)}\n"
+        f"{_advice(first)}"
+    ) from first
+
+
+def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProgram | Exception:
     try:
-        program = torch.export.export(
-            mod, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict
-        )
+        return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
-        raise CaptureError(
-            f"torch.export could not capture {type(mod).__name__}: {_first_line(e)}\n{_advice(e)}"
-        ) from e
-    return _from_program(program, decompositions)
+        logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
+        return e
 
 
 def _advice(error: Exception) -> str:
@@ -84,7 +122,9 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def _from_program(program: torch.export.ExportedProgram, decompositions: Table) -> Source:
+def _from_program(
+    program: torch.export.ExportedProgram, decompositions: Table, shapes: Sequence[Any]
+) -> Source:
     with warnings.catch_warnings():
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
@@ -97,6 +137,9 @@ def _from_program(program: torch.export.ExportedProgram, decompositions: Table) 
         **signature.inputs_to_lifted_tensor_constants,
     }
     graph_module = lowered.graph_module
+    values = {n.name: n.meta.get("val") for n in graph_module.graph.nodes if n.op == "placeholder"}
+    given = [values.get(str(name)) for name in signature.user_inputs]
+    dim_names = name_symbols(given, shapes) if len(given) == len(shapes) else {}
     _drop_numbers(graph_module, signature)
     _keep_outputs(graph_module, set(signature.user_outputs))
     if empty := [target for target in targets.values() if stored[target].is_meta]:
@@ -104,7 +147,8 @@ def _from_program(program: torch.export.ExportedProgram, decompositions: Table) 
             f"{', '.join(map(repr, empty[:3]))} {'is' if len(empty) == 1 else 'are'} on the meta "
             "device and without values: load the weights first (to_empty, load_state_dict)."
         )
-    return Source(graph_module, {name: stored[target] for name, target in targets.items()})
+    constants = {name: stored[target] for name, target in targets.items()}
+    return Source(graph_module, constants, dim_names)
 
 
 def _drop_numbers(graph_module: torch.fx.GraphModule, signature: Any) -> None:

@@ -60,6 +60,7 @@ class Writer:
     def call(
         self,
         name: str,
+        /,
         *inputs: Any,
         domain: str = "",
         outputs: int | None = None,

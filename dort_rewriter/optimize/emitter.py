@@ -26,7 +26,7 @@ class Emitter(Writer):
         self.nodes = []
         self.provenance = provenance
 
-    def call(self, name: str, *inputs: Any, domain: str = "", **options: Any) -> Any:
+    def call(self, name: str, /, *inputs: Any, domain: str = "", **options: Any) -> Any:
         """Emit a node. The first result of one of another domain has the type of its first input
         unless the rule, or what it replaces, says otherwise."""
         results = super().call(name, *inputs, domain=domain, **options)

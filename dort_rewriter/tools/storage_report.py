@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import pprint
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -12,17 +12,26 @@ from dort_rewriter.signature import InputSlot, OutputSlot
 __all__ = ["pprint_storage"]
 
 
-def pprint_storage(storage: Mapping[str, Any], file: TextIO | None = None) -> None:
-    """Print what ``onnx_custom_backend(..., storage=storage)`` put into ``storage``.
+def pprint_storage(storage: Any, file: TextIO | None = None) -> str:
+    """Describe what ``onnx_custom_backend(..., storage=storage)`` put into ``storage``, as text.
 
     Each graph is described by its nodes by type, its inputs and outputs, its providers, and
-    whether it ran; ``file`` is the standard output when it is None.
+    whether it ran; anything else than such a storage as ``pprint`` does. ``file`` gets the text
+    too.
     """
-    stream = sys.stdout if file is None else file
-    instances = storage.get("instance", [])
-    print(f"{len(instances)} compiled graph(s)", file=stream)
-    for i, instance in enumerate(instances):
-        print(f"[{i}] {_summary(instance)}", file=stream)
+    text = _text(storage)
+    if file is not None:
+        print(text, file=file)
+    return text
+
+
+def _text(storage: Any) -> str:
+    instances = storage.get("instance") if isinstance(storage, Mapping) else None
+    if instances is None and storage != {}:
+        return pprint.pformat(storage)
+    instances = instances or []
+    lines = [f"[{i}] {_summary(instance)}" for i, instance in enumerate(instances)]
+    return "\n".join([f"{len(instances)} compiled graph(s)", *lines])
 
 
 def _summary(instance: Mapping[str, Any]) -> str:

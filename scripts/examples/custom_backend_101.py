@@ -56,7 +56,7 @@ def run_inference() -> None:
     with torch.no_grad():
         difference = float((compiled(x) - model(x)).abs().max())
     print(f"\n== inference: the largest difference to eager is {difference:.1e}")
-    pprint_storage(storage)
+    print(pprint_storage(storage))
 
 
 def train_one_step(folder: Path) -> None:

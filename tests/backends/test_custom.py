@@ -379,12 +379,14 @@ def test_the_storage_is_printed() -> None:
     compiled(torch.randn(4, 10))
     stream = io.StringIO()
     pprint_storage(storage, file=stream)
-    text = stream.getvalue()
+    text = pprint_storage(storage)
+    assert stream.getvalue() == f"{text}\n"
     assert text.startswith("2 compiled graph(s)\n[0] ")
     assert "CPUExecutionProvider" in text
     assert "Relu" in text
     assert "float32[s" in text
     assert text.count("did not run yet") == 1
+    assert pprint_storage({"j": 3, "hh": 5}) == "{'hh': 5, 'j': 3}"
 
 
 def test_names_of_the_graph_are_kept_when_asked() -> None:

@@ -1,0 +1,138 @@
+"""Random numbers drawn by ONNX Runtime: for files, which have no torch beside them.
+
+NOTE: they do not follow ``torch.manual_seed``. A backend of ``torch.compile`` leaves random
+operators to torch; only ``to_onnx`` asks for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.values import Value
+
+
+def _place(op: Recorder, size: Sequence[Any]) -> Value:
+    """A tensor of some size: the operators that draw into any size take one."""
+    return op.ConstantOfShape(op.vector(size))
+
+
+def _uniform(op: Recorder, like: Value, low: float = 0.0, high: float = 1.0) -> Value:
+    drawn = op.RandomUniformLike(like, dtype=ir.DataType.FLOAT, low=float(low), high=float(high))
+    return op.cast(drawn, op.dtype)
+
+
+def _normal(op: Recorder, like: Value, mean: Any = 0.0, std: Any = 1.0) -> Value:
+    drawn = op.RandomNormalLike(like, dtype=ir.DataType.FLOAT)
+    return op.cast(op.Add(op.Mul(drawn, std), mean), op.dtype)
+
+
+@converter("aten::rand")
+def rand(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
+    """rand(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
+    return _uniform(op, _place(op, size))
+
+
+@converter("aten::rand_like")
+def rand_like(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
+    """rand_like(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return _uniform(op, x)
+
+
+@converter("aten::randn")
+def randn(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
+    """randn(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
+    return _normal(op, _place(op, size))
+
+
+@converter("aten::randn_like")
+def randn_like(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
+    """randn_like(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return _normal(op, x)
+
+
+@converter("prims::uniform")
+def uniform(
+    op: Recorder, shape: Sequence[Any], *, low: Any, high: Any, dtype: Any, stride: Any = None
+) -> Value:
+    """uniform(SymInt[] shape, *, Scalar low, Scalar high, ScalarType dtype, Device device, SymInt[] stride, Generator? generator=None) -> Tensor"""
+    if isinstance(low, Value) or isinstance(high, Value):
+        raise Refused("its bounds are not known when it is exported")
+    return _uniform(op, _place(op, shape), low, high)
+
+
+@converter("prims::normal")
+def normal(
+    op: Recorder,
+    shape: Sequence[Any],
+    *,
+    mean: Any,
+    std: Any,
+    dtype: Any,
+    requires_grad: bool = False,
+) -> Value:
+    """normal(SymInt[] shape, *, Scalar mean, Scalar std, ScalarType dtype, Device device, bool requires_grad, Generator? generator=None) -> Tensor"""
+    return _normal(op, _place(op, shape), mean, std)
+
+
+def _integers(op: Recorder, like: Value, low: Any, high: Any) -> Value:
+    if isinstance(low, Value) or isinstance(high, Value):
+        raise Refused("its bounds are not known when it is exported")
+    if high - low > 1 << 24:
+        raise Refused("float32, in which ONNX draws, does not reach all integers of its range")
+    drawn = op.RandomUniformLike(like, dtype=ir.DataType.FLOAT, low=float(low), high=float(high))
+    # A number drawn next to `high` may be rounded to it.
+    return op.cast(op.Min(op.Floor(drawn), float(high - 1)), op.dtype)
+
+
+@converter("aten::randint")
+def randint(op: Recorder, high: Any, size: Sequence[Any], *, dtype: Any = None) -> Value:
+    """randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long) -> Tensor"""
+    return _integers(op, _place(op, size), 0, high)
+
+
+@converter("aten::randint.low")
+def randint_low(
+    op: Recorder, low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None
+) -> Value:
+    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long) -> Tensor"""
+    return _integers(op, _place(op, size), low, high)
+
+
+@converter("aten::randint_like")
+def randint_like(op: Recorder, x: Value, high: Any, *, dtype: Any = None) -> Value:
+    """randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None) -> Tensor"""
+    return _integers(op, x, 0, high)
+
+
+@converter("aten::randperm")
+def randperm(op: Recorder, n: Any, *, dtype: Any = None) -> Value:
+    """randperm(SymInt n, *, ScalarType? dtype=long) -> Tensor"""
+    keys = op.RandomUniformLike(_place(op, [n]), dtype=ir.DataType.FLOAT)
+    return op.cast(op.TopK(keys, op.Shape(keys))[1], op.dtype)
+
+
+@converter("aten::multinomial")
+def multinomial(op: Recorder, x: Value, num_samples: Any, replacement: bool = False) -> Value:
+    """multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor
+
+    The largest of the logarithms of the weights, each plus a Gumbel number, is a draw with these
+    weights; the k largest are k draws without replacement.
+    """
+    logits = op.Log(op.cast(x, ir.DataType.FLOAT))
+    if not replacement:
+        return op.TopK(_perturb(op, logits), op.vector([num_samples]))[1]
+    rows = op.Unsqueeze(logits, [-2])
+    size = [op.size(rows, i) for i in range(rows.rank)]
+    repeated = op.Expand(rows, op.vector([*size[:-2], num_samples, size[-1]]))
+    return op.ArgMax(_perturb(op, repeated), axis=-1, keepdims=0)
+
+
+def _perturb(op: Recorder, logits: Value) -> Value:
+    # NOTE: not 0, whose Gumbel number is minus infinity: all could be.
+    draws = op.RandomUniformLike(logits, dtype=ir.DataType.FLOAT, low=1e-30, high=1.0)
+    return op.Sub(logits, op.Log(op.Neg(op.Log(draws))))

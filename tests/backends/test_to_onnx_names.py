@@ -1,0 +1,213 @@
+"""to_onnx: the names of dimensions, inputs and outputs, and the opsets of a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch.export import Dim
+
+from dort_rewriter import ExportError, ExportOptions, OptionError, to_onnx
+from dort_rewriter.errors import CaptureError
+
+X, Y = torch.randn(3, 4), torch.randn(4, 5)
+
+
+class Product(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([(x @ y).relu(), torch.zeros(2, y.shape[1])])
+
+
+class Nested(torch.nn.Module):
+    def forward(
+        self, pair: list[torch.Tensor], *rest: torch.Tensor, last: torch.Tensor
+    ) -> torch.Tensor:
+        return pair[0].sum() + pair[1] + rest[0].sum() + rest[1].sum() + last.sum()
+
+
+def dims(model: onnx.ModelProto) -> dict[str, list[str | int]]:
+    return {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.input, *model.graph.output]
+    }
+
+
+def outputs(model: onnx.ModelProto, *inputs: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    feeds = zip(session.get_inputs(), inputs, strict=True)
+    return session.run(None, {i.name: t.numpy() for i, t in feeds})
+
+
+def test_a_dimension_has_the_name_of_its_dim() -> None:
+    shapes = {"x": {0: Dim("batch")}, "y": {1: Dim("wide")}}
+    model, builder = to_onnx(Product(), (X, Y), dynamic_shapes=shapes, return_builder=True)
+    found = dims(model)
+    assert found["x"] == ["batch", 4]
+    assert found["y"] == [4, "wide"]
+    # What is computed of a dimension is written with its name.
+    assert found["output_0"] == ["batch + 2", "wide"]
+    assert builder.signature.inputs[0].shape == ("batch", 4)
+    assert not [s for s in str(model).split() if s.strip('"').startswith(("s7", "s9"))]
+    (got,) = outputs(model, torch.randn(7, 4), Y)
+    assert got.shape == (9, 5)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": {0: "batch"}, "y": {1: "wide"}},
+        ({0: "batch"}, {1: "wide"}),
+        [("batch", None), (None, "wide")],
+    ],
+    ids=str,
+)
+def test_a_text_is_a_dimension(shapes: Any) -> None:
+    found = dims(to_onnx(Product(), (X, Y), dynamic_shapes=shapes))
+    assert (found["x"], found["y"]) == (["batch", 4], [4, "wide"])
+
+
+def test_names_reach_arguments_inside_others() -> None:
+    args = ([X, torch.randn(2)], torch.randn(6), torch.randn(7))
+    shapes = {
+        "pair": [{0: "rows"}, None],
+        "rest": ({0: "first"}, {0: Dim.AUTO}),
+        "last": {0: "last"},
+    }
+    model = to_onnx(Nested(), args, {"last": torch.randn(8)}, dynamic_shapes=shapes)
+    found = list(dims(model).values())
+    assert found[0] == ["rows", 4]
+    assert found[2] == ["first"]
+    assert str(found[3][0]).startswith("s")  # a hint has no name
+    assert found[4] == ["last"]
+
+
+def test_an_exported_program_takes_names() -> None:
+    program = torch.export.export(Product(), (X, Y), dynamic_shapes=({0: Dim("b")}, None))
+    assert str(dims(to_onnx(program))["x"][0]).startswith("s")
+    assert dims(to_onnx(program, dynamic_shapes=({0: "batch"}, None)))["x"] == ["batch", 4]
+
+
+def test_equal_names_are_kept_for_equal_dimensions(caplog: pytest.LogCaptureFixture) -> None:
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+            return x + y, z * 2
+
+    args = (X, torch.randn(3, 4), torch.randn(6))
+    shapes = ({0: "one"}, {0: "two"}, {0: "one"})
+    with caplog.at_level(logging.WARNING, logger="dort_rewriter"):
+        found = dims(to_onnx(Both(), args, dynamic_shapes=shapes))
+    # torch found the first two equal, and does not know it of the third.
+    assert (found["x"][0], found["y"][0], found["z"][0]) == ("one", "one", "one_1")
+    assert "the second is named 'one_1'" in caplog.text
+
+
+def test_a_dim_derived_from_another() -> None:
+    batch = Dim("batch", min=2, max=64)
+    shapes = {"x": {0: 2 * batch}}
+
+    class Halves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(2, -1, 4)
+
+    found = dims(to_onnx(Halves(), (torch.randn(6, 4),), dynamic_shapes=shapes))
+    assert found["x"][0] == "2*batch"
+    assert found["output_0"] == [2, "batch", 4]
+
+
+def test_outputs_are_named() -> None:
+    assert "product" in dims(to_onnx(Product(), (X, Y), output_names=["product"]))
+    with pytest.raises(ExportError, match=r"2 output name\(s\) for 1 output"):
+        to_onnx(Product(), (X, Y), output_names=["a", "b"])
+
+
+def imports(model: onnx.ModelProto) -> Mapping[str, int]:
+    return {o.domain: o.version for o in model.opset_import}
+
+
+@pytest.mark.parametrize("opset", [15, 16, 17, 24, onnx.defs.onnx_opset_version()])
+def test_other_opsets_are_converted_by_onnx(opset: int) -> None:
+    if opset > onnx.defs.onnx_opset_version():
+        opset = onnx.defs.onnx_opset_version()
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
+    model = to_onnx(module.eval(), (X,), target_opset=opset)
+    assert imports(model) == {"": opset}
+    onnx.checker.check_model(model, full_check=True)
+    if opset < 18:
+        expected = module(X).detach().numpy()
+        np.testing.assert_allclose(outputs(model, X)[0], expected, atol=1e-6)
+
+
+def test_what_onnx_cannot_convert_is_said() -> None:
+    norm = torch.nn.LayerNorm(4)
+    with pytest.raises(ExportError, match=r"to opset 13: .*LayerNormalization.* from 18 to 23"):
+        to_onnx(norm, (X,), target_opset=13)
+    assert imports(to_onnx(norm, (X,), target_opset=17)) == {"": 17}
+
+
+@pytest.mark.parametrize("target", [12, 1000, "18", True, {"": 18.0}], ids=str)
+def test_an_opset_that_is_none(target: Any) -> None:
+    with pytest.raises(ExportError, match=r"target_opset|not supported"):
+        to_onnx(Product(), (X, Y), target_opset=target)
+
+
+def test_an_opset_for_each_domain() -> None:
+    model = to_onnx(Product(), (X, Y), target_opset={"": 20, "com.microsoft": 1})
+    assert imports(model) == {"": 20, "com.microsoft": 1}
+    assert imports(to_onnx(Product(), (X, Y), target_opset={"mine": 3})) == {"": 18, "mine": 3}
+
+
+@pytest.mark.parametrize(
+    "strategy", ["nostrict", "strict", "fallback", "fallback-dec", "strict-decall"]
+)
+def test_strategies(strategy: str) -> None:
+    model = to_onnx(torch.nn.GELU(), (X,), export_options=ExportOptions(strategy=strategy))
+    expected = torch.nn.functional.gelu(X).numpy()
+    np.testing.assert_allclose(outputs(model, X)[0], expected, atol=1e-6)
+
+
+def test_the_fallback_tries_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    export, tried = torch.export.export, []
+
+    def refuse(*args: Any, strict: bool, **kwargs: Any) -> Any:
+        tried.append(strict)
+        if not strict:
+            raise RuntimeError("not this way")
+        return export(*args, strict=strict, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    to_onnx(torch.nn.ReLU(), (X,), export_options={"strategy": "fallback"})
+    assert tried == [False, True]
+    with pytest.raises(CaptureError, match="not this way"):
+        to_onnx(torch.nn.ReLU(), (X,), export_options={"strategy": "nostrict"})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"strategy": "jit"}, "TorchScript"),
+        ({"strategy": "quick"}, "Unknown strategy 'quick'"),
+        ({"strategy": "strict-all"}, "Unknown strategy"),
+        ({"strategy": "fallback", "strict": True}, "give one of them"),
+        ({"strategy": "strict-dec", "decomposition_table": "all"}, "disagree"),
+    ],
+    ids=str,
+)
+def test_strategies_that_are_not_there(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        ExportOptions(**options)
+
+
+def test_the_full_table_of_decompositions() -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.LogSoftmax(-1)
+    )
+    model = to_onnx(module, (X,), export_options={"decomposition_table": "all"})
+    np.testing.assert_allclose(outputs(model, X)[0], module(X).detach().numpy(), atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import torch
 
 from dort_rewriter.export.converters.axes import flatten
 from dort_rewriter.export.recorder import Recorder
@@ -11,6 +12,11 @@ from dort_rewriter.graph.values import Value
 
 _COMPARED = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 """Element types that ONNX Runtime compares as int32 only."""
+
+
+def _holds_few(dtype: torch.dtype) -> bool:
+    """Tell whether a type does not hold indices."""
+    return dtype not in (torch.int32, torch.int64)
 
 
 @converter("aten::unique_consecutive")
@@ -24,6 +30,9 @@ def unique_consecutive(
     """unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)"""
     if dim is not None and x.rank > 1:
         raise Refused("runs of equal slices (dim=...) have no converter")
+    if (return_inverse or return_counts) and _holds_few(op.result[1].dtype):
+        # torch 2.8 and older: the type of the elements, whatever they are.
+        raise Refused(f"torch declares its indices as {op.result[1].dtype}")
     flat = flatten(op, x)
     compared = op.Cast(flat, to=ir.DataType.INT32) if x.dtype in _COMPARED else flat
     # A NaN equals nothing, itself included: it is a run of its own, as in torch.

@@ -13,10 +13,10 @@ import torch
 
 from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.backends.transforms import before_transforms, transform
 from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
-from dort_rewriter.export.files import to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.optimize.pipeline import optimize
@@ -130,7 +130,12 @@ def export_block(
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     held = {**(frozen or {}), **(numbers or {})}
     constants = {placeholders[i].name: t for i, t in held.items()}
-    options, trace = recipe.options, recipe.trace
+    asked, trace = recipe, recipe.trace
+    if asked.options.pre_ort_model_transforms:
+        first = before_transforms(asked.options.optimization)
+        recipe = dataclasses.replace(
+            asked, options=dataclasses.replace(asked.options, optimization=first)
+        )
     with trace.phase("export"):
         plan = plan_outputs(graph_module)
         names = _output_names(plan)
@@ -145,7 +150,9 @@ def export_block(
         exported = _convert(graph_module, recipe, provider, outputs, constants, orders)
         if entry is not None:
             entry.store(exported)
-    proto = _transform(exported, options)
+    proto = None
+    if asked.options.pre_ort_model_transforms:
+        proto = transform(exported.model, asked, provider)
     dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
@@ -219,15 +226,6 @@ def _output_names(plan: OutputPlan) -> list[str]:
         if slot.source == "model":
             names.setdefault(slot.index, name)
     return [names[i] for i in range(len(plan.model_outputs))]
-
-
-def _transform(exported: ExportedGraph, options: OrtBackendOptions) -> onnx.ModelProto | None:
-    if not options.pre_ort_model_transforms:
-        return None
-    proto = to_proto(exported.model)
-    for transform in options.pre_ort_model_transforms:
-        transform(proto)
-    return proto
 
 
 def _build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import ItemsView, KeysView, ValuesView
 from typing import Any
 
 import onnx
@@ -17,7 +17,7 @@ from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import InputSlot, OutputSlot
 
-__all__ = ["ExecutionInfo", "ExecutionInfoTable"]
+__all__ = ["ByGraph", "ExecutionInfo", "ExecutionInfoTable"]
 
 
 class ExecutionInfo:
@@ -75,13 +75,27 @@ def _value_info(slot: InputSlot | OutputSlot) -> onnx.ValueInfoProto:
     )
 
 
+class ByGraph(weakref.WeakKeyDictionary[torch.fx.GraphModule, "list[ExecutionInfo]"]):
+    """Sessions by graph; an entry goes when its graph does. Its views have a length, as a dict's."""
+
+    def keys(self) -> KeysView[torch.fx.GraphModule]:  # type: ignore[override]
+        """The graphs."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[list[ExecutionInfo]]:  # type: ignore[override]
+        """The sessions of each graph."""
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[torch.fx.GraphModule, list[ExecutionInfo]]:  # type: ignore[override]
+        """The graphs with their sessions."""
+        return ItemsView(self)
+
+
 class ExecutionInfoTable:
-    """The sessions of a backend by graph; an entry goes when its graph does."""
+    """The sessions of a backend by graph."""
 
     def __init__(self) -> None:
-        self.execution_info_per_graph_module: MutableMapping[
-            torch.fx.GraphModule, list[ExecutionInfo]
-        ] = weakref.WeakKeyDictionary()
+        self.execution_info_per_graph_module = ByGraph()
 
     def search_reusable_session_execution_info(
         self, graph_module: torch.fx.GraphModule, *args: object

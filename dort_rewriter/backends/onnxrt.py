@@ -20,7 +20,7 @@ from dort_rewriter import env
 from dort_rewriter.backends.building import BuiltBlock
 from dort_rewriter.backends.compilation import Block, cut
 from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
-from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
+from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo, ExecutionInfoTable
 from dort_rewriter.backends.instances import (
     as_own,
     clear_instances,
@@ -278,7 +278,7 @@ def _record(backend: Any, built: BuiltBlock) -> None:
     known = table.execution_info_per_graph_module
     if not isinstance(known, weakref.WeakKeyDictionary):
         # That of torch's class is a dict: graphs and sessions would outlive torch._dynamo.reset().
-        table.execution_info_per_graph_module = weakref.WeakKeyDictionary(known)
+        table.execution_info_per_graph_module = ByGraph(known)
     table.cache_session_execution_info(built.graph_module, ExecutionInfo(built))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter import OrtBackend, UnsupportedOpError
+from dort_rewriter import OrtBackend, UnsupportedOpError, onnx_custom_backend
+from dort_rewriter.runtime.custom_kernels import is_available
 from tests.backends.ways import compile_strictly, models
 
 STATIC_OR_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -254,6 +255,47 @@ def test_a_transform_changes_the_model() -> None:
     torch.testing.assert_close(compiled(x), x.sigmoid())
     compiled(x)
     assert len(calls) == 1
+
+
+def test_a_transform_sees_no_operators_of_ours_and_those_are_made_after_it() -> None:
+    """Two sums and a ReLU are one kernel of ours by default; a transform sees the three."""
+    seen: list[str] = []
+
+    def add_to_mul(model: Any) -> None:
+        seen.extend(n.op_type for n in model.graph.node)
+        model.graph.node[0].op_type = "Mul"
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + y) + x
+
+    compiled, backend = compile_strictly(function, pre_ort_model_transforms=(add_to_mul,))
+    x, y = torch.randn(40, 50), torch.randn(40, 50)
+    torch.testing.assert_close(compiled(x, y), torch.relu(x * y) + x)
+    assert seen == ["Add", "Relu", "Add"]
+    ((info,),) = backend._all_ort_execution_info.execution_info_per_graph_module.values()
+    assert len(info.session.get_outputs()) == 1
+    stored: dict[str, Any] = {}
+    options = {"enable_pattern": "default+kernels", "storage": stored}
+    optimized = torch.compile(
+        function,
+        backend=lambda graph, args: onnx_custom_backend(
+            graph, args, pre_ort_model_transforms=add_to_mul, **options
+        ),
+    )
+    torch.testing.assert_close(optimized(x, y), torch.relu(x * y) + x)
+    kinds = [n.op_type for n in stored["instance"][0]["onnx"].graph.node]
+    assert kinds == (["Elementwise"] if is_available() else ["Mul", "Relu", "Add"])
+
+
+def test_sessions_by_graph_have_the_views_of_a_dict() -> None:
+    compiled, backend = compile_strictly(torch.relu)
+    compiled(torch.randn(3))
+    table = backend._all_ort_execution_info.execution_info_per_graph_module
+    assert [len(view) for view in (table.keys(), table.values(), table.items())] == [1, 1, 1]
+    ((graph, (info,)),) = table.items()
+    assert graph in table.keys()
+    assert list(table.keys()) == [graph]
+    assert list(table.values()) == [[info]]
 
 
 def test_files_are_dumped_at_the_first_call(tmp_path: Any, monkeypatch: Any) -> None:

@@ -1,0 +1,50 @@
+"""``pre_ort_model_transforms``: functions of the user that change a model before a session is built.
+
+They see operators of ONNX and of ONNX Runtime: those with kernels of our own are made after them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from dort_rewriter.export.files import to_proto
+from dort_rewriter.optimize.patterns.experimental import KERNELS
+from dort_rewriter.optimize.pipeline import optimize
+from dort_rewriter.optimize.selection import get_pattern_list
+from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.runtime.kernels import kernel_query
+
+if TYPE_CHECKING:
+    import onnx
+
+    from dort_rewriter.backends.recipe import Recipe
+
+__all__ = ["before_transforms", "transform"]
+
+
+def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
+    """Return what is done to a model before functions of the user see it."""
+    chosen = get_pattern_list(options.patterns, KERNELS)
+    # NOTE: a model has a place on disk when its rules are given by name.
+    named = [rule.name for rule in chosen] if isinstance(options.patterns, str) else chosen
+    return dataclasses.replace(options, patterns=named)
+
+
+def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
+    """Return a model as the functions of the user make it, with our own operators put in then."""
+    proto = to_proto(model)
+    for change in recipe.options.pre_ort_model_transforms or ():
+        change(proto)
+    options = recipe.options.optimization
+    own = [rule for rule in get_pattern_list(options.patterns) if isinstance(rule, KERNELS)]
+    if not own:
+        return proto
+    changed = ir.from_proto(proto)
+    report = optimize(
+        changed, dataclasses.replace(options, patterns=own), has_kernel=kernel_query(provider)
+    )
+    recipe.trace.reports.append(report)
+    return to_proto(changed)

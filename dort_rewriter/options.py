@@ -193,8 +193,8 @@ class OrtBackendOptions:
     ort_session_options: onnxruntime.SessionOptions | None = None
     """Passed to each session as it is; a backend with its own is never shared."""
     pre_ort_model_transforms: Sequence[Callable[[onnx.ModelProto], None]] | None = None
-    """Called once on each exported model, to change it in place before a session is built. They see
-    no operators of this package: those are made after them."""
+    """Called once on each exported model, to change it in place before a session is built. They
+    see no operators of this package: those are made after them."""
     target_opset: int = 18
     """The opset of the exported models, 18 to 23."""
     optimization: OptimizationOptions = OptimizationOptions(patterns=BACKEND_PATTERNS)

@@ -57,8 +57,8 @@ class CustomBackendOptions:
     pre_ort_model_transforms: (
         Callable[[onnx.ModelProto], None] | Sequence[Callable[[onnx.ModelProto], None]] | None
     ) = None
-    """Called once on each exported model, to change it in place before a session is built. They see
-    no operators of this package: those are made after them."""
+    """Called once on each exported model, to change it in place before a session is built. They
+    see no operators of this package: those are made after them."""
     ort_optimization_level: str | None = None
     """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``,
     or its names (``ORT_DISABLE_ALL``); None leaves its default."""

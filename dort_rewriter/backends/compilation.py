@@ -152,7 +152,8 @@ class Block:
         try:
             return run(args)
         except ExecutionError as e:
-            return self._recover(e, args)
+            error = e
+        return self._recover(error, args)  # not above: an error of torch comes without ours
 
     def prepare(self) -> None:
         """Build the session now, out of what the graph says about its arguments."""
@@ -214,7 +215,7 @@ class Block:
         """Run the graph on arguments that its session failed on."""
         taken = signature_of(self.graph_module)
         if self._origin is not None or taken.accepts(args):
-            return self._give_up(error)(args)
+            return self._blame(error, args)
         try:
             relative = self._relative(args)
         except CaptureError:
@@ -222,6 +223,17 @@ class Block:
                 raise error from None
             return _boxed_module(self.graph_module)(args)  # torch says what is wrong with them
         return relative.boxed(args)
+
+    def _blame(self, error: ExecutionError, args: list[Any]) -> Any:
+        """Find out whether a run failed because of its arguments, by running the graph in torch.
+
+        If torch raises too, that is what the user gets, and the session stays. If not, the graph
+        is left to torch. NOTE: no operator of a block writes to its arguments: a run that fails
+        has changed none of them.
+        """
+        results = _boxed_module(self.graph_module)(args)
+        self._give_up(error)
+        return results
 
     def _choose(self, run: RunBoxed, taken: GraphSignature) -> RunBoxed:
         """Look at the arguments before a session does, now that there are several."""

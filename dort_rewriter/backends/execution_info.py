@@ -76,7 +76,7 @@ def _value_info(slot: InputSlot | OutputSlot) -> onnx.ValueInfoProto:
 
 
 class ByGraph(weakref.WeakKeyDictionary[torch.fx.GraphModule, "list[ExecutionInfo]"]):
-    """Sessions by graph; an entry goes when its graph does. Its views have a length, as a dict's."""
+    """Sessions by graph; an entry goes when its graph does. Views have a length, as a dict's."""
 
     def keys(self) -> KeysView[torch.fx.GraphModule]:  # type: ignore[override]
         """The graphs."""
@@ -86,7 +86,7 @@ class ByGraph(weakref.WeakKeyDictionary[torch.fx.GraphModule, "list[ExecutionInf
         """The sessions of each graph."""
         return ValuesView(self)
 
-    def items(self) -> ItemsView[torch.fx.GraphModule, list[ExecutionInfo]]:  # type: ignore[override]
+    def items(self) -> ItemsView[torch.fx.GraphModule, Any]:  # type: ignore[override]
         """The graphs with their sessions."""
         return ItemsView(self)
 

@@ -1,4 +1,4 @@
-"""``pre_ort_model_transforms``: functions of the user that change a model before a session is built.
+"""``pre_ort_model_transforms``: functions of the user that change a model before it is run.
 
 They see operators of ONNX and of ONNX Runtime: those with kernels of our own are made after them.
 """

@@ -1,7 +1,7 @@
 """Type promotion of elementwise operators: AOTAutograd's graphs leave it to the kernels.
 
 Tensor operands are cast to the type torch computes in; Python numbers are left alone, the recorder
-gives them the type of their neighbours.
+gives them the type of their neighbours. Operands that are all numbers become tensors, as in torch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Seq
     if (dtype := _common_dtype([metas[i] for i in positions], node.meta.get("val"))) is None:
         return args
     promoted = list(args)
+    numbers_only = not any(isinstance(metas[i], torch.Tensor) for i in positions)
     for i in positions:
-        if isinstance(args[i], ir.Value):
+        if numbers_only or isinstance(args[i], ir.Value):
             promoted[i] = recorder.cast(args[i], to_onnx_type(dtype))
     return promoted
 
@@ -55,7 +56,7 @@ def _is_operand(meta: Any) -> bool:
 
 
 def _common_dtype(operands: Sequence[Any], result: Any) -> torch.dtype | None:
-    if not any(isinstance(m, torch.Tensor) for m in operands):
+    if not any(isinstance(m, torch.Tensor) for m in (*operands, result)) or not operands:
         return None
     kind = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
     common: torch.dtype = elementwise_dtypes(*operands, type_promotion_kind=kind)[1]

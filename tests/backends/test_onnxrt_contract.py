@@ -293,7 +293,7 @@ def test_sessions_by_graph_have_the_views_of_a_dict() -> None:
     table = backend._all_ort_execution_info.execution_info_per_graph_module
     assert [len(view) for view in (table.keys(), table.values(), table.items())] == [1, 1, 1]
     ((graph, (info,)),) = table.items()
-    assert graph in table.keys()
+    assert graph in table
     assert list(table.keys()) == [graph]
     assert list(table.values()) == [[info]]
 

@@ -5,9 +5,12 @@ ONNX divides integers towards zero; its Mod follows the divisor's sign, or the d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from dort_rewriter.export.converters.opmath import cast_like, is_float, store, widen
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.export.converters.opmath import HALVES, is_float, store
 from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -20,25 +23,103 @@ def _has_float(*values: Any) -> bool:
     return any(is_float(v) for v in values)
 
 
+class _Divisor(NamedTuple):
+    """Integers to divide by, without the two that end the process."""
+
+    safe: Any
+    """1 in place of 0 and of -1."""
+    is_minus_one: Value | bool
+
+
+def _divisor(op: Recorder, b: Any, dtype: ir.DataType) -> _Divisor:
+    """Return integers to divide by; a zero among them fails the run, as it does in torch.
+
+    NOTE: the processor stops a program at a division by zero, and at the lowest integer divided by
+    -1: onnxruntime 1.19 checks for neither, 1.31 for zero only.
+    """
+    number = b.const_value.numpy() if isinstance(b, Value) and b.const_value is not None else b
+    if isinstance(number, int):
+        if number == 0:
+            raise Refused("an integer divided by zero")
+        is_minus_one = number == -1 and dtype.is_signed()
+        return _Divisor(1 if is_minus_one else b, is_minus_one)
+    if number is not b and not ((number == 0) | (number == -1)).any():
+        return _Divisor(b, False)
+    if dtype == ir.DataType.BOOL:  # torch has none either
+        raise Refused("a truth value to divide by")
+    is_zero = op.Equal(b, 0)
+    # A place outside of a tensor of one element where the divisor is zero.
+    one = op.Gather(op.constant([1], dtype), op.cast(is_zero, ir.DataType.INT64), axis=0)
+    if not dtype.is_signed():
+        return _Divisor(op.Where(is_zero, one, b), False)
+    is_opposite = op.Equal(b, -1)
+    return _Divisor(op.Where(op.Or(is_zero, is_opposite), one, b), is_opposite)
+
+
+def _integer_type(op: Recorder, a: Any, b: Any) -> ir.DataType:
+    found = next((v.dtype for v in (a, b) if isinstance(v, Value)), None)
+    return found or op.dtype
+
+
+def _as_dividend(op: Recorder, a: Any, b: Any) -> Value:
+    """Return an integer to divide as a result, also when it is a number."""
+    return op.cast(a, _integer_type(op, a, b))
+
+
+def _choose(op: Recorder, divisor: _Divisor, special: Any, usual: Any) -> Any:
+    """Return what holds for -1 where that is the divisor."""
+    if isinstance(divisor.is_minus_one, Value):
+        return op.Where(divisor.is_minus_one, special, usual)
+    return special if divisor.is_minus_one else usual
+
+
+def _floor_integers(op: Recorder, a: Any, b: Any) -> Value:
+    a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
+    # NOTE: (a - a mod b) / b overflows near the bounds of the type; this does not.
+    quotient = op.Div(a, divisor.safe)
+    is_short = op.Not(op.Equal(op.Mod(a, divisor.safe), op.Sub(a, op.Mul(quotient, divisor.safe))))
+    down = op.Sub(quotient, op.Cast(is_short, to=quotient.dtype))
+    result: Value = _choose(op, divisor, op.Sub(0, a), down)
+    return result
+
+
+def _truncate_integers(op: Recorder, a: Any, b: Any) -> Value:
+    """Return a / b rounded towards zero."""
+    a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
+    result: Value = _choose(op, divisor, op.Sub(0, a), op.Div(a, divisor.safe))
+    return result
+
+
 def floor_quotient(op: Recorder, a: Any, b: Any) -> Value:
     """Return a // b as Python and torch round it."""
     if not _has_float(a, b):
-        # NOTE: (a - a mod b) / b overflows near the bounds of the type; this does not.
-        quotient = op.Div(a, b)
-        is_short = op.Not(op.Equal(op.Mod(a, b), op.Sub(a, op.Mul(quotient, b))))
-        return op.Sub(quotient, op.Cast(is_short, to=quotient.dtype))
+        return _floor_integers(op, a, b)
     # NOTE: Floor(Div(a, b)) is wrong where a / b rounds up to an integer, as in 1.0 // 0.1.
     rest = op.Mod(a, b, fmod=1)
     is_short = op.And(op.Not(op.Equal(rest, 0)), op.Xor(op.Less(b, 0), op.Less(rest, 0)))
-    exact = op.Div(op.Sub(a, rest), b)
-    quotient = op.Round(op.Sub(exact, op.Cast(is_short, to=exact.dtype)))
-    return op.Where(op.Equal(b, 0), op.Div(a, b), quotient)
+    # NOTE: torch rounds to the type it stores after each step.
+    difference = _stored(op, op.Sub(a, rest))
+    exact = _stored(op, op.Div(difference, b))
+    lower = _stored(op, op.Sub(exact, op.Cast(is_short, to=exact.dtype)))
+    down = op.Floor(lower)
+    quotient = op.Where(op.Greater(op.Sub(lower, down), 0.5), op.Add(down, 1), down)
+    plain = op.Div(a, b)
+    signed = op.Where(op.Equal(lower, 0), op.Mul(plain, 0), quotient)  # zero has a sign
+    return op.Where(op.Equal(b, 0), plain, signed)
+
+
+def _stored(op: Recorder, value: Value) -> Value:
+    """Return the numbers that an operator of torch would keep of these."""
+    narrow = op.fx_node is not None and isinstance(op.result, torch.Tensor) and op.dtype in HALVES
+    return op.cast(store(op, value), ir.DataType.FLOAT) if narrow else value
 
 
 def floor_remainder(op: Recorder, a: Any, b: Any) -> Value:
     """Return a % b, of the sign of b."""
     if not _has_float(a, b):
-        return op.Mod(a, b)
+        a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
+        result: Value = _choose(op, divisor, op.Sub(a, a), op.Mod(a, divisor.safe))
+        return result
     rest = op.Mod(a, b, fmod=1)
     is_opposite = op.And(op.Not(op.Equal(rest, 0)), op.Xor(op.Less(b, 0), op.Less(rest, 0)))
     return op.Where(is_opposite, op.Add(rest, b), rest)
@@ -61,13 +142,14 @@ def div_mode(op: Recorder, x: Value, other: Any, *, rounding_mode: str | None) -
         return floor_divide(op, x, other)
     if rounding_mode != "trunc":
         raise Refused(f"rounding_mode={rounding_mode!r} is unknown")
-    a, b = widen(op, x), widen(op, other)
-    quotient = op.Div(a, b)
-    return store(op, truncate(op, quotient) if _has_float(a, b) else quotient)
+    a, b = _operands(op, x, other)
+    if not _has_float(a, b):
+        return store(op, _truncate_integers(op, a, b))
+    return store(op, truncate(op, _stored(op, op.Div(a, b))))
 
 
 @converter("aten::floor_divide", "aten::floor_divide.Scalar")
-def floor_divide(op: Recorder, x: Value, other: Any) -> Value:
+def floor_divide(op: Recorder, x: Any, other: Any) -> Value:
     """floor_divide(Tensor self, Tensor other) -> Tensor"""
     a, b = _operands(op, x, other)
     return store(op, floor_quotient(op, a, b))
@@ -81,16 +163,27 @@ def remainder(op: Recorder, x: Any, other: Any) -> Value:
 
 
 @converter("aten::fmod.Tensor", "aten::fmod.Scalar")
-def fmod(op: Recorder, x: Value, other: Any) -> Value:
+def fmod(op: Recorder, x: Any, other: Any) -> Value:
     """fmod.Tensor(Tensor self, Tensor other) -> Tensor"""
-    if _has_float(x, other):
-        return op.Mod(x, other, fmod=1)
-    return op.Sub(x, op.Mul(op.Div(x, other), other))  # ORT's Mod goes through float64
+    a, b = _operands(op, x, other)
+    if _has_float(a, b):
+        return store(op, op.Mod(a, b, fmod=1))
+    # ORT's Mod of this kind goes through float64.
+    return store(op, op.Sub(a, op.Mul(_truncate_integers(op, a, b), b)))
 
 
 def _operands(op: Recorder, x: Any, other: Any) -> tuple[Any, Any]:
-    """Return both in one type: floor_divide is not tagged as elementwise by every torch."""
-    a, b = widen(op, x), widen(op, other)
-    if not isinstance(a, Value):
-        return cast_like(op, a, b), b
-    return a, cast_like(op, b, a)
+    """Return both in the type that torch computes in: that of the result, 16 bits widened.
+
+    NOTE: not every torch tags all of these operators as elementwise, which would do it.
+    """
+    dtype = ir.DataType.FLOAT if op.dtype in HALVES else op.dtype
+    a, b = (v if isinstance(v, Value) else _in_type(v, dtype) for v in (x, other))
+    if not isinstance(a, Value) and not isinstance(b, Value):
+        a = op.constant(a, dtype)
+    return tuple(op.cast(v, dtype) if isinstance(v, Value) else v for v in (a, b))  # type: ignore[return-value]
+
+
+def _in_type(number: Any, dtype: ir.DataType) -> Any:
+    """Return a Python number as one of a type."""
+    return float(number) if dtype.is_floating_point() else int(number)

@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -21,7 +22,7 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""
-    return op.Gather(weight, indices, axis=0)
+    return op.Gather(weight, refuse_negative(op, indices), axis=0)
 
 
 @converter("aten::embedding_dense_backward")

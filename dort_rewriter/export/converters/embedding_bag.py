@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -93,7 +94,7 @@ def embedding_bag(
     count: Any = op.size(offsets, 0)
     if include_last_offset:
         count = count - 1
-    rows = op.Gather(weight, bags.indices, axis=0)
+    rows = op.Gather(weight, refuse_negative(op, bags.indices), axis=0)
     if per_sample_weights is not None:
         rows = rows * op.Unsqueeze(per_sample_weights, [1])
     output = _add_rows(op, _without_padding(op, rows, bags), bags.bag, count)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
+from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -18,7 +19,7 @@ def gather(op: Recorder, x: Value, dim: int, index: Value, *, sparse_grad: bool 
     if 0 in index.dims:  # its rank may be another than that of the data
         zero = op.constant([0], op.dtype).const_value
         return op.ConstantOfShape(op.sizes(index), value=zero)
-    data, places = at_least_1d(op, x), at_least_1d(op, index)
+    data, places = at_least_1d(op, x), at_least_1d(op, refuse_negative(op, index))
     found = op.GatherElements(data, places, axis=dim % data.rank)
     return op.Squeeze(found, [0]) if index.rank == 0 else found
 
@@ -28,7 +29,7 @@ def index_select(op: Recorder, x: Value, dim: int, index: Value) -> Value:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     if x.rank == 0:
         return x
-    return op.Gather(x, at_least_1d(op, index), axis=dim % x.rank)
+    return op.Gather(x, at_least_1d(op, refuse_negative(op, index)), axis=dim % x.rank)
 
 
 @converter("aten::take")

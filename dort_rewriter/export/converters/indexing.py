@@ -9,6 +9,7 @@ elements that are met twice, and loses some of the sum. ScatterElements is right
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from dort_rewriter.export.converters.axes import (
     product,
     to_front,
 )
+from dort_rewriter.export.converters.bounds import OUTSIDE
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -88,10 +90,14 @@ def _tuples(op: Recorder, indices: Sequence[Value]) -> Value:
 def _linear(op: Recorder, x: Value, selection: _Selection) -> Value:
     """Return the position among the elements of the indexed axes."""
     total: Any = None
+    wrong: list[Value] = []
     for axis, places in zip(*selection, strict=True):
         size = op.size(x, axis)
         counted = _from_start(op, places, size)
+        wrong += _outside(op, counted, size)
         total = counted if total is None else op.Add(op.Mul(total, op.vector([size])), counted)
+    if wrong:  # the place it would stand for may be one of another row
+        total = op.Where(functools.reduce(op.Or, wrong), OUTSIDE, total)
     rank = max(i.rank for i in selection.indices)
     return op.Squeeze(total, [0]) if rank == 0 and total.rank else total
 
@@ -102,6 +108,15 @@ def _from_start(op: Recorder, places: Value, size: int | Value) -> Value:
         return places
     length = size if isinstance(size, int) else op.Squeeze(size, [0])
     return op.Where(op.Less(places, 0), op.Add(places, length), places)
+
+
+def _outside(op: Recorder, places: Value, size: int | Value) -> list[Value]:
+    """Return where places counted from the start are outside, unless none is."""
+    known = places.const_value
+    if known is not None and isinstance(size, int) and (known.numpy() < size).all():
+        return []
+    length = size if isinstance(size, int) else op.Squeeze(size, [0])
+    return [op.Less(places, 0), op.GreaterOrEqual(places, length)]
 
 
 @converter("aten::index_put", "aten::_unsafe_index_put")

@@ -15,9 +15,6 @@ from dort_rewriter.graph.values import Value
 
 __all__ = ["integer_power"]
 
-_EXPONENT_BITS = 7
-"""Integer exponents above 127 leave only 0, 1 and -1, or an overflow."""
-
 
 def _repeat(op: Recorder, x: Any, exponent: int) -> Any:
     """Return x multiplied by itself, by squaring: as exact as the type is."""
@@ -40,19 +37,20 @@ def integer_power(op: Recorder, base: Any, exponent: Any) -> Value:
     """Return base ** exponent of integers: exact, where ORT's Pow goes through float64."""
     if not isinstance(exponent, Value):
         return _repeat(op, base, exponent) if exponent else _one(op, base)
-    is_odd = op.Equal(op.Mod(exponent, 2), 1)
-    # NOTE: 126 or 127 stand for every larger exponent of the same parity.
-    bits = op.Where(op.Less(exponent, 126), exponent, op.Where(is_odd, 127, 126))
-    result: Any = 1
-    square = base
-    for i in range(_EXPONENT_BITS):
-        is_set = op.Equal(op.Mod(op.Div(bits, 1 << i), 2), 1)
-        result = op.Mul(op.Where(is_set, square, cast_like(op, 1, exponent)), result)
-        square = op.Mul(square, square) if i + 1 < _EXPONENT_BITS else square
+    # The lower bits of products of int64 are those of products of narrower integers.
+    dtype = exponent.dtype or op.dtype
+    bits = int(dtype.bitwidth) - int(dtype.is_signed())
+    square, places = op.cast(base, ir.DataType.INT64), op.cast(exponent, ir.DataType.INT64)
+    is_odd = op.Equal(op.Mod(places, 2), 1)
     inverse = op.Where(
-        op.Equal(base, 1), 1, op.Where(op.Equal(base, -1), op.Where(is_odd, -1, 1), 0)
+        op.Equal(square, 1), 1, op.Where(op.Equal(square, -1), op.Where(is_odd, -1, 1), 0)
     )
-    return op.Where(op.Less(exponent, 0), cast_like(op, inverse, exponent), result)
+    result: Any = 1
+    for i in range(bits):
+        is_set = op.Equal(op.Mod(op.Div(places, 1 << i), 2), 1)
+        result = op.Mul(op.Where(is_set, square, 1), result)
+        square = op.Mul(square, square) if i + 1 < bits else square
+    return op.cast(op.Where(op.Less(places, 0), inverse, result), dtype)
 
 
 @converter("aten::pow.Tensor_Scalar")
@@ -63,7 +61,8 @@ def pow_scalar(op: Recorder, x: Value, exponent: Any) -> Value:
     if not is_float(x):
         if exponent < 0:
             raise Refused("integers to a negative power")
-        return integer_power(op, x, int(exponent))
+        wide = op.cast(x, ir.DataType.INT64)  # whose products every onnxruntime has
+        return store(op, integer_power(op, wide, int(exponent)))
     wide = widen(op, x)
     # NOTE: chains of products are several times faster than Pow, and as exact.
     if exponent in (0, 1, 2, 3, 4):

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
+from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -63,13 +64,13 @@ def _filled(op: Recorder, places: Value, value: Any) -> Value:
 @converter("aten::scatter.src")
 def scatter_src(op: Recorder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
-    return scatter(op, x, dim, index, src)
+    return scatter(op, x, dim, refuse_negative(op, index), src)
 
 
 @converter("aten::scatter.value")
 def scatter_value(op: Recorder, x: Value, dim: int, index: Value, value: Any) -> Value:
     """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
-    return scatter(op, x, dim, index, _filled(op, index, value))
+    return scatter(op, x, dim, refuse_negative(op, index), _filled(op, index, value))
 
 
 @converter("aten::scatter.reduce")
@@ -77,7 +78,7 @@ def scatter_reduce_src(
     op: Recorder, x: Value, dim: int, index: Value, src: Value, *, reduce: str
 ) -> Value:
     """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
-    return scatter(op, x, dim, index, src, _ONNX_REDUCTIONS[reduce])
+    return scatter(op, x, dim, refuse_negative(op, index), src, _ONNX_REDUCTIONS[reduce])
 
 
 @converter("aten::scatter.value_reduce")
@@ -85,13 +86,14 @@ def scatter_reduce_value(
     op: Recorder, x: Value, dim: int, index: Value, value: Any, *, reduce: str
 ) -> Value:
     """scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"""
-    return scatter(op, x, dim, index, _filled(op, index, value), _ONNX_REDUCTIONS[reduce])
+    places, source = refuse_negative(op, index), _filled(op, index, value)
+    return scatter(op, x, dim, places, source, _ONNX_REDUCTIONS[reduce])
 
 
 @converter("aten::scatter_add")
 def scatter_add(op: Recorder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
-    return scatter(op, x, dim, index, src, "add")
+    return scatter(op, x, dim, refuse_negative(op, index), src, "add")
 
 
 @converter("aten::scatter_reduce.two")
@@ -106,7 +108,7 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Value:
     """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"""
-    return _reduce(op, x, dim, index, src, reduce, include_self)
+    return _reduce(op, x, dim, refuse_negative(op, index), src, reduce, include_self)
 
 
 def _reduce(
@@ -162,7 +164,7 @@ def _spread_nan(
 
 def _along(op: Recorder, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
     """Return a 1-D index in the shape of the source it belongs to, and the source."""
-    source = at_least_1d(op, source)
+    source, index = at_least_1d(op, source), refuse_negative(op, index)
     shape = [1] * source.rank
     shape[dim % source.rank] = -1
     return op.Expand(op.Reshape(index, shape), op.sizes(source)), source

@@ -19,6 +19,18 @@ POWERS = torch.tensor([2.0**k for k in range(-149, 128)])
 
 CASES = [
     *(
+        Case("aten::pow.Tensor_Tensor", (torch.tensor([3, -3, 2, 1, -1, 0], dtype=d)[:, None], e))
+        for d, e in (
+            (torch.int8, torch.tensor([0, 1, 2, 7, 127, -1], dtype=torch.int8)),
+            (torch.int16, torch.tensor([0, 3, 2**15 - 1, -3], dtype=torch.int16)),
+            (torch.int32, torch.tensor([5, 2**31 - 1, -2], dtype=torch.int32)),
+            (torch.int64, torch.tensor([40, 2**40 + 1, 2**63 - 1, -(2**40)])),
+        )
+    ),
+    Case("aten::pow.Tensor_Scalar", (torch.tensor([3, -3, 2], dtype=torch.int8), 5)),
+    Case("aten::pow.Tensor_Scalar", (torch.tensor([3, -3, 2], dtype=torch.int16), 2**15 - 1)),
+    Case("aten::pow.Scalar", (3, torch.tensor([2**40 + 1, 5, -1]))),
+    *(
         Case("aten::frexp.Tensor", (x,))
         for x in (POWERS, -POWERS * 1.5, torch.tensor([0.0, math.inf, -math.inf, math.nan]))
     ),

@@ -1,0 +1,143 @@
+"""Arguments that torch refuses: its error, and a graph that runs in ONNX Runtime afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.backends.ways import compile_strictly
+
+X = torch.arange(20.0).reshape(4, 5) / 7
+ROWS = torch.ones(4, 2)
+
+
+def I(*numbers: int) -> torch.Tensor:  # noqa: E743
+    return torch.tensor(numbers)
+
+
+def _column(*numbers: int) -> torch.Tensor:
+    return torch.tensor([numbers])
+
+
+Function = Callable[..., torch.Tensor]
+
+INDEXED: dict[str, tuple[Function, torch.Tensor, torch.Tensor]] = {
+    "cross_entropy": (
+        lambda x, i: functional.cross_entropy(x, i),
+        I(0, 4, 2, -100),
+        I(0, -1, 2, 4),
+    ),
+    "cross_entropy_ignored": (
+        lambda x, i: functional.cross_entropy(x, i, ignore_index=-1),
+        I(0, -1, 2, 4),
+        I(0, -1, 2, -2),
+    ),
+    "cross_entropy_large": (
+        lambda x, i: functional.cross_entropy(x, i),
+        I(0, 1, 2, 3),
+        I(0, 5, 2, 3),
+    ),
+    "nll_loss": (lambda x, i: functional.nll_loss(x, i), I(0, 1, 2, 3), I(0, -3, 2, 3)),
+    "embedding": (lambda x, i: functional.embedding(i, x), I(0, 3), I(0, -1)),
+    "embedding_bag": (
+        lambda x, i: functional.embedding_bag(i, x, torch.tensor([0, 1])),
+        I(0, 3),
+        I(0, -1),
+    ),
+    "gather": (lambda x, i: x.gather(1, i), _column(0, 4), _column(0, -1)),
+    "take_along_dim": (lambda x, i: torch.take_along_dim(x, i, 1), _column(0, 4), _column(0, 5)),
+    "index_select": (lambda x, i: x.index_select(0, i), I(0, 3), I(0, -1)),
+    "take": (lambda x, i: x.take(i), I(-20, 19), I(-21, 0)),
+    "index": (lambda x, i: x[i], I(-4, 3), I(-5, 3)),
+    "index_beside": (lambda x, i: x[:, i], I(-5, 4), I(-6, 4)),
+    "index_pairs": (lambda x, i: x[i, i], I(-4, 3), I(0, 4)),
+    "index_pairs_behind": (
+        lambda x, i: (x * torch.ones(3, 1, 1))[:, i, torch.zeros_like(i)],
+        I(-4, 3),
+        I(0, 4),
+    ),
+    "index_put": (lambda x, i: x.index_put((i,), torch.ones(5)), I(-4, 3), I(0, 4)),
+    "index_put_sum": (
+        lambda x, i: x.index_put((i, i), torch.ones(2), accumulate=True),
+        I(-4, 3),
+        I(0, 4),
+    ),
+    "scatter": (lambda x, i: x.scatter(1, i, torch.ones(1, 2)), _column(0, 4), _column(0, -1)),
+    "scatter_value": (lambda x, i: x.scatter(1, i, 2.0), _column(0, 4), _column(0, -1)),
+    "scatter_add": (
+        lambda x, i: x.scatter_add(1, i, torch.ones(1, 2)),
+        _column(0, 4),
+        _column(0, -1),
+    ),
+    "scatter_reduce": (
+        lambda x, i: x.scatter_reduce(1, i, torch.ones(1, 2), "amax"),
+        _column(0, 4),
+        _column(0, -1),
+    ),
+    "index_add": (lambda x, i: x.index_add(1, i, ROWS), I(0, 4), I(0, -1)),
+    "index_copy": (lambda x, i: x.index_copy(1, i, ROWS), I(0, 4), I(0, -1)),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 2.0), I(-5, 4), I(0, 5)),
+    "floor_divide": (lambda x, i: x + 7 // i, I(3, -1, 2, 1, 4), I(3, 0, 2, 1, 4)),
+    "remainder": (lambda x, i: x + 7 % i, I(3, -1, 2, 1, 4), I(3, 0, 2, 1, 4)),
+    "fmod": (lambda x, i: x + torch.fmod(i, i), I(3, -1, 2, 1, 4), I(3, 0, 2, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_the_error_is_that_of_torch_and_the_session_stays(
+    name: str, grad: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    function, good, bad = INDEXED[name]
+    torch._dynamo.reset()
+    compiled, backend = compile_strictly(function, fallback=True)
+
+    def results(run: Function, index: torch.Tensor) -> list[torch.Tensor]:
+        x = X.clone().requires_grad_(grad)
+        result = run(x, index)
+        return [result.detach(), *(torch.autograd.grad(result.sum(), x) if grad else ())]
+
+    for index in (good, bad, good):
+        before = backend.execution_count
+        if index is bad:
+            with pytest.raises((IndexError, RuntimeError)):
+                results(function, bad)
+            with pytest.raises((IndexError, RuntimeError)) as raised:
+                results(compiled, bad)
+            assert "ONNX" not in str(raised.value)
+            continue
+        torch.testing.assert_close(results(compiled, index), results(function, index))
+        assert backend.execution_count == before + 1 + grad
+    assert "runs in torch" not in caplog.text
+
+
+def test_strict_mode_raises_the_error_of_torch_too() -> None:
+    compiled, backend = compile_strictly(lambda x, i: functional.embedding(i, x) + 1)
+    for index in (I(0, 1), I(0, -1), I(0, 2)):
+        if index.min() < 0:
+            with pytest.raises(IndexError, match="index out of range in self"):
+                compiled(X, index)
+        else:
+            compiled(X, index)
+    assert backend.execution_count == 2
+
+
+def test_the_arguments_are_there_after_an_error() -> None:
+    """A buffer written to by the program keeps its numbers when its batch is refused."""
+
+    def step(x: torch.Tensor, i: torch.Tensor) -> Any:
+        result = x.gather(1, i)
+        x.add_(1)
+        return result
+
+    compiled, _ = compile_strictly(step, fallback=True)
+    x = X.clone()
+    compiled(x, _column(0, 1))
+    torch.testing.assert_close(x, X + 1)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        compiled(x, _column(0, -1))
+    torch.testing.assert_close(x, X + 1)

@@ -11,6 +11,7 @@ An environment is installed again only when its requirements changed (see ``inst
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -41,7 +42,8 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
     is started again, a changed requirement as well. ``--reuse-venv never`` starts from nothing.
     """
     stamp = Path(session.virtualenv.location) / "installed.json"
-    wanted = json.dumps([extras, pins, load_toml(ROOT / "pyproject.toml")["project"]], indent=1)
+    project = load_toml(ROOT / "pyproject.toml")["project"]
+    wanted = json.dumps([extras, pins, project, what_is_compiled()], indent=1)
     if stamp.exists() and stamp.read_text() == wanted:
         session.log(f"Requirements unchanged since they were installed ({stamp}).")
         return
@@ -55,6 +57,13 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
             options += ["--find-links", place]
     session.install(*options, "--editable", f".[{extras}]", *pins)
     stamp.write_text(wanted)
+
+
+def what_is_compiled() -> str:
+    """Return a digest of what an installation compiles, and of how it does that."""
+    runtime = ROOT / "dort_rewriter" / "runtime"
+    files = [ROOT / "setup.py", runtime / "kernel_build.py", *(runtime / "kernels_cpp").iterdir()]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
 
 
 def run_pytest(session: nox.Session, *default: str) -> None:

@@ -96,7 +96,10 @@ class BuildKernels(Command):
             done = subprocess.run(command, capture_output=True, timeout=kernel_build.TIME_LIMIT)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
-        return done.stderr.decode(errors="replace")[-2000:] if done.returncode else ""
+        if done.returncode == 0 and target.exists():
+            return ""
+        said = done.stderr.decode(errors="replace").strip()[-2000:]
+        return said or f"{compiler[0]} made no library and said nothing"
 
     def get_source_files(self) -> list[str]:
         sources = [*sorted(kernel_build.SOURCES.iterdir()), Path(kernel_build.__file__)]

@@ -22,7 +22,13 @@ from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import REMOVED_IN, parse_series
-from dort_rewriter.runtime.private_folder import cache_folder
+from dort_rewriter.runtime.kernel_build import find_compiler
+from dort_rewriter.runtime.kernel_library import installed_library, kernel_library
+from dort_rewriter.runtime.private_folder import (
+    cache_folder,
+    private_folder,
+    why_not_private,
+)
 from dort_rewriter.tools.command import brief
 
 __all__ = ["Finding", "examine"]
@@ -61,8 +67,10 @@ def examine(trial: bool = True) -> Iterator[Finding]:
     dynamo = importlib.import_module("torch._dynamo")
     yield from check_backend_name(dynamo.list_backends(exclude_tags=()))
     yield from check_dump_path(env.read("ONNXRT_DUMP_PATH"))
-    yield check_cache(cache_folder())
+    yield from check_package(Path(__file__).resolve().parents[1])
+    yield check_cache(cache_folder)
     yield check_compiler(env.read("CXX"))
+    yield check_kernels(installed_library(), kernel_library if trial else None)
     yield check_graphviz(shutil.which("dot"))
     if trial and flavours:
         yield check_training(train_a_little)
@@ -222,30 +230,58 @@ def check_dump_path(prefix: str) -> Iterator[Finding]:
         )
 
 
-def check_cache(folder: Path) -> Finding:
-    """Try to write where models and kernels are kept between processes."""
+def check_package(folder: Path) -> Iterator[Finding]:
+    """Look at who else can change the code of this package."""
+    if reason := why_not_private(folder):
+        yield Finding(
+            "note",
+            "package",
+            f"{reason}: what is written there runs in every program that imports torch",
+            f"chmod -R go-w {folder}  # and the folder named, if it is another",
+        )
+
+
+def check_cache(choose: Callable[[], Path]) -> Finding:
+    """Try to write where models and kernels are kept between processes, and look who else can."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = private_folder(choose())
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         return Finding(
             "problem",
             "cache",
-            f"{folder} cannot be written ({error.strerror}): no process finds what others made",
-            f"export DORT_CACHE_DIR={Path(tempfile.gettempdir()) / 'dort_rewriter'}",
+            f"no process finds what others made, for its folder is not used: {error}",
+            "export DORT_CACHE_DIR=$(mktemp -d)  # or any folder of yours, or correct that one",
         )
     return Finding("ok", "cache", str(folder))
 
 
+def check_kernels(installed: Path | None, compile_now: Callable[[], Path] | None) -> Finding:
+    """Look for the library of our own kernels; without ``compile_now``, do not make it."""
+    if installed is not None:
+        return Finding("ok", "kernels", f"installed, {installed.name}")
+    if compile_now is None:
+        return Finding("ok", "kernels", "not installed: they are compiled at first use")
+    try:
+        return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+    except DortError as error:
+        return Finding(
+            "note",
+            "kernels",
+            f"there are none, and the patterns 'kernels' apply nothing: {error}",
+            "pip install --force-reinstall --no-deps dort-rewriter  # with a C++ compiler at hand",
+        )
+
+
 def check_compiler(name: str) -> Finding:
-    """Look for the compiler of our own kernels."""
-    if (found := shutil.which(name)) is not None:
-        return Finding("ok", "compiler", found)
+    """Look for the compiler of kernels that were not installed."""
+    if (found := find_compiler(name)) is not None:
+        return Finding("ok", "compiler", " ".join(found))
     return Finding(
         "note",
         "compiler",
-        f"there is no C++ compiler {name!r}: the patterns 'experimental' apply nothing, and "
+        f"there is no C++ compiler {name!r}: kernels are there if they were installed, and "
         "Inductor does not work",
         "apt-get install g++  # or set CXX to the one that is installed",
     )

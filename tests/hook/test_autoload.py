@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from dort_rewriter.hook.versions import parse_series
-from tests.hook.conftest import HAS_ORT_BACKEND, Program
+from tests.gates.sources import ROOT
+from tests.hook.conftest import HAS_ORT_BACKEND, Program, entry_points
 
 LOADS_ENTRY_POINTS = parse_series(torch.__version__) >= (2, 5)
 
@@ -63,6 +66,35 @@ def test_importing_torch_stays_fast(program: Program) -> None:
 def test_the_hook_waits_for_its_modules(program: Program) -> None:
     assert program(f"import torch; {STATE}") == "waiting"
     assert program(f"import torch.onnx; {STATE}") == "installed"
+
+
+GONE = "import sys; sys.modules['dort_rewriter'] = None\n"
+BROKEN = "import sys, types; sys.modules['dort_rewriter'] = types.ModuleType('dort_rewriter')\n"
+
+
+@needs_entry_points
+@pytest.mark.parametrize("absence", [GONE, BROKEN], ids=["gone", "broken"])
+def test_torch_is_imported_without_the_package(program: Program, absence: str) -> None:
+    """What was installed has moved, or metadata were left behind: one line says so."""
+    code = (
+        "import contextlib, io\n"
+        "said = io.StringIO()\n"
+        "with contextlib.redirect_stderr(said):\n"
+        "    import torch\n"
+        "print(torch.ones(2).sum().item(), said.getvalue().strip())"
+    )
+    total, said = program(absence + code).split(" ", 1)
+    assert float(total) == 2
+    assert said.startswith("dort-rewriter is installed and cannot be imported (")
+    assert said.endswith("Install it again, or `pip uninstall dort-rewriter`.")
+    assert len(said.splitlines()) == 1
+
+
+@needs_entry_points
+def test_the_entry_point_stands_beside_the_package() -> None:
+    """In it, it would be gone with it."""
+    (target,) = re.findall(r"^dort_rewriter = (.*):autoload", entry_points(), re.MULTILINE)
+    assert (ROOT / f"{target}.py").is_file()
 
 
 def test_the_package_hooks_whichever_is_imported_first(program: Program) -> None:

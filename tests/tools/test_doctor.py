@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,7 @@ import torch
 
 from dort_rewriter import HookStatus
 from dort_rewriter.runtime import installed
+from dort_rewriter.runtime.private_folder import cache_folder
 from dort_rewriter.tools import cli, doctor
 from dort_rewriter.tools.doctor import Finding, examine
 
@@ -156,19 +158,56 @@ def test_the_dump_path(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_cache(tmp_path: Path) -> None:
-    assert doctor.check_cache(tmp_path / "new" / "folder").state == "ok"
+    """It can be written, and by nobody else."""
+    assert doctor.check_cache(lambda: tmp_path / "new" / "folder").state == "ok"
     file = tmp_path / "file"
     file.touch()
-    finding = doctor.check_cache(file / "folder")
-    assert finding.state == "problem"
-    assert "cannot be written" in finding.text
-    assert finding.mend.startswith("export DORT_CACHE_DIR=")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for folder, named in ((file / "folder", str(file)), (shared, "can be written by others")):
+        finding = doctor.check_cache(functools.partial(Path, folder))
+        assert finding.state == "problem"
+        assert named in finding.text
+        assert finding.mend.startswith("export DORT_CACHE_DIR=")
+
+
+def test_there_may_be_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("DORT_CACHE_DIR", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    assert "no home folder" in doctor.check_cache(cache_folder).text
+
+
+def test_who_can_change_the_package(tmp_path: Path) -> None:
+    assert list(doctor.check_package(tmp_path)) == []
+    tmp_path.chmod(0o775)
+    finding = only(doctor.check_package(tmp_path))
+    assert finding.state == "note"
+    assert f"{tmp_path} can be written by others (mode 0775)" in finding.text
+    assert finding.mend.startswith(f"chmod -R go-w {tmp_path}")
+
+
+def test_the_kernels() -> None:
+    """Installed, compiled, to be compiled, or not to be had."""
+
+    def fail() -> Path:
+        raise installed.ExecutionError("there is no C++ compiler 'c++'")
+
+    assert doctor.check_kernels(Path("a/k.so"), fail).text == "installed, k.so"
+    assert doctor.check_kernels(None, None).text == "not installed: they are compiled at first use"
+    assert doctor.check_kernels(None, lambda: Path("k.so")).text == "compiled here, k.so"
+    finding = doctor.check_kernels(None, fail)
+    assert (finding.state, "no C++ compiler" in finding.text) == ("note", True)
 
 
 def test_programs_that_are_missing_are_worth_a_note(tmp_path: Path) -> None:
     compiler = tmp_path / "mycc"
     compiler.touch(mode=0o755)
     assert doctor.check_compiler(str(compiler)).state == "ok"
+    assert doctor.check_compiler(f"{compiler} -m64").text == f"{compiler} -m64"
     finding = doctor.check_compiler("no-such-compiler")
     assert finding.state == "note"
     assert "'no-such-compiler'" in finding.text

@@ -9,7 +9,7 @@ import torch
 
 from dort_rewriter.tools.charts import bar_chart, line_chart
 from dort_rewriter.tools.demo import DemoResult
-from dort_rewriter.tools.dot import plot_dot
+from dort_rewriter.tools.dot import find_dot, plot_dot
 from dort_rewriter.tools.onnx_text import pretty_onnx
 
 __all__ = ["speed_rows", "write_page"]
@@ -86,8 +86,10 @@ def _table(result: DemoResult) -> str:
 
 
 def _graph(file: Path) -> str:
+    drawn = find_dot() is not None
+    drawing = f"<div class='graph'>{plot_dot(file).svg()}</div>" if drawn else ""
     return (
-        f"<h3>{html.escape(file.name)}</h3><div class='graph'>{plot_dot(file).svg()}</div>"
-        f"<details><summary>as text</summary><pre>{html.escape(pretty_onnx(file, source=True))}"
-        "</pre></details>"
+        f"<h3>{html.escape(file.name)}</h3>{drawing}"
+        f"<details{'' if drawn else ' open'}><summary>as text</summary>"
+        f"<pre>{html.escape(pretty_onnx(file, source=True))}</pre></details>"
     )

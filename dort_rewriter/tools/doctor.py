@@ -294,7 +294,7 @@ def check_graphviz(program: str | None) -> Finding:
     return Finding(
         "note",
         "graphviz",
-        "its program `dot` is missing: plot_dot draws with a simpler layout, and to no file",
+        "its program `dot` is missing: plot_dot gives the source of a drawing only",
         "apt-get install graphviz",
     )
 

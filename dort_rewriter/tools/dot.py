@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -15,7 +13,6 @@ import onnx_ir as ir
 from dort_rewriter.errors import DortError, OptionError
 from dort_rewriter.tools.diagram import Arrow, Box, Diagram, Frame, make_diagram
 from dort_rewriter.tools.models import load_model, load_part
-from dort_rewriter.tools.svg import draw
 
 __all__ = ["DotPlot", "colours", "find_dot", "plot_dot"]
 
@@ -27,6 +24,12 @@ PALETTE = ("#dbe9f6", "#fde0c5", "#e6d9f2", "#fbd5dc", "#f3ecc2", "#d9d9d9")
 ENDS = {"input": "#d5edd3", "output": "#d5edd3"}
 SECONDS = 300
 """Time after which graphviz is stopped."""
+
+_ADVICE = (
+    "drawings need the program `dot` of graphviz, which is not found: install it "
+    "(`apt-get install graphviz`, `brew install graphviz`, `conda install graphviz`), "
+    "or take the source, save('model.dot')."
+)
 
 
 def plot_dot(model: Any) -> DotPlot:
@@ -59,11 +62,12 @@ class DotPlot:
         return f"DotPlot({boxes} boxes, {len(self.diagram.arrows)} arrows)"
 
     def svg(self) -> str:
-        """Return an SVG image, by graphviz or, where it is missing, with a simpler layout."""
-        if find_dot() is None:
-            return draw(self.diagram, colours(self.diagram))
-        image = _centred(_run_dot(self.dot, "svg").decode("utf-8"))
-        return image[image.index("<svg") :]  # without the header, so that it fits into a page
+        """An SVG image drawn by graphviz, without the header, so that it fits into a page.
+
+        Raises :class:`DortError` without graphviz.
+        """
+        image = _run_dot(self.dot, "svg").decode("utf-8")
+        return image[image.index("<svg") :]
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing to ``.svg`` or ``.png`` with graphviz, or its source to ``.dot``.
@@ -73,7 +77,7 @@ class DotPlot:
         target = Path(path)
         match target.suffix:
             case ".svg":
-                content = _centred(_run_dot(self.dot, "svg").decode("utf-8")).encode("utf-8")
+                content = _run_dot(self.dot, "svg")
             case ".png":
                 content = _run_dot(self.dot, "png")
             case ".dot":
@@ -86,11 +90,14 @@ class DotPlot:
             raise OptionError(f"The drawing cannot be written: {error}.") from error
         return target
 
-    def _repr_svg_(self) -> str:
-        return self.svg()
+    def _repr_svg_(self) -> str | None:
+        return self.svg() if find_dot() is not None else None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Mapping[str, str]:
-        bundle = {"image/svg+xml": self.svg(), "text/plain": repr(self)}
+        image = self._repr_svg_()
+        bundle = {"text/plain": repr(self) if image is not None else f"{self!r}: {_ADVICE}"}
+        if image is not None:
+            bundle["image/svg+xml"] = image
         return {
             kind: content
             for kind, content in bundle.items()
@@ -99,19 +106,14 @@ class DotPlot:
 
 
 def find_dot() -> str | None:
-    """Return the path of graphviz's program, if it is installed."""
+    """The path of graphviz's program, if it is installed."""
     return shutil.which("dot")
 
 
 def _run_dot(source: str, kind: Format) -> bytes:
     program = find_dot()
     if program is None:
-        raise DortError(
-            f"Drawing a {kind} file needs the program `dot` of graphviz, which is not found: "
-            "install it (`apt-get install graphviz`, `brew install graphviz`, "
-            "`conda install graphviz`), or take its source (.dot, save('model.dot')) or the "
-            "simpler drawing of svg()."
-        )
+        raise DortError(f"No {kind} was drawn: {_ADVICE}")
     try:
         done = subprocess.run(
             [program, f"-T{kind}"], input=source.encode(), capture_output=True, timeout=SECONDS
@@ -123,26 +125,8 @@ def _run_dot(source: str, kind: Format) -> bytes:
     return done.stdout
 
 
-_LABELLED = re.compile(
-    r'(<(?:path|polygon) [^>]*?(?: d| points)="([^"]*)"/>\n)'
-    r'((?:<text text-anchor="start" [^\n]*\n)+)'
-)
-
-
-def _centred(image: str) -> str:
-    """Centre the texts of the boxes: graphviz places them by the widths of its own fonts."""
-
-    def centre(match: re.Match[str]) -> str:
-        places = [float(x) for x in re.findall(r"(-?[\d.]+),", match[2])]
-        middle = (min(places) + max(places)) / 2
-        anchor = f'text-anchor="middle" x="{middle:.2f}"'
-        return match[1] + re.sub(r'text-anchor="start" x="[^"]*"', anchor, match[3])
-
-    return _LABELLED.sub(centre, image)
-
-
 def colours(diagram: Diagram) -> dict[str, str]:
-    """Return the colour of each domain; ONNX's own always has the same."""
+    """The colour of each domain; ONNX's own always has the same."""
     others = [domain for domain in diagram.domains if domain]
     found = {"": PALETTE[0]}
     for position, domain in enumerate(others):
@@ -177,10 +161,9 @@ def _frame(frame: Frame, fills: Mapping[str, str], indent: str) -> Iterator[str]
 
 
 def _box(box: Box, fills: Mapping[str, str]) -> str:
-    title = f"<b>{html.escape(box.title)}</b>"
-    lines = [f'<font point-size="9">{html.escape(line)}</font>' for line in box.lines]
     fill = ENDS.get(box.kind) or fills[box.domain]
-    details = [f"label=<{'<br/>'.join([title, *lines])}>", f'fillcolor="{fill}"']
+    label = "\n".join([box.title, *box.lines])
+    details = [f"label={_quote(label)}", f'fillcolor="{fill}"']
     if box.tooltip:
         details.append(f"tooltip={_quote(box.tooltip)}")
     return f"{box.name} [{', '.join(details)}];"

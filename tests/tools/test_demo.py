@@ -14,6 +14,7 @@ import torch
 
 from dort_rewriter.tools import cli, demo_command
 from dort_rewriter.tools.demo import Competitor, DemoResult, run_demo
+from dort_rewriter.tools.dot import find_dot
 
 SMALL = ["--steps", "6", "--hidden", "8", "--batch", "16", "--backends", "onnxrt"]
 
@@ -39,7 +40,9 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     for model in models:
         assert f"{model.name}: {len(onnx.load(model).graph.node)} nodes" in text
     page = (tmp_path / "here" / "demo.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 4
+    # Two charts, and the graphs where graphviz is installed; their texts in any case.
+    assert page.count("<svg") == (4 if find_dot() is not None else 2)
+    assert page.count("<pre>") == 2
     assert page.count("<h3>demo_") == 2
     assert "beside eager mode, on the same data" in page
     assert "Gemm" in page

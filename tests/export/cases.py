@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -76,10 +77,24 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")
 
 
+def table_test(cases: Sequence[Case], *, static: bool = True) -> Callable[..., None]:
+    """The test of a table: each row with known sizes and with symbolic ones, where it says so."""
+    params = [
+        pytest.param(case, dynamic, id=f"{case}-{'dynamic' if dynamic else 'static'}")
+        for case in cases
+        for dynamic in (False, True)
+        if (case.dynamic if dynamic else case.static and static)
+    ]
+
+    @pytest.mark.parametrize(("case", "dynamic"), params)
+    def test_op(case: Case, dynamic: bool) -> None:
+        check(case, dynamic=dynamic)
+
+    return test_op
+
+
 def check(case: Case, *, dynamic: bool = False) -> None:
     """Compare an operator, converted and run, with torch."""
-    if not dynamic and not case.static:
-        return
     with torch.no_grad():
         expected = expect(case)
         traced, tensors = trace(case, dynamic=dynamic)

@@ -3,10 +3,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 
 def rows(*shape: int, to: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Iterator[Case]:
@@ -63,9 +62,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

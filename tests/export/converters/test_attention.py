@@ -11,7 +11,7 @@ from packaging.version import Version
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.export.dispatcher import Dispatcher
-from tests.export.cases import Case, T, check, overload
+from tests.export.cases import Case, T, check, overload, table_test
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -205,12 +205,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 def test_the_length_of_queries_and_keys_is_returned() -> None:

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 INT = torch.tensor([0, 1, -1, 5, -6, 2**40, -(2**63)])
 S = torch.tensor([5, -6, 2**30], dtype=torch.int32)
@@ -48,9 +47,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

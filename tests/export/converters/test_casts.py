@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.export.registry import op_name
-from tests.export.cases import Case, T, check, overload, run
+from tests.export.cases import Case, T, overload, run, table_test
 
 X = T(2, 3)
 
@@ -26,12 +26,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 @pytest.mark.parametrize(

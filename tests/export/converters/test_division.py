@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 INT = torch.tensor([7, -7, 6, -6, 0, 1])
 J = torch.tensor([3, -3, 2, -2, 5, -1])
@@ -73,9 +72,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.export.dispatcher import Dispatcher
-from tests.export.cases import Case, T, check, overload
+from tests.export.cases import Case, T, overload, table_test
 
 SUM, MEAN, MAX = 0, 1, 2
 INDICES = torch.tensor([1, 0, 2, 2, 5, 2])
@@ -60,12 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 def test_the_largest_of_a_bag_is_refused() -> None:

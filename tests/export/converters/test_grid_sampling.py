@@ -3,10 +3,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 
 def rows(
@@ -43,7 +42,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 X = torch.tensor([[0.0, -0.3, 0.3, 1.5, -1.5, 3.0], [-7.0, 7.0, -3.0, math.nan, 0.5, -0.5]])
 G = T(2, 6)
@@ -35,9 +34,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

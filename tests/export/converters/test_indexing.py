@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dort_rewriter.errors import UnsupportedOpError
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, check, table_test
 
 I = torch.tensor  # noqa: E741
 PAIR, COLUMN = I([0, -1]), I([[1], [0], [-2]])
@@ -81,9 +81,4 @@ def test_sums_at_an_index_met_often_are_whole() -> None:
     check(Case("aten::index_put", (x, [places], values, True)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

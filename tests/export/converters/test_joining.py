@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 CASES = [
     Case("aten::cat", ([T(2, 3), T(4, 3)],)),
@@ -19,9 +18,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

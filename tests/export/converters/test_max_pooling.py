@@ -5,10 +5,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 SIZES = {1: (11,), 2: (7, 10), 3: (5, 6, 7)}
 
@@ -100,7 +99,4 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.export.cases import Case, T, check, run
+from tests.export.cases import Case, T, run, table_test
 
 X = T(3, 4)
 P = X.abs() + 0.1
@@ -69,9 +69,4 @@ def test_small_numbers_keep_their_digits(function: Callable[[torch.Tensor], torc
     torch.testing.assert_close(got, function(x), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from dort_rewriter.export.converters.prims import ATEN_NAMES
 from dort_rewriter.export.registry import builtin_converters
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 X, POSITIVE = T(2, 3), T(2, 3).abs() + 0.5
 WHOLE, OTHER = T(2, 3, dtype=torch.int64), T(2, 3, dtype=torch.int64).abs() + 1
@@ -79,12 +78,7 @@ def _is_there(case: Case) -> bool:
     return hasattr(torch.ops.prims, case.op.removeprefix("prims::"))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if _is_there(c)], ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test([c for c in CASES if _is_there(c)])
 
 
 def test_every_primitive_has_a_row() -> None:

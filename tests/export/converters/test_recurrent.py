@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.export.dispatcher import Dispatcher
-from tests.export.cases import Case, T, check, overload
+from tests.export.cases import Case, T, overload, table_test
 
 LAYER = "aten::mkldnn_rnn_layer"
 
@@ -27,12 +26,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 def test_training_is_refused() -> None:

@@ -10,7 +10,7 @@ from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session
-from tests.export.cases import Case, T, check, run
+from tests.export.cases import Case, T, run, table_test
 
 CASES = [
     Case("aten::select.int", (T(2, 3, 4), -2, -1)),
@@ -65,12 +65,7 @@ def test_symbolic_positions(function: Callable[..., torch.Tensor]) -> None:
     torch.testing.assert_close(got, function(x, y), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 def test_a_transpose_before_what_is_padded() -> None:

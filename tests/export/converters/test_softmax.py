@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 
 def probabilities(*shape: int, dim: int = -1) -> torch.Tensor:
@@ -62,9 +61,4 @@ TO_FLOAT = [
 """Half inputs with float32 results: CUDA has these kernels, CPU has not."""
 
 
-@pytest.mark.parametrize("case", [*CASES, *TO_FLOAT], ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test([*CASES, *TO_FLOAT])

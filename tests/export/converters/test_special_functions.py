@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.errors import UnsupportedOpError
-from tests.export.cases import Case, T, check, overload, run
+from tests.export.cases import Case, T, overload, run, table_test
 
 LINE = torch.linspace(-12, 12, 241)
 POSITIVE = torch.cat([torch.logspace(-6, 2, 60), torch.tensor([2.0, 8.0, 8.5, 1e4])])
@@ -58,10 +58,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op}-{c.args[-1].shape}")
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 def test_float64_stays_in_torch() -> None:

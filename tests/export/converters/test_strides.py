@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dort_rewriter.errors import UnsupportedOpError
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
-from tests.export.cases import Case, T, check, run
+from tests.export.cases import Case, T, run, table_test
 
 CASES = [
     Case("aten::as_strided", (T(3, 4), [2, 3], [1, 4], 1), dynamic=False),
@@ -47,9 +47,4 @@ def test_what_is_no_view_of_the_base_is_refused(arguments: tuple[object, ...]) -
         convert_graph(traced, Dispatcher())
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.export.cases import Case, T, check, run
+from tests.export.cases import Case, T, run, table_test
 
 CASES = [
     Case("aten::sym_size.int", (T(2, 3), 0)),
@@ -105,6 +105,4 @@ def test_function(function: Callable[..., Any], values: tuple[Any, ...], result:
     assert_same(function, values, result)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_op(case: Case) -> None:
-    check(case, dynamic=True)
+test_op = table_test(CASES, static=False)

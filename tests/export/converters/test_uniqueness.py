@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dort_rewriter import UnsupportedOpError
-from tests.export.cases import Case, check
+from tests.export.cases import Case, check, table_test
 
 RUNS = torch.tensor([1, 1, 2, 2, 2, 3, 1, 1])
 DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32)
@@ -47,6 +47,4 @@ def test_indices_of_elements_of_any_type(case: Case) -> None:
             check(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_op(case: Case) -> None:
-    check(case)
+test_op = table_test(CASES)

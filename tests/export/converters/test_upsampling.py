@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
-from tests.export.cases import Case, T, check
+from tests.export.cases import Case, T, table_test
 
 NEAREST = {1: "upsample_nearest1d", 2: "upsample_nearest2d", 3: "upsample_nearest3d"}
 LINEAR = {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"}
@@ -97,7 +96,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)

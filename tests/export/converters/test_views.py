@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.export.cases import Case, T, check, run
+from tests.export.cases import Case, T, run, table_test
 
 INT8, BOOL, HALF, INT64 = torch.int8, torch.bool, torch.float16, torch.int64
 
@@ -55,12 +54,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_op(case: Case, dynamic: bool) -> None:
-    if dynamic and not case.dynamic:
-        return
-    check(case, dynamic=dynamic)
+test_op = table_test(CASES)
 
 
 def test_one_size_is_left_to_infer() -> None:

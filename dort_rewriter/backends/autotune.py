@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.backends.building import RunBoxed
+from dort_rewriter.forks import SafeLock
 
 __all__ = ["MEASURES", "Autotuned"]
 
@@ -32,33 +32,41 @@ class Autotuned:
         self._candidates = dict(candidates)
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
         self._calls = 0
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
+        self._trying = False
         self._chosen: RunBoxed | None = None
         self.choice: str | None = None
         """The name of the fastest, once it is known."""
 
     def boxed(self, args: list[Any]) -> Any:
         """Run the graph on a list of arguments, which is emptied."""
-        chosen = self._chosen
-        return self._try_next(args) if chosen is None else chosen(args)
+        if self._chosen is None:
+            with self._lock:  # one at a time: two would slow each other down
+                if self._trying:  # a candidate, or what interrupts it, calls the graph again
+                    return next(iter(self._candidates.values()))(args)
+                if self._chosen is None:
+                    return self._try_next(args)
+        return self._chosen(args)
 
     def _try_next(self, args: list[Any]) -> Any:
-        with self._lock:  # one at a time: two would slow each other down
-            if self._chosen is not None:
-                return self._chosen(args)
-            names = list(self._candidates)
-            name = names[self._calls % len(names)]
-            wait = _device_wait(args)
-            wait()
+        names = list(self._candidates)
+        name = names[self._calls % len(names)]
+        wait = _device_wait(args)
+        wait()
+        self._trying = True
+        try:
             start = time.perf_counter()
             results = self._candidates[name](args)
             wait()
-            if self._calls >= len(names):
-                self._seconds[name].append(time.perf_counter() - start)
-            self._calls += 1
-            if self._calls == len(names) * (1 + MEASURES):
-                self._choose()
-            return results
+            seconds = time.perf_counter() - start
+        finally:
+            self._trying = False
+        if self._calls >= len(names):
+            self._seconds[name].append(seconds)
+        self._calls += 1
+        if self._calls == len(names) * (1 + MEASURES):
+            self._choose()
+        return results
 
     def _choose(self) -> None:
         medians = {name: statistics.median(v) for name, v in self._seconds.items()}

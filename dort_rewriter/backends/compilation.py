@@ -7,8 +7,9 @@ a backward graph nobody runs costs nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from dort_rewriter.capture.partition import Partition, partition_graph
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.forks import SafeLock, at_fork
+from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
 __all__ = ["Block", "compile_graph", "cut", "make_block", "returns_tuple"]
@@ -133,11 +136,17 @@ class Block:
         """The graph that this one was traced again from."""
         self._relatives: list[tuple[GraphSignature, Block]] = []
         """The same graph for arguments of other ranks, types or fixed sizes."""
-        self._lock = threading.RLock()
+        self._lock = SafeLock()
+        self._run: RunBoxed | None = None
+        """Runs the graph on arguments like those it was traced for."""
         self._boxed: RunBoxed | None = None
+        """Runs the graph: the above, behind a choice where there are relatives."""
+        self._session: Session | None = None
         self._given_up = False
+        self._builds = 0
         self._thawed = 0
         self._numbers_vary = False
+        _blocks.add(self)
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on its arguments."""
@@ -163,9 +172,13 @@ class Block:
 
     def _prepare(self, args: Sequence[Any]) -> RunBoxed:
         with self._lock:
-            if self._boxed is None:
-                self._boxed = self._build(args)
-            return self._boxed
+            return self._boxed or self._use(self._build(args))
+
+    def _use(self, run: RunBoxed) -> RunBoxed:
+        """Run the graph so from now on."""
+        self._run = run
+        self._boxed = self._choose(run) if self._relatives else run
+        return self._boxed
 
     def _build(self, args: Sequence[Any]) -> RunBoxed:
         weights = self.recipe.weights if self._thawed < MAX_THAWED else frozenset()
@@ -191,25 +204,34 @@ class Block:
         if self.recipe.on_built is not None:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
+        self._session = built.session
         run = built.runner.boxed
         if self.recipe.around is not None:
             run = self.recipe.around(self.graph_module, run)
-        return numbers.guard(frozen.guard(run, self._thaw), self._free_numbers)
+        self._builds += 1
+        run = frozen.guard(run, functools.partial(self._thaw, self._builds))
+        return numbers.guard(run, functools.partial(self._free_numbers, self._builds))
 
-    def _thaw(self, args: list[Any]) -> Any:
+    def _thaw(self, build: int, args: list[Any]) -> Any:
         """Build the model again, its weights having changed: with the new ones, and as inputs
         when that happens too often."""
         with self._lock:
-            self._thawed += 1
-            run = self._boxed = self._build(args)
-        return run(args)
+            if self._is_latest(build):
+                self._thawed += 1
+                self._use(self._build(args))
+        return self.boxed(args)
 
-    def _free_numbers(self, args: list[Any]) -> Any:
+    def _free_numbers(self, build: int, args: list[Any]) -> Any:
         """Build the model again, a number having changed: from now on all are inputs."""
         with self._lock:
-            self._numbers_vary = True
-            run = self._boxed = self._build(args)
-        return run(args)
+            if self._is_latest(build):
+                self._numbers_vary = True
+                self._use(self._build(args))
+        return self.boxed(args)
+
+    def _is_latest(self, build: int) -> bool:
+        """Tell whether no other thread was faster to replace what was built."""
+        return build == self._builds and not self._given_up
 
     def _recover(self, error: ExecutionError, args: list[Any]) -> Any:
         """Run the graph on arguments that its session failed on."""
@@ -235,8 +257,9 @@ class Block:
         self._give_up(error)
         return results
 
-    def _choose(self, run: RunBoxed, taken: GraphSignature) -> RunBoxed:
+    def _choose(self, run: RunBoxed) -> RunBoxed:
         """Look at the arguments before a session does, now that there are several."""
+        taken = signature_of(self.graph_module)
 
         def call(args: list[Any]) -> Any:
             return run(args) if taken.accepts(args) else self._relative(args).boxed(args)
@@ -250,9 +273,9 @@ class Block:
                     return block
             traced = retrace(self.graph_module, args)
             block = Block(traced, self.recipe, self.graph_module)
-            if not self._relatives and self._boxed is not None:
-                self._boxed = self._choose(self._boxed, signature_of(self.graph_module))
             self._relatives.append((signature_of(traced), block))
+            if self._run is not None:
+                self._use(self._run)
             return block
 
     def _give_up(self, error: ExecutionError) -> RunBoxed:
@@ -263,10 +286,29 @@ class Block:
             if not self._given_up:
                 logger.warning("A graph runs in torch from now on: %s", error)
                 self.recipe.trace.failures.append(str(error))
-                self._boxed = _boxed_module(self.graph_module)
+                self._use(_boxed_module(self.graph_module))
                 self._given_up = True
-            assert self._boxed is not None
-            return self._boxed
+            assert self._run is not None
+            return self._run
+
+    def forget_inherited(self) -> None:
+        """In a forked child, leave the sessions of the parent alone: the next call builds."""
+        inherits = self.recipe.make_runner is not None  # it may have sessions of its own
+        if self._session is not None:
+            inherits = not self._session.survives_fork()
+        if inherits and not self._given_up:
+            self._run = self._boxed = self._session = None
+
+
+_blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    for block in list(_blocks):
+        block.forget_inherited()
+
+
+at_fork(in_child=_forget_inherited)
 
 
 def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:

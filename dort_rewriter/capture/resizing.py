@@ -11,11 +11,12 @@ C++ cannot when they are symbolic.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from dort_rewriter.forks import SafeLock
 
 __all__ = ["keep_resizing"]
 
@@ -34,7 +35,7 @@ _NAMES = (
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 _META = torch._C.DispatchKey.Meta
 
-_lock = threading.RLock()
+_lock = SafeLock()
 """Held while the kernels are put aside: torch keeps them in tables of the process."""
 
 

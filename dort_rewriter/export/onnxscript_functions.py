@@ -10,17 +10,17 @@ the conversion of a model.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused
+from dort_rewriter.forks import SafeLock
 from dort_rewriter.graph.schemas import op_info
 
 __all__ = ["is_onnxscript_function", "onnxscript_converter"]
 
-_lock = threading.RLock()
+_lock = SafeLock()
 """Held while a function runs: onnxscript keeps its current evaluator in a global."""
 
 

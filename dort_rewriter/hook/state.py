@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 
+from dort_rewriter.forks import SafeLock
 from dort_rewriter.hook.patch import Applied
 from dort_rewriter.hook.restored import RestoredModule
 
@@ -15,7 +15,7 @@ __all__ = ["STATE", "State"]
 class State:
     """Installed or not, and each change made to torch, in the order it was made."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: SafeLock = field(default_factory=SafeLock)
     installed: bool = False
     changes: list[Applied | RestoredModule] = field(default_factory=list)
     failure: str = ""

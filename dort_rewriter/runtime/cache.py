@@ -7,12 +7,12 @@ The sessions a compiled callable uses are owned by that callable alone, and need
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.forks import SafeLock
 
 __all__ = ["SessionCache"]
 
@@ -28,7 +28,7 @@ class SessionCache(Generic[K, V]):
             raise OptionError(f"A cache holds at least one session, not {capacity}.")
         self.capacity = capacity
         self._values: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
 
     def get(self, key: K) -> V | None:
         """Return the value, now the one used last, or None."""

@@ -6,17 +6,17 @@ from 0 for each prefix in the life of the process, or since :func:`restart_numbe
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.forks import SafeLock
 from dort_rewriter.runtime.model_files import Model, write_model
 
 __all__ = ["dump_graph", "restart_numbers"]
 
-_lock = threading.Lock()
+_lock = SafeLock()
 _next_number: dict[str, int] = {}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.forks import at_fork, forked_alone
 from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
@@ -58,8 +61,33 @@ class Session:
     """What error messages say about each node, by name; empty for models given as bytes."""
     threads: int = 1
     """How many work on one operator, the calling one included."""
+    pooled: bool = False
+    """Whether it has threads of its own."""
     stream: torch.cuda.Stream | None = None
     """Where the CUDA provider queues its work; the executor orders it against torch's stream."""
+
+    def __post_init__(self) -> None:
+        _alive.add(self.ort)
+
+    def survives_fork(self) -> bool:
+        """Tell a forked child whether it may run this session of its parent."""
+        return not self.pooled and forked_alone()
+
+
+_alive: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+
+
+def _keep_inherited() -> None:
+    """Let the sessions of the parent live as long as a child does.
+
+    The end of a session waits for its threads, which a child does not have: for ever.
+    """
+    for session in list(_alive):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    _alive.clear()
+
+
+at_fork(in_child=_keep_inherited)
 
 
 def session_options(
@@ -109,13 +137,16 @@ def create_session(
     with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
         source = serialize(model, Path(folder))
         session = _build(source, passed, options, model)
+    threads = options.intra_op_num_threads or os.cpu_count() or 1
+    sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
     return Session(
         ort=session,
         providers=chosen,
         input_types={i.name: i.type for i in session.get_inputs()},
         output_types={o.name: o.type for o in session.get_outputs()},
         nodes=_node_places(model),
-        threads=options.intra_op_num_threads or os.cpu_count() or 1,
+        threads=threads,
+        pooled=threads > 1 or options.execution_mode != sequential,
         stream=stream,
     )
 

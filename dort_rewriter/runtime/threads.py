@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.forks import at_fork
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -74,13 +75,42 @@ def shortest_run() -> float:
     return _PAUSE_PER_THREAD * torch.get_num_threads()
 
 
-@functools.cache
 def omp_pause() -> Callable[[int], int] | None:
     """Return ``omp_pause_resource_all`` of the OpenMP that torch uses, None where there is none.
 
     It ends the threads that wait for the next parallel region of the calling thread: 0.3 us when
     there are none.
+
+    NOTE: in a forked child it waits for ever for threads that only the parent has. They are ended
+    before a fork; a child that was forked without Python's knowledge gets None.
     """
+    return _find_pause() if _state != "lost" else None
+
+
+_state: Literal["usual", "ended", "lost"] = "usual"
+"""Whether torch's threads were ended for a fork, or lost by one."""
+
+
+def _end_threads() -> None:
+    global _state
+    if (pause := omp_pause()) is not None:
+        pause(PAUSE_SOFT)
+        _state = "ended"
+
+
+def _go_on_in_parent() -> None:
+    global _state
+    if _state == "ended":
+        _state = "usual"
+
+
+def _go_on_in_child() -> None:
+    global _state
+    _state = "usual" if _state == "ended" else "lost"
+
+
+@functools.cache
+def _find_pause() -> Callable[[int], int] | None:
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         if not (library := folder / name).exists():
@@ -92,5 +122,6 @@ def omp_pause() -> Callable[[int], int] | None:
             logger.info("torch's threads cannot be paused: %s", error)
             return None
         function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
+        at_fork(before=_end_threads, in_parent=_go_on_in_parent, in_child=_go_on_in_child)
         return function
     return None

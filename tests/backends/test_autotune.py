@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 from typing import Any
 
@@ -78,3 +79,43 @@ def test_weights_may_change_while_candidates_are_tried() -> None:
         for _ in range(3 * (1 + MEASURES) + 2):
             torch.testing.assert_close(compiled(x), module(x))
             module[0].weight.add_(0.1)  # type: ignore[operator, union-attr]
+
+
+def test_a_candidate_may_call_the_graph_again() -> None:
+    """So does what interrupts one: a signal handler, the end of an object."""
+    calls: list[str] = []
+
+    def first(args: list[Any]) -> Any:
+        calls.append("first")
+        depth = args.pop()
+        return tuned.boxed([depth - 1]) if depth else ("done",)
+
+    def second(args: list[Any]) -> Any:
+        calls.append("second")
+        return first(args)
+
+    tuned = Autotuned({"first": first, "second": second})
+    results: list[Any] = []
+
+    def work() -> None:
+        results.extend(tuned.boxed([2]) for _ in range(2 * (1 + MEASURES) + 1))
+
+    thread = threading.Thread(target=work, daemon=True)  # it would wait for itself for ever
+    thread.start()
+    thread.join(60)
+    assert results == [("done",)] * (2 * (1 + MEASURES) + 1)
+    assert tuned.choice in ("first", "second")
+
+
+def test_a_candidate_that_raises_leaves_the_others_to_be_tried() -> None:
+    fails = iter([True, False])
+
+    def first(args: list[Any]) -> Any:
+        if next(fails, False):
+            raise KeyboardInterrupt
+        return ("first",)
+
+    tuned = Autotuned({"first": first, "second": lambda args: ("second",)})
+    with pytest.raises(KeyboardInterrupt):
+        tuned.boxed([])
+    assert [tuned.boxed([]) for _ in range(2)] == [("first",), ("second",)]

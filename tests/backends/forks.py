@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -116,26 +115,6 @@ def forget(subject: Subject) -> None:
     gc.collect()
 
 
-def while_others_run(subject: Subject) -> str:
-    """Return how children ended that were forked while other threads called the model."""
-    stop = threading.Event()
-
-    def call() -> None:
-        while not stop.is_set():
-            subject.infer()
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        ends = {in_child(subject.infer) for _ in range(5)}
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    return "done" if ends == {"done"} else str(ends)
-
-
 def main(threads: int, patterns: str) -> dict[str, str]:
     os.environ["ONNXRT_CHANGE_REWRITER"] = "1"
     torch.set_num_threads(threads)
@@ -150,7 +129,6 @@ def main(threads: int, patterns: str) -> dict[str, str]:
             "a model of its own": in_child(lambda: Subject(cache=False).both()),
             "sessions of the parent end": in_child(lambda: forget(subject)),
             "a pool": map_in_pool(subject),
-            "others run": while_others_run(subject),
         }
         subject.both()
         ends["the parent itself"] = "done"

@@ -107,9 +107,12 @@ class ViewStep:
     """A view taken in torch, after the session ran: ``op`` called on the previous tensor."""
 
     op: str
-    """An ATen overload that aliases its first argument: ``aten::view``."""
+    """An ATen overload that aliases its first argument: ``aten::view``. ``getitem`` takes one of
+    several views; ``lay_out`` copies to a new memory, with gaps: its arguments are the strides."""
     args: tuple[object, ...] = ()
-    """The arguments after the tensor: numbers, None, a :data:`Size`, or tuples of them."""
+    """The arguments after the tensor: numbers, types, None, a :data:`Size`, or tuples of them."""
+    kwargs: tuple[tuple[str, object], ...] = ()
+    """The arguments given by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

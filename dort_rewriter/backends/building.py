@@ -15,10 +15,12 @@ from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.transforms import before_transforms, transform
 from dort_rewriter.capture.layouts import input_orders
-from dort_rewriter.capture.outputs import ModelOutput, OutputPlan, plan_outputs
+from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.options import OrtBackendOptions
@@ -44,6 +46,7 @@ __all__ = [
     "add_casts",
     "build_block",
     "export_block",
+    "shared_in_torch",
 ]
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]
@@ -138,6 +141,8 @@ def export_block(
         )
     with trace.phase("export"):
         plan = plan_outputs(graph_module)
+        if plan.left:
+            raise UnsupportedOpError(shared_in_torch(n) for n in plan.left)
         names = _output_names(plan)
         outputs = list(zip(names, plan.model_outputs, strict=True))
         values = {i: float(t) for i, t in (numbers or {}).items()}
@@ -170,6 +175,11 @@ def export_block(
         signature=GraphSignature(inputs=inputs, outputs=slots),
         computed=dict(outputs),
     )
+
+
+def shared_in_torch(node: torch.fx.Node) -> UnsupportedOp:
+    """Return why a node stays in torch that a result cannot be made without."""
+    return UnsupportedOp(op_name(node.target), SHARED, source_line(node), node.name)
 
 
 def _convert(

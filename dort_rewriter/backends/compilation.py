@@ -17,10 +17,12 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.backends.autotune import Autotuned
-from dort_rewriter.backends.building import BuiltBlock, build_block
+from dort_rewriter.backends.building import BuiltBlock, build_block, shared_in_torch
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.capture.aliases import reads_by_place, rebase_strided, settle_blocks
 from dort_rewriter.capture.metadata import retrace
+from dort_rewriter.capture.outputs import SHARED, plan_outputs
 from dort_rewriter.capture.partition import Partition, partition_graph
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
@@ -75,7 +77,15 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
     """Cut a graph, its blocks replaced by what will run them."""
     with recipe.trace.phase("cut"):
         hoist_random(graph_module)
-        partition = partition_graph(graph_module, recipe.refusal, recipe.options.min_block_size)
+        rebase_strided(graph_module.graph)
+        shared = [*plan_outputs(graph_module).left, *reads_by_place(graph_module.graph)]
+        left = {n: shared_in_torch(n) for n in shared}
+        partition = partition_graph(
+            graph_module,
+            lambda node: left.get(node) or recipe.refusal(node),
+            recipe.options.min_block_size,
+        )
+        settle_blocks(partition.graph_module, partition.blocks)
     recipe.trace.fallbacks.extend(partition.fallbacks)
     if partition.fallbacks:
         _report(partition.fallbacks, recipe)
@@ -96,7 +106,10 @@ def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:
 
 def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
     """Say once per graph what stays in torch, but for what belongs there."""
-    missing = [f for f in fallbacks if not f.reason.startswith("random") and f.reason != PLACED]
+    belongs = (PLACED, SHARED)
+    missing = [
+        f for f in fallbacks if not f.reason.startswith("random") and f.reason not in belongs
+    ]
     if not missing:
         return
     if not recipe.options.fallback:

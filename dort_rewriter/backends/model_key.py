@@ -11,7 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +42,12 @@ def model_key(
     recipe: Recipe,
     provider: str,
     numbers: Mapping[int, float] | None = None,
+    outputs: Sequence[tuple[str, tuple[int, ...] | None]] = (),
 ) -> str | None:
     """Return the key of the model of a graph, or None when it has none.
 
-    ``numbers`` are the arguments that the model holds, by position.
+    ``numbers`` are the arguments that the model holds, by position; ``outputs`` the nodes that it
+    computes, by name, and in which order of their dimensions.
     """
     try:
         parts = [
@@ -53,6 +55,7 @@ def model_key(
             *_choices(recipe),
             *_graph(graph_module),
             repr(sorted((numbers or {}).items())),
+            repr(outputs),
         ]
     except _NoKey:
         return None

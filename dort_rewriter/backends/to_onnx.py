@@ -12,6 +12,7 @@ import onnx
 import torch
 
 from dort_rewriter.backends.optimize_onnx import optimize_model
+from dort_rewriter.capture.aliases import rebase_strided
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.decompositions import resolve_decomposition_table
@@ -180,6 +181,7 @@ def to_onnx(
         attempts=settings.attempts,
         tracing=keep_resizing,
     )
+    rebase_strided(source.graph_module.graph)
     exported = convert_graph(
         source.graph_module,
         dispatcher,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
@@ -39,12 +40,18 @@ def compile_with_aot(
     from torch._dynamo.backends.common import aot_autograd
 
     def inference(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        _release_updates(graph)
         if compile_inference is None:
             return compile_graph(graph, given)
         return compile_inference(graph, _weights(graph))
 
+    def forward(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        _release_updates(graph)
+        return compile_graph(graph, given)
+
     compiler = aot_autograd(
-        fw_compiler=compile_graph,
+        fw_compiler=forward,
+        bw_compiler=compile_graph,
         inference_compiler=inference,
         partition_fn=_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
@@ -69,7 +76,27 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     with torch._functorch.config.patch(cse=False):
-        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    saved = range(kwargs["num_fwd_outputs"], len(results_of(forward.graph)))
+    let_layouts_vary(forward.graph, saved)
+    let_layouts_vary(backward.graph, range(len(results_of(backward.graph))))
+    return forward, backward
+
+
+def _release_updates(graph_module: torch.fx.GraphModule) -> None:
+    """Let the new values of arguments lie in memory as they like: torch copies them.
+
+    They are the first results of a forward graph.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return
+    updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
+    copied = [
+        i for i, info in enumerate(updated) if info.mutates_data and not info.mutates_metadata
+    ]
+    let_layouts_vary(graph_module.graph, copied)
 
 
 def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:

@@ -6,9 +6,9 @@ the backward graph.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from dort_rewriter.capture.aliases import exposed, lineage
 
 __all__ = ["drop_copies"]
 
@@ -24,40 +24,18 @@ def drop_copies(graph: torch.fx.Graph) -> int:
     nodes = list(graph.nodes)
     if any(_is_written(node) for node in nodes):
         return 0
-    seen_by_caller = _exposed(nodes[-1])
+    seen_by_caller = exposed(graph)
     dropped = 0
     for node in nodes:
         if node.op != "call_function" or node.target is not aten.clone.default or node.kwargs:
             continue
         source = node.args[0]
-        fresh = source.op == "call_function" and not _is_view(source.target)
+        fresh = source.op == "call_function" and lineage(source) == [source]
         if fresh and node not in seen_by_caller and source not in seen_by_caller:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             dropped += 1
     return dropped
-
-
-def _exposed(output: torch.fx.Node) -> set[torch.fx.Node]:
-    """Return what the results may share their memory with."""
-    found: set[torch.fx.Node] = set()
-    waiting = list(output.all_input_nodes)
-    while waiting:
-        node = waiting.pop()
-        if node in found:
-            continue
-        found.add(node)
-        if node.op == "call_function" and _is_view(node.target):
-            waiting += node.all_input_nodes
-    return found
-
-
-def _is_view(target: Any) -> bool:
-    """Tell whether a result may share its memory with an argument; only operators are known not
-    to."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return True
-    return any(argument.alias_info is not None for argument in target._schema.arguments)
 
 
 def _is_written(node: torch.fx.Node) -> bool:

@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.aliases import exposed
+
 __all__ = ["merge_duplicates"]
 
 
 def merge_duplicates(graph: torch.fx.Graph) -> int:
     """Merge equal nodes and return how many are gone.
 
-    Random operators are left alone, and what the graph returns: two results are two tensors.
+    Random operators are left alone, and what the results of the graph share their memory with:
+    two results are two tensors.
     """
-    output = next(n for n in graph.nodes if n.op == "output")
-    returned = set(output.all_input_nodes)
+    seen_by_caller = exposed(graph)
     seen: dict[Any, torch.fx.Node] = {}
     writes = merged = 0
     for node in list(graph.nodes):
@@ -28,7 +30,7 @@ def merge_duplicates(graph: torch.fx.Graph) -> int:
         if _writes(node.target):
             writes += 1  # what reads the same tensor may read something else from here on
             continue
-        if node in returned or not _is_pure(node.target):
+        if node in seen_by_caller or not _is_pure(node.target):
             continue
         key = (node.target, writes, _freeze(node.args), _freeze(node.kwargs))
         first = seen.setdefault(key, node)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dort_rewriter.signature import ViewStep
+from dort_rewriter.capture.sizes import is_same_size
+from dort_rewriter.signature import inverse_order
 
-__all__ = ["input_orders", "is_dense", "storage_order", "strided_view"]
+__all__ = [
+    "covers",
+    "input_orders",
+    "is_dense",
+    "is_row_major",
+    "lies_as_ordered",
+    "overlaps",
+    "storage_order",
+]
 
 
 def is_dense(value: Any) -> bool:
@@ -25,9 +35,7 @@ def storage_order(value: Any) -> tuple[int, ...] | None:
     """
     if not isinstance(value, torch.Tensor) or value.is_contiguous():
         return None
-    strides = value.stride()
-    if not all(isinstance(s, int) for s in (*strides, *value.shape)):
-        strides = tuple(_hint(s) for s in strides)
+    strides = _hints(value.stride())
     order = tuple(sorted(range(value.dim()), key=lambda i: (-strides[i], i)))
     if not value.permute(order).is_contiguous():
         return None
@@ -46,29 +54,67 @@ def input_orders(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int, ...
     return found
 
 
-def strided_view(base: Any, view: Any) -> tuple[ViewStep, ...] | None:
-    """Return how a result is seen in the memory of what was computed: in one step, or in none.
+def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
+    """Tell whether a tensor has the strides of one made row-major and permuted back.
 
-    ``base`` is returned by the model in the order it is stored in. None when the layout of either
-    is not known to the number.
+    NOTE: the strides of dimensions of size one, and of tensors without an element, may be any.
     """
-    if not (is_dense(base) and _is_known(base) and _is_known(view)):
-        return None
-    order = storage_order(base)
-    stored = base if order is None else base.permute(order)
-    offset = view.storage_offset() - base.storage_offset()
-    layout = (tuple(view.shape), tuple(view.stride()), offset)
-    if layout == (tuple(stored.shape), tuple(stored.stride()), 0):
-        return ()
-    return (ViewStep("aten::as_strided", layout),)
+    shape = value.shape if order is None else [value.shape[i] for i in order]
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step = step * (max(size, 1) if isinstance(size, int) else size)
+    if order is not None:
+        strides = [strides[i] for i in inverse_order(order)]
+    return all(is_same_size(a, b) for a, b in zip(value.stride(), strides, strict=True))
 
 
-def _is_known(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
+def is_row_major(node: torch.fx.Node) -> bool:
+    """Tell whether an elementwise operator gives what is row-major to the last stride.
+
+    NOTE: for row-major operands of one shape torch's kernels do, whatever the strides of their
+    dimensions of size one; its fake tensors keep those strides.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    numbers = (*value.shape, *value.stride(), value.storage_offset())
-    return all(isinstance(n, int) for n in numbers)
+    schema = node.target._schema.arguments
+    takes_format = any(s.name == "memory_format" for s in schema)  # a copy keeps all strides
+    if torch.Tag.pointwise not in node.target.tags or takes_format:
+        return False
+    operands = [a for a, s in zip(node.args, schema, strict=False) if "Tensor" in str(s.type)]
+    if not all(isinstance(a, torch.fx.Node) for a in operands):
+        return False
+    values = [a.meta["val"] for a in operands if isinstance(a, torch.fx.Node)]
+    shape = node.meta["val"].shape
+    return all(
+        v.is_contiguous()
+        and v.dim() == len(shape)
+        and all(is_same_size(m, n) for m, n in zip(v.shape, shape, strict=True))
+        for v in values
+    )
 
 
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
+def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
+    """Tell whether a view shows as many elements as its base has: returning the base instead
+    costs no memory."""
+    shown: Any = 1
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        if not is_same_size(stride, 0):
+            shown = shown * size
+    return base.dtype is view.dtype and is_same_size(shown, base.numel())
+
+
+def overlaps(value: torch.Tensor) -> bool:
+    """Tell whether several elements of a tensor may be one in memory, for the sizes at hand."""
+    pairs = zip(_hints(value.stride()), _hints(value.shape), strict=True)
+    end = 0
+    for stride, size in sorted(p for p in pairs if p[1] != 1):
+        if stride <= end:
+            return True
+        end += stride * (size - 1)
+    return False
+
+
+def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(s if isinstance(s, int) else int(s.node.hint) for s in sizes)

@@ -1,48 +1,39 @@
 """Decide what of a graph's results has to be computed, and what is only looked at differently.
 
 A result that is an argument, another result, a view of either, a constant or a size is made by
-the executor in torch, at no cost. A computed result whose torch layout is not row-major is asked
-for in the order it is stored in, and permuted back by a view. Where all sizes are known the views
-between what is computed and what is returned are one: each costs microseconds.
+the executor in torch, at no cost. So is a view of something computed: the model computes what owns
+the memory, and the executor takes the view, so that strides, offsets and who shares memory with
+whom are what torch would have given. Where all sizes are known the views between what is computed
+and what is returned are one: each costs microseconds.
+
+Results whose layout nobody sees (saved for a backward graph, gradients) are computed as they are,
+dense: a part of something large does not keep all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dort_rewriter.capture.layouts import is_dense, storage_order, strided_view
-from dort_rewriter.capture.sizes import as_size
-from dort_rewriter.signature import OutputSlot, ViewStep, describe_value, inverse_order
-
-__all__ = ["ModelOutput", "OutputPlan", "plan_outputs"]
-
-aten = torch.ops.aten
-
-_SAME_ELEMENTS = frozenset(
-    {
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.permute.default,
-        aten.t.default,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.squeeze.default,
-        aten.expand.default,
-        aten.alias.default,
-        aten.detach.default,
-        torch.ops.prims.view_of.default,
-    }
+from dort_rewriter.capture.aliases import (
+    is_layout_free,
+    is_tracked,
+    lineage,
+    reads_storage,
+    results_of,
 )
-"""Views that show every element of their base: returning the base costs no memory."""
+from dort_rewriter.capture.layouts import covers, is_dense, lies_as_ordered, storage_order
+from dort_rewriter.capture.replaying import Unknown, is_static, lay_out, replay, strided
+from dort_rewriter.capture.sizes import ArgumentSizes, is_same_size
+from dort_rewriter.signature import OutputSlot, ViewStep, describe_value
 
-_SOME_ELEMENTS = frozenset({aten.slice.Tensor, aten.select.int, aten.diagonal.default})
-"""Views that show a part of their base: taken only of what is kept anyway."""
+__all__ = ["SHARED", "ModelOutput", "OutputPlan", "plan_outputs"]
+
+SHARED = "a result shares its memory, and only torch can tell how"
+"""Why a view, or what owns its memory, is not in a model."""
 
 
 @dataclass(frozen=True)
@@ -60,41 +51,53 @@ class OutputPlan:
 
     model_outputs: tuple[ModelOutput, ...]
     slots: tuple[OutputSlot, ...]
-
-
-@dataclass(frozen=True)
-class _View:
-    base: torch.fx.Node
-    steps: tuple[ViewStep, ...]
+    left: tuple[torch.fx.Node, ...] = ()
+    """What has to stay in torch: results depend on it that cannot be made otherwise."""
 
 
 def plan_outputs(graph_module: torch.fx.GraphModule) -> OutputPlan:
     """Plan the results of an ATen graph whose nodes carry ``meta["val"]``."""
     graph = graph_module.graph
     arguments = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    output = next(n for n in graph.nodes if n.op == "output")
-    results = output.args[0]
-    leaves = list(results) if isinstance(results, list | tuple) else [results]
-    return _Planner(arguments, leaves).plan()
+    return _Planner(arguments, results_of(graph)).plan()
 
 
 class _Planner:
     def __init__(self, arguments: dict[torch.fx.Node, int], leaves: Sequence[Any]) -> None:
         self.arguments = arguments
         self.leaves = leaves
+        self.sizes = ArgumentSizes(arguments)
         self.first: dict[torch.fx.Node, int] = {}
         """Where each node is returned first."""
         self.computed: dict[torch.fx.Node, int] = {}
         """The position of each node among the outputs of the model."""
         self.outputs: list[ModelOutput] = []
+        self.left: list[torch.fx.Node] = []
+        self.chains = self._chains()
+
+    def _chains(self) -> dict[torch.fx.Node, Sequence[torch.fx.Node]]:
+        """Return each result that is a tensor and made of something computed, down to that."""
+        nodes = [n for n in self.leaves if isinstance(n, torch.fx.Node)]
+        tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        found: dict[torch.fx.Node, Sequence[torch.fx.Node]] = {n: lineage(n) for n in tensors}
+        found = {n: c for n, c in found.items() if c[-1] not in self.arguments}
+        kept = {c[-1] for n, c in found.items() if not is_layout_free(n)}
+        for node, chain in found.items():
+            if is_layout_free(node):
+                found[node] = _worth_keeping(chain, kept)
+                kept.add(found[node][-1])
+        return found
 
     def plan(self) -> OutputPlan:
         slots = []
         for i, leaf in enumerate(self.leaves):
-            slots.append(self._slot(leaf))
+            try:
+                slots.append(self._slot(leaf))
+            except Unknown as e:
+                self.left.append(e.node)
             if isinstance(leaf, torch.fx.Node):
                 self.first.setdefault(leaf, i)
-        return OutputPlan(tuple(self.outputs), tuple(slots))
+        return OutputPlan(tuple(self.outputs), tuple(slots), tuple(dict.fromkeys(self.left)))
 
     def _slot(self, leaf: Any) -> OutputSlot:
         if not isinstance(leaf, torch.fx.Node):
@@ -107,72 +110,87 @@ class _Planner:
             return OutputSlot(**described, source="output", index=self.first[leaf])
         if leaf in self.arguments:
             return OutputSlot(**described, source="input", index=self.arguments[leaf])
-        if not isinstance(value, torch.Tensor):
-            size = as_size(leaf, self.arguments) if isinstance(value, torch.SymInt | int) else None
-            if size is not None:
-                return OutputSlot(**described, source="size", size=size)
-            return self._model_slot(leaf, value, (), described)
-        view = self._view(leaf)
-        if view.base in self.arguments:
-            at = self.arguments[view.base]
-            return OutputSlot(**described, source="input", index=at, views=view.steps)
-        if view.steps and view.base in self.first:
-            at = self.first[view.base]
-            return OutputSlot(**described, source="output", index=at, views=view.steps)
-        return self._model_slot(view.base, value, view.steps, described)
+        if (chain := self.chains.get(leaf)) is not None:
+            index, steps = self._compute(chain[-1]), self._views(chain)
+            return OutputSlot(**described, source="model", index=index, views=steps)
+        if isinstance(value, torch.Tensor):
+            chain = lineage(leaf)
+            at, steps = self.arguments[chain[-1]], replay(chain, self.sizes)
+            return OutputSlot(**described, source="input", index=at, views=steps)
+        if (size := self.sizes.find(value)) is not None:
+            return OutputSlot(**described, source="size", size=size)
+        return OutputSlot(**described, source="model", index=self._compute(leaf))
 
-    def _model_slot(
-        self,
-        node: torch.fx.Node,
-        value: Any,
-        steps: tuple[ViewStep, ...],
-        described: dict[str, Any],
-    ) -> OutputSlot:
-        order = storage_order(node.meta.get("val"))
+    def _compute(self, node: torch.fx.Node) -> int:
+        """Return the position of a node among the outputs of the model."""
         if node not in self.computed:
             self.computed[node] = len(self.outputs)
-            self.outputs.append(ModelOutput(node, order))
-        if order is not None:
-            steps = (ViewStep("aten::permute", (inverse_order(order),)), *steps)
-        if steps:
-            known = strided_view(node.meta.get("val"), value)
-            steps = steps if known is None else known
-        return OutputSlot(**described, source="model", index=self.computed[node], views=steps)
+            self.outputs.append(ModelOutput(node, storage_order(node.meta.get("val"))))
+        return self.computed[node]
 
-    def _view(self, node: torch.fx.Node) -> _View:
-        """Follow a result to what it is a view of, as far as a view costs nothing."""
-        steps: list[ViewStep] = []
-        found = _View(node, ())
-        partial = False
-        while (step := self._step(node)) is not None:
-            steps.insert(0, step)
-            partial = partial or node.target in _SOME_ELEMENTS
-            node = node.all_input_nodes[0]
-            kept = node in self.arguments or node in self.first
-            if kept or (not partial and is_dense(node.meta.get("val"))):
-                found = _View(node, tuple(steps))
-        return found
+    def _views(self, chain: Sequence[torch.fx.Node]) -> tuple[ViewStep, ...]:
+        """Return what makes the first node of a chain of what the model computes for the last."""
+        node, owner = chain[0], chain[-1]
+        if is_layout_free(node) and not is_dense(owner.meta["val"]):
+            return ()
+        seen, steps = self._seen(owner)
+        if node is seen:
+            return steps
+        above = chain[: chain.index(seen) + 1]
+        step = strided(owner.meta["val"], node.meta["val"], self.sizes)
+        if steps and steps[0].op == "lay_out":
+            step = None
+        if not is_layout_free(node) and not all(is_tracked(n) for n in above[:-1]):
+            step = None
+        if step is not None and is_static(step):
+            undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
+            return () if undone else (step,)
+        try:
+            return (*steps, *replay(above, self.sizes))
+        except Unknown:
+            if step is None:
+                raise
+            return (step,)
 
-    def _step(self, node: torch.fx.Node) -> ViewStep | None:
-        target = node.target
-        if (target not in _SAME_ELEMENTS and target not in _SOME_ELEMENTS) or node.kwargs:
-            return None
-        args = [_step_argument(a, self.arguments) for a in node.args[1:]]
-        if any(a is _UNKNOWN for a in args):
-            return None
-        assert isinstance(target, torch._ops.OpOverload)
-        is_alias = target is torch.ops.prims.view_of.default
-        return ViewStep("aten::alias" if is_alias else target.name(), tuple(args))
+    def _seen(self, owner: torch.fx.Node) -> tuple[torch.fx.Node, tuple[ViewStep, ...]]:
+        """Return the node that all results of one memory are views of, and how it is made.
+
+        The owner of the memory itself, or what torch shows it as without calling that a view.
+        """
+        chains = [c for c in self.chains.values() if c[-1] is owner]
+        free = all(is_layout_free(c[0]) for c in chains)
+        value = owner.meta["val"]
+        if not free and not is_same_size(value.storage_offset(), 0):
+            raise Unknown(owner)
+        laid_out = lay_out(owner, self.sizes, as_view=free)
+        for node in chains[0]:
+            if node is owner:
+                break
+            if is_tracked(node) or any(node not in c for c in chains):
+                continue
+            step = strided(value, node.meta["val"], self.sizes)
+            if step is None:
+                continue
+            gaps = [s for s in laid_out if s.op == "lay_out"]
+            return node, (*gaps, ViewStep("aten::as_strided_", step.args))
+        return owner, laid_out
 
 
-_UNKNOWN = object()
+def _is_as_computed(step: ViewStep, owner: torch.Tensor) -> bool:
+    """Tell whether a view of known sizes shows what the model gives as it is."""
+    layout = (tuple(owner.shape), tuple(owner.stride()), 0)
+    return step.args == layout and lies_as_ordered(owner, None)
 
 
-def _step_argument(argument: Any, arguments: dict[torch.fx.Node, int]) -> Any:
-    if isinstance(argument, list | tuple):
-        items = tuple(_step_argument(a, arguments) for a in argument)
-        return _UNKNOWN if any(i is _UNKNOWN for i in items) else items
-    if isinstance(argument, torch.fx.Node):
-        size = as_size(argument, arguments)
-        return _UNKNOWN if size is None else size
-    return argument
+def _worth_keeping(
+    chain: Sequence[torch.fx.Node], kept: Container[torch.fx.Node]
+) -> Sequence[torch.fx.Node]:
+    """Cut the lineage of a result that may have any layout where keeping more costs memory."""
+    length = 1
+    for count, node in enumerate(chain[1:], 2):
+        if reads_storage(chain[count - 2]):
+            break
+        value = node.meta["val"]
+        if is_dense(value) and (node in kept or covers(value, chain[0].meta["val"])):
+            length = count
+    return chain[:length]

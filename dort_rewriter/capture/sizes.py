@@ -2,47 +2,89 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import sympy
 import torch
+from torch.utils._sympy import functions
 
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
-__all__ = ["as_size"]
+__all__ = ["ArgumentSizes", "is_same_size"]
 
-_OPERATIONS: dict[Any, Literal["add", "sub", "mul", "floordiv", "mod", "min", "max"]] = {
-    operator.add: "add",
-    operator.sub: "sub",
-    operator.mul: "mul",
-    operator.floordiv: "floordiv",
-    operator.mod: "mod",
-    torch.sym_min: "min",
-    torch.sym_max: "max",
+_OPERATIONS: dict[Any, Literal["add", "mul", "floordiv", "mod", "min", "max"]] = {
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+    functions.FloorDiv: "floordiv",
+    functions.CleanDiv: "floordiv",
+    functions.Mod: "mod",
+    functions.PythonMod: "mod",
+    functions.Min: "min",
+    functions.Max: "max",
 }
 
 
-def as_size(value: Any, arguments: Mapping[torch.fx.Node, int]) -> Size | None:
-    """Return the integer a node computes, if it does from the arguments; None otherwise."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if not isinstance(value, torch.fx.Node):
-        return None
-    if value in arguments:
-        return InputSize(arguments[value]) if _is_integer(value.meta.get("val")) else None
-    if value.target is torch.ops.aten.sym_size.int:
-        base, dim = value.args
-        if isinstance(base, torch.fx.Node) and base in arguments and isinstance(dim, int):
-            return InputDim(arguments[base], dim)
-        return None
-    if (operation := _OPERATIONS.get(value.target)) is None or value.kwargs:
-        return None
-    operands = [as_size(a, arguments) for a in value.args]
-    if any(o is None for o in operands):
-        return None
-    return SizeExpression(operation, tuple(o for o in operands if o is not None))
+class ArgumentSizes:
+    """What the arguments of a graph tell about sizes: the way from a symbolic size to them."""
+
+    def __init__(self, arguments: Mapping[torch.fx.Node, int]) -> None:
+        self._known: dict[Any, Size] = {}
+        values: dict[int, Any] = {i: node.meta.get("val") for node, i in arguments.items()}
+        for index, value in values.items():
+            if isinstance(value, torch.SymInt):
+                self._known.setdefault(value.node.expr, InputSize(index))
+        for index, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            sizes: Sequence[Any] = value.shape
+            for dim, size in enumerate(sizes):
+                if isinstance(size, torch.SymInt):
+                    self._known.setdefault(size.node.expr, InputDim(index, dim))
+
+    def find(self, size: Any) -> Size | None:
+        """Return how to compute an integer (or the one that a node gives) from the arguments;
+        None if they do not tell it."""
+        if isinstance(size, torch.fx.Node):
+            size = size.meta.get("val")
+        if isinstance(size, torch.SymInt):
+            return self._express(size.node.expr)
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+    def find_all(self, sizes: Any) -> tuple[Size, ...] | None:
+        """Return how to compute each of several integers; None if one is not known."""
+        found = tuple(s for size in sizes if (s := self.find(size)) is not None)
+        return found if len(found) == len(sizes) else None
+
+    def _express(self, expression: Any) -> Size | None:
+        if (known := self._known.get(expression)) is not None:
+            return known
+        if isinstance(expression, sympy.Integer):
+            return int(expression)
+        if isinstance(expression, sympy.Pow):
+            base, exponent = expression.args
+            if not isinstance(exponent, sympy.Integer) or not 1 < exponent < 8:
+                return None
+            return self._combine("mul", [base] * int(exponent))
+        if isinstance(expression, functions.ModularIndexing):
+            base, divisor, modulus = expression.args
+            return self._combine("mod", [functions.FloorDiv(base, divisor), modulus])
+        operation = _OPERATIONS.get(expression.func)
+        return None if operation is None else self._combine(operation, expression.args)
+
+    def _combine(
+        self, operation: Literal["add", "mul", "floordiv", "mod", "min", "max"], operands: Any
+    ) -> Size | None:
+        found = tuple(s for o in operands if (s := self._express(o)) is not None)
+        return SizeExpression(operation, found) if len(found) == len(operands) else None
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+def is_same_size(a: Any, b: Any) -> bool:
+    """Tell whether two sizes are known to be equal, without a guard on them."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(_expression(a) == _expression(b))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

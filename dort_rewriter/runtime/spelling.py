@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from dort_rewriter.signature import (
 
 __all__ = [
     "arguments_needed",
-    "find_overload",
+    "find_step",
     "spell_argument",
     "spell_literal",
     "spell_size",
@@ -36,7 +37,7 @@ def arguments_needed(signature: GraphSignature) -> Iterator[int]:
         if slot.size is not None:
             yield from _arguments_in(slot.size)
         for step in slot.views:
-            yield from _arguments_in(step.args)
+            yield from _arguments_in((step.args, step.kwargs))
 
 
 def _arguments_in(value: object) -> Iterator[int]:
@@ -83,8 +84,10 @@ def spell_literal(value: object) -> str:
     raise ExecutionError(f"A signature holds numbers, not {type(value).__name__}: {value!r}.")
 
 
-def find_overload(op: str) -> Callable[..., Any]:
-    """Return the ATen overload named ``aten::view`` or ``aten::slice.Tensor``."""
+def find_step(op: str) -> Callable[..., Any]:
+    """Return what takes a step: the ATen overload named ``aten::view``, ``aten::slice.Tensor``."""
+    if op in _STEPS:
+        return _STEPS[op]
     namespace, _, name = op.partition("::")
     packet, _, overload = name.partition(".")
     try:
@@ -94,6 +97,14 @@ def find_overload(op: str) -> Callable[..., Any]:
     if not isinstance(found, torch._ops.OpOverload):
         raise ExecutionError(f"{op!r} in a view step is no ATen overload.")
     return found
+
+
+def _lay_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+_STEPS: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "lay_out": _lay_out}
+"""The steps that are no overload."""
 
 
 def spell_tuple(items: Iterable[str]) -> str:

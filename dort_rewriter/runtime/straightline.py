@@ -7,6 +7,7 @@ is readable (``Executor.source``) and depends on the signature alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.ort_values import DLPACK_TYPES, check_transferable
 from dort_rewriter.runtime.spelling import (
     arguments_needed,
-    find_overload,
+    find_step,
     spell_argument,
     spell_literal,
     spell_size,
@@ -49,6 +50,7 @@ _TYPECODES = {
 
 _METHODS = {
     "aten::as_strided": "as_strided",
+    "aten::as_strided_": "as_strided_",
     "aten::permute": "permute",
     "aten::t": "t",
     "aten::transpose.int": "transpose",
@@ -301,11 +303,25 @@ class _Writer:
 
     def _results(self) -> None:
         model_names = {name: i for i, name in enumerate(self.signature.output_names)}
+        steps_of = [(s.source, s.index, *s.views) for s in self.signature.outputs]
+        uses = Counter(steps[:n] for steps in steps_of for n in range(3, len(steps) + 1))
+        seen: dict[tuple[Any, ...], str] = {}
         for position, slot in enumerate(self.signature.outputs):
             value = self._origin(slot, model_names)
-            for step in slot.views:
+            for n, step in enumerate(slot.views, 3):
+                steps = steps_of[position][:n]
+                last = n == len(steps_of[position])
+                if steps in seen and not last:
+                    value = seen[steps]
+                    continue
                 value = self._view(value, step)
+                if uses[steps] > 1 and not last:  # a view that several results are seen in
+                    seen[steps] = f"v{len(seen)}"
+                    self._line(f"{seen[steps]} = {value}")
+                    value = seen[steps]
             self._line(f"r{position} = {value}")
+            if slot.views:
+                seen.setdefault(steps_of[position], f"r{position}")
         self._line(f"return {spell_tuple(f'r{i}' for i in range(len(self.signature.outputs)))}")
 
     def _origin(self, slot: OutputSlot, model_names: dict[str, int]) -> str:
@@ -328,13 +344,19 @@ class _Writer:
         return f"{slot.kind}({value}.item())"
 
     def _view(self, value: str, step: ViewStep) -> str:
-        given = [spell_argument(a) for a in step.args]
+        given = [self._argument(a) for a in step.args]
+        given += [f"{name}={self._argument(a)}" for name, a in step.kwargs]
         if (method := _METHODS.get(step.op)) is not None:
             return f"{value}.{method}({', '.join(given)})"
         function = self._constant(
-            f"view_{step.op.replace('::', '_').replace('.', '_')}", find_overload(step.op)
+            f"view_{step.op.replace('::', '_').replace('.', '_')}", find_step(step.op)
         )
         return f"{function}({', '.join([value, *given])})"
+
+    def _argument(self, value: object) -> str:
+        if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
+            return self._constant(str(value).replace(".", "_"), value)
+        return spell_argument(value)
 
     def _constant(self, name: str, value: object) -> str:
         self.constants[name] = value

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _drop(function: Callable[..., Any], *args: torch.Tensor) -> int:
-    graph_module = make_fx(function)(*args)
+    graph_module = make_fx(function, tracing_mode="fake")(*args)
     dropped = drop_copies(graph_module.graph)
     graph_module.graph.lint()
     graph_module.recompile()

@@ -1,0 +1,203 @@
+"""Who shares memory with whom in a graph, and which of its results anybody looks at closely.
+
+The fake tensors of a graph share their storages as the tensors of a run will: a node is a view of
+the input whose storage it has, whatever operator makes it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = [
+    "exposed",
+    "is_layout_free",
+    "is_tracked",
+    "let_layouts_vary",
+    "lineage",
+    "reads_by_place",
+    "reads_storage",
+    "rebase_strided",
+    "results_of",
+    "settle_blocks",
+]
+
+aten = torch.ops.aten
+
+_FREE = "layout_is_free"
+
+_READ_STORAGE = frozenset(
+    {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
+)
+"""Operators that say where elements lie in the storage, not in the tensor."""
+
+
+def results_of(graph: torch.fx.Graph) -> list[Any]:
+    """The leaves a graph returns: nodes, None and numbers."""
+    results = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def lineage(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """A node, what it is a view of, and so on to the argument or operator that owns the memory."""
+    found = [node]
+    while (base := _base(found[-1])) is not None:
+        found.append(base)
+    return found
+
+
+def exposed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """All that shares its memory with a result through the views it is made by."""
+    leaves = (leaf for leaf in results_of(graph) if isinstance(leaf, torch.fx.Node))
+    return {node for leaf in leaves for node in lineage(leaf)}
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input whose memory a node shows."""
+    if node.op != "call_function" or not node.args or not _may_be_view(node.target):
+        return None
+    base = node.args[0]
+    if not isinstance(base, torch.fx.Node):
+        return None
+    if node.target is operator.getitem and _base(base) is None:
+        return None  # one of several new tensors
+    mine, theirs = (set(_storages(n.meta.get("val"))) for n in (node, base))
+    return base if mine and mine <= theirs else None
+
+
+def is_tracked(node: torch.fx.Node) -> bool:
+    """Tell whether a node is a view for autograd too: in the caller's hands, it has a base."""
+    if node.target is operator.getitem:
+        return True
+    assert isinstance(node.target, torch._ops.OpOverload)
+    aliases = any(a.alias_info is not None for a in node.target._schema.arguments)
+    return aliases and node.target is not aten.detach.default
+
+
+def _may_be_view(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return not target._schema.is_mutable
+    return target is operator.getitem
+
+
+def _storages(value: Any) -> Iterator[int]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _storages(item)
+    elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        yield value.untyped_storage()._cdata
+
+
+# -- who looks at layouts ----------------------------------------------------------------------
+
+
+def let_layouts_vary(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
+    """Note that nobody looks at the strides and the memory of these results, only at their
+    values: they need not be views of what is larger.
+
+    A result that is also returned elsewhere stays as it is.
+    """
+    results, chosen = results_of(graph), set(positions)
+    others = {id(r) for i, r in enumerate(results) if i not in chosen}
+    for i in chosen:
+        if isinstance(results[i], torch.fx.Node) and id(results[i]) not in others:
+            results[i].meta[_FREE] = True
+
+
+def is_layout_free(node: torch.fx.Node) -> bool:
+    """Tell whether only the values of a result matter."""
+    return bool(node.meta.get(_FREE))
+
+
+def reads_storage(node: torch.fx.Node) -> bool:
+    """Tell whether an operator reads its first argument by places in memory."""
+    return node.target in _READ_STORAGE
+
+
+def settle_blocks(graph_module: torch.fx.GraphModule, blocks: Iterable[str]) -> None:
+    """Say of the results of each block of a cut graph whether anybody looks at their layouts."""
+    graphs: dict[Any, torch.fx.Graph] = {}
+    for name in blocks:
+        block = graph_module.get_submodule(name)
+        assert isinstance(block, torch.fx.GraphModule)
+        graphs[name] = block.graph
+    for call in reversed(graph_module.graph.nodes):  # who reads a result is settled before it
+        if call.op != "call_module" or call.target not in graphs:
+            continue
+        graph = graphs[call.target]
+        output = next(n for n in reversed(graph.nodes) if n.op == "output")
+        if isinstance(output.args[0], torch.fx.Node):
+            _settle(output.args[0], [call], graphs)
+            continue
+        for i, leaf in enumerate(output.args[0]):
+            if isinstance(leaf, torch.fx.Node):
+                _settle(leaf, [u for u in call.users if u.args[1] == i], graphs)
+
+
+def _settle(
+    leaf: torch.fx.Node, outside: Sequence[torch.fx.Node], graphs: Mapping[Any, torch.fx.Graph]
+) -> None:
+    """Settle a result of a block, given the nodes that stand for it outside."""
+    was_free = is_layout_free(leaf)
+    leaf.meta[_FREE] = all(
+        _takes_values(user, node, was_free, graphs) for node in outside for user in node.users
+    )
+
+
+def _takes_values(
+    user: torch.fx.Node,
+    node: torch.fx.Node,
+    is_free: bool,
+    graphs: Mapping[Any, torch.fx.Graph],
+) -> bool:
+    """Tell whether the user of a node would do with the same values in another layout."""
+    if user.op == "output":
+        return is_free
+    if user.op == "call_module" and user.target in graphs:
+        graph = graphs[user.target]
+        inside = [n for n in graph.nodes if n.op == "placeholder"]
+        given = {p for p, a in zip(inside, user.args, strict=True) if a is node}
+        leaves = [n for n in results_of(graph) if isinstance(n, torch.fx.Node)]
+        return all(is_layout_free(n) or given.isdisjoint(lineage(n)) for n in leaves)
+    if reads_storage(user):
+        return False
+    if _base(user) is node:
+        return all(_takes_values(u, user, is_layout_free(user), graphs) for u in user.users)
+    return True
+
+
+def reads_by_place(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """What reads arguments by places counted from the start of their storage.
+
+    Where in its storage an argument begins may change from call to call: no guard looks at it.
+    """
+    found = []
+    for node in graph.nodes:
+        if not reads_storage(node) or lineage(node.args[0])[-1].op != "placeholder":
+            continue
+        geometry = node.args[2:] if "scatter" in node.target.name() else node.args[1:]
+        if [*geometry[2:], node.kwargs.get("storage_offset")][0] is not None:
+            found.append(node)
+    return found
+
+
+def rebase_strided(graph: torch.fx.Graph) -> None:
+    """Let as_strided read what owns the memory, rather than a view of it that may show less.
+
+    A view of an argument stays: where its storage begins is known at run time only.
+    """
+    for node in graph.nodes:
+        if node.target is not aten.as_strided.default:
+            continue
+        shown, owner = node.args[0], lineage(node.args[0])[-1]
+        offset = [*node.args[3:], node.kwargs.get("storage_offset")][0]
+        if offset is None:
+            offset = shown.meta["val"].storage_offset()
+        known = isinstance(offset, int | torch.fx.Node)
+        if owner is shown or owner.op == "placeholder" or not known:
+            continue
+        if owner.meta["val"].dtype is shown.meta["val"].dtype:
+            node.args, node.kwargs = (owner, *node.args[1:3], offset), {}

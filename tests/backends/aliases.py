@@ -1,0 +1,191 @@
+"""Everything a caller can tell about results: values, layouts, and who shares memory with whom.
+
+``check`` compares a compiled function with eager mode: dtypes, shapes, strides, offsets, sizes of
+storages, which results and arguments share one, what is a view of what, gradients. Then it writes
+into each result and compares what became of all the others.
+
+Where ours differs from eager, ``backend="aot_eager"`` may differ in the same way: what AOTAutograd
+makes of a program is as near as a backend comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Program", "check", "observe"]
+
+Make = Callable[[int], tuple[torch.Tensor, ...]]
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function and how its arguments are made for a size."""
+
+    function: Function
+    make: Make
+    mutates: bool = False
+    """Whether it writes to its arguments: leaves that require a gradient refuse that."""
+
+
+def check(
+    program: Program,
+    compile_it: Callable[[Function], Function],
+    *,
+    sizes: Sequence[int] = (4,),
+    dynamic: bool | None = False,
+    grad: bool = False,
+) -> None:
+    """Compare a compiled program with eager mode at each size, one after the other."""
+    compiled = compile_it(program.function)
+    for size in sizes:
+        expected = observe(program.function, program, size, grad=grad)
+        got = observe(compiled, program, size, grad=grad)
+        if not (differing := _differing(got, expected)):
+            continue
+        reachable = observe(
+            _aot_eager(program, sizes, size, dynamic, grad), program, size, grad=grad
+        )
+        wrong = [name for name in differing if not _same(got.get(name), reachable.get(name))]
+        if "error" in wrong:
+            wrong = ["error"]
+        lines = [
+            f"{name}: got {got.get(name)}\n  eager {expected.get(name)}\n"
+            f"  aot_eager {reachable.get(name)}"
+            for name in wrong
+        ]
+        assert not wrong, "\n".join([f"size {size}: {', '.join(wrong)}", *lines])
+
+
+def _aot_eager(
+    program: Program, sizes: Sequence[int], size: int, dynamic: bool | None, grad: bool
+) -> Function:
+    """Return what AOTAutograd makes of a program that has seen the sizes before this one."""
+    torch._dynamo.reset()
+    compiled: Function = torch.compile(program.function, backend="aot_eager", dynamic=dynamic)
+    for earlier in sizes[: list(sizes).index(size)]:
+        observe(compiled, program, earlier, grad=grad)
+    return compiled
+
+
+def observe(function: Function, program: Program, size: int, *, grad: bool) -> dict[str, Any]:
+    """Call a function and return all that can be told of its results, by name."""
+    call = _call(function, program, size, grad)
+    if isinstance(call, _Raised):
+        return {"error": call}
+    facts = _describe(call)
+    for i in range(len(call.results)):
+        written = _call(function, program, size, grad)
+        assert not isinstance(written, _Raised)
+        facts.update({f"{name} after writing r{i}": v for name, v in _write(written, i).items()})
+    return facts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """An error of a call; the words may differ."""
+
+    words: str = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    leaves: Sequence[torch.Tensor]
+    arguments: Sequence[torch.Tensor]
+    results: Sequence[Any]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the arguments and the results by name."""
+        named = {f"a{i}": a for i, a in enumerate(self.arguments)}
+        return named | {
+            f"r{i}": r for i, r in enumerate(self.results) if isinstance(r, torch.Tensor)
+        }
+
+
+def _call(function: Function, program: Program, size: int, grad: bool) -> _Call | _Raised:
+    torch.manual_seed(size)
+    leaves = program.make(size)
+    arguments = leaves
+    if grad:
+        leaves = tuple(a.detach().requires_grad_() if a.is_floating_point() else a for a in leaves)
+        arguments = tuple(a * 1 for a in leaves) if program.mutates else leaves
+    try:
+        with torch.set_grad_enabled(grad):
+            results = function(*arguments)
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        return _Raised(f"{type(error).__name__}: {error}")
+    return _Call(leaves, arguments, torch.utils._pytree.tree_leaves(results))
+
+
+def _describe(call: _Call) -> dict[str, Any]:
+    tensors = call.tensors()
+    facts: dict[str, Any] = {f"r{i}": r for i, r in enumerate(call.results)}
+    facts |= {name: t.detach().clone() for name, t in tensors.items()}
+    for name, t in tensors.items():
+        facts[f"{name} layout"] = (t.dtype, tuple(t.shape), t.stride(), t.storage_offset())
+        facts[f"{name} storage"] = t.untyped_storage().nbytes()
+        facts[f"{name} bits"] = (t.is_neg(), t.is_conj(), t.requires_grad, t.is_leaf)
+        facts[f"{name} is a view"] = t._is_view()
+        bases = (other for other, u in tensors.items() if t._base is u)
+        facts[f"{name} is a view of"] = next(bases, None)
+    facts["sharing"] = _groups(tensors)
+    facts["identical"] = [
+        (m, n) for m, t in tensors.items() for n, u in tensors.items() if m < n and t is u
+    ]
+    return facts | _gradients(call)
+
+
+def _groups(tensors: dict[str, torch.Tensor]) -> list[list[str]]:
+    """Return the names of those that share memory, together."""
+    found: dict[int, list[str]] = {}
+    for name, t in tensors.items():
+        found.setdefault(t.untyped_storage()._cdata, []).append(name)
+    return sorted(found.values())
+
+
+def _gradients(call: _Call) -> dict[str, Any]:
+    wanted = [a for a in call.leaves if a.requires_grad]
+    outputs = [r for r in call.results if isinstance(r, torch.Tensor) and r.requires_grad]
+    if not wanted or not outputs:
+        return {}
+    weights = [torch.linspace(1, 2, r.numel(), dtype=r.dtype).view(r.shape) for r in outputs]
+    try:
+        found = torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
+    except RuntimeError:  # a view made under no_grad requires a gradient and has none
+        return {"gradients": "refused"}
+    return {f"gradient {i}": g for i, g in enumerate(found)}
+
+
+def _write(call: _Call, index: int) -> dict[str, Any]:
+    """Write into a result; return what everything holds then."""
+    result = call.results[index]
+    if not isinstance(result, torch.Tensor):
+        return {}
+    outcome = "written"
+    try:
+        if result.dtype is torch.bool:
+            result.logical_not_()
+        else:
+            result.add_(1)
+    except RuntimeError:
+        outcome = "refused"
+    facts: dict[str, Any] = {name: t.detach().clone() for name, t in call.tensors().items()}
+    facts |= {f"{n} requires_grad": t.requires_grad for n, t in call.tensors().items()}
+    return {**facts, "outcome": outcome}
+
+
+def _differing(got: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    names = dict.fromkeys([*expected, *got])
+    return [n for n in names if not _same(got.get(n), expected.get(n))]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.allclose(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)

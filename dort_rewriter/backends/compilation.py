@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd import forward_ad
 
 from dort_rewriter.backends.autotune import Autotuned
 from dort_rewriter.backends.building import BuiltBlock, build_block, shared_in_torch
@@ -168,6 +169,8 @@ class Block:
 
     def boxed(self, args: list[Any]) -> Any:
         """Run the graph on a list of arguments, which is emptied."""
+        if forward_ad._current_level >= 0 and _has_tangent(args):
+            return _boxed_module(self.graph_module)(args)  # a session knows of no tangents
         run = self._boxed
         if run is None:
             run = self._prepare(args)
@@ -322,6 +325,12 @@ def _forget_inherited() -> None:
 
 
 at_fork(in_child=_forget_inherited)
+
+
+def _has_tangent(args: Sequence[Any]) -> bool:
+    """Tell whether an argument is differentiated in forward mode."""
+    tensors = (a for a in args if isinstance(a, torch.Tensor))
+    return any(forward_ad.unpack_dual(a).tangent is not None for a in tensors)
 
 
 def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:

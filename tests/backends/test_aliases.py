@@ -270,7 +270,7 @@ def test_symbolic_sizes(name: str) -> None:
     check(PROGRAMS[name], _compile(dynamic=True), sizes=(4, 6), dynamic=True)
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(OF_ANY_SIZE), ids=OF_ANY_SIZE)
+@pytest.mark.parametrize(("number", "name"), list(enumerate(OF_ANY_SIZE)), ids=OF_ANY_SIZE)
 def test_sizes_found_to_vary(number: int, name: str) -> None:
     """Every second program is differentiated."""
     grad = bool(number % 2)

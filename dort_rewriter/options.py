@@ -208,9 +208,11 @@ class OrtBackendOptions:
     """Leave to torch what cannot be converted or run; False raises instead."""
     freeze: bool = False
     """Put the parameters and buffers of an inference graph into the model, where ONNX Runtime
-    folds and packs them. A weight that changes is noticed at the next call (``optimizer.step()``,
-    ``load_state_dict``, in-place operations, ``weight.data = ...``, ``.to()``); what is written
-    behind torch's back, through ``weight.data.add_()`` or ``weight.numpy()``, is not."""
+    folds and packs them. A weight that changes is noticed at the next call: the ``step()`` of any
+    optimizer (fused ones too), ``load_state_dict``, in-place operations, ``weight.data = ...``,
+    ``.to()``, statistics of a batch norm made in training mode. What moves no version outside of
+    an optimizer is not: ``weight.data.add_()``, ``weight.numpy()``, ``torch._fused_sgd_`` called
+    by hand."""
     placement: Mapping[str, Literal["torch", "onnxruntime"]] | None = None
     """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
     None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table."""

@@ -7,10 +7,13 @@ operators want as attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["FrozenNumbers", "FrozenWeights"]
 
@@ -41,14 +44,31 @@ class _Frozen:
 class FrozenWeights(_Frozen):
     """What some arguments of a graph were when its model was built.
 
-    A tensor is the same as long as its memory and its version are. NOTE: the storages are kept
-    alive: memory that was freed could be given to another tensor, which would pass for the old.
+    A tensor is the same as long as its memory and its version are, and no optimizer has stepped
+    it. NOTE: the storages are kept alive: memory that was freed could be given to another tensor,
+    which would pass for the old.
+
+    NOTE: two kinds of writes of torch move no version. Fused optimizers (and those that write to
+    ``parameter.data``) are seen when they have stepped; a batch norm in training mode writes its
+    statistics, so that buffers are compared by their numbers.
     """
 
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         self.tensors = dict(tensors)
         self._storages = [t.untyped_storage() for t in tensors.values()]
         self._marks = [(i, t.data_ptr(), t._version) for i, t in tensors.items()]
+        self._buffers = [
+            (i, t.detach().clone()) for i, t in tensors.items() if _may_be_statistics(t)
+        ]
+        self._addresses = {address for _, address, _ in self._marks}
+        self._stepped = False
+        if tensors:
+            _watch_optimizers()
+            _frozen.add(self)
+
+    def note_step(self, addresses: Set[int]) -> None:
+        """Take note of parameters that an optimizer has stepped."""
+        self._stepped = self._stepped or not self._addresses.isdisjoint(addresses)
 
     @classmethod
     def take(
@@ -66,11 +86,37 @@ class FrozenWeights(_Frozen):
 
     def unchanged(self, args: Sequence[Any]) -> bool:
         """Tell whether these arguments hold what the model does."""
+        if self._stepped:
+            return False
         for i, address, version in self._marks:
             tensor = args[i]
             if tensor.data_ptr() != address or tensor._version != version:
                 return False
-        return True
+        return all(torch.equal(args[i], numbers) for i, numbers in self._buffers)
+
+
+_frozen: weakref.WeakSet[FrozenWeights] = weakref.WeakSet()
+"""Those of models that are still there."""
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not _frozen:
+        return
+    groups = optimizer.param_groups
+    addresses = {p.data_ptr() for group in groups for p in group["params"]}
+    for weights in list(_frozen):
+        weights.note_step(addresses)
+
+
+def _may_be_statistics(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor may be written to by a batch norm in training mode."""
+    is_vector = tensor.dim() == 1 and tensor.is_floating_point()
+    return is_vector and not isinstance(tensor, torch.nn.Parameter)
 
 
 class FrozenNumbers(_Frozen):

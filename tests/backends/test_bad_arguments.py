@@ -49,7 +49,6 @@ INDEXED: dict[str, tuple[Function, torch.Tensor, torch.Tensor]] = {
         I(0, -1),
     ),
     "gather": (lambda x, i: x.gather(1, i), _column(0, 4), _column(0, -1)),
-    "take_along_dim": (lambda x, i: torch.take_along_dim(x, i, 1), _column(0, 4), _column(0, 5)),
     "index_select": (lambda x, i: x.index_select(0, i), I(0, 3), I(0, -1)),
     "take": (lambda x, i: x.take(i), I(-20, 19), I(-21, 0)),
     "index": (lambda x, i: x[i], I(-4, 3), I(-5, 3)),

@@ -170,3 +170,60 @@ def test_memory_that_is_freed_is_not_taken_for_the_old_weight() -> None:
         for i in range(3):
             module.weight.data = torch.full((256, 256), float(i))
             torch.testing.assert_close(compiled(x), module(x))
+
+
+def _optimizers() -> list[Any]:
+    def fused(kind: Any) -> Callable[[Any], torch.optim.Optimizer]:
+        return lambda parameters: kind(parameters, lr=0.5, fused=True)
+
+    class WritesData(torch.optim.SGD):
+        """Moves no version."""
+
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data.add_(p.grad, alpha=-0.5)
+
+    kinds = ("SGD", "Adam", "AdamW", "Adagrad")
+    made = [pytest.param(fused(getattr(torch.optim, k)), id=f"{k}-fused") for k in kinds]
+    return [*made, pytest.param(lambda p: WritesData(p, lr=0.5), id="data")]
+
+
+@pytest.mark.parametrize("make", _optimizers())
+def test_a_step_that_moves_no_version_is_noticed(make: Callable[[Any], Any]) -> None:
+    module = _network()
+    compiled, backend = _compile(module)
+    x = torch.randn(3, 4)
+    optimizer = make(module.parameters())
+    for _ in range(4):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), module(x))
+        module(x).sum().backward()
+        optimizer.step()
+    assert backend.execution_count == 4
+
+
+def test_the_steps_of_other_parameters_change_nothing() -> None:
+    module, other = _network(), _network()
+    compiled, backend = _compile(module)
+    x = torch.randn(3, 4)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.5, fused=True)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), module(x))
+        other(x).sum().backward()
+        optimizer.step()
+    assert len(_sessions(backend)) == 1
+
+
+def test_statistics_of_a_batch_norm_made_in_eager_mode_are_noticed() -> None:
+    module = _network()
+    compiled, backend = _compile(module)
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), module(x))
+            module.train()
+            module(x * 3 + 1)
+            module.eval()
+    assert backend.execution_count == 3

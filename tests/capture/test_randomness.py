@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
+from dort_rewriter import OrtBackend
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, hoist_random
 
 aten = torch.ops.aten
@@ -48,3 +52,33 @@ def test_a_symbolic_size_must_be_an_argument() -> None:
     graph = make_fx(lambda x: torch.rand_like(x + 1), tracing_mode="symbolic")(torch.zeros(2, 3))
     hoist_random(graph)
     assert [n.target for n in graph.graph.nodes if "rand" in n.name] == [aten.rand_like.default]
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exponential": lambda x: torch.empty_like(x).exponential_(2.0),
+    "cauchy": lambda x: torch.empty_like(x).cauchy_(),
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.3),
+    "log_normal": lambda x: torch.empty_like(x).log_normal_(),
+    "gumbel_softmax": lambda x: functional.gumbel_softmax(x),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "random": lambda x: torch.empty_like(x).random_(0, 10),
+    "normal": lambda x: torch.normal(x, x.abs()),
+    "uniform": lambda x: torch.empty_like(x).uniform_(1, 2),
+    "randint_like": lambda x: torch.randint_like(x, 0, 9) + x,
+    "multinomial": lambda x: torch.multinomial(x.sigmoid(), 3),
+    "randperm": lambda x: x[torch.randperm(6)],
+    "rrelu": lambda x: functional.rrelu(x, training=True),
+    "dropout": lambda x: functional.dropout(x, 0.4),
+    "alpha_dropout": lambda x: functional.alpha_dropout(x, 0.3, True),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_are_those_of_eager_for_one_seed(name: str) -> None:
+    torch._dynamo.reset()
+    function, x = DRAWS[name], torch.linspace(-2, 2, 42).reshape(6, 7)
+    torch.manual_seed(1)
+    expected = function(x)
+    compiled = torch.compile(function, backend=OrtBackend())
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(x), expected)

@@ -108,12 +108,16 @@ def masked_fill(op: Recorder, x: Value, mask: Value, value: Any) -> Value:
 @converter("aten::maximum")
 def maximum(op: Recorder, x: Value, other: Value) -> Value:
     """maximum(Tensor self, Tensor other) -> Tensor"""
+    if x.dtype == ir.DataType.INT64:  # ORT's Max of 1 and 2**31 is 1
+        return op.Where(op.Less(x, other), other, x)
     return op.Or(x, other) if is_bool(x) else op.Max(x, other)
 
 
 @converter("aten::minimum")
 def minimum(op: Recorder, x: Value, other: Value) -> Value:
     """minimum(Tensor self, Tensor other) -> Tensor"""
+    if x.dtype == ir.DataType.INT64:  # as Max
+        return op.Where(op.Less(other, x), other, x)
     return op.And(x, other) if is_bool(x) else op.Min(x, other)
 
 

@@ -14,6 +14,12 @@ B = torch.tensor([True, False, True])
 
 CASES = [
     *(
+        Case(
+            f"aten::{op}", (torch.tensor([1, 3, 2, -1]), torch.tensor([2**31, 2**40, -(2**31), 0]))
+        )
+        for op in ("maximum", "minimum")
+    ),
+    *(
         case
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
         for case in (

@@ -25,10 +25,10 @@ from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
+from dort_rewriter.capture.lowering import is_lowered
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.source import is_lowered
 from dort_rewriter.options import (
     ExportOptions,
     OptimizationOptions,

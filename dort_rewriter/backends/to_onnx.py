@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,14 @@ import torch
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.aliases import rebase_strided
 from dort_rewriter.capture.interface import flatten_interface, has_tree
-from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.lowering import is_lowered, lower
 from dort_rewriter.export.decompositions import resolve_decomposition_table
-from dort_rewriter.export.dim_names import rename_symbols
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.files import check_target, save_model, to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.names import rename_symbols
 from dort_rewriter.export.opsets import convert_opset, read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.source import is_lowered, obtain_graph
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 
@@ -172,14 +170,13 @@ def to_onnx(
     # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
     given = (args,) if isinstance(args, torch.Tensor) else args
     mod, args = _flat(getattr(mod, "_orig_mod", mod), given)
-    source = obtain_graph(
+    source = lower(
         mod,
         args,
         kwargs,
         resolve_decomposition_table(settings.table, dispatcher),
         dynamic_shapes=dynamic_shapes,
         attempts=settings.attempts,
-        tracing=keep_resizing,
     )
     rebase_strided(source.graph_module.graph)
     exported = convert_graph(
@@ -191,9 +188,9 @@ def to_onnx(
         constants=source.constants,
         draws=True,
     )
-    exported = rename_symbols(exported, source.dim_names)
+    signature = rename_symbols(exported.model, exported.signature, source.dim_names)
     report = optimize_model(exported.model, optimization)
-    exported = dataclasses.replace(exported, model=convert_opset(exported.model, opsets))
+    exported = ExportedGraph(convert_opset(exported.model, opsets), signature)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:

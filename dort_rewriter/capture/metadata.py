@@ -10,7 +10,7 @@ import torch
 
 from dort_rewriter.errors import CaptureError
 
-__all__ = ["complete_metadata", "retrace"]
+__all__ = ["complete_metadata", "propagate", "retrace"]
 
 
 def complete_metadata(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> None:
@@ -23,7 +23,7 @@ def complete_metadata(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -
         if "val" not in node.meta and "example_value" in node.meta:
             node.meta["val"] = node.meta["example_value"]
     if any("val" not in n.meta and n.op != "get_attr" for n in nodes):
-        _propagate(graph_module, args)
+        propagate(graph_module, args)
 
 
 def retrace(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
@@ -32,11 +32,15 @@ def retrace(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx
     Raises :class:`CaptureError` if the graph does not run on them.
     """
     copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    _propagate(copied, args)
+    propagate(copied, args)
     return copied
 
 
-def _propagate(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+def propagate(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+    """Run a graph on fake tensors, and note each value.
+
+    Raises :class:`CaptureError` if the graph does not run on them.
+    """
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     mode = torch._guards.detect_fake_mode(args) or torch._subclasses.FakeTensorMode(

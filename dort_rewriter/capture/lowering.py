@@ -7,7 +7,6 @@ when its nodes carry none.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +15,20 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.dim_names import flatten_shapes, name_symbols, without_names
+from dort_rewriter.capture.metadata import propagate
+from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.errors import CaptureError
-from dort_rewriter.export.dim_names import flatten_shapes, name_symbols, without_names
 
-__all__ = ["Source", "is_lowered", "obtain_graph"]
+__all__ = ["LoweredGraph", "is_lowered", "lower"]
 
 logger = logging.getLogger(__name__)
 
 Table = Mapping[Any, Callable[..., Any]]
-Tracing = Callable[[Table], contextlib.AbstractContextManager[None]]
-"""What AOTAutograd traces under, for a table of decompositions."""
 
 
 @dataclass(frozen=True)
-class Source:
+class LoweredGraph:
     """An ATen graph, and what is known of its inputs."""
 
     graph_module: torch.fx.GraphModule
@@ -39,7 +38,7 @@ class Source:
     """What a user calls the symbols of the graph."""
 
 
-def obtain_graph(
+def lower(
     mod: torch.nn.Module | torch.export.ExportedProgram,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -47,8 +46,7 @@ def obtain_graph(
     *,
     dynamic_shapes: Any = None,
     attempts: Sequence[bool] = (False,),
-    tracing: Tracing,
-) -> Source:
+) -> LoweredGraph:
     """The ATen graph of a module, exported program or FX graph.
 
     `attempts` are the values of torch.export's ``strict`` to try one after the other.
@@ -65,7 +63,7 @@ def obtain_graph(
             raise CaptureError(
                 "A GraphModule takes positional arguments only: kwargs must be empty."
             )
-        return _from_graph_module(mod, args, decompositions, tracing)
+        return _from_graph_module(mod, args, decompositions)
     if not isinstance(mod, torch.nn.Module):
         raise CaptureError(
             f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
@@ -124,7 +122,7 @@ def _first_line(error: Exception) -> str:
 
 def _from_program(
     program: torch.export.ExportedProgram, decompositions: Table, shapes: Sequence[Any]
-) -> Source:
+) -> LoweredGraph:
     with warnings.catch_warnings():
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
@@ -148,7 +146,7 @@ def _from_program(
             "device and without values: load the weights first (to_empty, load_state_dict)."
         )
     constants = {name: stored[target] for name, target in targets.items()}
-    return Source(graph_module, constants, dim_names)
+    return LoweredGraph(graph_module, constants, dim_names)
 
 
 def _drop_numbers(graph_module: torch.fx.GraphModule, signature: Any) -> None:
@@ -178,18 +176,20 @@ def _from_graph_module(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     decompositions: Table,
-    tracing: Tracing,
-) -> Source:
+) -> LoweredGraph:
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     if args and len(args) != len(placeholders):
         raise CaptureError(
             f"The graph takes {len(placeholders)} argument(s), {len(args)} were given."
         )
     if not _is_aten(graph_module):
-        return _lower(graph_module, args, decompositions, tracing)
+        return _lower_dynamo(graph_module, args, decompositions)
     if is_lowered(graph_module):
-        return Source(graph_module)
-    return Source(_propagate(graph_module, args))
+        return LoweredGraph(graph_module)
+    if placeholders and not args:
+        raise CaptureError("The graph carries no metadata: give example arguments (args=...).")
+    propagate(graph_module, args)
+    return LoweredGraph(graph_module)
 
 
 def is_lowered(graph_module: torch.fx.GraphModule) -> bool:
@@ -220,22 +220,11 @@ def _is_symbolic(node: torch.fx.Node) -> bool:
     return getattr(node.target, "__name__", "").startswith("sym_")
 
 
-def _propagate(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
-    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-    if placeholders and not args:
-        raise CaptureError("The graph carries no metadata: give example arguments (args=...).")
-    FakeTensorProp(graph_module).propagate(*args)
-    return graph_module
-
-
-def _lower(
+def _lower_dynamo(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     decompositions: Table,
-    tracing: Tracing,
-) -> Source:
+) -> LoweredGraph:
     """Return the ATen graph of Dynamo's graph, its parameters as constants."""
     from functorch.compile import aot_module_simplified, make_boxed_func
 
@@ -250,7 +239,7 @@ def _lower(
         **dict(graph_module.named_buffers(remove_duplicate=False)),
     }
     example = list(args) or _example_values(graph_module)
-    with torch.no_grad(), tracing(decompositions):
+    with torch.no_grad(), keep_resizing(decompositions):
         aot_module_simplified(
             graph_module, example, fw_compiler=keep, decompositions=dict(decompositions)
         )
@@ -259,7 +248,7 @@ def _lower(
     lowered = captured[0]
     lifted = [n for n in lowered.graph.nodes if n.op == "placeholder"][: len(stored)]
     constants = {n.name: t for n, t in zip(lifted, stored.values(), strict=True)}
-    return Source(lowered, constants)
+    return LoweredGraph(lowered, constants)
 
 
 def _example_values(graph_module: torch.fx.GraphModule) -> list[Any]:

@@ -6,24 +6,16 @@ that it did not have two, whatever they were called: equal names are a promise i
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.interpreter import ExportedGraph
-from dort_rewriter.signature import GraphSignature
-
-__all__ = ["flatten_shapes", "name_symbols", "rename_symbols", "without_names"]
+__all__ = ["flatten_shapes", "name_symbols", "without_names"]
 
 logger = logging.getLogger(__name__)
-
-_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def without_names(dynamic_shapes: Any) -> Any:
@@ -127,34 +119,3 @@ def _symbol(size: Any, dim: Any) -> tuple[str, str] | None:
     if str(expression) != symbols[0]:
         name = getattr(getattr(dim, "root", None), "__name__", None)
     return None if name is None else (symbols[0], name)
-
-
-def rename_symbols(exported: ExportedGraph, names: Mapping[str, str]) -> ExportedGraph:
-    """The graph with other names for its symbols; its model is changed in place."""
-    if not names:
-        return exported
-
-    def rename(dim: Any) -> Any:
-        text = dim.value if isinstance(dim, ir.SymbolicDim) else dim
-        if not isinstance(text, str):
-            return text
-        return _WORD.sub(lambda word: names.get(word[0], word[0]), text)
-
-    for graph in exported.model.graphs():
-        for value in [*graph.inputs, *(o for node in graph for o in node.outputs)]:
-            if value.shape is not None:
-                value.shape = ir.Shape([rename(d) for d in value.shape])
-    signature = exported.signature
-    return ExportedGraph(
-        exported.model,
-        GraphSignature(
-            inputs=tuple(
-                dataclasses.replace(slot, shape=tuple(map(rename, slot.shape)))
-                for slot in signature.inputs
-            ),
-            outputs=tuple(
-                dataclasses.replace(slot, shape=tuple(map(rename, slot.shape)))
-                for slot in signature.outputs
-            ),
-        ),
-    )

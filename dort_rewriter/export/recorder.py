@@ -9,7 +9,7 @@ import torch
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExportError
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
 
@@ -43,9 +43,12 @@ class Recorder(Writer):
         return self.fx_node.meta["val"]
 
     def takes_own(self, *values: Value | None) -> bool:
-        """Tell whether a kernel of our own may compute with these values: float32, not empty."""
+        """Tell whether a kernel of our own may compute with these values: float32, not empty, of
+        not too many axes."""
         return self.own_kernels and all(
-            v is None or (v.dtype == ir.DataType.FLOAT and 0 not in v.dims) for v in values
+            v.dtype == ir.DataType.FLOAT and 0 not in v.dims and v.rank <= OWN_MOST_AXES
+            for v in values
+            if v is not None
         )
 
     def own(self, name: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:

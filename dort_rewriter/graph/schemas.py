@@ -11,10 +11,13 @@ import onnx_ir.schemas
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["OWN_DOMAIN", "UNLISTED", "OpInfo", "Slot", "op_info"]
+__all__ = ["OWN_DOMAIN", "OWN_MOST_AXES", "UNLISTED", "OpInfo", "Slot", "op_info"]
 
 OWN_DOMAIN = "dort_rewriter"
 """The domain of the operators with kernels of our own."""
+
+OWN_MOST_AXES = 12
+"""The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/kernel.h``."""
 
 UNLISTED = frozenset({"SimplifiedLayerNormalization"})
 """Operators that onnxruntime adds to ONNX's own domain: ONNX has no schema for them."""

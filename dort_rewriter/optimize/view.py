@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.optimize.sizes import Sizes
 
@@ -149,6 +150,8 @@ class GraphView:
         results = outputs if isinstance(outputs, int) else [v.dtype for v in outputs]
         types = [None if v is None else v.dtype for v in inputs]
         if any(v is not None and t is None for v, t in zip(inputs, types, strict=True)):
+            return False
+        if domain == OWN_DOMAIN and any((self.rank(v) or 0) > OWN_MOST_AXES for v in inputs):
             return False
         version = 1 if domain else self.opset
         return self._has_kernel(

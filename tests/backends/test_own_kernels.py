@@ -542,3 +542,28 @@ def test_what_has_a_kernel_is_not_placed_in_torch() -> None:
 
     check(backward, grad, x, places, uses={"MaxPoolGrad"})
     check(backward, grad, x, places, uses=set(), placement={"*": "torch"})
+
+
+def _many(rank: int) -> torch.Tensor:
+    return torch.randn([2, 3, *[1] * (rank - 4), 4, 6])
+
+
+@pytest.mark.parametrize("rank", [12, 13, 16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: aten.native_layer_norm(x, [6], None, None, 1e-5)[0],
+        lambda x: aten._softmax_backward_data(x, x, -1, torch.float32),
+        lambda x: (x * x[0] + x).sum(-1),
+        lambda x: x.sum(0),
+        lambda x: torch.relu(x * 2 - x).transpose(0, 1).contiguous(),
+        lambda x: x.half().transpose(0, 2).contiguous().float(),
+        lambda x: torch.zeros_like(x).index_put((torch.tensor([0, 0]),), x[:1], accumulate=True),
+    ],
+)
+def test_kernels_are_for_twelve_axes(function: Callable[..., Any], rank: int) -> None:
+    """Beyond, the model is made without them: it does not fail at its first call."""
+    x = _many(rank)
+    call, _ = compiled(function, x)
+    (got,) = call(x)
+    torch.testing.assert_close(got, function(x), rtol=1e-5, atol=1e-5)

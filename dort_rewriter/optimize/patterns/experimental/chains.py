@@ -26,7 +26,8 @@ from dort_rewriter.optimize.view import GraphView
 __all__ = ["ElementwiseChains"]
 
 _NODES, _INPUTS, _RESULTS = 48, 14, 6
-"""Limits of a group: its registers have to stay in the fastest cache."""
+"""Limits of a group: its registers have to stay in the fastest cache. The kernel has wider ones,
+``kMost`` inputs and ``kMostRegisters``."""
 
 _OWN_FUSIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "BatchNormalization"})
 """Operators into which onnxruntime takes an activation or a sum that follows."""
@@ -54,7 +55,8 @@ class ElementwiseChains(GraphPass):
     def run(self, graph: GraphView) -> int:
         """Fuse what can be fused, and return how many groups there were."""
         chosen = [n for n in graph.graph if _is_eligible(n, graph)]
-        groups = [g for g in _find_groups(graph.graph, set(chosen)) if _is_worth(g)]
+        found = _find_groups(graph.graph, set(chosen))
+        groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
         for group in groups:
             _replace(graph.graph, group)
         if groups:

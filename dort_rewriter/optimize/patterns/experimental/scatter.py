@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
@@ -32,6 +32,8 @@ class ConstantOfShapeScatterND(Rule):
         reduction = graph.attribute(node, "reduction", "none")
         if reduction not in ("none", "add"):
             return Refusal("the updates are neither added nor written", reduction)
+        if (graph.rank(node.outputs[0]) or 0) > OWN_MOST_AXES:
+            return Refusal("the result has too many axes", graph.rank(node.outputs[0]))
         add = int(reduction == "add")
         if not graph.runs("ScatterZeros", [shape, indices, updates], domain=OWN_DOMAIN, add=add):
             return Refusal("no kernel", updates.dtype)

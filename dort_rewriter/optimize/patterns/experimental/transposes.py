@@ -45,7 +45,7 @@ class AddMulTranspose(Rule):
             return Refusal("onnxruntime's transpose is faster", (perm, dims))
         results = list(graph.attribute(before, "results"))
         how: dict[str, Any] = {"program": program, "results": results, "perm": perm}
-        if not graph.runs("TransposedElementwise", [value], domain=OWN_DOMAIN, **how):
+        if not graph.runs("TransposedElementwise", before.inputs, domain=OWN_DOMAIN, **how):
             return Refusal("no kernel", value.dtype)
 
         def build(op: Any) -> ir.Value:

@@ -390,3 +390,17 @@ def test_a_shared_condition_is_computed_once() -> None:
     assert len(fused.attributes["program"].as_ints()) == 6 * 5
     for got, wanted in zip(run_onnxruntime(ir.to_proto(model), feeds), expected, strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_as_many_axes_as_the_kernel_takes() -> None:
+    """A group of more is left to onnxruntime."""
+    for rank, after in ((12, True), (13, False)):
+        shape = ",".join(["1"] * rank)
+        graph = f"(float[{shape}] x, float[{shape}] y) => (float[{shape}] z)"
+        before = f"{graph} {{a = Mul(x, y) z = Add(a, y)}}"
+        own = "dort_rewriter.Elementwise<program = [2,0,-1,-2,0, 0,0,0,-2,0], results = [0]>"
+        if after:
+            written = f"{graph} {{z = {own}(x, y)}}"
+            assert_rewrites(ElementwiseChains, before, written, reference=False)
+        else:
+            assert_refuses(ElementwiseChains, before)

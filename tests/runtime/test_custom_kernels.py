@@ -255,7 +255,32 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [3, 1, 0, 1, 0] * 2}, "larger than"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [1, 0, 0, 1, 0] * 2}, "five numbers"),
     ("Rotary", [_random(2, 4), _random(2, 1), _random(2, 4)], {}, "last dimension"),
+    ("Elementwise", [_random(2)], {"program": [0, 0, 999, -1, 0]}, "before it writes"),
+    ("Elementwise", [_random(2)], {"program": [0, 0, 0, -1, 0]}, "before it writes"),
+    ("Elementwise", [_random(2)], {"program": [0, 1, -1, -1, 0, 0, 0, 0, -1, 0]}, "before it"),
+    ("Elementwise", [_random(2)], {"program": [18, 0, -1, -1, 1]}, "before it writes"),
+    ("Elementwise", [_random(2)], {"program": [0, 2**62, -1, -1, 0]}, "does not know"),
+    ("Elementwise", [_random(2)], {"program": [0, 2**63 - 1, -1, -1, 0]}, "does not know"),
+    ("Elementwise", [_random(2)], {"program": [0, 256, -1, -1, 0]}, "does not know"),
+    ("Elementwise", [_random(2)], {"program": [6, 0, -(2**63), 0, 0]}, "other inputs"),
+    ("Elementwise", [_random(2)], {"program": [6, 0, -1, 0, 0] * 600}, "too long"),
+    ("Elementwise", [_random(2)], {"program": [6, 1, -1, 0, 0]}, "a result is no register"),
+    ("Elementwise", [_random(2)] * 21, {"program": [6, 0, -1, 0, 0]}, "too many inputs"),
+    ("Rotary", [_random(2, 2)] * 3, {"gradient": 2}, "gradient is out of its range"),
+    ("Rotary", [_random(2, 2)] * 2, {}, "reads x, cos and sin"),
+    ("Sum", [_random(2, 2)], {"leading": 2**63 - 1, "trailing": 1}, "leading is out"),
+    ("Sum", [_random(2, 2)], {"trailing": -1}, "trailing is out"),
+    ("Columns", [_random(2, 2, 2, 2)], {"windows": [1, 1, 2**62, 1, 0] * 2}, "five numbers"),
+    ("Columns", [_random(2, 2, 2, 2)], {"windows": [2**40, 1, 2**40, 1, 0] * 2}, "five numbers"),
+    ("TriMatrix", [np.array([2])] * 5, {}, "have a kernel"),
+    ("TriMatrix", [np.array([2])] * 2 + [_random(1)] * 3, {"rank": 13}, "rank is out"),
+    ("TriMatrix", [np.array([2**40])] * 2 + [_random(1)] * 3, {}, "too large"),
+    ("TriMatrix", [np.array([-2])] * 2 + [_random(1)] * 3, {}, "negative"),
+    ("ScatterZeros", [np.array([-2, -3]), np.zeros((1, 1), "i8"), _random(1)], {}, "negative"),
+    ("ScatterZeros", [np.array([2**62, 4]), np.zeros((1, 1), "i8"), _random(1)], {}, "too large"),
+    ("Elementwise", [_random(*[1] * 13)], {"program": [6, 0, -1, 0, 0]}, "dimensions"),
 ]
+"""An operator, its inputs, its attributes, and what is said."""
 
 
 @pytest.mark.parametrize(("op_type", "arrays", "attributes", "message"), WRONG)
@@ -266,6 +291,58 @@ def test_what_cannot_be_computed_is_an_error(
     results = {"results": [0]} if op_type == "Elementwise" else {}
     with pytest.raises(Exception, match=message):  # onnxruntime's types have no common base
         _run(op_type, *arrays, **attributes, **results)
+
+
+def _session(graph: str) -> onnxruntime.InferenceSession:
+    header = f'<ir_version: 8, opset_import: ["": 18, "{DOMAIN}": 1]>'
+    return create_session(ir.from_onnx_text(f"{header} {graph}")).ort
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        # results without a name, of an operator that writes them all
+        "g (float[2,3] x, float[3] w) => (float[2,3] y) "
+        '{ y, "" = D.LayerNorm<axes=1, epsilon=1.0>(x, w, w) }',
+        "g (float[2,3] x) => (float[2,3] y) { a = D.BatchNorm<epsilon=1.0>(x, x, x) y = Neg(a) }",
+        # types that are not those of the kernel
+        "g (float[2] x, double[2] y) => (float[2] z) "
+        "{ z = D.Elementwise<program=[0,0,-1,-2,0], results=[0]>(x, y) }",
+        "g (float[2] x) => (double[2] z) "
+        "{ z = D.Elementwise<program=[6,0,-1,0,0], results=[0]>(x) }",
+        "g (float[2,2] x) => (float[2,2] z, float[2,2] w) { z, w = D.Rotary(x, x, x) }",
+        "g (float[2,2] x) => (float[2,2] z, float[2,2] w) "
+        "{ z, w = D.Elementwise<program=[6,0,-1,0,0], results=[0]>(x) }",
+    ],
+)
+def test_a_node_of_another_signature_is_an_error(graph: str) -> None:
+    """When the session is made, by onnxruntime or by the kernel."""
+    with pytest.raises(ExecutionError, match="cannot build a session"):
+        _session(graph.replace("D.", f"{DOMAIN}."))
+
+
+def test_a_result_larger_than_its_declared_size_is_an_error() -> None:
+    """onnxruntime plans memory by what a model declares; a kernel must not write behind it."""
+    session = _session(
+        "g (float[4] x, float[N] w) => (float[4] z) <float[4] a, float[4] y> "
+        f"{{ a = Abs(x) y = {DOMAIN}.Elementwise<program=[0,0,-1,-2,0], results=[0]>(a, w) "
+        "z = Neg(y) }"
+    )
+    w = _random(4)
+    np.testing.assert_array_equal(session.run(None, {"x": w, "w": w})[0], -(np.abs(w) + w))
+    with pytest.raises(Exception, match=r"re-use buffer|broadcast"):
+        session.run(None, {"x": w, "w": _random(4096)})
+
+
+def test_axes_that_are_known_at_the_call_only() -> None:
+    """They are counted then."""
+    session = _session(
+        "g (float[N] x, int64[M] shape) => (float[P] z) { y = Reshape(x, shape) "
+        f"z = {DOMAIN}.Elementwise<program=[6,0,-1,0,0], results=[0]>(y) }}"
+    )
+    x = _random(3)
+    with pytest.raises(Exception, match="too many inputs, results or dimensions"):
+        session.run(None, {"x": x, "shape": np.array([3] + [1] * 12)})
 
 
 def test_an_index_outside_is_an_error() -> None:

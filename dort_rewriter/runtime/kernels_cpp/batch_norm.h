@@ -16,6 +16,7 @@ struct Channels {
     batch = shape[0];
     channels = shape[1];
     area = count(shape.begin() + 2, shape.end());
+    if (each() == 0) batch = area = 0;  // nothing to go through, however many times
   }
 
   int64_t each() const { return batch * area; }
@@ -97,7 +98,7 @@ class BatchNormGrad {
   static constexpr size_t in_place = 0;
 
   // Statistics of the batch depend on x, others do not.
-  explicit BatchNormGrad(const Info& info) : of_batch_(info.integer("training", 1) != 0) {}
+  explicit BatchNormGrad(const Info& info) : of_batch_(info.flag("training", true)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), weight = context.input(2);
@@ -109,8 +110,7 @@ class BatchNormGrad {
     each.push_back(by.channels);
     float* of_weight = static_cast<float*>(context.output(0, each));
     float* of_bias = static_cast<float*>(context.output(1, each));
-    float* of_x = nullptr;
-    if (context.outputs() > 2) of_x = static_cast<float*>(context.output(2, x.shape));
+    float* of_x = static_cast<float*>(context.optional_output(2, x.shape));
     context.parallel(by.channels, by.part(), [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c) {
         const float mean = means.as<float>()[c], rstd = rstds.as<float>()[c];

@@ -38,6 +38,13 @@ enum Operation : int64_t {
   kOperations,
 };
 
+// How many operands an operation reads: what stands in the place of others is not looked at.
+constexpr size_t arity_of(int64_t operation) {
+  if (operation == kWhere) return 3;
+  bool single = (operation >= kNeg && operation <= kExp) || operation >= kErf;
+  return single ? 1 : 2;
+}
+
 template <typename C>
 using Step = void (*)(const C* a, const C* b, const C* c, C* out, int64_t n);
 
@@ -198,17 +205,20 @@ class Program {
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
     }
-    for (size_t i = 0; i < program_.size(); i += 5) {
-      if (program_[i] < 0 || program_[i] >= kOperations || program_[i + 1] < 0) {
-        fail(kInvalidArgument, "Elementwise does not know this program");
-      }
-      registers_ = std::max(registers_, program_[i + 1] + 1);
-      for (size_t k = 2; k < 5; ++k) read_ = std::max(read_, -program_[i + k]);
+    if (results_.size() != info.outputs()) {
+      fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
+    std::vector<bool> written;
+    for (size_t i = 0; i < program_.size(); i += 5) {
+      read_instruction(&program_[i], static_cast<int64_t>(info.inputs()), written);
+    }
+    registers_ = static_cast<int64_t>(written.size());
     last_only_ = perm_.empty() && results_.size() == 1 &&
                  program_[program_.size() - 4] == results_[0];
     for (int64_t result : results_) {
-      if (result < 0 || result >= registers_) fail(kInvalidArgument, "a result is no register");
+      if (result < 0 || result >= registers_ || !written[result]) {
+        fail(kInvalidArgument, "a result is no register");
+      }
     }
   }
 
@@ -216,21 +226,18 @@ class Program {
     Tensors inputs;
     inputs.resize(context.inputs());
     for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = context.input(i);
-    if (static_cast<size_t>(read_) > inputs.size() || context.outputs() != results_.size()) {
-      fail(kInvalidArgument, "the program is for other inputs or outputs");
-    }
-    Shape shape = broadcast(inputs);
-    Few<Reach, kMost> reaches;
-    for (const Tensor& input : inputs) reaches.push_back(Reach(input.shape, shape));
-    Shape result = shape;
-    Reach target;
+    Shape shape = broadcast(inputs), result = shape;
     if (!perm_.empty()) {
       if (perm_.size() != shape.size()) fail(kInvalidArgument, "the axes are not the inputs'");
       for (size_t d = 0; d < perm_.size(); ++d) result[d] = shape[perm_[d]];
-      target = Reach::transposed(shape, perm_);
     }
     Few<void*, kMost> outputs(results_.size());
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = context.output(i, result);
+    if (count(shape) == 0) return;
+    Few<Reach, kMost> reaches;
+    for (const Tensor& input : inputs) reaches.push_back(Reach(input.shape, shape));
+    Reach target;
+    if (!perm_.empty()) target = Reach::transposed(shape, perm_);
     dispatch(inputs[masks_].type, [&](auto stored, auto computed) {
       using T = decltype(stored);
       using C = decltype(computed);
@@ -243,6 +250,28 @@ class Program {
  private:
   static constexpr int64_t kTile = 512;
   static constexpr int64_t kPart = 32 * kTile;
+  static constexpr int64_t kMostRegisters = 256;
+
+  // Check an instruction, and note the register that it writes: what it reads is there already.
+  ONCE static void read_instruction(int64_t* code, int64_t inputs, std::vector<bool>& written) {
+    if (code[0] < 0 || code[0] >= kOperations || code[1] < 0 || code[1] >= kMostRegisters) {
+      fail(kInvalidArgument, "Elementwise does not know this program");
+    }
+    size_t arity = arity_of(code[0]);
+    for (size_t k = 0; k < 3; ++k) {
+      int64_t& operand = code[2 + k];
+      if (k >= arity) operand = code[2];  // something that is there
+      auto registers = static_cast<int64_t>(written.size());
+      if (operand >= registers || (operand >= 0 && !written[operand])) {
+        fail(kInvalidArgument, "a program reads a register before it writes it");
+      }
+      if (operand < -inputs) {
+        fail(kInvalidArgument, "the program is for other inputs or outputs");
+      }
+    }
+    if (static_cast<size_t>(code[1]) >= written.size()) written.resize(code[1] + 1);
+    written[code[1]] = true;
+  }
 
   template <typename T, typename C>
   void run(const Tensors& inputs, const Few<Reach, kMost>& reaches,
@@ -323,7 +352,7 @@ class Program {
 
   Integers program_, results_, perm_;
   size_t masks_;
-  int64_t registers_ = 0, read_ = 0;
+  int64_t registers_ = 0;
   bool last_only_ = false;  // the last instruction computes the only result, in its place
 };
 
@@ -353,5 +382,7 @@ class TransposedElementwise : public Program {
   static constexpr ElementType inputs[] = {kAny};
   static constexpr size_t in_place = 0;  // what is written is not where it was read
 
-  explicit TransposedElementwise(const Info& info) : Program(info, 0, info.permutation("perm")) {}
+  explicit TransposedElementwise(const Info& info) : Program(info, 0, info.permutation("perm")) {
+    if (info.integers("perm").empty()) fail(kInvalidArgument, "there are no axes to transpose");
+  }
 };

@@ -47,7 +47,7 @@ class GeluGrad {
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit GeluGrad(const Info& info) : tanh_(info.integer("tanh", 0) != 0) {}
+  explicit GeluGrad(const Info& info) : tanh_(info.flag("tanh", false)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1);

@@ -1,7 +1,12 @@
 // From a C++ class to an operator of ONNX Runtime: attributes, tensors, errors, threads.
+//
+// NOTE: nothing in a model is trusted. Types, numbers of inputs and results, and attributes are
+// checked when a kernel is made; shapes at each call. No product of sizes of one tensor overflows,
+// for those of Context::input and Context::output; products of other numbers are taken by `times`.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -89,7 +94,25 @@ class Few {
   T values_[capacity];  // not zeroed: that would take longer than many kernels
 };
 
-using Shape = Few<int64_t, 12>;
+constexpr size_t kMostAxes = 12;
+using Shape = Few<int64_t, kMostAxes>;
+
+// A product of numbers that are not negative.
+inline int64_t times(int64_t a, int64_t b) {
+  if (b != 0 && a > INT64_MAX / b) fail(kInvalidArgument, "sizes are too large");
+  return a * b;
+}
+
+// Sizes whose product, and any part of it, fits in 64 bits, also in bytes.
+ONCE inline void check_sizes(const Shape& shape) {
+  constexpr int64_t kLargest = int64_t{1} << 59;
+  int64_t total = 1;
+  for (int64_t size : shape) {
+    if (size < 0) fail(kInvalidArgument, "a size is negative");
+    total = times(total, size > 1 ? size : 1);
+  }
+  if (total > kLargest) fail(kInvalidArgument, "sizes are too large");
+}
 
 inline int64_t count(const int64_t* begin, const int64_t* end) {
   int64_t total = 1;
@@ -109,6 +132,13 @@ struct Tensor {
     return static_cast<T*>(data);
   }
   int64_t size() const { return count(shape); }
+
+  // The sizes that a tensor of integers holds.
+  ONCE Shape sizes() const {
+    Shape read(as<int64_t>(), as<int64_t>() + size());
+    check_sizes(read);
+    return read;
+  }
 };
 
 constexpr size_t kMost = 20;  // inputs, or results
@@ -134,23 +164,36 @@ class Context {
     const OrtValue* value = nullptr;
     check(api.KernelContext_GetInput(context_, index, &value));
     if (value == nullptr) fail(kInvalidArgument, "an input is missing");
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    check(api.GetTensorTypeAndShape(value, &info));
+    struct Described {
+      OrtTensorTypeAndShapeInfo* info = nullptr;
+      ~Described() { api.ReleaseTensorTypeAndShapeInfo(info); }
+    } of;
+    check(api.GetTensorTypeAndShape(value, &of.info));
     Tensor tensor;
     size_t rank = 0;
-    OrtStatus* status = api.GetTensorElementType(info, &tensor.type);
-    if (status == nullptr) status = api.GetDimensionsCount(info, &rank);
+    check(api.GetTensorElementType(of.info, &tensor.type));
+    check(api.GetDimensionsCount(of.info, &rank));
     tensor.shape.resize(rank);
-    if (status == nullptr) status = api.GetDimensions(info, tensor.shape.data(), rank);
-    api.ReleaseTensorTypeAndShapeInfo(info);
-    check(status);
+    check(api.GetDimensions(of.info, tensor.shape.data(), rank));
+    check_sizes(tensor.shape);
     check(api.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
     return tensor;
   }
 
   ONCE void* output(size_t index, const Shape& shape) const {
+    void* data = optional_output(index, shape);
+    // what is empty may be nowhere
+    if (data == nullptr && count(shape) != 0) fail(kInvalidArgument, "a result is missing");
+    return data;
+  }
+
+  // Null when nobody reads this result.
+  ONCE void* optional_output(size_t index, const Shape& shape) const {
+    if (index >= outputs()) return nullptr;
+    check_sizes(shape);
     OrtValue* value = nullptr;
     check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+    if (value == nullptr) return nullptr;
     void* data = nullptr;
     check(api.GetTensorMutableData(value, &data));
     return data;
@@ -166,13 +209,26 @@ class Context {
     struct Job {
       F& work;
       int64_t total, part;
+      std::atomic<OrtStatus*> failure{nullptr};
     } job{work, total, part};
     auto run = [](void* data, size_t i) {
       auto& job = *static_cast<Job*>(data);
       int64_t begin = static_cast<int64_t>(i) * job.part;
-      job.work(begin, begin + job.part < job.total ? begin + job.part : job.total);
+      int64_t end = begin + std::min(job.part, job.total - begin);
+      // an exception must not leave a thread of ONNX Runtime
+      OrtStatus* status = guarded([&] { job.work(begin, end); });
+      if (status == nullptr) return;
+      if (OrtStatus* none = nullptr; !job.failure.compare_exchange_strong(none, status)) {
+        api.ReleaseStatus(status);
+      }
     };
-    check(api.KernelContext_ParallelFor(context_, run, (total + part - 1) / part, 0, &job));
+    int64_t parts = total / part + (total % part != 0);
+    OrtStatus* status = api.KernelContext_ParallelFor(context_, run, parts, 0, &job);
+    if (OrtStatus* failure = job.failure.load()) {
+      if (status != nullptr) api.ReleaseStatus(status);
+      status = failure;
+    }
+    check(status);
   }
 
  private:
@@ -182,6 +238,18 @@ class Context {
 class Info {
  public:
   explicit Info(const OrtKernelInfo* info) : info_(info) {}
+
+  size_t inputs() const {
+    size_t n = 0;
+    check(api.KernelInfo_GetInputCount(info_, &n));
+    return n;
+  }
+
+  size_t outputs() const {
+    size_t n = 0;
+    check(api.KernelInfo_GetOutputCount(info_, &n));
+    return n;
+  }
 
   ONCE int64_t integer(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
@@ -193,6 +261,17 @@ class Info {
     return value;
   }
 
+  // An integer between two others.
+  ONCE int64_t integer(const char* name, int64_t otherwise, int64_t least, int64_t most) const {
+    int64_t value = integer(name, otherwise);
+    if (value < least || value > most) {
+      fail(kInvalidArgument, std::string("the attribute ") + name + " is out of its range");
+    }
+    return value;
+  }
+
+  bool flag(const char* name, bool otherwise) const { return integer(name, otherwise, 0, 1) != 0; }
+
   double number(const char* name) const {
     float value = 0;
     check(api.KernelInfoGetAttribute_float(info_, name, &value));
@@ -202,6 +281,9 @@ class Info {
   ONCE Integers integers(const char* name) const {
     size_t n = 0;
     check(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n));
+    if (n > kMostNumbers) {
+      fail(kInvalidArgument, std::string("the attribute ") + name + " is too long");
+    }
     Integers values(n);
     if (n > 0) check(api.KernelInfoGetAttributeArray_int64(info_, name, values.data(), &n));
     return values;
@@ -210,6 +292,7 @@ class Info {
   // An order of axes.
   ONCE Integers permutation(const char* name) const {
     Integers perm = integers(name), sorted = perm;
+    if (perm.size() > kMostAxes) fail(kNotImplemented, "too many dimensions");
     std::sort(sorted.begin(), sorted.end());
     for (size_t d = 0; d < sorted.size(); ++d) {
       if (sorted[d] != static_cast<int64_t>(d)) fail(kInvalidArgument, "no order of axes");
@@ -217,21 +300,42 @@ class Info {
     return perm;
   }
 
-  ONCE ElementType input_type(size_t index) const {
+  ElementType input_type(size_t index) const {
     OrtTypeInfo* type = nullptr;
     check(api.KernelInfo_GetInputTypeInfo(info_, index, &type));
-    const OrtTensorTypeAndShapeInfo* tensor = nullptr;
-    ElementType element = kAny;
-    OrtStatus* status = api.CastTypeInfoToTensorInfo(type, &tensor);
-    if (status == nullptr && tensor != nullptr) {
-      status = api.GetTensorElementType(tensor, &element);
+    return element_type(type);
+  }
+
+  // kAny for a result that nobody reads.
+  ElementType output_type(size_t index) const {
+    OrtTypeInfo* type = nullptr;
+    if (OrtStatus* status = api.KernelInfo_GetOutputTypeInfo(info_, index, &type)) {
+      api.ReleaseStatus(status);
+      return kAny;
     }
-    api.ReleaseTypeInfo(type);
-    check(status);
-    return element;
+    return element_type(type);
   }
 
  private:
+  static constexpr size_t kMostNumbers = 5 * 512;
+
+  // The type of the elements of a tensor, of a rank that has a kernel.
+  ONCE static ElementType element_type(OrtTypeInfo* type) {
+    struct Owned {
+      OrtTypeInfo* type;
+      ~Owned() { api.ReleaseTypeInfo(type); }
+    } owned{type};
+    const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+    check(api.CastTypeInfoToTensorInfo(type, &tensor));
+    if (tensor == nullptr) fail(kInvalidArgument, "only tensors have a kernel");
+    ElementType element = kAny;
+    check(api.GetTensorElementType(tensor, &element));
+    size_t rank = 0;
+    check(api.GetDimensionsCount(tensor, &rank));
+    if (rank > kMostAxes) fail(kNotImplemented, "too many dimensions");
+    return element;
+  }
+
   const OrtKernelInfo* info_;
 };
 
@@ -255,6 +359,33 @@ template <typename K, typename = void>
 constexpr bool kLastOptional = false;
 template <typename K>
 constexpr bool kLastOptional<K, std::void_t<decltype(K::last_optional)>> = K::last_optional;
+
+// Check the numbers and the types of the inputs and results of a node of the class `K`.
+template <typename K>
+void check_signature(const Info& info) {
+  constexpr size_t n = std::size(K::inputs), results = std::size(K::outputs);
+  size_t given = info.inputs(), made = info.outputs();
+  size_t fewest = results - (kLastOptional<K> ? 1 : 0);
+  if (given < n || given > (K::variadic ? kMost : n) || made < fewest ||
+      made > (K::variadic ? kMost : results)) {
+    fail(kInvalidArgument, "there are too few or too many inputs or results");
+  }
+  ElementType any = kAny;  // the type of the inputs, and results, that may have one of several
+  for (size_t i = 0; i < given; ++i) {
+    ElementType expected = K::inputs[std::min(i, n - 1)], type = info.input_type(i);
+    if (expected == kAny && any == kAny) any = type;
+    if (type != (expected == kAny ? any : expected)) {
+      fail(kInvalidArgument, "the inputs are of other types");
+    }
+  }
+  for (size_t i = 0; i < made; ++i) {
+    ElementType expected = K::outputs[std::min(i, results - 1)], type = info.output_type(i);
+    if (type == kAny && (i + 1 == results || K::variadic)) continue;
+    if (type != (expected == kAny ? any : expected)) {
+      fail(kInvalidArgument, "the results are of other types");
+    }
+  }
+}
 
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
 // input that is kAny), variadic (the last input), in_place (how many inputs, or
@@ -286,7 +417,11 @@ const OrtCustomOp* operator_of() {
     o.GetVariadicOutputHomogeneity = one;
     o.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info,
                           void** kernel) {
-      return guarded([&] { *kernel = new K(Info(info)); });
+      return guarded([&] {
+        Info about(info);
+        check_signature<K>(about);
+        *kernel = new K(about);
+      });
     };
     o.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       return guarded([&] { static_cast<const K*>(kernel)->compute(Context(context)); });

@@ -11,15 +11,8 @@
 #include "tri_matrix.h"
 #include "windows.h"
 
-EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
-                                               const OrtApiBase* base) {
-  const OrtApi* table = base->GetApi(kApiVersion);
-  if (table == nullptr) {  // older than this library: there is no table to make a message with
-    table = base->GetApi(1);
-    auto create = *reinterpret_cast<decltype(Api::CreateStatus) const*>(table);
-    return create(kFail, "onnxruntime is older than version 1.18");
-  }
-  api.load(table);
+// Make the operators known to the sessions of some options.
+OrtStatus* add_operators(OrtSessionOptions* options) {
   return guarded([&] {
     // Shared by all sessions, for as long as the library is loaded.
     static OrtCustomOpDomain* const domain = [] {
@@ -41,4 +34,16 @@ EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
     }();
     check(api.AddCustomOpDomain(options, domain));
   });
+}
+
+EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
+                                               const OrtApiBase* base) {
+  const OrtApi* table = base->GetApi(kApiVersion);
+  if (table == nullptr) {  // older than this library: there is no table to make a message with
+    table = base->GetApi(1);
+    auto create = *reinterpret_cast<decltype(Api::CreateStatus) const*>(table);
+    return create(kFail, "onnxruntime is older than version 1.18");
+  }
+  api.load(table);
+  return add_operators(options);
 }

@@ -102,7 +102,10 @@ struct Api {
   void(ORT_CALL* ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo*);
   OrtStatus*(ORT_CALL* KernelInfoGetAttributeArray_int64)(const OrtKernelInfo*, const char*,
                                                           int64_t*, size_t*);
+  OrtStatus*(ORT_CALL* KernelInfo_GetInputCount)(const OrtKernelInfo*, size_t*);
+  OrtStatus*(ORT_CALL* KernelInfo_GetOutputCount)(const OrtKernelInfo*, size_t*);
   OrtStatus*(ORT_CALL* KernelInfo_GetInputTypeInfo)(const OrtKernelInfo*, size_t, OrtTypeInfo**);
+  OrtStatus*(ORT_CALL* KernelInfo_GetOutputTypeInfo)(const OrtKernelInfo*, size_t, OrtTypeInfo**);
   OrtStatus*(ORT_CALL* KernelContext_ParallelFor)(const OrtKernelContext*, void (*)(void*, size_t),
                                                   size_t, size_t, void*);
 
@@ -131,7 +134,10 @@ struct Api {
     take(ReleaseTypeInfo, 98);
     take(ReleaseTensorTypeAndShapeInfo, 99);
     take(KernelInfoGetAttributeArray_int64, 163);
+    take(KernelInfo_GetInputCount, 230);
+    take(KernelInfo_GetOutputCount, 231);
     take(KernelInfo_GetInputTypeInfo, 234);
+    take(KernelInfo_GetOutputTypeInfo, 235);
     take(KernelContext_ParallelFor, 274);
   }
 };

@@ -12,12 +12,14 @@ class Rotary {
   static constexpr bool variadic = true;
   static constexpr size_t in_place = 0;
 
-  explicit Rotary(const Info& info) : gradient_(info.integer("gradient", 0) != 0) {
+  explicit Rotary(const Info& info) : gradient_(info.flag("gradient", false)) {
     dispatch(info.input_type(0), [](auto, auto) {});
+    if (info.inputs() != 3 || info.outputs() != 1) {
+      fail(kInvalidArgument, "Rotary reads x, cos and sin");
+    }
   }
 
   void compute(const Context& context) const {
-    if (context.inputs() != 3) fail(kInvalidArgument, "Rotary reads x, cos and sin");
     Tensors given;
     for (size_t i = 0; i < 3; ++i) given.push_back(context.input(i));
     const Shape& shape = given[0].shape;

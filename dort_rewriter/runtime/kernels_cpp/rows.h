@@ -20,12 +20,10 @@ class Sum {
 
   // `leading` and `trailing` are how many axes are summed at each end.
   explicit Sum(const Info& info)
-      : leading_(info.integer("leading", 0)),
-        trailing_(info.integer("trailing", 0)),
-        keep_(info.integer("keepdims", 1) != 0),
-        mean_(info.integer("mean", 0) != 0) {
-    if (leading_ < 0 || trailing_ < 0) fail(kInvalidArgument, "Sum over a negative number of axes");
-  }
+      : leading_(info.integer("leading", 0, 0, kMostAxes)),
+        trailing_(info.integer("trailing", 0, 0, kMostAxes)),
+        keep_(info.flag("keepdims", true)),
+        mean_(info.flag("mean", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
@@ -41,8 +39,10 @@ class Sum {
     int64_t kept = count(sizes + leading_, sizes + rank - trailing_);
     int64_t inner = count(sizes + rank - trailing_, sizes + rank);
     float* y = static_cast<float*>(context.output(0, shape));
+    if (outer * inner == 0) outer = 0;  // nothing to go through, however many times
     double scale = mean_ ? 1.0 / static_cast<double>(outer * inner) : 1.0;
     const float* from = x.as<float>();
+    if (kept == 0) return;
     if (inner == 1) {
       columns(context, from, outer, kept, scale, y);
       return;
@@ -121,7 +121,7 @@ class LayerNorm {
   static constexpr size_t in_place = 0;
 
   explicit LayerNorm(const Info& info)
-      : axes_(info.integer("axes", 1)), epsilon_(info.number("epsilon")) {}
+      : axes_(info.integer("axes", 1, 1, kMostAxes)), epsilon_(info.number("epsilon")) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1), bias = context.input(2);
@@ -166,7 +166,7 @@ class LayerNormGrad {
   static constexpr bool variadic = false, last_optional = true;
   static constexpr size_t in_place = 0;
 
-  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1)) {}
+  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), mean = context.input(2);
@@ -179,8 +179,8 @@ class LayerNormGrad {
     Shape inner(x.shape.end() - axes_, x.shape.end());
     float* of_weight = static_cast<float*>(context.output(0, inner));
     float* of_bias = static_cast<float*>(context.output(1, inner));
-    float* of_x = nullptr;
-    if (context.outputs() > 2) of_x = static_cast<float*>(context.output(2, x.shape));
+    float* of_x = static_cast<float*>(context.optional_output(2, x.shape));
+    if (by.width == 0) return;
     // Sums over rows are made part by part, so that they do not depend on the number of threads.
     int64_t parts = (by.rows + kRows - 1) / kRows;
     std::vector<float> sums(parts * 2 * by.width);
@@ -275,13 +275,14 @@ class SoftmaxGrad {
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit SoftmaxGrad(const Info& info) : log_(info.integer("log", 0) != 0) {}
+  explicit SoftmaxGrad(const Info& info) : log_(info.flag("log", false)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), result = context.input(1);
     if (gradient.shape != result.shape) fail(kInvalidArgument, "the gradient has another shape");
     Rows by(result.shape, 1);
     float* output = static_cast<float*>(context.output(0, result.shape));
+    if (by.width == 0) return;
     context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const float* g = gradient.as<float>() + r * by.width;

@@ -13,24 +13,25 @@ class ScatterZeros {
   static constexpr size_t in_place = 0;
 
   explicit ScatterZeros(const Info& info)
-      : add_(info.integer("add", 0) != 0),
-        masked_(info.integer("masked", 0) != 0),
+      : add_(info.flag("add", false)),
+        masked_(info.flag("masked", false)),
         skip_(info.integer("skip", 0)) {
     dispatch(info.input_type(2), [](auto, auto) {});
   }
 
   void compute(const Context& context) const {
     Tensor target = context.input(0), indices = context.input(1), updates = context.input(2);
-    Shape shape(target.as<int64_t>(), target.as<int64_t>() + target.size());
+    Shape shape = target.sizes();
     if (indices.shape.empty() || static_cast<size_t>(indices.shape.back()) > shape.size()) {
       fail(kInvalidArgument, "the indices of ScatterZeros have more columns than dimensions");
     }
     int64_t depth = indices.shape.back();
     int64_t places = count(indices.shape.begin(), indices.shape.end() - 1);
     int64_t length = count(shape.begin() + depth, shape.end());
-    if (updates.size() != places * length) {
+    if (updates.size() != times(places, length)) {
       fail(kInvalidArgument, "the updates of ScatterZeros do not fit its indices");
     }
+    if (length == 0) places = 0;  // there is no element to write, and no limit to the places
     std::vector<int64_t> starts(places);
     for (int64_t i = 0; i < places; ++i) {
       const int64_t* index = indices.as<int64_t>() + i * depth;
@@ -42,6 +43,7 @@ class ScatterZeros {
       using T = decltype(stored);
       using C = decltype(computed);
       T* to = static_cast<T*>(output);
+      if (count(shape) == 0) return;
       std::memset(static_cast<void*>(to), 0, count(shape) * sizeof(T));
       for (int64_t i = 0; i < places; ++i) {
         if (starts[i] == kNowhere) continue;

@@ -14,28 +14,30 @@ class TriMatrix {
 
   // `rank` axes, all but two of one element; `diagonal` is the column where row 0 crosses it.
   explicit TriMatrix(const Info& info)
-      : rank_(info.integer("rank", 2)), diagonal_(info.integer("diagonal", 0)) {
+      : rank_(info.integer("rank", 2, 2, kMostAxes)),
+        diagonal_(std::clamp(info.integer("diagonal", 0), -kFar, kFar)) {
     dispatch(info.input_type(2), [](auto, auto) {});
-    if (rank_ < 2) fail(kInvalidArgument, "TriMatrix has at least two axes");
+    if (info.inputs() != 5 || info.outputs() != 1) {
+      fail(kInvalidArgument, "TriMatrix reads two sizes and three values");
+    }
   }
 
   void compute(const Context& context) const {
-    if (context.inputs() != 5) fail(kInvalidArgument, "TriMatrix reads two sizes and three values");
     Few<Tensor, 5> given;
     for (size_t i = 0; i < 5; ++i) {
       given.push_back(context.input(i));
       if (given[i].size() != 1) fail(kInvalidArgument, "TriMatrix reads single numbers");
     }
     int64_t rows = *given[0].as<int64_t>(), columns = *given[1].as<int64_t>();
-    if (rows < 0 || columns < 0) fail(kInvalidArgument, "TriMatrix of a negative size");
     Shape shape(static_cast<size_t>(rank_), 1);
     shape[shape.size() - 2] = rows;
     shape[shape.size() - 1] = columns;
     void* output = context.output(0, shape);
+    if (count(shape) == 0) return;
     dispatch(given[2].type, [&](auto stored, auto) {
       using T = decltype(stored);
       T below = *given[2].as<T>(), on = *given[3].as<T>(), above = *given[4].as<T>();
-      int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(columns, 1));
+      int64_t part = std::max<int64_t>(1, 16384 / columns);
       context.parallel(rows, part, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           T* row = static_cast<T*>(output) + i * columns;
@@ -49,5 +51,7 @@ class TriMatrix {
   }
 
  private:
+  static constexpr int64_t kFar = int64_t{1} << 60;  // outside of any matrix
+
   int64_t rank_, diagonal_;
 };

@@ -32,13 +32,17 @@ struct Axis {
 };
 
 struct Window {
+  static constexpr int64_t kLargest = 1 << 24;  // products of two, and sums, are far from 2 ** 63
+
   Axis high, wide;
 
   // From the attribute `windows`: kernel, stride, padding, dilation and ceil_mode, by axis.
   explicit Window(const Info& info) {
     Integers w = info.integers("windows");
     bool valid = w.size() == 10;
-    for (size_t i = 0; valid && i < 10; ++i) valid = w[i] >= (i % 5 == 2 || i % 5 == 4 ? 0 : 1);
+    for (size_t i = 0; valid && i < 10; ++i) {
+      valid = w[i] >= (i % 5 == 2 || i % 5 == 4 ? 0 : 1) && w[i] <= (i % 5 == 4 ? 1 : kLargest);
+    }
     if (!valid) fail(kInvalidArgument, "windows have five numbers by axis");
     high = {w[0], w[1], w[2], w[3], w[4]};
     wide = {w[5], w[6], w[7], w[8], w[9]};
@@ -54,7 +58,13 @@ class MaxPool {
   static constexpr bool variadic = false, last_optional = true;
   static constexpr size_t in_place = 0;
 
-  explicit MaxPool(const Info& info) : window_(info) {}
+  explicit MaxPool(const Info& info) : window_(info) {
+    for (const Axis& axis : {window_.high, window_.wide}) {
+      if (axis.padding > axis.extent() / 2) {
+        fail(kInvalidArgument, "a padding is at most half of its window");
+      }
+    }
+  }
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
@@ -66,11 +76,10 @@ class MaxPool {
     shape[rank - 2] = rows;
     shape[rank - 1] = columns;
     float* values = static_cast<float*>(context.output(0, shape));
-    int64_t* places = nullptr;
-    if (context.outputs() > 1) places = static_cast<int64_t*>(context.output(1, shape));
+    int64_t* places = static_cast<int64_t*>(context.optional_output(1, shape));
     int64_t planes = count(x.shape.begin(), x.shape.end() - 2), area = rows * columns;
     if (height * width > INT32_MAX) fail(kNotImplemented, "MaxPool of a plane too large");
-    if (area == 0) return;
+    if (count(shape) == 0) return;
     const Axis &high = window_.high, &wide = window_.wide;
     std::vector<Taps> taps(wide.kernel);
     for (int64_t j = 0; j < wide.kernel; ++j) {
@@ -184,7 +193,7 @@ class MaxPoolGrad {
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), places = context.input(1), target = context.input(2);
-    Shape shape(target.as<int64_t>(), target.as<int64_t>() + target.size());
+    Shape shape = target.sizes();
     size_t rank = shape.size();
     if (rank < 2 || gradient.shape.size() != rank || gradient.shape != places.shape) {
       fail(kInvalidArgument, "the inputs of MaxPoolGrad do not fit each other");
@@ -193,6 +202,7 @@ class MaxPoolGrad {
       if (gradient.shape[d] != shape[d]) fail(kInvalidArgument, "MaxPoolGrad has other planes");
     }
     float* output = static_cast<float*>(context.output(0, shape));
+    if (count(shape) == 0) return;
     int64_t planes = count(shape.begin(), shape.end() - 2), area = shape[rank - 2] * shape[rank - 1];
     int64_t windows = gradient.shape[rank - 2] * gradient.shape[rank - 1];
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(area, 1));
@@ -226,14 +236,15 @@ class Columns {
     if (x.shape.size() != 4) fail(kInvalidArgument, "Columns reads four axes");
     const Axis &high = window_.high, &wide = window_.wide;
     int64_t batch = x.shape[0], channels = x.shape[1], height = x.shape[2], width = x.shape[3];
-    int64_t rows = high.count(height), columns = wide.count(width), area = rows * columns;
-    int64_t taps = high.kernel * wide.kernel, length = batch * area;
+    int64_t rows = high.count(height), columns = wide.count(width), area = times(rows, columns);
+    int64_t taps = high.kernel * wide.kernel, length = times(batch, area);
     Shape shape;
-    shape.push_back(channels * taps);
+    shape.push_back(times(channels, taps));
     shape.push_back(length);
     float* output = static_cast<float*>(context.output(0, shape));
-    int64_t part = std::max<int64_t>(1, 32768 / std::max<int64_t>(length, 1));
-    context.parallel(length == 0 ? 0 : channels * taps, part, [&](int64_t begin, int64_t end) {
+    if (count(shape) == 0) return;
+    int64_t part = std::max<int64_t>(1, 32768 / length);
+    context.parallel(channels * taps, part, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         int64_t channel = r / taps, i = r % taps / wide.kernel, j = r % wide.kernel;
         int64_t first, last, top, bottom;
@@ -300,18 +311,19 @@ class ColumnsGrad {
 
   void compute(const Context& context) const {
     Tensor given = context.input(0), target = context.input(1);
-    Shape shape(target.as<int64_t>(), target.as<int64_t>() + target.size());
+    Shape shape = target.sizes();
     if (shape.size() != 4) fail(kInvalidArgument, "ColumnsGrad makes four axes");
     const Axis &high = window_.high, &wide = window_.wide;
     int64_t batch = shape[0], channels = shape[1], height = shape[2], width = shape[3];
-    int64_t rows = high.count(height), columns = wide.count(width), area = rows * columns;
-    int64_t taps = high.kernel * wide.kernel, length = batch * area, plane = height * width;
-    if (given.size() != channels * taps * length) {
+    int64_t rows = high.count(height), columns = wide.count(width), area = times(rows, columns);
+    int64_t taps = high.kernel * wide.kernel, length = times(batch, area), plane = height * width;
+    if (given.size() != times(times(channels, taps), length)) {
       fail(kInvalidArgument, "the columns are those of another shape");
     }
     float* output = static_cast<float*>(context.output(0, shape));
-    int64_t part = std::max<int64_t>(1, 32768 / std::max<int64_t>(plane * taps, 1));
-    context.parallel(plane == 0 ? 0 : batch * channels, part, [&](int64_t begin, int64_t end) {
+    if (count(shape) == 0) return;
+    int64_t part = std::max<int64_t>(1, 32768 / plane / taps);
+    context.parallel(batch * channels, part, [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
         int64_t n = p / channels, channel = p % channels;
         float* to = output + p * plane;

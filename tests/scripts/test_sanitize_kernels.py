@@ -1,0 +1,28 @@
+"""The script that feeds crafted nodes to the kernels under sanitizers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/sanitize_kernels.py"
+LIBRARY = SCRIPT.parents[1] / "dort_rewriter/runtime/kernels_cpp/library.cpp"
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_nothing_is_found() -> None:
+    """Every operator of the library computes cases, and refuses others."""
+    command = [sys.executable, SCRIPT, "--cases", "2100", "--flags=-O0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert sum(answers.values()) == 2100
+    registered = LIBRARY.read_text(encoding="utf-8").split("operator_of<")[1:]
+    for name in (part.partition(">")[0] for part in registered):
+        assert answers[f"{name} computed"] > 0
+        assert answers[f"{name} refused"] > 0

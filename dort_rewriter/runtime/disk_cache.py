@@ -1,8 +1,11 @@
 """Bytes kept between processes, by key: files in a private folder, bounded, checked when read.
 
-Every file holds the digest of its content first: what is damaged is ignored. Files are written
-under another name and moved, so that a reader sees all of one or nothing; they are private to
-the user, and a folder others can write to is not used.
+Every file holds the digest of its key and its content first: what is damaged, or stands under
+another name, is ignored. Files are written under another name and moved, so that a reader sees all
+of one or nothing.
+
+NOTE: the folder may be one that a user chose, with files of the user's in it: nothing is counted
+or removed but regular files with names that this module gives.
 """
 
 from __future__ import annotations
@@ -11,21 +14,30 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import stat
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dort_rewriter import env
-from dort_rewriter.runtime.private_folder import cache_folder
+from dort_rewriter.runtime.private_folder import cache_folder, private_folder
 
-__all__ = ["LIMIT", "DiskCache", "disk_cache"]
+__all__ = ["FOLDER", "LIMIT", "DiskCache", "disk_cache"]
 
 logger = logging.getLogger(__name__)
 
+FOLDER = "dort_rewriter_models"
+"""The name of the folder, in the folder of everything kept between processes."""
 LIMIT = 512 * 2**20
 """Bytes a cache keeps; the entries used least recently go first."""
 
 _DIGEST = hashlib.sha256().digest_size
+_ENTRY = re.compile(r"[0-9a-f]{64}\.dort-model")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}-[a-z0-9_]{8}\.dort-new")
+_ABANDONED = 3600.0
+"""Seconds after which nobody is writing a file any more."""
 
 
 class DiskCache:
@@ -38,11 +50,14 @@ class DiskCache:
         self._complained = False
 
     def get(self, key: str) -> bytes | None:
-        """Return the bytes stored under a key; None when there are none, or damaged ones."""
+        """The bytes stored under a key (a SHA-256 digest in hexadecimal); None when there are
+        none, or damaged ones."""
         if not self._is_usable():
             return None
         path = self._path(key)
         try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise OSError("it is no regular file")
             content = path.read_bytes()
         except FileNotFoundError:
             return None
@@ -50,9 +65,8 @@ class DiskCache:
             self._complain(f"{path} cannot be read: {error}")
             return None
         digest, data = content[:_DIGEST], content[_DIGEST:]
-        if hashlib.sha256(data).digest() != digest:
-            self._complain(f"{path} is damaged and was removed")
-            path.unlink(missing_ok=True)
+        if _digest_of(key, data) != digest:
+            self.reject(key)
             return None
         self._touch(path)
         return data
@@ -61,44 +75,61 @@ class DiskCache:
         """Store bytes under a key; others that write the same key at the same time do no harm."""
         if not self._is_usable() or len(data) > self.limit // 4:
             return
-        temporary = None
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.folder)  # mode 0600
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
-            os.replace(temporary, self._path(key))
+            handle, temporary = tempfile.mkstemp(
+                prefix=f".{key}-", suffix=".dort-new", dir=self.folder
+            )  # mode 0600
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_digest_of(key, data) + data)
+                os.replace(temporary, self._path(key))
+            except BaseException:  # an interruption as well
+                Path(temporary).unlink(missing_ok=True)
+                raise
+            self._shrink()
         except OSError as error:
             self._complain(f"{self.folder} cannot be written: {error}")
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
-            return
-        self._shrink()
+
+    def reject(self, key: str) -> None:
+        """Remove an entry that is of no use."""
+        path = self._path(key)
+        removed = _remove(path)
+        self._complain(f"{path} is damaged and was {'removed' if removed else 'not used'}")
 
     def clear(self) -> None:
         """Remove every entry."""
-        for path in self._entries():
-            path.unlink(missing_ok=True)
+        for path, _ in self._files(_ENTRY) if self._is_usable() else ():
+            _remove(path)
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.model"
+        path = self.folder / f"{key}.dort-model"
+        assert _ENTRY.fullmatch(path.name), "an entry of this name would never be removed"
+        return path
 
-    def _entries(self) -> list[Path]:
-        return list(self.folder.glob("*.model"))
-
-    def _shrink(self) -> None:
-        """Remove the entries used least recently when there are too many bytes."""
-        found = []
-        for path in self._entries():
+    def _files(self, name: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield the files of this module that have such a name."""
+        with os.scandir(self.folder) as found:
+            entries = [entry for entry in found if name.fullmatch(entry.name)]
+        for entry in entries:
             try:
-                status = path.stat()
+                status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue  # another process removed it
-            found.append((status.st_mtime, status.st_size, path))
+            if stat.S_ISREG(status.st_mode):
+                yield Path(entry.path), status
+
+    def _shrink(self) -> None:
+        """Remove the entries used least recently when there are too many bytes, and what
+        processes that died left behind."""
+        for path, status in self._files(_UNFINISHED):
+            if status.st_mtime < time.time() - _ABANDONED:
+                _remove(path)
+        found = [(s.st_mtime, s.st_size, path) for path, s in self._files(_ENTRY)]
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self.limit:
                 return
-            path.unlink(missing_ok=True)
+            _remove(path)
             total -= size
 
     @staticmethod
@@ -106,27 +137,17 @@ class DiskCache:
         try:
             os.utime(path)
         except OSError:
-            logger.debug("%s was removed meanwhile", path)
+            logger.debug("%s was removed meanwhile, or cannot be written", path)
 
     def _is_usable(self) -> bool:
         if self._usable is None:
-            self._usable = self._prepare()
+            try:
+                self.folder = private_folder(self.folder)
+                self._usable = True
+            except OSError as error:
+                self._complain(str(error))
+                self._usable = False
         return self._usable
-
-    def _prepare(self) -> bool:
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.folder.stat()
-        except OSError as error:
-            self._complain(f"{self.folder} cannot be made: {error}")
-            return False
-        if not hasattr(os, "getuid"):
-            return True
-        others = stat.S_IWGRP | stat.S_IWOTH
-        if status.st_uid != os.getuid() or status.st_mode & others:
-            self._complain(f"{self.folder} belongs to others, or they can write to it")
-            return False
-        return True
 
     def _complain(self, what: str) -> None:
         if not self._complained:
@@ -134,13 +155,39 @@ class DiskCache:
         self._complained = True
 
 
+def _digest_of(key: str, data: bytes) -> bytes:
+    digest = hashlib.sha256(key.encode())
+    digest.update(data)
+    return digest.digest()
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file if it can be removed: in a folder that is read only it stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.debug("%s cannot be removed: %s", path, error)
+        return False
+    return True
+
+
 @functools.cache
 def _cache_of(folder: str) -> DiskCache:
     return DiskCache(Path(folder))
 
 
+@functools.cache
+def _say_once(what: str) -> None:
+    logger.warning("Cache of models: %s. DORT_CACHE_DIR names a folder.", what)
+
+
 def disk_cache() -> DiskCache | None:
-    """Return the cache of models, or None when it is switched off."""
+    """The cache of models, or None when it is switched off or has no place."""
     if env.read("DORT_CACHE") == "0":
         return None
-    return _cache_of(str(cache_folder() / "models"))
+    try:
+        folder = cache_folder() / FOLDER
+    except OSError as error:
+        _say_once(str(error))
+        return None
+    return _cache_of(str(folder))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["VARIABLES", "Variable", "extended", "is_on", "read", "temporarily"]
+__all__ = ["IMPORTED_AT", "VARIABLES", "Variable", "extended", "is_on", "read", "temporarily"]
+
+IMPORTED_AT = time.time()
+"""When this package was imported: what is changed on the disk later is not what runs."""
 
 
 @dataclass(frozen=True)

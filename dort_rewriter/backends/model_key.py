@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.capture.outputs import ModelOutput
+from dort_rewriter.env import IMPORTED_AT
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OptimizationOptions
 
 if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     from dort_rewriter.backends.recipe import Recipe
 
 __all__ = ["fingerprint", "model_key"]
@@ -41,21 +46,24 @@ def model_key(
     graph_module: torch.fx.GraphModule,
     recipe: Recipe,
     provider: str,
-    numbers: Mapping[int, float] | None = None,
-    outputs: Sequence[tuple[str, tuple[int, ...] | None]] = (),
+    *,
+    numbers: Mapping[int, float],
+    outputs: Sequence[tuple[str, ModelOutput]],
+    orders: Mapping[str, tuple[int, ...]],
 ) -> str | None:
     """Return the key of the model of a graph, or None when it has none.
 
-    ``numbers`` are the arguments that the model holds, by position; ``outputs`` the nodes that it
-    computes, by name, and in which order of their dimensions.
+    ``numbers`` are the arguments that the model holds, by position; ``outputs`` what it computes;
+    ``orders`` the placeholders that it reads in another order.
     """
     try:
         parts = [
             *_environment(provider),
             *_choices(recipe),
             *_graph(graph_module),
-            repr(sorted((numbers or {}).items())),
-            repr(outputs),
+            repr(sorted(numbers.items())),
+            repr([(name, output.node.name, output.order) for name, output in outputs]),
+            repr(sorted(orders.items())),
         ]
     except _NoKey:
         return None
@@ -69,7 +77,7 @@ def model_key(
 
 
 def _graph(graph_module: torch.fx.GraphModule) -> Iterator[str]:
-    symbols: dict[str, str] = {}
+    symbols: dict[Any, ShapeEnv] = {}
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         target = op_name(node.target) if node.op == "call_function" else str(node.target)
@@ -77,7 +85,21 @@ def _graph(graph_module: torch.fx.GraphModule) -> Iterator[str]:
         yield f"{_argument(node.args)} {_argument(node.kwargs)} {_value(value, symbols)}"
         if node.op == "get_attr":
             yield _constant(graph_module, str(node.target))
-    yield repr(sorted(symbols.items()))
+    yield from sorted(_knowledge(symbols))
+
+
+def _knowledge(symbols: Mapping[Any, ShapeEnv]) -> Iterator[str]:
+    """Yield what is known about symbols: what each may be, and how they relate to each other.
+
+    NOTE: a relation of two symbols is in a guard of the graph and nowhere else: a converter that
+    asks whether a difference is positive gets another answer without it.
+    """
+    for symbol, environment in symbols.items():
+        yield f"{symbol} in {environment.var_to_range.get(symbol)}"
+    for environment in {id(e): e for e in symbols.values()}.values():
+        asserted = environment.deferred_runtime_asserts.values()
+        known = [g.expr for g in environment.guards] + [a.expr for f in asserted for a in f]
+        yield from (str(e) for e in known if not e.free_symbols.isdisjoint(symbols))
 
 
 def _argument(argument: Any) -> str:
@@ -95,14 +117,15 @@ def _argument(argument: Any) -> str:
     raise _NoKey(type(argument).__name__)
 
 
-def _value(value: Any, symbols: dict[str, str]) -> str:
+def _value(value: Any, symbols: dict[Any, ShapeEnv]) -> str:
     """Describe a fake result, and note what is known about its symbols."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(v, symbols) for v in value)}]"
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise _NoKey(value.layout)
-        sizes = [_size(d, symbols) for d in (*value.shape, *value.stride())]
+        numbers = (*value.shape, *value.stride(), value.storage_offset())
+        sizes = [_size(d, symbols) for d in numbers]
         bits = (value.is_conj(), value.is_neg())
         return f"{value.dtype} {value.device} {sizes} {bits}"
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -112,13 +135,12 @@ def _value(value: Any, symbols: dict[str, str]) -> str:
     raise _NoKey(type(value).__name__)
 
 
-def _size(size: Any, symbols: dict[str, str]) -> str:
+def _size(size: Any, symbols: dict[Any, ShapeEnv]) -> str:
     if isinstance(size, int):
         return str(size)
     node = size.node
     for symbol in node.expr.free_symbols:
-        known = node.shape_env.var_to_range.get(symbol)
-        symbols.setdefault(str(symbol), str(known))
+        symbols.setdefault(symbol, node.shape_env)
     return f"{node.expr} ~ {node.hint}"
 
 
@@ -131,8 +153,9 @@ def _constant(graph_module: torch.fx.GraphModule, path: str) -> str:
         or value.device.type != "cpu"
     ):
         raise _NoKey(path)
-    plain = value.detach().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(bytes(plain.tolist())).hexdigest()
+    plain = value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    content = hashlib.sha256(bytes(plain.tolist())).hexdigest()
+    return f"{value.dtype} {tuple(value.shape)} {content}"
 
 
 # -- the choices --------------------------------------------------------------------------------
@@ -171,15 +194,37 @@ def _installed() -> tuple[str, ...]:
     from dort_rewriter.runtime.installed import describe
 
     versions = [f"{name} {_version(name)}" for name in _PACKAGES]
-    own = fingerprint(Path(__file__).parent.parent)
-    return (*versions, describe(), platform.python_version(), platform.machine(), own)
+    try:
+        own = fingerprint(Path(__file__).parent.parent, IMPORTED_AT)
+    except OSError as error:
+        raise _NoKey("this package") from error
+    if own is None:
+        raise _NoKey("this package")
+    about = (describe(), platform.python_version(), platform.machine(), own)
+    return (*versions, *about)
 
 
-def fingerprint(root: Path) -> str:
-    """Return what changes with any source file in a folder."""
-    sources = (p for p in sorted(root.rglob("*")) if p.suffix in (".py", ".h", ".cpp"))
-    lines = (f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in sources)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def fingerprint(root: Path, since: float) -> str | None:
+    """Return the digest of the sources in a folder, by name and content.
+
+    None when there are none, or one was changed after a time: what runs is not what lies there.
+    """
+    digest = hashlib.sha256()
+    found = False
+    for folder, below, files in os.walk(root):
+        below[:] = sorted(name for name in below if name != "__pycache__")
+        for name in sorted(files):
+            if not name.endswith((".py", ".h", ".cpp")):
+                continue
+            with open(os.path.join(folder, name), "rb") as file:
+                # of the change of the file, which installers do not set as they set the other
+                if os.fstat(file.fileno()).st_ctime > since:
+                    return None
+                content = file.read()
+            path = os.path.relpath(os.path.join(folder, name), root)
+            digest.update(f"{path}\0{len(content)}\0".encode() + content)
+            found = True
+    return digest.hexdigest() if found else None
 
 
 def _version(name: str) -> str:

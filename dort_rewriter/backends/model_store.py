@@ -48,8 +48,9 @@ class ModelEntry:
         self._cache: DiskCache | None = disk_cache() if recipe.options.cache else None
         self._key: str | None = None
         if self._cache is not None:
-            wanted = [(o.node.name, o.order) for _, o in outputs]
-            self._key = model_key(graph_module, recipe, provider, numbers, wanted)
+            self._key = model_key(
+                graph_module, recipe, provider, numbers=numbers, outputs=outputs, orders=orders
+            )
 
     def load(self) -> ExportedGraph | None:
         """Return the model, if it is there."""

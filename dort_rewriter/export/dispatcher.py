@@ -56,11 +56,23 @@ class Dispatcher:
         return self._find_first(name) is not None
 
     def description(self) -> str | None:
-        """Return what is the same for dispatchers that convert alike, in any process; None when
-        there is no telling, as with functions of a user."""
-        if self._user:
+        """What is the same for dispatchers that convert alike, in any process; None when there is
+        no telling, as with functions of a user and classes that are not of this package."""
+        if self._user or not self._is_ours():
             return None
         return f"{type(self).__module__}.{type(self).__qualname__} {self._own_converters}"
+
+    def _is_ours(self) -> bool:
+        """Whether all that converts is of this package: the class, what it was given since, and
+        the converters that are registered.
+
+        NOTE: the source of a function says nothing of what it closes over.
+        """
+        kinds = type(self).__mro__[:-1]
+        methods = [v for place in (self, *kinds) for v in vars(place).values() if callable(v)]
+        registered = builtin_converters().values() if self._own_converters else ()
+        found = (*kinds, *methods, *(c.function for c in registered))
+        return all(map(_is_of_this_package, found))
 
     def find(self, node: torch.fx.Node) -> Converter | str:
         """Return the converter of an FX node, or the reason why there is none."""
@@ -141,6 +153,10 @@ class ForceDispatcher(Dispatcher):
             )
 
         return make_converter(name, record)
+
+
+def _is_of_this_package(made: Any) -> bool:
+    return str(getattr(made, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _split(given: Mapping[str, Any]) -> tuple[list[ir.Value], dict[str, Any]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter import OrtBackend
+from dort_rewriter import OrtBackend, onnx_custom_backend
 from dort_rewriter.backends import building, own_kernels
-from dort_rewriter.backends.model_key import fingerprint
+from dort_rewriter.backends.model_key import fingerprint, model_key
+from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.export import registry
+from dort_rewriter.export.dispatcher import Dispatcher, ForceDispatcher
+from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.runtime.disk_cache import FOLDER
+from dort_rewriter.runtime.providers import CPU
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DORT_CACHE", "1")
     monkeypatch.setenv("DORT_CACHE_DIR", str(tmp_path / "cache"))
     torch._dynamo.reset()
-    yield tmp_path / "cache" / "models"
+    yield tmp_path / "cache" / FOLDER
     torch._dynamo.reset()
 
 
@@ -206,14 +218,154 @@ def test_weights_are_not_stored(exports: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rule.py", "kernel.cpp", "kernel.h"])
 def test_sources_count(name: str, tmp_path: Path) -> None:
-    """A model of yesterday's rules or kernels is not today's."""
-    inner = tmp_path / "inner"
+    """A model of yesterday's rules or kernels is not today's: by content, whatever the time."""
+    inner, now = tmp_path / "inner", time.time() + 3600
     inner.mkdir()
-    before = fingerprint(tmp_path)
-    (inner / name).write_text("1")
-    once = fingerprint(tmp_path)
-    (inner / name).write_text("12")
-    assert len({before, once, fingerprint(tmp_path)}) == 3
+    (tmp_path / "base.py").write_text("0")
+    found = {fingerprint(tmp_path, now)}
+    for content in ("1", "2", "12"):
+        (inner / name).write_text(content)
+        os.utime(inner / name, (1, 1))
+        found.add(fingerprint(tmp_path, now))
+    assert len(found) == 4
+    assert None not in found
+    (inner / name).rename(inner / f"other_{name}")
+    assert fingerprint(tmp_path, now) not in found
     (inner / "notes.txt").write_text("1")
-    (inner / name).unlink()
-    assert fingerprint(tmp_path) == before
+    (inner / f"other_{name}").unlink()
+    assert fingerprint(tmp_path, now) in found
+
+
+def test_what_was_changed_since_is_not_what_runs(tmp_path: Path) -> None:
+    """As by an update of the package while a program runs, also with times that are set back."""
+    (tmp_path / "rule.py").write_text("1")
+    os.utime(tmp_path / "rule.py", (1, 1))
+    assert fingerprint(tmp_path, time.time() + 1) is not None
+    assert fingerprint(tmp_path, time.time() - 60) is None
+
+
+def test_without_sources_there_is_no_telling(tmp_path: Path) -> None:
+    """As in an archive."""
+    (tmp_path / "rule.pyc").write_text("1")
+    assert fingerprint(tmp_path, time.time() + 1) is None
+
+
+# -- dispatchers --------------------------------------------------------------------------------
+
+
+def _dispatcher(slope: float, base: type[Dispatcher] = Dispatcher) -> Dispatcher:
+    """A dispatcher of a class that is edited between two runs: its name stays."""
+
+    def relu(op: Any, x: Any) -> Any:
+        return op.Mul(x, op.constant(slope, x.dtype))
+
+    class Mine(base):  # type: ignore[misc, valid-type]
+        def _find_first(self, name: str) -> Any:
+            if name == "aten::relu":
+                return registry.make_converter(name, relu)
+            return super()._find_first(name)
+
+    return Mine()
+
+
+@pytest.mark.parametrize("base", [Dispatcher, OxsDispatcher, ForceDispatcher])
+def test_a_dispatcher_of_the_user_is_asked_each_time(
+    base: type[Dispatcher], exports: list[str], folder: Path
+) -> None:
+    """Its converters may be others tomorrow, under the same names."""
+    x = torch.tensor([-1.0, 2.0])
+    for slope in (2.0, 3.0):
+        torch._dynamo.reset()
+        backend = functools.partial(onnx_custom_backend, dispatcher=_dispatcher(slope, base))
+        compiled = torch.compile(torch.relu, backend=backend)
+        torch.testing.assert_close(compiled(x), x * slope)
+    assert len(exports) == 2
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_dispatchers_that_have_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this package, as long as nobody changes them or registers a converter."""
+    kinds = (Dispatcher, OxsDispatcher, ForceDispatcher, OxsDebugDispatcher)
+    descriptions = [kind().description() for kind in kinds]
+    assert None not in descriptions
+    assert len(set(descriptions)) == 4
+    assert Dispatcher({"aten::relu": lambda op, x: x}).description() is None
+    changed: Any = Dispatcher()
+    changed.find = lambda node: "no"
+    assert changed.description() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Dispatcher, "refusal", lambda self, node: None)
+        assert Dispatcher().description() is None
+        assert OxsDispatcher().description() is None
+    converter = registry.make_converter("mine::op", _network)
+    monkeypatch.setitem(registry._CONVERTERS, "mine::op", converter)
+    assert Dispatcher().description() is None
+    assert Dispatcher(own_converters=False).description() is not None
+
+
+# -- what a graph does not show -----------------------------------------------------------------
+
+
+def test_where_a_view_begins_counts(exports: list[str]) -> None:
+    """``as_strided`` counts from the beginning of the memory."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x, (2, 2), (2, 1), 1) * 2
+
+    for start in (0, 1):
+        x = torch.arange(8.0)[start : start + 6]
+        torch.testing.assert_close(_compile(function)(x), function(x))
+
+
+@pytest.mark.parametrize("asked", ["more", "at least"])
+def test_a_guard_on_two_symbols_counts(asked: str) -> None:
+    """What is known of a difference depends on a comparison that is not in the graph."""
+
+    def trace(is_asked: bool) -> torch.fx.GraphModule:
+        def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if is_asked:
+                assert x.shape[0] > y.shape[0] if asked == "more" else x.shape[0] >= y.shape[0]
+            return x * ((x.shape[0] - y.shape[0]) // 2)
+
+        return make_fx(function, tracing_mode="symbolic")(torch.randn(9), torch.randn(4))
+
+    recipe = Recipe(
+        dispatcher=Dispatcher(),
+        options=OrtBackendOptions(optimization=OptimizationOptions(patterns="default")),
+        select_providers=lambda graph, args: [(CPU, {})],
+    )
+    graphs = [trace(is_asked) for is_asked in (False, True, False, True)]
+    assert len({str(g.graph) for g in graphs}) == 1
+    keys = [model_key(g, recipe, CPU, numbers={}, outputs=[], orders={}) for g in graphs]
+    assert None not in keys
+    assert keys[:2] == keys[2:]
+    assert len(set(keys)) == 2
+
+
+# -- places where nothing can be kept -----------------------------------------------------------
+
+
+def test_no_home_is_no_error(tmp_path: Path) -> None:
+    """Whether the cache is wanted or not."""
+    program = (
+        "import pwd\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "import torch\n"
+        "from dort_rewriter import OrtBackend\n"
+        "options = {'fallback': False, 'optimization': {'patterns': 'default'}}\n"
+        "f = torch.compile(torch.relu, backend=OrtBackend(options))\n"
+        "print(f(torch.ones(2)).sum().item())\n"
+    )
+    left_out = ("HOME", "DORT_CACHE_DIR")
+    environment = {k: v for k, v in os.environ.items() if k not in left_out}
+    for switch in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, "DORT_CACHE": switch, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.stdout == "2.0\n", done.stderr

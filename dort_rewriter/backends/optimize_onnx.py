@@ -17,6 +17,7 @@ from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
 from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.model_files import from_message, read_model
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import try_session
 
@@ -66,18 +67,15 @@ def optimize_onnx(
 
 
 def _load(model: Source) -> ir.Model:
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
+    source = "the message" if isinstance(model, onnx.ModelProto) else repr(os.fspath(model))
     try:
-        loaded = ir.load(model)
+        loaded = from_message(model) if isinstance(model, onnx.ModelProto) else read_model(model)
         ir.external_data.load_to_model(loaded)  # what is returned belongs to no folder
-        return loaded
     except OSError as error:
-        raise OptimizeError(f"{os.fspath(model)!r} cannot be read: {error}.") from error
-    except Exception as error:  # protobuf has no public class for what is not a message
-        if type(error).__name__ != "DecodeError":
-            raise
-        raise OptimizeError(f"{os.fspath(model)!r} is no ONNX model: {error}.") from error
+        raise OptimizeError(f"{source} cannot be read: {error}.") from error
+    except ValueError as error:
+        raise OptimizeError(f"{source} is no ONNX model: {error}.") from error
+    return loaded
 
 
 def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeReport:

@@ -1,20 +1,190 @@
-"""A model as bytes or as files, whatever its form and size."""
+"""A model as bytes or as files, whatever its form and size; and back.
+
+NOTE: a model that is read is not trusted: what is damaged ends in a :class:`ValueError` that says
+so, and weights in files are read from the folder of the model only, whatever their path says.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import EncodeError
+from google.protobuf import json_format, text_format
+from google.protobuf.message import DecodeError, EncodeError, Message
 
-__all__ = ["INLINE_LIMIT", "Model", "serialize", "write_model"]
+__all__ = [
+    "INLINE_LIMIT",
+    "Model",
+    "check_tensor",
+    "from_message",
+    "read_model",
+    "serialize",
+    "write_model",
+]
 
 Model: TypeAlias = onnx.ModelProto | ir.Model | bytes
 
 INLINE_LIMIT = 2**31 - 2**24
 """Bytes of weights that fit in one message: protobuf refuses 2 GB, nodes and names take some."""
+
+_UNREADABLE = (
+    *(DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError),
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+)
+"""What protobuf, onnx and onnx_ir raise for what is no model; their own types have no base."""
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def read_model(path: str | os.PathLike[str]) -> ir.Model:
+    """The model in a file; its weights in other files stay there until they are read.
+
+    Raises :class:`OSError` when it cannot be read, :class:`ValueError` when it is no model, or
+    wants files outside of its folder.
+    """
+    try:
+        message = onnx.load(path, load_external_data=False)
+    except _UNREADABLE as error:
+        raise ValueError(_brief(error)) from error
+    return from_message(message, Path(os.path.abspath(path)).parent)
+
+
+def from_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -> ir.Model:
+    """The model in a message; ``folder`` has its weights in files, by default the current one.
+
+    Raises :class:`ValueError` when it is no model, or wants files outside of the folder.
+    """
+    place = Path.cwd() if folder is None else folder
+    try:
+        if isinstance(message, bytes):
+            message = onnx.ModelProto.FromString(message)
+        if message.ir_version == 0:  # protobuf reads an empty file, or another, without complaint
+            raise ValueError("it names no version")
+        _check_text(message)
+        for tensor in _initializers(message.graph):
+            check_tensor(tensor, place)
+        for tensor in _constants(message):
+            check_tensor(tensor)
+        model = ir.from_proto(message)
+        ir.external_data.set_base_dir(model.graph, place)
+    except _UNREADABLE as error:
+        raise ValueError(_brief(error)) from error
+    return model
+
+
+def _check_text(message: Message) -> None:
+    """Raise :class:`ValueError` for text that is none: protobuf gives it as bytes."""
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        # a map has keys, a repeated field items
+        for item in (value,) if isinstance(value, str | bytes | Message) else value:
+            if isinstance(item, bytes):
+                raise ValueError(f"the field {field.name} holds no text: {item[:20]!r}")
+            if isinstance(item, Message):
+                _check_text(item)
+
+
+def check_tensor(tensor: onnx.TensorProto, folder: Path | None = None) -> None:
+    """Raise :class:`ValueError` for a tensor without all its data, or with data in a file that is
+    not in a folder."""
+    if any(size < 0 for size in tensor.dims):
+        raise ValueError(f"the tensor {tensor.name!r} has a negative size")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+        _check_location(tensor, folder)
+        return
+    expected = _expected(tensor)
+    if expected is not None and expected[0] != expected[1]:
+        raise ValueError(
+            f"the tensor {tensor.name!r} of {list(tensor.dims)} has {expected[0]} elements or "
+            f"bytes of data, not {expected[1]}"
+        )
+
+
+def _check_location(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    if folder is None:
+        raise ValueError(f"the tensor {tensor.name!r} refers to another file")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    real, inside = (os.path.realpath(p) for p in (folder / location, folder))
+    if os.path.isabs(location) or os.path.commonpath([real, inside]) != inside:
+        raise ValueError(
+            f"the tensor {tensor.name!r} refers to {location!r}, which is outside of the folder "
+            "of the model"
+        )
+    if os.path.exists(real) and not os.path.isfile(real):
+        raise ValueError(f"the tensor {tensor.name!r} refers to {location!r}, which is no file")
+    for key in ("offset", "length"):
+        if int(entries.get(key) or 0) < 0:
+            raise ValueError(f"the tensor {tensor.name!r} has a negative {key}")
+
+
+def _expected(tensor: onnx.TensorProto) -> tuple[int, int] | None:
+    """How many elements (bytes of raw data) a tensor has, and should have."""
+    elements = math.prod(tensor.dims)
+    dtype = ir.DataType(tensor.data_type)
+    if dtype == ir.DataType.STRING:
+        return len(tensor.string_data), elements
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data), math.ceil(elements * dtype.bitwidth / 8)
+    fields = (tensor.float_data, tensor.double_data, tensor.int32_data, tensor.int64_data)
+    given = max(map(len, (*fields, tensor.uint64_data)))
+    if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+        return given, 2 * elements
+    return given, elements if dtype.bitwidth >= 8 else math.ceil(elements * dtype.bitwidth / 8)
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the weights of a graph and of the graphs inside it."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for attribute in _attributes(graph.node):
+        for inner in (attribute.g, *attribute.graphs):
+            yield from _initializers(inner)
+
+
+def _constants(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors that are attributes: those are never in files."""
+    nodes = [*_nodes(model.graph), *(n for f in model.functions for n in _nodes(f))]
+    for attribute in _attributes(nodes):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            if sparse.HasField("values"):
+                yield from (sparse.values, sparse.indices)
+    for function in model.functions:
+        for attribute in _attributes(_nodes(function)):
+            for inner in (attribute.g, *attribute.graphs):
+                yield from inner.initializer
+
+
+def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _attributes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.AttributeProto]:
+    return (attribute for node in nodes for attribute in node.attribute)
+
+
+def _brief(error: BaseException) -> str:
+    """What is wrong, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]} ..."
+
+
+# -- writing ------------------------------------------------------------------------------------
 
 
 def serialize(model: Model, folder: Path) -> bytes | str:

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.runtime.model_files import from_message, read_model
 
 __all__ = ["AnyModel", "load_model", "load_part"]
 
@@ -25,25 +25,17 @@ def load_model(model: Any) -> ir.Model:
     """
     if isinstance(model, ir.Model):
         return model
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
-    if not isinstance(model, bytes | str | Path):
+    if not isinstance(model, bytes | str | Path | onnx.ModelProto):
         raise OptionError(
             "Expected an ONNX model, its bytes or the path of its file, not "
             f"{type(model).__name__}."
         )
-    source = "the bytes" if isinstance(model, bytes) else repr(str(model))
+    named = isinstance(model, str | Path)
+    source = repr(str(model)) if named else f"the {type(model).__name__}"
     try:
-        loaded = (
-            ir.from_proto(onnx.ModelProto.FromString(model))
-            if isinstance(model, bytes)
-            else ir.load(model)
-        )
-    except (DecodeError, OSError) as error:
+        return read_model(model) if isinstance(model, str | Path) else from_message(model)
+    except (OSError, ValueError) as error:
         raise OptionError(f"No ONNX model can be read from {source}: {error}.") from error
-    if loaded.ir_version == 0:  # protobuf reads an empty file, or another one, without a complaint
-        raise OptionError(f"No ONNX model can be read from {source}: it names no version.")
-    return loaded
 
 
 def load_part(model: Any) -> Any:

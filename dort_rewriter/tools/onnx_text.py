@@ -172,8 +172,8 @@ def tensor_text(tensor: ir.TensorProtocol) -> str:
         return ""
     try:
         array = tensor.numpy()
-    except OSError:
-        return "array(?)"  # a model is looked at without the file of its weights, too
+    except (OSError, ValueError):
+        return "array(?)"  # a model is looked at without the file of its weights, or a part, too
     values = np.array2string(array, separator=", ", max_line_width=10_000, threshold=SMALL + 1)
     return f"array({' '.join(values.split())})"
 

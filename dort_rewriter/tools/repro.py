@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from dort_rewriter.dtypes import to_torch
 from dort_rewriter.errors import ExportError, OptionError
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.model_files import write_model
+from dort_rewriter.runtime.model_files import check_tensor, write_model
 from dort_rewriter.runtime.providers import CPU, ProviderSpec
 from dort_rewriter.runtime.reference import array_to_tensor, tensor_to_array
 from dort_rewriter.runtime.session import (
@@ -180,7 +180,18 @@ def replay_dumped_data(
         return Replay(_no_model(source), inputs)
     model = load_model(source / MODEL)
     options = session_options(optimization_level=ort_optimization_level)
-    return Replay(_Run(model, create_session(model, providers=providers, options=options)), inputs)
+    try:
+        session = create_session(model, providers=providers, options=options)
+    except (OSError, ValueError) as error:  # weights in a file that is missing, or too short
+        raise OptionError(f"{str(source / MODEL)!r} cannot be read: {error}.") from error
+    return Replay(_Run(model, session), inputs)
+
+
+_DAMAGES = (
+    *(OSError, DecodeError, ArithmeticError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What ends the reading of files that anybody may have written."""
 
 
 def _read_case(case: Path) -> tuple[Any, ...]:
@@ -188,8 +199,10 @@ def _read_case(case: Path) -> tuple[Any, ...]:
         content = json.loads((case / INPUTS).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, not {FORMAT}")
-        return tuple(_restore(item, case) for item in content["inputs"])
-    except (OSError, ValueError, KeyError, TypeError, DecodeError) as error:
+        if not isinstance(content["inputs"], list):
+            raise TypeError(f"{type(content['inputs']).__name__} instead of a list of inputs")
+        return tuple([_restore(item, case) for item in content["inputs"]])
+    except _DAMAGES as error:
         raise OptionError(
             f"{str(case)!r} is damaged, or was not written by dump_for_debug: {error!r}."
         ) from error
@@ -199,6 +212,8 @@ def _restore(item: Any, case: Path) -> Any:
     """Undo :func:`_describe`: each mapping has its kind as the first key."""
     if not isinstance(item, dict):
         return item
+    if not item:
+        raise ValueError("an input without a kind")
     kind, content = next(iter(item.items()))
     if kind == "array":
         return _read_tensor(case / f"input_{int(content)}.pb")
@@ -217,8 +232,7 @@ def _restore(item: Any, case: Path) -> Any:
 
 def _read_tensor(path: Path) -> np.ndarray[Any, Any]:
     proto = onnx.TensorProto.FromString(path.read_bytes())
-    if proto.external_data:  # the path in it could be any file
-        raise ValueError(f"{path.name} refers to another file")
+    check_tensor(proto)
     return np.asarray(ir.from_proto(proto).numpy())
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.tools.command import answer, make_parser
+from dort_rewriter.errors import OptionError
+from dort_rewriter.tools.command import answer, brief, make_parser
 from dort_rewriter.tools.dot import plot_dot
 from dort_rewriter.tools.feeds import inputs_from_onnx_model
 from dort_rewriter.tools.models import load_model
@@ -35,16 +36,24 @@ def run_show(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     model = load_model(options.model)
-    if options.draw:
-        plot_dot(model).save(options.draw)
-    if options.count:
-        counts = count_nodes(model)
-        width = max((len(name) for name in counts), default=0)
-        text = "\n".join(f"{name:<{width}} {count:>5}" for name, count in counts.items())
-    else:
-        text = "" if options.json else pretty_onnx(model, source=options.source)
-    answer(options.json, summarize(model), text)
+    try:
+        if options.draw:
+            plot_dot(model).save(options.draw)
+        if options.count:
+            text = _counts_text(count_nodes(model))
+        else:
+            text = "" if options.json else pretty_onnx(model, source=options.source)
+        summary = summarize(model)
+    # A model that protobuf reads may still be none: no attribute of its type, no such input.
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise OptionError(f"{options.model!r} is a damaged model: {brief(error)}.") from error
+    answer(options.json, summary, text)
     return 0
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    width = max((len(name) for name in counts), default=0)
+    return "\n".join(f"{name:<{width}} {count:>5}" for name, count in counts.items())
 
 
 def count_nodes(model: ir.Model) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ import onnx
 import pytest
 import torch
 
-from dort_rewriter import OptionError, assert_all_close, dump_for_debug, replay_dumped_data
+from dort_rewriter import (
+    DortError,
+    OptionError,
+    assert_all_close,
+    dump_for_debug,
+    replay_dumped_data,
+)
+from dort_rewriter.runtime.custom_kernels import DOMAIN, is_available
 from tests.runtime.graphs import parse
 
 LINEAR = "(float[N] x, int64 n) => (float[N] y, int64 m) { y = Neg(x)\n m = Neg(n) }"
@@ -126,7 +134,24 @@ def test_a_missing_case_names_those_there_are(tmp_path: Path) -> None:
 
 def _edit(case: Path, change: dict[str, Any]) -> None:
     content = json.loads((case / "inputs.json").read_text())
-    (case / "inputs.json").write_text(json.dumps({**content, **change}))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)  # to write what is too deep to be read
+    text = json.dumps({**content, **change})
+    sys.setrecursionlimit(limit)
+    (case / "inputs.json").write_text(text)
+
+
+def _deep(levels: int) -> Any:
+    item: Any = 1
+    for _ in range(levels):
+        item = {"list": [item]}
+    return item
+
+
+def _store(case: Path, **fields: Any) -> None:
+    """Another tensor, which is to have a gradient."""
+    (case / "input_0.pb").write_bytes(onnx.TensorProto(**fields).SerializeToString())
+    _edit(case, {"inputs": [{"tensor": 0, "requires_grad": True}]})
 
 
 @pytest.mark.parametrize(
@@ -139,6 +164,24 @@ def _edit(case: Path, change: dict[str, Any]) -> None:
         (lambda c: _edit(c, {"format": 2}), "format 2, not 1"),
         (lambda c: _edit(c, {"inputs": [{"code": "1"}]}), "unknown kind 'code'"),
         (lambda c: _edit(c, {"inputs": [{"array": "../../x"}]}), "ValueError"),
+        (lambda c: (c / "inputs.json").write_text("{}"), "KeyError"),
+        (lambda c: (c / "inputs.json").write_text("[" * 3000 + "]" * 3000), "Error"),
+        (lambda c: (c / "inputs.json").write_text("[]"), "TypeError"),
+        (lambda c: (c / "inputs.json").write_bytes(b"\xff"), "UnicodeDecodeError"),
+        (lambda c: _edit(c, {"inputs": [{}]}), "without a kind"),
+        (lambda c: _edit(c, {"inputs": "abc"}), "str instead of a list"),
+        (lambda c: _edit(c, {"inputs": [_deep(3000)]}), "Error"),
+        (lambda c: _edit(c, {"inputs": [{"tensor": 0}]}), "KeyError"),
+        (lambda c: _edit(c, {"inputs": [{"tensor": None}]}), "TypeError"),
+        (lambda c: _edit(c, {"inputs": [{"tensor": 1e999}]}), "OverflowError"),
+        (lambda c: _edit(c, {"inputs": [{"float": 1}]}), "TypeError"),
+        (lambda c: _edit(c, {"inputs": [{"float": "0x1p99999"}]}), "OverflowError"),
+        (lambda c: _edit(c, {"inputs": [{"dict": [1]}]}), "AttributeError"),
+        (lambda c: _edit(c, {"inputs": [{"list": 1}]}), "TypeError"),
+        (lambda c: _store(c, data_type=1, dims=[9], raw_data=b"1234"), "4 elements or bytes"),
+        (lambda c: _store(c, data_type=1, dims=[9]), "0 elements or bytes"),
+        (lambda c: _store(c, data_type=99, dims=[1], raw_data=b"1"), "ValueError"),
+        (lambda c: _store(c, data_type=7, dims=[1], raw_data=b"12345678"), "RuntimeError"),
     ],
 )
 def test_damaged_files_are_named(damage: Any, message: str, tmp_path: Path) -> None:
@@ -154,4 +197,30 @@ def test_a_tensor_cannot_read_another_file(tmp_path: Path) -> None:
     tensor.external_data.add(key="location", value="../secret")
     (case / "input_0.pb").write_bytes(tensor.SerializeToString())
     with pytest.raises(OptionError, match="refers to another file"):
+        replay_dumped_data(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        [18, 0, 1000000, -1, 0],
+        [0, 2**62, -1, -1, 0],
+        [6, 0, -1000000, 0, 0],
+        [99, 0, -1, -1, 0],
+        [6, 0, -(2**63), 0, 0],
+    ],
+)
+def test_a_crafted_program_is_an_error(program: list[int], tmp_path: Path) -> None:
+    """It reads and writes nothing outside of its tensors."""
+    if not is_available():
+        pytest.skip("there is no C++ compiler")
+    model = onnx.parser.parse_model(
+        f'''<ir_version: 8, opset_import: ["": 18, "{DOMAIN}": 1]>
+        g (float[N] x) => (float[N] y) {{
+            y = {DOMAIN}.Elementwise<program = {program}, results = [0]>(x)
+        }}'''
+    )
+    x = torch.ones(700)
+    dump_for_debug(tmp_path, x, model=model)
+    with pytest.raises(DortError, match=r"program|registers|instructions"):
         replay_dumped_data(tmp_path)

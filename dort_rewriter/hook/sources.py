@@ -62,7 +62,10 @@ def diff_of(series: str) -> Path:
 
 def check(path: Path) -> SourceFile:
     """Tell a file as torch ships it from one with our lines, and these from any other."""
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise HookError(f"Cannot read {path}: {error.strerror}.") from error
     if series := _series_of(content):
         return SourceFile(path=path, state="pristine", series=series, pristine=content)
     for name in PRISTINE:
@@ -129,8 +132,22 @@ def _replace(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        shutil.copymode(path, name)
+        _copy_rights(path, name)
         os.replace(name, path)
-    except BaseException:  # an interruption as well
+    except BaseException as error:  # an interruption as well
         os.unlink(name)
+        if isinstance(error, OSError):
+            raise HookError(f"Cannot replace {path}: {error}.") from error
         raise
+
+
+def _copy_rights(path: Path, name: str) -> None:
+    """Give a file the owner, the group and the mode of another; OSError when they cannot be kept.
+
+    NOTE: a change of the owner takes bits of the mode away, so it comes first.
+    """
+    if hasattr(os, "chown"):
+        wanted, made = path.stat(), os.stat(name)
+        if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
+            os.chown(name, wanted.st_uid, wanted.st_gid)
+    shutil.copymode(path, name)

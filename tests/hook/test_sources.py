@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,53 @@ def test_apply_and_revert(shipped: Path) -> None:
 def test_permissions_are_kept(shipped: Path) -> None:
     sources.apply(shipped)
     assert stat.S_IMODE(shipped.stat().st_mode) == 0o640
+
+
+def test_the_owner_is_kept(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when another user patches; the mode is set after the owner, who would change it."""
+    calls: list[tuple[str, Any]] = []
+    real = os.stat(shipped)
+    before = Path.stat
+
+    def stat_of_another(self: Path, **kwargs: Any) -> os.stat_result:
+        if self != shipped:
+            return before(self, **kwargs)
+        return os.stat_result((*real[:4], real.st_uid + 1, real.st_gid + 2, *real[6:]))
+
+    monkeypatch.setattr(Path, "stat", stat_of_another)
+    monkeypatch.setattr(os, "chown", lambda path, *ids: calls.append(("chown", ids)))
+    copy = sources.shutil.copymode
+    monkeypatch.setattr(
+        sources.shutil, "copymode", lambda a, b: (calls.append(("mode", 0)), copy(a, b))
+    )
+    assert sources.apply(shipped).state == "patched"
+    assert calls == [("chown", (real.st_uid + 1, real.st_gid + 2)), ("mode", 0)]
+
+
+def test_an_owner_that_cannot_be_kept(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file stays as it is, and one line says so."""
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    content = shipped.read_bytes()
+    monkeypatch.setattr(sources, "_copy_rights", refuse)
+    with pytest.raises(HookError, match="Cannot replace"):
+        sources.apply(shipped)
+    assert shipped.read_bytes() == content
+    assert not list(shipped.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("action", ["--check", "--apply", "--revert"])
+def test_a_file_that_is_not_there(
+    action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, for a folder too."""
+    for path in ("/nonexistent", str(tmp_path)):
+        assert main(["patch", action, "--torch-file", path]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert path in error
 
 
 def test_another_name_of_the_file_is_not_changed(shipped: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from onnx import helper
 
+from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.custom_kernels import (
     DOMAIN,
     custom_ops_library,

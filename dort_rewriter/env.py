@@ -58,6 +58,12 @@ VARIABLES: dict[str, Variable] = {
             "Read at each optimization.",
         ),
         Variable(
+            "DORT_STRICT",
+            "",
+            "1: an exception that nobody foresaw is raised, also with fallback=True. For tests of "
+            "the package: otherwise the graph runs in torch, and a warning says why.",
+        ),
+        Variable(
             "DORT_DISABLE",
             "",
             "1: the package stays inert: nothing is hooked when torch is imported.",

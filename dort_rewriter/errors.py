@@ -7,7 +7,7 @@ can cause is one of these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "ResultReachedError",
     "UnsupportedOp",
     "UnsupportedOpError",
+    "place_of",
+    "working_on",
 ]
 
 
@@ -111,3 +113,27 @@ class UnsupportedOpError(ExportError):
             "torch (backend option fallback=True), or decompose them (decomposition_table=...)."
         )
         return "\n".join(lines)
+
+
+class working_on:
+    """A block of code at work for a place in the user's program: what it raises remembers it."""
+
+    def __init__(self, place: Callable[[], str]) -> None:
+        self._place = place
+        """Asked only when something is raised."""
+
+    def __enter__(self) -> None:
+        """Nothing is done."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Write the place to an exception, which goes on its way."""
+        if error is not None and not place_of(error):
+            setattr(error, _PLACE, self._place())
+
+
+_PLACE = "dort_place"
+
+
+def place_of(error: BaseException) -> str:
+    """Return the place that an exception remembers, ``model.py:12 in forward: x.sort()``."""
+    return str(getattr(error, _PLACE, ""))

@@ -33,8 +33,9 @@ Scalar = int | float | bool
 Dim = int | str
 """A size: a number, or the name of a symbol (``s0``, ``2*s0``)."""
 
-SlotKind = Literal["tensor", "int", "float", "bool", "none"]
-"""What Python sees at this position; ``int``, ``float``, ``bool``: rank-0 tensors in the model."""
+SlotKind = Literal["tensor", "int", "float", "bool", "none", "object"]
+"""What Python sees at this position; ``int``, ``float``, ``bool``: rank-0 tensors in the model;
+``object``: what no model knows (a mesh of devices, a generator): it is handed on or not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class InputSlot:
                     for a, b in zip(self.shape, argument.shape, strict=True)
                 )
             )
-        return self.kind == "none" or describe_value(argument)["kind"] == self.kind
+        return self.kind in ("none", "object") or describe_value(argument)["kind"] == self.kind
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def inverse_order(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def describe_value(value: object) -> dict[str, Any]:
-    """Return ``kind``, ``dtype``, ``shape`` and ``device`` of a (fake) tensor or number."""
+    """Return the kind of a value; of a (fake) tensor or number also dtype, shape and device."""
     if value is None:
         return {"kind": "none"}
     if isinstance(value, torch.Tensor):
@@ -162,7 +163,7 @@ def describe_value(value: object) -> dict[str, Any]:
     for types, kind, dtype in SCALAR_TYPES:
         if isinstance(value, types):
             return {"kind": kind, "dtype": dtype}
-    raise TypeError(f"A {type(value).__name__} cannot enter or leave a graph.")
+    return {"kind": "object"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,11 @@ from dort_rewriter.backends.autotune import Autotuned
 from dort_rewriter.backends.building import BuiltBlock, build_block, shared_in_torch
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.capture.aliases import reads_by_place, rebase_strided, settle_blocks
 from dort_rewriter.capture.metadata import retrace
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
-from dort_rewriter.capture.partition import Partition, partition_graph
+from dort_rewriter.capture.partition import Partition, copy_graph, partition_graph
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOp, UnsupportedOpError
@@ -45,6 +46,16 @@ def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callabl
 
     It returns the tuple of the results, also when the graph returns a single one.
     """
+    return guarded(
+        lambda: _compile(graph_module, recipe),
+        lambda: _boxed_module(graph_module),
+        graph_module,
+        fallback=recipe.options.fallback,
+        trace=recipe.trace,
+    )
+
+
+def _compile(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
     if recipe.options.autotune:
         return _boxed(Autotuned(_candidates(graph_module, recipe)).boxed)
     partition = cut(graph_module, recipe)
@@ -60,18 +71,12 @@ def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str,
 
     def compiled(**changes: Any) -> RunBoxed:
         changed = dataclasses.replace(recipe, options=dataclasses.replace(options, **changes))
-        return compile_graph(_copy(graph_module), changed)
+        return compile_graph(copy_graph(graph_module), changed)
 
     candidates = {"ONNX Runtime": compiled(placement={"*": "onnxruntime"})}
     if any(recipe.place(n) == "torch" for n in graph_module.graph.nodes):
         candidates["ONNX Runtime and torch"] = compiled()
     return {**candidates, "torch": _boxed_module(graph_module)}
-
-
-def _copy(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(graph_module.graph, {}))
-    return torch.fx.GraphModule(graph_module, graph)
 
 
 def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
@@ -88,8 +93,7 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
         )
         settle_blocks(partition.graph_module, partition.blocks)
     recipe.trace.fallbacks.extend(partition.fallbacks)
-    if partition.fallbacks:
-        _report(partition.fallbacks, recipe)
+    _report(partition, recipe)
     for name in partition.blocks:
         submodule = getattr(partition.graph_module, name)
         delattr(partition.graph_module, name)
@@ -105,17 +109,21 @@ def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:
     return block
 
 
-def _report(fallbacks: Sequence[UnsupportedOp], recipe: Recipe) -> None:
+def _report(partition: Partition, recipe: Recipe) -> None:
     """Say once per graph what stays in torch, but for what belongs there."""
-    belongs = (PLACED, SHARED)
-    missing = [
-        f for f in fallbacks if not f.reason.startswith("random") and f.reason not in belongs
-    ]
+    missing = [f for f in partition.fallbacks if not _belongs_in_torch(f)]
     if not missing:
         return
     if not recipe.options.fallback:
         raise UnsupportedOpError(missing)
-    logger.info("These operators run in torch: %s", UnsupportedOpError(missing))
+    if partition.blocks:
+        logger.info("These operators run in torch: %s", UnsupportedOpError(missing))
+    else:
+        logger.warning("A graph runs in torch as a whole: %s", UnsupportedOpError(missing))
+
+
+def _belongs_in_torch(fallback: UnsupportedOp) -> bool:
+    return fallback.reason.startswith("random") or fallback.reason in (PLACED, SHARED)
 
 
 def describe(built: BuiltBlock) -> str:
@@ -197,6 +205,15 @@ class Block:
         return self._boxed
 
     def _build(self, args: Sequence[Any]) -> RunBoxed:
+        return guarded(
+            lambda: self._build_model(args),
+            lambda: _boxed_module(self.graph_module),
+            self.graph_module,
+            fallback=self.recipe.options.fallback,
+            trace=self.recipe.trace,
+        )
+
+    def _build_model(self, args: Sequence[Any]) -> RunBoxed:
         weights = self.recipe.weights if self._thawed < MAX_THAWED else frozenset()
         frozen = FrozenWeights.take(self.graph_module, weights, args)
         numbers = FrozenNumbers.take(() if self._numbers_vary else args)

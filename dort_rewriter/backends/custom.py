@@ -22,6 +22,7 @@ from dort_rewriter.backends.arguments import (
 from dort_rewriter.backends.compilation import compile_graph, returns_tuple
 from dort_rewriter.backends.onnxrt import select_providers
 from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
@@ -45,6 +46,7 @@ Settings = TypeVar("Settings", bound=CustomBackendOptions)
 Transform = Callable[["onnx.ModelProto"], None]
 
 
+@raises_options_at_call
 def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
@@ -202,11 +204,16 @@ def compile_any_graph(
     if is_lowered(graph_module) and not _needs_aot(graph_module, args):
         return _either_convention(compile_graph(graph_module, recipe), graph_module)
     table = from_mapping(ExportOptions, settings.export_options).table
-    return compile_with_aot(
+    return guarded(
+        lambda: compile_with_aot(
+            graph_module,
+            args,
+            compile_graph=lambda graph, _: compile_graph(graph, recipe),
+            decompositions=resolve_decomposition_table(table, recipe.dispatcher),
+        ),
+        lambda: graph_module.forward,
         graph_module,
-        args,
-        compile_graph=lambda graph, _: compile_graph(graph, recipe),
-        decompositions=resolve_decomposition_table(table, recipe.dispatcher),
+        fallback=recipe.options.fallback,
     )
 
 

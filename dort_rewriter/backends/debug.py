@@ -17,6 +17,7 @@ from dort_rewriter.backends.arguments import CustomBackendOptions
 from dort_rewriter.backends.building import ExportedBlock
 from dort_rewriter.backends.custom import compile_any_graph, make_recipe, merge_options
 from dort_rewriter.backends.divergence import TorchResults
+from dort_rewriter.backends.safety_net import raises_options_at_call
 from dort_rewriter.errors import OptionError, ResultReachedError
 from dort_rewriter.options import OptimizationOptions, from_mapping
 from dort_rewriter.runtime.reference import ReferenceExecutor
@@ -51,6 +52,7 @@ class DebugBackendOptions(CustomBackendOptions):
     """Where results are printed; None is the standard output."""
 
 
+@raises_options_at_call
 def onnx_debug_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -30,9 +31,11 @@ from dort_rewriter.backends.instances import (
     own_options,
 )
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.session_call import run_session
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
+from dort_rewriter.errors import OptionError
 from dort_rewriter.export.decompositions import get_decomposition_table, get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -54,6 +57,8 @@ __all__ = [
     "serves",
     "torch_compile_backend",
 ]
+
+logger = logging.getLogger(__name__)
 
 OrtExecutionProvider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """The name of an execution provider, or a pair of its name and its options."""
@@ -89,10 +94,10 @@ class OrtBackend:
         self.run = run_session
 
     def __call__(
-        self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+        self, graph_module: torch.fx.GraphModule, args: Sequence[Any], *, mode: str | None = None
     ) -> Callable[..., Any]:
-        """Compile a graph of Dynamo."""
-        return call_backend(self, graph_module, args)
+        """Compile a graph of Dynamo; see :func:`torch_compile_backend` for the modes."""
+        return call_backend(self, graph_module, args, mode=mode)
 
     def compile(
         self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
@@ -158,14 +163,38 @@ class OrtBackend:
         clear_instances(OrtBackend)
 
 
+@raises_options_at_call
 def torch_compile_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
     options: OrtBackendOptions | Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo: what ``torch.compile(backend="onnxrt")`` calls."""
-    return OrtBackend.get_cached_instance_for_options(options)(graph_module, args)
+    """Compile a graph of Dynamo: what ``torch.compile(backend="onnxrt")`` calls.
+
+    Of torch's modes, ``"max-autotune"`` is the option ``autotune``; the others ask for nothing
+    that is not done anyway.
+    """
+    chosen = with_mode(from_mapping(OrtBackendOptions, options), mode)
+    return OrtBackend.get_cached_instance_for_options(chosen)(graph_module, args)
+
+
+@raises_options_at_call
+def compile_by_name(
+    build: Callable[..., Any],
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    *,
+    options: Any = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo as :func:`torch_compile_backend` does, by that of torch."""
+    if mode is not None:
+        own = OrtBackendOptions() if options is None else options
+        options = with_mode(own, mode)  # torch.compile takes options or a mode, not both
+    compiled: Callable[..., Any] = build(graph_module, args, options=options)
+    return compiled
 
 
 def _reset() -> None:
@@ -184,26 +213,58 @@ def make_dispatcher() -> OxsDispatcher:
     return OxsDispatcher(own_converters=env.read("ONNXRT_CHANGE_REWRITER") != "0")
 
 
+@raises_options_at_call
 def call_backend(
-    backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+    backend: Any,
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    *,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo, forward and backward."""
+    options = with_mode(_options(backend), mode)
     if not backend._options.use_aot_autograd:
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
-    return compile_with_aot(
+    return guarded(
+        lambda: compile_with_aot(
+            graph_module,
+            args,
+            compile_graph=lambda graph, _: compile_aten_graph(
+                graph, _recipe_of_aot(backend, options)
+            ),
+            decompositions=get_tracing_table(make_dispatcher()),
+            compile_inference=functools.partial(_compile_inference, backend, options),
+        ),
+        lambda: _in_torch(graph_module),
         graph_module,
-        args,
-        compile_graph=lambda graph, _: compile_aten_graph(graph, _recipe_of_aot(backend)),
-        decompositions=get_tracing_table(make_dispatcher()),
-        compile_inference=functools.partial(_compile_inference, backend),
+        fallback=options.fallback,
     )
 
 
+def with_mode(options: OrtBackendOptions, mode: str | None) -> OrtBackendOptions:
+    """Return the options with what a mode of ``torch.compile`` adds to them."""
+    if mode is None:
+        return options
+    if mode not in MODES:
+        raise OptionError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}.")
+    if mode.startswith("max-autotune"):
+        return dataclasses.replace(options, autotune=True)
+    logger.info("mode=%r asks for nothing that is not done without it.", mode)
+    return options
+
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""What ``torch.compile(mode=...)`` may be."""
+
+
 def _compile_inference(
-    backend: Any, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+    backend: Any,
+    options: OrtBackendOptions,
+    graph_module: torch.fx.GraphModule,
+    weights: frozenset[str],
 ) -> Callable[..., Any]:
-    recipe = _recipe_of_aot(backend)
+    recipe = _recipe_of_aot(backend, options)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
     return compile_aten_graph(graph_module, recipe)
@@ -213,10 +274,19 @@ def compile_graph(
     backend: Any, graph_module: torch.fx.GraphModule, args: Sequence[Any]
 ) -> Callable[..., Any]:
     """Compile a graph of ATen operators: to one block, or to a graph some parts of which are."""
-    complete_metadata(graph_module, args)
-    recipe = make_recipe(backend)
-    partition = cut(graph_module, recipe)
-    return Block(graph_module, recipe) if partition.whole else partition.graph_module
+
+    def compiled() -> Callable[..., Any]:
+        complete_metadata(graph_module, args)
+        recipe = make_recipe(backend)
+        partition = cut(graph_module, recipe)
+        return Block(graph_module, recipe) if partition.whole else partition.graph_module
+
+    fallback = _options(backend).fallback
+    return guarded(compiled, lambda: _in_torch(graph_module), graph_module, fallback=fallback)
+
+
+def _in_torch(graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
+    return graph_module.forward
 
 
 def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
@@ -224,7 +294,9 @@ def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
     return graph_module in _blocks
 
 
-_blocks: weakref.WeakKeyDictionary[torch.fx.GraphModule, Block] = weakref.WeakKeyDictionary()
+_blocks: weakref.WeakKeyDictionary[torch.fx.GraphModule, Callable[..., Any]] = (
+    weakref.WeakKeyDictionary()
+)
 """The blocks built for graphs that torch's own class compiled."""
 
 
@@ -234,14 +306,21 @@ def accelerated_call(
     """Run a graph that was found convertible, building its session at the first call."""
     block = _blocks.get(graph_module)
     if block is None:
-        complete_metadata(graph_module, args)
-        block = _blocks[graph_module] = Block(graph_module, make_recipe(backend))
+
+        def compiled() -> Callable[..., Any]:
+            complete_metadata(graph_module, args)
+            return Block(graph_module, make_recipe(backend))
+
+        fallback = _options(backend).fallback
+        block = _blocks[graph_module] = guarded(
+            compiled, lambda: _in_torch(graph_module), graph_module, fallback=fallback
+        )
     return block(*args)
 
 
-def make_recipe(backend: Any) -> Recipe:
-    """Return what a backend does with a graph of ATen operators."""
-    options = _options(backend)
+def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recipe:
+    """Return what a backend does with a graph of ATen operators, with its options or others."""
+    options = options or _options(backend)
     return Recipe(
         dispatcher=make_dispatcher(),
         options=options,
@@ -251,9 +330,9 @@ def make_recipe(backend: Any) -> Recipe:
     )
 
 
-def _recipe_of_aot(backend: Any) -> Recipe:
+def _recipe_of_aot(backend: Any, options: OrtBackendOptions) -> Recipe:
     """Return the recipe of graphs that only their own calls run: nobody else feeds the models."""
-    return dataclasses.replace(make_recipe(backend), as_stored=True)
+    return dataclasses.replace(make_recipe(backend, options), as_stored=True)
 
 
 def _selection(

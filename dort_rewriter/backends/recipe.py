@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from dort_rewriter.backends.building import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import PLACED, Place, choose_place
-from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
@@ -65,6 +66,10 @@ class Recipe:
         """Return why a node of an ATen graph stays in torch; None when it does not."""
         if node.op == "get_attr" or _is_getitem(node):
             return None
+        with working_on(functools.partial(source_line, node)):
+            return self._refusal(node)
+
+    def _refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         reason = self.dispatcher.refusal(node) or self.refused.get(node.name)
         if reason is None and self.place(node) == "torch":
             reason = PLACED

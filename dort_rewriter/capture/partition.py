@@ -6,15 +6,18 @@ a whole and are not touched.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from dort_rewriter.errors import UnsupportedOp
 
-__all__ = ["Partition", "partition_graph"]
+__all__ = ["Partition", "copy_graph", "partition_graph"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,26 +40,57 @@ class Partition:
 def partition_graph(
     graph_module: torch.fx.GraphModule, refusal: Refusal, min_block_size: int
 ) -> Partition:
-    """Cut a graph by what `refusal` refuses; blocks of fewer nodes than `min_block_size` stay."""
+    """Cut a graph by what `refusal` refuses; blocks of fewer nodes than `min_block_size` stay.
+
+    A graph that is cut is left as it was: what is returned is made of a copy.
+    """
     calls = [n for n in graph_module.graph.nodes if n.op not in ("placeholder", "output")]
     refused = {n: reason for n in calls if (reason := refusal(n)) is not None}
     if not refused:
         return Partition(graph_module, (), True, ())
-    fallbacks = tuple(refused.values())
-    fused, blocks = _fuse(graph_module, refused, min_block_size)
-    return Partition(fused, blocks, False, fallbacks)
+    outside = {n.name for n in _outside(graph_module, refused)}
+    fused, blocks = _fuse(copy_graph(graph_module), outside, min_block_size)
+    return Partition(fused, blocks, False, tuple(refused.values()))
+
+
+def copy_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a graph with nodes of its own, of the same names and metadata."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    graph.set_codegen(graph_module.graph._codegen)
+    return torch.fx.GraphModule(graph_module, graph)
+
+
+def _outside(
+    graph_module: torch.fx.GraphModule, refused: Mapping[torch.fx.Node, UnsupportedOp]
+) -> set[torch.fx.Node]:
+    """Return the nodes that stay in torch, with what belongs to them.
+
+    That is what takes a result apart, and what is no tensor: the body of a higher-order operator
+    stands beside it, and moves into a block with it.
+    """
+    outside = set(refused)
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr":
+            if not isinstance(_attribute(graph_module, node), torch.Tensor):
+                outside.add(node)
+        elif node.target is operator.getitem and node.all_input_nodes[0] in outside:
+            outside.add(node)
+    return outside
+
+
+def _attribute(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), graph_module)
 
 
 def _fuse(
-    graph_module: torch.fx.GraphModule,
-    refused: Mapping[torch.fx.Node, UnsupportedOp],
-    min_block_size: int,
+    graph_module: torch.fx.GraphModule, outside: Collection[str], min_block_size: int
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...]]:
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import create_op_support
 
     support = create_op_support(
-        lambda _, node: node.op in ("call_function", "get_attr") and node not in refused
+        lambda _, node: node.op in ("call_function", "get_attr") and node.name not in outside
     )
     partitioner = CapabilityBasedPartitioner(
         graph_module, support, allows_single_node_partition=True
@@ -67,12 +101,40 @@ def _fuse(
         if small not in worth:
             logger.debug("%s node(s) are too few for a session: %s", small.size(), small.nodes)
     fused = partitioner.fuse_partitions(worth)
-    names = tuple(
-        str(n.target)
+    blocks = [
+        n
         for n in fused.graph.nodes
         if n.op == "call_module" and str(n.target).startswith("fused_")
-    )
-    return fused, names
+    ]
+    for block in blocks:
+        _move_bodies(fused, block)
+    fused.recompile()
+    return fused, tuple(str(b.target) for b in blocks)
+
+
+def _move_bodies(graph_module: torch.fx.GraphModule, block: torch.fx.Node) -> None:
+    """Give a block the submodules that its operators call, in place of arguments."""
+    inner: torch.fx.GraphModule = graph_module.get_submodule(str(block.target))  # type: ignore[assignment]
+    placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+    kept = []
+    for argument, placeholder in zip(block.args, placeholders, strict=True):
+        if not isinstance(argument, torch.fx.Node) or argument.op != "get_attr":
+            kept.append(argument)
+            continue
+        value = _attribute(graph_module, argument)
+        if isinstance(value, torch.Tensor):
+            kept.append(argument)
+            continue
+        name = f"body_{placeholder.name}"
+        setattr(inner, name, value)
+        with inner.graph.inserting_before(placeholder):
+            body = inner.graph.get_attr(name)
+        body.meta = dict(argument.meta)
+        placeholder.replace_all_uses_with(body)
+        inner.graph.erase_node(placeholder)
+    if len(kept) < len(block.args):
+        block.args = tuple(kept)
+        inner.recompile()
 
 
 def _work(nodes: Mapping[torch.fx.Node, object]) -> int:

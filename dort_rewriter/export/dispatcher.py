@@ -20,6 +20,8 @@ __all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "foreign_tensor"]
 RANDOM = "random: it stays in torch, which owns the generator"
 """Why a random operator is not converted."""
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
 
 class Dispatcher:
     """Finds the converter of an operator among a user's functions and those of this package."""
@@ -192,11 +194,25 @@ def _unconvertible(node: torch.fx.Node) -> str | None:
             return RANDOM
         if target._schema.is_mutable:
             return "it writes to its input"
-    for value in (node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)):
-        for tensor in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(tensor, torch.Tensor) and (reason := foreign_tensor(tensor)) is not None:
-                return reason
+    for known in (node, *node.all_input_nodes):
+        if known.op == "get_attr":
+            continue
+        if "val" not in known.meta:
+            return f"nothing is known about {known.name}"
+        if (reason := _foreign(known.meta["val"])) is not None:
+            return reason
     return None
+
+
+def _foreign(value: Any) -> str | None:
+    """Return why a result, or an item of it, cannot enter a model."""
+    if isinstance(value, list | tuple):
+        return next((reason for v in value if (reason := _foreign(v)) is not None), None)
+    if isinstance(value, torch.Tensor):
+        return foreign_tensor(value)
+    if value is None or isinstance(value, _NUMBERS):
+        return None
+    return f"{type(value).__name__} values are not converted"
 
 
 def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:

@@ -18,7 +18,13 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.dtypes import to_onnx_type
-from dort_rewriter.errors import DortError, ExportError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.errors import (
+    DortError,
+    ExportError,
+    UnsupportedOp,
+    UnsupportedOpError,
+    working_on,
+)
 from dort_rewriter.export.annotations import (
     annotate,
     check_shape,
@@ -164,7 +170,8 @@ class _Interpreter:
             elif node.op == "get_attr":
                 self.results[node] = self._attribute(node)
             elif node.op == "call_function":
-                self.results[node] = self._call(node)
+                with working_on(functools.partial(source_line, node)):
+                    self.results[node] = self._call(node)
             else:
                 raise ExportError(
                     f"{node.op} is not ATen: lower the graph first: {describe(node)}"
@@ -205,7 +212,9 @@ class _Interpreter:
             self.results[node] = None
             return
         if (reason := unsupported_value(meta)) is not None:
-            self._refuse(node, "placeholder", reason)
+            if is_read:
+                self._refuse(node, "placeholder", reason)
+            self.inputs.append((InputSlot(name=None, **describe_value(meta)), None))
             self.results[node] = _Missing
             return
         slot = InputSlot(
@@ -288,11 +297,9 @@ class _Interpreter:
                 if _is_known(key, converter)
             }
             results = self._settle(node, converter.function(recorder, *args, **kwargs))
-        except Refused as e:
+        except (Refused, DortError) as e:
             self._refuse(node, converter.name, str(e))
             return _Missing
-        except DortError as e:
-            raise ExportError(f"Converting {describe(node)} failed: {e}") from e
         return results
 
     def _refuse(self, node: torch.fx.Node, name: str, reason: str) -> None:

@@ -2,14 +2,17 @@
 
 torchlib's own tables are never edited.
 
-NOTE: onnxscript and torchlib are imported when the first operator needs them, not before: it costs
-more than converting a model.
+NOTE: onnxscript and torchlib are imported when the first operator they have needs them, not
+before: it costs more than converting a model.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -59,10 +62,28 @@ class OxsDispatcher(Dispatcher):
 def _torchlib_converter(name: str) -> Converter | None:
     if name in DISTRUSTED or name.startswith("_operator::getitem"):
         return None
+    mentioned = _mentioned_names()
+    if mentioned and name not in mentioned:
+        return None
     function = _torchlib_functions().get(name)
     if function is None:
         return None
     return onnxscript_converter(name, function, "torchlib's ")
+
+
+@functools.cache
+def _mentioned_names() -> frozenset[str]:
+    """Return the names in torchlib's sources, all that it converts among them; none if there are
+    no such files.
+
+    NOTE: they are read as text, in milliseconds: to learn from an import that an operator is not
+    there takes more than a second.
+    """
+    spec = importlib.util.find_spec("onnxscript")
+    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    files = (f for p in places for f in Path(p, "function_libs", "torch_lib", "ops").glob("*.py"))
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return frozenset(name for text in texts for name in re.findall(r'"(\w+::[\w.]+)"', text))
 
 
 @functools.cache

@@ -100,13 +100,17 @@ class Writer:
         attributes: dict[str, Any],
         outputs: int | None,
     ) -> tuple[Value, ...]:
+        try:
+            converted = ir.convenience.convert_attributes(attributes)
+        except TypeError as e:  # a result, where ONNX wants what is known when the model is made
+            raise ExportError(f"{name} has no such attributes: {e}") from e
         count = outputs or self._count_outputs(name, info, values, attributes)
         results = tuple(Value(self) for _ in range(count))
         node = ir.Node(
             domain,
             name,
             values,
-            ir.convenience.convert_attributes(attributes),
+            converted,
             outputs=results,
             version=info.version if info else None,
             metadata_props=dict(self.provenance),

@@ -57,6 +57,14 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         module=BACKEND_MODULE,
+        attribute="torch_compile_backend",
+        replacement=wrappers.compile_by_name,
+        reason="torch's own takes no mode, and its errors do not reach the user as they are",
+        since=OLDEST,
+        before=REMOVED_IN,
+    ),
+    Patch(
+        module=BACKEND_MODULE,
         attribute="OrtBackend.__call__",
         replacement=wrappers.call_backend,
         reason="AOTAutograd is given the decompositions that go with our converters",

@@ -22,6 +22,7 @@ __all__ = [
     "cached_instances",
     "call_backend",
     "clear_instances",
+    "compile_by_name",
     "compile_graph",
     "instance_for_options",
     "no_attribute",
@@ -56,6 +57,13 @@ def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keyw
             backend._options = own
             return None
         return wrapped(*args, **kwargs)
+
+
+def compile_by_name(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``torch_compile_backend``."""
+    if _is_on():
+        return _ours().compile_by_name(wrapped, *args, **kwargs)
+    return wrapped(*args, **kwargs)
 
 
 def call_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import Message
 from onnx import helper
 
 from dort_rewriter.errors import ExecutionError
@@ -54,16 +56,32 @@ def has_kernel(
     of such shapes, which are best small. Raises :class:`ExecutionError` if a required one is
     missing, since the answer would mean nothing.
     """
-    if any(isinstance(v, (onnx.GraphProto, ir.Graph)) for v in (attributes or {}).values()):
+    if any(_is_graph(v) for v in (attributes or {}).values()):
         raise ExecutionError(f"{op_type} has subgraphs: ask about the nodes inside.")
     if domain == DOMAIN and not (provider == CPU and is_available()):
         return False
     types = tuple(None if t is None else int(t) for t in input_dtypes)
+    if provider == CPU and _refuses_to_run(op_type, types, attributes or {}):
+        return False
     frozen = tuple(sorted((k, _freeze(v)) for k, v in (attributes or {}).items()))
     sizes = None if shapes is None else tuple(None if x is None else tuple(x) for x in shapes)
     results = [None] * outputs if isinstance(outputs, int) else outputs
     wanted = tuple(None if t is None else int(t) for t in results)
     return _ask(op_type, domain, version, types, frozen, wanted, sizes, provider)
+
+
+def _refuses_to_run(
+    op_type: str, types: Sequence[int | None], attributes: Mapping[str, Any]
+) -> bool:
+    """Tell of a kernel that a session takes and that fails at each run: there is one for the type,
+    and none for its reduction (1.19, 1.31)."""
+    reduction = attributes.get("reduction", "none")
+    if op_type not in ("ScatterND", "ScatterElements") or reduction == "none":
+        return False
+    unreduced = [ir.DataType.FLOAT16, ir.DataType.BFLOAT16]
+    return types[0] in (
+        unreduced if reduction in ("add", "mul") else [*unreduced, ir.DataType.BOOL]
+    )
 
 
 _SLOW_ON_CPU: Mapping[str, Callable[[tuple[int, ...]], bool]] = {
@@ -101,8 +119,34 @@ def kernel_query(provider: str = CPU) -> Callable[..., bool]:
     return query
 
 
+def _is_graph(value: Any) -> bool:
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, (onnx.GraphProto, ir.Graph))
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A tensor among the attributes of a node: equal where its bytes are."""
+
+    kind: type[Any]
+    data: bytes
+
+    def thaw(self) -> Any:
+        return self.kind.FromString(self.data)
+
+
 def _freeze(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, ir.TensorProtocol):
+        value = ir.to_proto(value)
+    if isinstance(value, Message):
+        return _Message(type(value), value.SerializeToString())
+    return tuple(map(_freeze, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, _Message):
+        return value.thaw()
+    return [_thaw(v) for v in value] if isinstance(value, tuple) else value
 
 
 @functools.cache
@@ -116,7 +160,8 @@ def _ask(
     shapes: tuple[tuple[int, ...] | None, ...] | None,
     provider: str,
 ) -> bool:
-    model = _one_node(op_type, domain, version, types, dict(attributes), outputs)
+    thawed = {name: _thaw(value) for name, value in attributes}
+    model = _one_node(op_type, domain, version, types, thawed, outputs)
     ort, state = load_onnxruntime(), bindings()
     options = ort.SessionOptions()
     options.log_severity_level = 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from onnx.reference.op_run import OpRun
 
 from dort_rewriter import Dispatcher, ForceDispatcher, OxsDispatcher, to_onnx
 from dort_rewriter.errors import UnsupportedOpError
+from dort_rewriter.export import oxs_dispatcher
 
 X = torch.arange(6.0).reshape(2, 3) + torch.eye(2, 3)
 
@@ -123,3 +126,20 @@ def test_what_a_user_converts_is_not_decomposed() -> None:
     mine = Dispatcher({"aten::erfc": lambda op, x: op.Sub(1.0, op.Erf(x))})
     nodes = [n.op_type for n in export(torch.erfc, mine).graph.node]
     assert sorted(nodes) == ["Erf", "Sub"]
+
+
+def test_an_operator_that_torchlib_has_not_does_not_import_it() -> None:
+    program = (
+        "import sys\n"
+        "from dort_rewriter.export.oxs_dispatcher import OxsDispatcher\n"
+        "assert not OxsDispatcher().converts('aten::_linalg_eigh')\n"
+        "print('onnxscript' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip().endswith("False"), done.stderr
+
+
+def test_all_that_torchlib_has_is_mentioned_in_its_sources() -> None:
+    functions = oxs_dispatcher._torchlib_functions()
+    assert len(functions) > 400
+    assert set(functions) <= oxs_dispatcher._mentioned_names()

@@ -1,0 +1,101 @@
+"""The safety net: what nobody foresaw leaves a graph to torch, and is said once.
+
+A failure that belongs to the work has its own error and its own way out, where it happens: an
+operator that is not converted, a session that cannot be built. What is left are defects, of this
+package or of what it stands on. A program that asked for ``fallback=True`` gets its results all
+the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from dort_rewriter import env
+from dort_rewriter.errors import OptionError, place_of
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.trace import CompileTrace
+
+__all__ = ["guarded", "raises_options_at_call"]
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+P = ParamSpec("P")
+
+_PASSED = (OptionError, MemoryError, torch._dynamo.exc.TorchDynamoException)
+"""What is not caught: a mistake in the options is the user's to see, torch needs memory too, and
+Dynamo steers itself by its exceptions (``RestartAnalysis``)."""
+
+
+def guarded(
+    work: Callable[[], R],
+    instead: Callable[[], R],
+    graph_module: torch.fx.GraphModule,
+    *,
+    fallback: bool,
+    trace: CompileTrace | None = None,
+) -> R:
+    """Return what `work` makes of a graph; what `instead` makes when that fails.
+
+    With ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
+    """
+    try:
+        return work()
+    except _PASSED:
+        raise
+    # NOTE: the one place where any exception is caught: which ones a defect raises is not known.
+    except Exception as error:
+        if not fallback or env.is_on("DORT_STRICT"):
+            raise
+        text = _describe(error, graph_module)
+        logger.warning("A graph runs in torch from now on: %s", text)
+        logger.debug("It was left to torch for this.", exc_info=error)
+        if trace is not None:
+            trace.failures.append(text)
+        return instead()
+
+
+def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
+    """Return the class, the message and the Python line of what went wrong, and what to do."""
+    lines = str(error).strip().splitlines() or [""]
+    where = place_of(error) or _first_place(graph_module)
+    return (
+        f"{type(error).__name__}: {lines[0]}{f' (at {where})' if where else ''}. This is a defect "
+        "of dort_rewriter, or of what it stands on; with fallback=False it is raised."
+    )
+
+
+def _first_place(graph_module: torch.fx.GraphModule) -> str:
+    """Return the first Python line that a graph comes from."""
+    return next((line for n in graph_module.graph.nodes if (line := source_line(n))), "")
+
+
+def raises_options_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]:
+    """Let a backend's :class:`OptionError` reach the user as itself.
+
+    Dynamo wraps what a backend raises, so there what the backend returns raises it.
+    """
+
+    @functools.wraps(backend)
+    def compile_or_refuse(*args: P.args, **kwargs: P.kwargs) -> Callable[..., Any]:
+        try:
+            return backend(*args, **kwargs)
+        except OptionError as error:
+            if torch._guards.TracingContext.try_get() is None:  # called by hand
+                raise
+            return _raising(error)
+
+    return compile_or_refuse
+
+
+def _raising(error: OptionError) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise error.with_traceback(None)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+    return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.options import ExportOptions
+from dort_rewriter.options import ExportOptions, OrtBackendOptions
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["CustomBackendOptions", "Level", "level_name", "log_as_asked", "select_patterns"]
+__all__ = [
+    "CustomBackendOptions",
+    "Level",
+    "level_name",
+    "log_as_asked",
+    "select_patterns",
+    "with_mode",
+]
+
+logger = logging.getLogger(__name__)
 
 Level = Literal["disable", "basic", "extended", "layout", "all"]
 
@@ -105,3 +115,19 @@ def select_patterns(
     if not isinstance(enabled, str):
         return [p for p in enabled if p not in names]
     return "".join([enabled, *(f"-{name.strip()}" for name in names)])
+
+
+def with_mode(options: OrtBackendOptions, mode: str | None) -> OrtBackendOptions:
+    """Return the options with what a mode of ``torch.compile`` adds to them."""
+    if mode is None:
+        return options
+    if mode not in MODES:
+        raise OptionError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}.")
+    if mode.startswith("max-autotune"):
+        return dataclasses.replace(options, autotune=True)
+    logger.info("mode=%r asks for nothing that is not done without it.", mode)
+    return options
+
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""What ``torch.compile(mode=...)`` may be."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dort_rewriter import env
+from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.building import BuiltBlock
 from dort_rewriter.backends.compilation import Block, cut
 from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
@@ -35,7 +35,6 @@ from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.session_call import run_session
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.errors import OptionError
 from dort_rewriter.export.decompositions import get_decomposition_table, get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -57,8 +56,6 @@ __all__ = [
     "serves",
     "torch_compile_backend",
 ]
-
-logger = logging.getLogger(__name__)
 
 OrtExecutionProvider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """The name of an execution provider, or a pair of its name and its options."""
@@ -240,22 +237,6 @@ def call_backend(
         graph_module,
         fallback=options.fallback,
     )
-
-
-def with_mode(options: OrtBackendOptions, mode: str | None) -> OrtBackendOptions:
-    """Return the options with what a mode of ``torch.compile`` adds to them."""
-    if mode is None:
-        return options
-    if mode not in MODES:
-        raise OptionError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}.")
-    if mode.startswith("max-autotune"):
-        return dataclasses.replace(options, autotune=True)
-    logger.info("mode=%r asks for nothing that is not done without it.", mode)
-    return options
-
-
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""What ``torch.compile(mode=...)`` may be."""
 
 
 def _compile_inference(

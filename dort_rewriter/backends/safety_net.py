@@ -48,8 +48,7 @@ def guarded(
         return work()
     except _PASSED:
         raise
-    # NOTE: the one place where any exception is caught: which ones a defect raises is not known.
-    except Exception as error:
+    except Exception as error:  # NOTE: the one place: nobody knows what a defect raises
         if not fallback or env.is_on("DORT_STRICT"):
             raise
         text = _describe(error, graph_module)

@@ -7,6 +7,7 @@ when its nodes carry none.
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +196,7 @@ def _from_graph_module(
 def is_lowered(graph_module: torch.fx.GraphModule) -> bool:
     """Tell whether a graph is made of ATen operators, with the metadata that conversion needs."""
     return _is_aten(graph_module) and all(
-        "val" in n.meta for n in graph_module.graph.nodes if n.op != "output"
+        "val" in n.meta for n in graph_module.graph.nodes if n.op not in ("get_attr", "output")
     )
 
 
@@ -203,6 +204,12 @@ def _is_aten(graph_module: torch.fx.GraphModule) -> bool:
     for node in graph_module.graph.nodes:
         if node.op in ("call_module", "call_method"):
             return False
+        if node.op == "get_attr":
+            value = functools.reduce(getattr, str(node.target).split("."), graph_module)
+            if isinstance(value, torch.fx.GraphModule) and not _is_aten(value):
+                return False
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
             module = getattr(node.target, "__module__", None)
             if module not in ("_operator", "math", "builtins") and not _is_symbolic(node):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -84,7 +86,23 @@ class Dispatcher:
         found = self._find(name)
         if found is None:
             return "no converter"
-        return found.refusal(node) or found
+        return found.refusal(node) or self._refusal_inside(node) or found
+
+    def _refusal_inside(self, node: torch.fx.Node) -> str | None:
+        """Return why the bodies of a higher-order operator cannot be converted."""
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            return None
+        for body in _bodies(node):
+            for inner in body.graph.nodes:
+                if inner.op == "placeholder":
+                    reason = _foreign(inner.meta.get("val"))
+                elif inner.op == "call_function" and inner.target is not operator.getitem:
+                    reason = self.refusal(inner)
+                else:
+                    continue
+                if reason is not None:
+                    return f"{op_name(inner.target)} inside: {reason}"
+        return None
 
     def find_drawing(self, node: torch.fx.Node) -> Converter | None:
         """The converter of a random operator, for a model that draws its own numbers."""
@@ -202,6 +220,16 @@ def _unconvertible(node: torch.fx.Node) -> str | None:
         if (reason := _foreign(known.meta["val"])) is not None:
             return reason
     return None
+
+
+def _bodies(node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
+    """Yield the graphs that a higher-order operator is given."""
+    owner = node.graph.owning_module
+    for argument in node.all_input_nodes:
+        if argument.op == "get_attr" and owner is not None:
+            value: Any = functools.reduce(getattr, str(argument.target).split("."), owner)
+            if isinstance(value, torch.fx.GraphModule):
+                yield value
 
 
 def _foreign(value: Any) -> str | None:

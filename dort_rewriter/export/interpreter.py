@@ -35,7 +35,7 @@ from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.empties import empty_results
 from dort_rewriter.export.names import create_output_names
 from dort_rewriter.export.promotion import promote
-from dort_rewriter.export.provenance import describe, source_line
+from dort_rewriter.export.provenance import ancestors, describe, source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
 from dort_rewriter.graph.values import Value
@@ -120,18 +120,6 @@ def convert_graph(
         return interpreter.run(results, output_names, keep_unused_inputs)
 
 
-def _ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
-    """Return the nodes that some results are computed from."""
-    found: set[torch.fx.Node] = set()
-    waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
-
-
 class _Interpreter:
     def __init__(
         self,
@@ -145,6 +133,7 @@ class _Interpreter:
         self.dispatcher = dispatcher
         self.graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="main_graph")
         self.recorder = Recorder(self.graph, opset)
+        self.recorder.walk = self._walk_body
         self.results: dict[torch.fx.Node, Any] = {}
         self.unsupported: list[UnsupportedOp] = []
         self.inputs: list[tuple[InputSlot, Value | None]] = []
@@ -161,21 +150,12 @@ class _Interpreter:
         keep_unused: bool,
     ) -> ExportedGraph:
         self._check_input_names()
-        needed = _ancestors([leaf for leaf, _ in results])
+        needed = ancestors([leaf for leaf, _ in results])
         for node in self.graph_module.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, node in needed)
-            elif node not in needed:
-                continue
-            elif node.op == "get_attr":
-                self.results[node] = self._attribute(node)
-            elif node.op == "call_function":
-                with working_on(functools.partial(source_line, node)):
-                    self.results[node] = self._call(node)
-            else:
-                raise ExportError(
-                    f"{node.op} is not ATen: lower the graph first: {describe(node)}"
-                )
+            elif node in needed:
+                self._visit(node)
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)
@@ -184,6 +164,35 @@ class _Interpreter:
             self.graph, ir_version=_IR_VERSIONS[self.recorder.opset], producer_name=PRODUCER
         )
         return ExportedGraph(model, GraphSignature(inputs=slots, outputs=outputs))
+
+    def _visit(self, node: torch.fx.Node) -> None:
+        if node.op == "get_attr":
+            self.results[node] = self._attribute(node)
+        elif node.op == "call_function":
+            with working_on(functools.partial(source_line, node)):
+                self.results[node] = self._call(node)
+        else:
+            raise ExportError(f"{node.op} is not ATen: lower the graph first: {describe(node)}")
+
+    def _walk_body(
+        self, recorder: Recorder, body: torch.fx.GraphModule, arguments: Sequence[Any]
+    ) -> list[Any]:
+        """Record the body of a higher-order operator, and return its results."""
+        inner = _Interpreter(body, self.dispatcher, recorder.opset, None, {})
+        inner.recorder, inner.graph, inner.taken = recorder, recorder.graph, self.taken
+        *_, output = nodes = list(body.graph.nodes)
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        inner.results.update(zip(placeholders, arguments, strict=True))
+        results = output.args[0]
+        leaves = list(results) if isinstance(results, list | tuple) else [results]
+        needed = ancestors(leaves)
+        for node in nodes:
+            if node in needed and node not in inner.results:
+                inner._visit(node)
+        if inner.unsupported:
+            first = inner.unsupported[0]
+            raise Refused(f"{first.op} inside: {first.reason}")
+        return [inner._argument(leaf) for leaf in leaves]
 
     # -- inputs --------------------------------------------------------------------------------
 

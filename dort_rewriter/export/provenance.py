@@ -1,13 +1,15 @@
-"""Where an FX node comes from: the Python line that produced it."""
+"""Where an FX node comes from: the Python line that produced it, the nodes it is computed from."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-__all__ = ["describe", "source_line"]
+__all__ = ["ancestors", "describe", "source_line"]
 
 _TORCH = os.path.dirname(torch.__file__)
 
@@ -36,3 +38,15 @@ def _last_frame(stack: str) -> str:
     code = lines[at + 1] if at + 1 < len(lines) else ""
     number, _, function = rest.partition(", in ")
     return f"{file}:{number}{f' in {function}' if function else ''}{f': {code}' if code else ''}"
+
+
+def ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
+    """Return the nodes that some results are computed from."""
+    found: set[torch.fx.Node] = set()
+    waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found

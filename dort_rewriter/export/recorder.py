@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -25,6 +27,22 @@ class Recorder(Writer):
         """Whether nodes with kernels of our own may be recorded."""
         self.fx_node: torch.fx.Node | None = None
         """The FX node under conversion."""
+        self.walk: Callable[[Recorder, torch.fx.GraphModule, Sequence[Any]], list[Any]]
+        """Records another FX graph with a recorder; set by whoever walks."""
+        self.prefix = ""
+        """Of the names in a subgraph: they differ from all others of the model."""
+        self.serial = itertools.count()
+        """Numbers the subgraphs of a model."""
+
+    def inline(self, body: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[Any]:
+        """Record the nodes of another FX graph here, and return its results."""
+        before = self.fx_node, self.provenance
+        results = self.walk(self, body, arguments)
+        self.fx_node, self.provenance = before
+        return results
+
+    def _constant_name(self) -> str:
+        return f"{self.prefix}{super()._constant_name()}"
 
     @property
     def dtype(self) -> ir.DataType:

@@ -105,4 +105,6 @@ def op_name(target: Any) -> str:
         return target.name()
     if isinstance(target, str):
         return target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order::{target.name()}"
     return f"{getattr(target, '__module__', '?')}::{getattr(target, '__name__', target)}"

@@ -11,6 +11,7 @@ FAMILIES = (
     "bits",
     "casts",
     "comparison",
+    "control_flow",
     "convolution",
     "creation",
     "cumulative",

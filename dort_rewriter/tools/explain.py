@@ -86,12 +86,23 @@ class Explanation:
         """Everything that runs in torch, of all graphs."""
         return tuple(t for g in self.graphs for a in g.lowered for t in a.in_torch)
 
+    @property
+    def skipped(self) -> bool:
+        """Whether Dynamo captured nothing: the whole model ran in eager mode."""
+        return not self.graphs
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         lines = [f"{len(self.graphs)} graph(s), {len(self.breaks)} break(s)"]
+        if self.skipped:
+            lines.append(
+                "Dynamo captured nothing, so that all of it ran in eager mode: it skips recurrent "
+                "modules (nn.LSTM, nn.GRU, nn.RNN) and functions of torch itself. "
+                "TORCH_LOGS=graph_breaks says why."
+            )
         for i, captured in enumerate(self.graphs):
             lines.append(
                 f"graph {i}: {sum(captured.ops.values())} calls ({_counts(captured.ops)})"

@@ -131,3 +131,10 @@ def test_the_command(model_file: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_model_that_is_not_there(model_file: str, source: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         load_pair(source.format(file=model_file))
+
+
+def test_a_model_that_dynamo_skips_is_told_apart() -> None:
+    found = explain(torch.compiler.disable(torch.nn.Linear(3, 4)), torch.randn(2, 3))
+    assert found.skipped
+    assert "Dynamo captured nothing" in str(found)
+    assert not explain(torch.nn.Linear(3, 4), torch.randn(2, 3)).skipped

@@ -37,7 +37,7 @@ from dort_rewriter.export.names import create_output_names
 from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import ancestors, describe, source_line
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import IGNORED, Converter, Refused, op_name
+from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
 from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import (
     GraphSignature,
@@ -301,9 +301,9 @@ class _Interpreter:
         try:
             args = promote(recorder, node, [self._argument(a) for a in node.args])
             kwargs = {
-                _python_name(key): self._argument(value)
+                python_name(key): self._argument(value)
                 for key, value in node.kwargs.items()
-                if _is_known(key, converter)
+                if converter.takes(key)
             }
             results = self._settle(node, converter.function(recorder, *args, **kwargs))
         except (Refused, DortError) as e:
@@ -391,15 +391,3 @@ class _Interpreter:
 def _is_automatic(value: ir.Value) -> bool:
     """Tell whether a value got its name from onnx_ir when its node was appended."""
     return value.producer() is not None and (value.name or "").startswith("val_")
-
-
-def _is_known(key: str, converter: Converter) -> bool:
-    if converter.parameters is None or _python_name(key) in converter.parameters:
-        return True
-    if key in IGNORED:
-        return False
-    raise ExportError(f"The converter of {converter.name} has no parameter {key!r}.")
-
-
-def _python_name(key: str) -> str:
-    return "x" if key == "self" else key

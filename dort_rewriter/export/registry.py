@@ -30,6 +30,7 @@ __all__ = [
     "converter",
     "make_converter",
     "op_name",
+    "python_name",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,6 +63,14 @@ class Converter:
         if self.when is None or self.when(node):
             return None
         return (inspect.getdoc(self.when) or "refused by its converter").splitlines()[0]
+
+    def takes(self, key: str) -> bool:
+        """Tell whether a keyword argument is to be given; one that means nothing is left out."""
+        if self.parameters is None or python_name(key) in self.parameters:
+            return True
+        if key in IGNORED:
+            return False
+        raise Refused(f"its converter has no parameter {key!r}")
 
 
 _CONVERTERS: dict[str, Converter] = {}
@@ -108,3 +117,8 @@ def op_name(target: Any) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order::{target.name()}"
     return f"{getattr(target, '__module__', '?')}::{getattr(target, '__name__', target)}"
+
+
+def python_name(key: str) -> str:
+    """Return the name of a converter's parameter for an argument of the schema."""
+    return "x" if key == "self" else key

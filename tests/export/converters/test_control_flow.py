@@ -111,6 +111,7 @@ def test_the_backend_runs_it_in_one_model(name: str) -> None:
         assert backend.execution_count == runs
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch.cond in eager mode
 def test_branches_are_trained() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(branches, backend=OrtBackend({"fallback": True}))
@@ -135,9 +136,7 @@ def test_a_region_compiled_once_is_part_of_the_model() -> None:
 
 def test_a_body_with_an_operator_that_nobody_converts_stays_in_torch() -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        z = torch.cond(
-            x.sum() > 0, lambda a: torch.linalg.eigvalsh(a @ a.T), lambda a: a.sum(1), (x.exp(),)
-        )
+        z = torch.cond(x.sum() > 0, torch.linalg.svdvals, lambda a: a.sum(0), (x.exp(),))
         return (z.sin() + 1) * y.sum()
 
     torch._dynamo.reset()

@@ -134,7 +134,8 @@ def test_a_model_that_is_not_there(model_file: str, source: str, words: str) -> 
 
 
 def test_a_model_that_dynamo_skips_is_told_apart() -> None:
-    found = explain(torch.compiler.disable(lambda x: x + 1), torch.randn(2, 3))
+    in_eager_mode = torch.compiler.disable(torch.nn.Linear(3, 4).forward)
+    found = explain(lambda x: in_eager_mode(x), torch.randn(2, 3))
     assert found.skipped
     assert "Dynamo captured nothing" in str(found)
     assert not explain(torch.nn.Linear(3, 4), torch.randn(2, 3)).skipped

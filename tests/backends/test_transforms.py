@@ -76,6 +76,7 @@ def test_tangents_of_some_calls_only() -> None:
     assert backend.execution_count == 2
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a dual is no leaf
 def test_forward_mode_through_a_backward_graph_is_refused() -> None:
     compiled, _ = compile_strictly(function)
     with pytest.raises(NotImplementedError, match="jvp"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import onnx
 import pytest
@@ -92,3 +93,21 @@ def test_what_is_taken() -> None:
     assert not taken.unchanged([*others, number + 1e-16 + 1e-12])
     number.add_(1)  # the model keeps what it was
     assert taken.tensors[len(others)].item() == 0.5
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: torch.ops.aten.add(4, 3.3),
+        lambda: torch.ops.aten.mul(4, 3.5),
+        lambda: torch.ops.aten.div(1024, 100, rounding_mode="floor"),
+    ],
+    ids=["add", "mul", "div"],
+)
+def test_an_operator_of_numbers_alone_is_computed_in_their_common_type(
+    compute: Callable[[], torch.Tensor],
+) -> None:
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    compiled = torch.compile(lambda x: (x + compute(), compute()), backend=OrtBackend())
+    torch.testing.assert_close(compiled(x), (x + compute(), compute()))

@@ -180,3 +180,11 @@ def signbit(op: Recorder, x: Value) -> Value:
 def is_negative(op: Recorder, x: Value) -> Value:
     """Tell where the sign bit is set, minus zero included (the sign of a NaN is out of reach)."""
     return op.Less(op.Where(op.Equal(x, 0), op.Reciprocal(x), x), 0)
+
+
+@converter("aten::angle")
+def angle(op: Recorder, x: Value) -> Value:
+    """angle(Tensor self) -> Tensor"""
+    x = op.cast(x, op.dtype)
+    turned = op.Where(op.Less(x, 0), op.constant(math.pi, op.dtype), op.constant(0.0, op.dtype))
+    return op.Where(op.IsNaN(x), x, turned)

@@ -14,6 +14,8 @@ UNIT = T(2, 3).tanh()
 ODD = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.5, -2.0])
 
 CASES = [
+    Case("aten::angle", (torch.tensor([float("nan"), -1.0, 1.0, -0.0, float("-inf")]),)),
+    Case("aten::angle", (torch.tensor([-1, 0, 2]),)),
     *(
         Case(f"aten::{name}", (x,))
         for name in ("cos", "cosh", "erf", "exp", "neg", "sigmoid", "sin", "sinh", "tan", "tanh")

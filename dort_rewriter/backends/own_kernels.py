@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.experimental.operators import OwnOperators
-from dort_rewriter.optimize.selection import select
+from dort_rewriter.optimize.selection import asks_for_kernels
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.custom_kernels import is_available
 
@@ -12,5 +11,5 @@ __all__ = ["uses_own_kernels"]
 
 def uses_own_kernels(options: OptimizationOptions) -> bool:
     """Tell whether the rules that are chosen ask for them, and they can be compiled here."""
-    wanted = any(isinstance(rule, OwnOperators) for rule in select(options.patterns))
+    wanted = asks_for_kernels(options.patterns)
     return wanted and options.processor == "CPU" and is_available()

@@ -15,7 +15,7 @@ from dort_rewriter.optimize.applications import ApplicationWriter
 from dort_rewriter.optimize.checking import MakeSession, RuleCheck
 from dort_rewriter.optimize.order import order_by_memory
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
-from dort_rewriter.optimize.patterns.default.constants import ConstantFolding
+from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.optimize.rewriting import Rewriting
 from dort_rewriter.optimize.selection import select
@@ -77,18 +77,18 @@ def _apply(
     report: OptimizeReport,
     check: RuleCheck | None,
 ) -> None:
-    rules = [r for r in chosen if isinstance(r, Rule)]
+    rules = [r for r in chosen if isinstance(r, Rule) and not r.late]
+    late_rules = [r for r in chosen if isinstance(r, Rule) and r.late]
     passes = [p for p in chosen if isinstance(p, GraphPass)]
     folder = options.dump_applied_patterns
     observer = ApplicationWriter(view.model, folder) if folder is not None else None
     for _ in range(_TURNS):
         left = -1 if options.max_iter < 0 else max(options.max_iter - report.rounds, 0)
         rewriting = Rewriting(view, rules, report, observer, check)
-        before = {r.name: r.matches for r in report.rules.values()}
-        if rewriting.run(left) and check is not None:
-            applied = (r.name for r in report.rules.values() if r.matches > before[r.name])
-            check.whole(f"The model after {', '.join(applied)}")
+        _run_rules(rewriting, left, check)
         changed = sum(_run_pass(p, view, report, check) for p in passes if not p.late)
+        if not changed and late_rules:
+            changed = _run_rules(Rewriting(view, late_rules, report, observer, check), -1, check)
         if not changed:
             changed = sum(_run_pass(p, view, report, check) for p in passes if p.late)
         if not changed and options.remove_unused:
@@ -97,6 +97,16 @@ def _apply(
         if not changed or limited or rewriting.gave_up:
             return
     logger.warning("Optimization stopped: rules and passes seem to undo each other. %s", report)
+
+
+def _run_rules(rewriting: Rewriting, rounds: int, check: RuleCheck | None) -> int:
+    report = rewriting.report
+    before = {r.name: r.matches for r in report.rules.values()}
+    done = rewriting.run(rounds)
+    if done and check is not None:
+        applied = (r.name for r in report.rules.values() if r.matches > before[r.name])
+        check.whole(f"The model after {', '.join(applied)}")
+    return done
 
 
 def _remove_unused(view: GraphView) -> int:

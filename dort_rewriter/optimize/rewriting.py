@@ -290,7 +290,7 @@ def _fits(old: ir.Value, new: ir.Value) -> bool:
 def _better(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
     """Return what is known about a shape from two sides."""
     if old is None or new is None:
-        return old or new
+        return new if old is None else old  # NOTE: the shape of a number is empty, and known
     return ir.Shape(
         [
             a if isinstance(a, int) or (not isinstance(b, int) and a.value is not None) else b

@@ -9,22 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dort_rewriter.errors import OptionError
-from dort_rewriter.optimize.patterns import default, experimental, onnxruntime
+from dort_rewriter.optimize.patterns import kernels, onnxruntime, standard
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 
-__all__ = ["SETS", "Selected", "get_pattern_list", "select"]
+__all__ = ["SETS", "Selected", "asks_for_kernels", "get_pattern_list", "select"]
 
 Kind = type[Rule] | type[GraphPass]
 Selected = Rule | GraphPass
 Selection = str | Selected | Kind | Sequence[str | Selected | Kind] | None
 
 SETS: Mapping[str, Sequence[Kind]] = {
-    "default": default.RULES,
+    "default": standard.RULES,
     "onnxruntime": onnxruntime.RULES,
-    "kernels": experimental.KERNELS,
-    "experimental": experimental.RULES,
+    "kernels": kernels.RULES,
+    "experimental": kernels.RULES,
 }
-"""Every rule and pass, in the order they are tried; ``kernels`` are a part of ``experimental``."""
+"""Every rule and pass, in the order they are tried. ``experimental`` is ``kernels`` as it was
+called first: nothing else is in it, and nothing that is not measured."""
 
 
 @functools.cache
@@ -56,6 +57,16 @@ def get_pattern_list(
 def select(patterns: Selection) -> list[Selected]:
     """Return the rules and passes of ``OptimizationOptions.patterns``."""
     return get_pattern_list(patterns)
+
+
+def asks_for_kernels(patterns: Selection) -> bool:
+    """Tell whether a selection names the set ``kernels``, and does not take it away again: the
+    exporter then writes operators of our own, which no rule could find in a model."""
+    wanted = False
+    for sign, item in _items(patterns):
+        if item in ("kernels", "experimental"):
+            wanted = sign == "+"
+    return wanted
 
 
 def _items(selection: Selection) -> Iterable[tuple[str, str | Selected | Kind]]:

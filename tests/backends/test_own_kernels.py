@@ -424,7 +424,7 @@ def pool_and_norm(x: torch.Tensor) -> Any:
     return *y, aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)[0]
 
 
-@pytest.mark.parametrize("patterns", ["default", "default+onnxruntime", ALL + "-OwnOperators"])
+@pytest.mark.parametrize("patterns", ["default", "default+onnxruntime", ALL + "-experimental"])
 def test_other_sets_have_none(patterns: str) -> None:
     """Their models are of standard operators, or of onnxruntime's."""
     x = torch.randn(2, 3, 8, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dort_rewriter.export.registry import builtin_converters
-from dort_rewriter.optimize.patterns import default, onnxruntime
+from dort_rewriter.optimize.patterns import onnxruntime, standard
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rules.md"
@@ -25,7 +25,7 @@ def rows() -> list[list[str]]:
 
 
 def test_each_rule_has_a_row_and_each_name_is_one() -> None:
-    rules = {rule.__name__ for rule in (*default.RULES, *onnxruntime.RULES)}
+    rules = {rule.__name__ for rule in (*standard.RULES, *onnxruntime.RULES)}
     named = {name for row in rows() for name in re.findall(r"`([^`]+)`", row[1])}
     operators = {name for name in named if name.startswith("aten::")}
     assert named - operators - KERNELS == rules

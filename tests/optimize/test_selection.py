@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dort_rewriter import OptionError, get_pattern_list
-from dort_rewriter.optimize.patterns.default.casts import CastCast
-from dort_rewriter.optimize.selection import SETS
+from dort_rewriter.optimize.patterns.standard.casts import CastCast
+from dort_rewriter.optimize.selection import SETS, asks_for_kernels
 
 
 def _names(*args: object) -> list[str]:
@@ -59,3 +61,26 @@ def test_each_name_is_used_once() -> None:
     names = [kind.__name__ for kind in {kind for kinds in SETS.values() for kind in kinds}]
     assert len(names) == len(set(names))
     assert not set(names) & set(SETS)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        ("default+onnxruntime+kernels", True),
+        ("default+onnxruntime+experimental", True),
+        (["default", "kernels"], True),
+        ("default+kernels-experimental", False),
+        ("default+kernels-Sums", True),
+        ("default+Sums", False),
+        ("default+onnxruntime", False),
+        (None, False),
+    ],
+)
+def test_whether_the_exporter_writes_own_operators(patterns: Any, wanted: bool) -> None:
+    """The set says it, under either of its names: its rules one by one do not."""
+    assert asks_for_kernels(patterns) == wanted
+
+
+def test_experimental_is_another_name_of_kernels() -> None:
+    names = [[r.name for r in get_pattern_list(s)] for s in ("kernels", "experimental")]
+    assert names[0] == names[1]

@@ -62,6 +62,8 @@ class Rule(ABC):
     lowers: ClassVar[str] = "nodes"
     """What every application makes smaller, so that applying a set ends: ``"nodes"`` is checked
     by the tests of the rule, anything else is said in words."""
+    late: ClassVar[bool] = False
+    """Whether it is tried once all else is at rest: other rules look for what it takes away."""
 
     @abstractmethod
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.gelu import Gelu, find_gelu
+from dort_rewriter.optimize.patterns.recognize.gelu import Gelu, find_gelu
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["FastGelu", "GeluErf"]

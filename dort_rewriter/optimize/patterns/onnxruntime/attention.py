@@ -9,12 +9,12 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.attention import (
+from dort_rewriter.optimize.patterns.recognize.attention import (
     Attention,
     Located,
     locate_attention,
 )
-from dort_rewriter.optimize.patterns.recognized.causal import is_causal
+from dort_rewriter.optimize.patterns.recognize.causal import is_causal
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["MultiHeadAttention"]

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.attention import Located, locate_attention
-from dort_rewriter.optimize.patterns.recognized.causal import is_causal
-from dort_rewriter.optimize.patterns.recognized.heads import shared_heads
+from dort_rewriter.optimize.patterns.recognize.attention import Located, locate_attention
+from dort_rewriter.optimize.patterns.recognize.causal import is_causal
+from dort_rewriter.optimize.patterns.recognize.heads import shared_heads
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["GroupQueryAttention", "GroupQueryRotary"]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.norms import RmsNorm, find_rms_norm
+from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_norm
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.norms import factors
+from dort_rewriter.optimize.patterns.recognize.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["FusedMatMul", "FusedMatMulScale", "FusedMatMulTranspose"]

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognized.rotary import Rotary, find_rotary
+from dort_rewriter.optimize.patterns.recognize.rotary import Rotary, find_rotary
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["ContribRotaryEmbedding"]

@@ -180,6 +180,11 @@ def test_a_type_of_the_second_result_that_the_kernel_does_not_give(
             "the weight is no vector over the last axis",
         ),
         (f"(float[2,8] x, float[8] w) => (float[2,8] y) {FLOAT}", "n = Mul(x, x)", None),
+        (
+            f"(float[2,0] x, float[0] w) => (float[2,0] y) {FLOAT}",
+            BODY,
+            "kernels of norms take no empty rows",
+        ),
     ],
 )
 def test_what_it_refuses(header: str, body: str, reason: str | None) -> None:

@@ -1,0 +1,231 @@
+"""Groups of elementwise nodes become one node of a kernel of ours, which reads and writes once.
+
+NOTE: what a training step spends on such nodes is memory traffic and the start of kernels; a rule
+for each pair of operators would fuse pairs, and write what is between the pairs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.patterns.base import GraphPass
+from dort_rewriter.optimize.patterns.kernels.programs import (
+    conditions,
+    is_instruction,
+    mask,
+    operands,
+    write_program,
+)
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["ElementwiseChains"]
+
+_NODES, _INPUTS, _RESULTS = 48, 14, 6
+"""Limits of a group: its registers have to stay in the fastest cache. The kernel has wider ones,
+``kMost`` inputs and ``kMostRegisters``."""
+
+_OWN_FUSIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "BatchNormalization"})
+"""Operators into which onnxruntime takes an activation or a sum that follows."""
+
+Key = tuple[ir.DataType | None, tuple[int | str | None, ...]]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Nodes of one type and shape, in an order in which they can run."""
+
+    key: Key
+    members: dict[ir.Node, None] = field(default_factory=dict)
+
+
+class ElementwiseChains(GraphPass):
+    """Elementwise nodes of one shape that read each other, or the same -> ``Elementwise``;
+    ``MaskedElementwise`` where one mask chooses, or is multiplied.
+
+    Sums, products, quotients and roots keep their bits; exponentials differ by rounding.
+    """
+
+    late = True
+
+    def run(self, graph: GraphView) -> int:
+        """Fuse what can be fused, and return how many groups there were."""
+        chosen = [n for n in graph.graph if _is_eligible(n, graph)]
+        found = _find_groups(graph.graph, set(chosen))
+        groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
+        for group in groups:
+            _replace(graph.graph, group)
+        if groups:
+            graph.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
+            graph.graph.sort()
+        return len(groups)
+
+
+def _is_worth(group: _Group) -> bool:
+    """Tell whether a group stands for two nodes or more, a Where counting with its comparisons,
+    and reads numbers: of a mask alone the kernel would not know what to make."""
+    compared = sum(bool(conditions(m)) for m in group.members if m.op_type == "Where")
+    read = (v for m in group.members for v in operands(m) if v.producer() not in group.members)
+    is_fed = any(v.dtype != ir.DataType.BOOL for v in read)
+    return is_fed and len(group.members) + compared > 1
+
+
+def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
+    if not is_instruction(node) or None in _key(node)[1]:
+        return False
+    if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs):
+        return False
+    value = node.outputs[0]
+    return graph.runs(
+        "Elementwise", [value], domain=OWN_DOMAIN, program=[0, 0, -1, -1, 0], results=[0]
+    )
+
+
+def _key(node: ir.Node) -> Key:
+    value = node.outputs[0]
+    dims = () if value.shape is None else value.shape
+    sizes = tuple(d if isinstance(d, int) else d.value for d in dims)
+    return value.dtype, sizes if value.shape is not None else (None,)
+
+
+def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
+    """Let each node join the groups of what it reads, and of what reads the same.
+
+    A group runs where its last member stands: nobody else may read it before that. This keeps the
+    graph free of cycles, with a look at neighbours only.
+    """
+    order = _elementwise_first(graph, chosen)
+    place = {inner: i for i, node in enumerate(order) for inner in (node, *_nodes_inside(node))}
+    group_of: dict[ir.Node, _Group] = {}
+    reading: dict[ir.Value, _Group] = {}
+    for node in order:
+        if node not in chosen:
+            continue
+        own = _Group(_key(node), {node: None})
+        read = operands(node)
+        found = [group_of.get(p) for v in read if (p := v.producer()) is not None]
+        found += [reading.get(v) for v in read if v.const_value is None]
+        candidates = dict.fromkeys(g for g in found if g is not None and g.key == own.key)
+        for group in _joinable(candidates, node, place):
+            own.members.update(group.members)
+            group.members = {}
+        own.members = dict.fromkeys(sorted(own.members, key=place.__getitem__))
+        for member in own.members:
+            group_of[member] = own
+        for value in read:
+            reading[value] = own
+    return list(dict.fromkeys(group_of.values()))
+
+
+def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
+    """Return the nodes in an order that keeps those to be fused together."""
+    nodes = list(graph)
+    index = {node: i for i, node in enumerate(nodes)}
+    waits = {n: {p for v in _reads(n) if (p := v.producer()) in index} for n in nodes}
+    followers: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
+    for node, before in waits.items():
+        for producer in before:
+            followers[producer].append(node)
+    missing = {node: len(before) for node, before in waits.items()}
+    ready = [(n not in chosen, index[n]) for n in nodes if not missing[n]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        node = nodes[heapq.heappop(ready)[1]]
+        order.append(node)
+        for follower in followers[node]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (follower not in chosen, index[follower]))
+    return order
+
+
+def _nodes_inside(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes of the subgraphs of a node."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.value:
+                yield inner
+                yield from _nodes_inside(inner)
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield what a node reads, in its subgraphs too."""
+    for reader in (node, *_nodes_inside(node)):
+        yield from (v for v in reader.inputs if v is not None)
+
+
+def _joinable(
+    candidates: Iterable[_Group], node: ir.Node, place: dict[ir.Node, int]
+) -> list[_Group]:
+    """Return the groups that can wait for a node."""
+    joining = list(candidates)
+    while True:
+        inside = {node, *(m for g in joining for m in g.members)}
+        waiting = [g for g in joining if _can_wait(g, inside, place[node], place)]
+        if len(waiting) == len(joining):
+            break
+        joining = waiting
+    kept: list[_Group] = []
+    for group in joining:
+        members = {node, *group.members, *(m for g in kept for m in g.members)}
+        if _is_small(members):
+            kept.append(group)
+    if len(kept) < len(joining):  # those left out may read what is between
+        return _joinable(kept, node, place) if kept else []
+    return kept
+
+
+def _can_wait(group: _Group, inside: set[ir.Node], until: int, place: dict[ir.Node, int]) -> bool:
+    readers = (n for m in group.members for n, _ in m.outputs[0].uses())
+    return all(n in inside or place[n] > until for n in readers)
+
+
+def _is_small(members: set[ir.Node]) -> bool:
+    results = {m.outputs[0] for m in members}
+    read = {v for m in members for v in operands(m)} - results
+    kept = [v for v in results if _is_result(v, members)]
+    masks = {v for m in members if (v := mask(m)) is not None}
+    few = len(masks) <= 1 and len(read) <= _INPUTS and len(kept) <= _RESULTS
+    return few and len(members) <= _NODES
+
+
+def _is_result(value: ir.Value, members: Iterable[ir.Node]) -> bool:
+    return value.is_graph_output() or any(n not in members for n, _ in value.uses())
+
+
+def _replace(graph: ir.Graph, group: _Group) -> None:
+    """Put one node in the place of a group."""
+    members = list(group.members)
+    inside = set(members)
+    kept = [m.outputs[0] for m in members if _is_result(m.outputs[0], inside)]
+    program = write_program(members, kept)
+    masked = any(mask(m) is not None for m in members)
+    node = ir.node(
+        "MaskedElementwise" if masked else "Elementwise",
+        program.inputs,
+        {"program": program.code, "results": program.results},
+        domain=OWN_DOMAIN,
+        num_outputs=len(kept),
+        metadata_props={**members[-1].metadata_props, "rule": ElementwiseChains.__name__},
+    )
+    graph.insert_after(members[-1], node)  # the whole graph is sorted in the end
+    for old, new in zip(kept, node.outputs, strict=True):
+        new.type, new.shape = old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        name, old.name = old.name, f"{old.name}_replaced"
+        new.name = name
+    _remove(graph, members)
+
+
+def _remove(graph: ir.Graph, members: Sequence[ir.Node]) -> None:
+    """Remove the members, and the conditions that only they read."""
+    found = [n for m in members if m.op_type == "Where" for n in conditions(m)]
+    graph.remove(reversed(members), safe=True)
+    for node in dict.fromkeys(found):
+        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+            graph.remove(node, safe=True)

@@ -1,0 +1,55 @@
+"""Sums and means over the first or last axes, which our kernel adds up in vectors."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.patterns.base import Match, Rule
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["Sums"]
+
+
+class Sums(Rule):
+    """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, and ReduceMean.
+
+    NOTE: late, since norms are recognized by their means.
+    """
+
+    roots = ("ReduceSum", "ReduceMean")
+    lowers = "reductions of onnxruntime"
+    late = True
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | None:
+        """Return what to replace."""
+        if (ends := _ends(node, graph)) is None:
+            return None
+        attributes = {
+            "leading": ends[0],
+            "trailing": ends[1],
+            "keepdims": graph.attribute(node, "keepdims", 1),
+            "mean": int(node.op_type == "ReduceMean"),
+        }
+        x = node.inputs[0]
+        return Match(
+            [node.outputs[0]], lambda op: op.call("Sum", x, domain=OWN_DOMAIN, **attributes)
+        )
+
+
+def _ends(node: ir.Node, graph: GraphView) -> tuple[int, int] | None:
+    """Return how many axes are reduced at each end, when none is between."""
+    x = node.inputs[0]
+    dims = graph.dims(x)
+    if x is None or not dims or x.dtype != ir.DataType.FLOAT or 0 in dims:
+        return None
+    rank = len(dims)
+    axes = graph.axes(node, rank)
+    if axes is None or (not axes and graph.attribute(node, "noop_with_empty_axes", 0)):
+        return None
+    reduced = set(axes or range(rank))
+    leading = next((i for i in range(rank) if i not in reduced), rank)
+    trailing = next((i for i in range(rank - leading) if rank - 1 - i not in reduced), 0)
+    if len(reduced) != leading + trailing:
+        return None
+    return (leading, trailing) if graph.runs("Sum", [x], domain=OWN_DOMAIN) else None

@@ -1,0 +1,136 @@
+"""Transposes that undo or follow each other, or move only sizes of 1."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.elementwise import BROADCASTING, UNARY
+from dort_rewriter.optimize.patterns.standard.views import reshape_target
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["TransposeElementwise", "TransposeEqualReshape", "TransposeTranspose"]
+
+
+class TransposeTranspose(Rule):
+    """``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``   or ``x`` when that is in order.
+
+    A product reads its last axes in either order for nothing: a second Transpose of those stays,
+    so that the first copies whole rows.
+
+    NOTE: an identity Transpose must not stay: onnxruntime 1.19 computes it wrongly before a
+    MatMul and an Add.
+    """
+
+    roots = ("Transpose",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        first = graph.producer(node.inputs[0], "Transpose")
+        perm = outer = _permutation(node, graph)
+        x = node.inputs[0]
+        if first is not None:
+            inner = _permutation(first, graph)
+            perm = None if perm is None or inner is None else [inner[i] for i in perm]
+            x = first.inputs[0]
+        if perm is None or x is None or (first is None and perm != sorted(perm)):
+            return None
+        if perm == sorted(perm):
+            return Match([node.outputs[0]], lambda op: x)
+        if outer is not None and _is_swap(outer) and not _is_swap(perm):
+            readers = graph.consumers(node.outputs[0])
+            if readers and all(r.op_type in ("MatMul", "FusedMatMul") for r in readers):
+                return Refusal("products read the last axes in either order", outer)
+        return Match([node.outputs[0]], lambda op: op.Transpose(x, perm=perm))
+
+
+def _is_swap(perm: list[int]) -> bool:
+    """Tell whether the last two axes change places, and nothing else."""
+    rank = len(perm)
+    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
+
+
+class TransposeEqualReshape(Rule):
+    """``Transpose(x) -> Reshape(x)``   when only sizes of 1 change their place."""
+
+    roots = ("Transpose",)
+    lowers = "Transpose nodes"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        x, perm = node.inputs[0], _permutation(node, graph)
+        dims = graph.dims(x)
+        if x is None or dims is None or perm is None:
+            return None
+        moved = [i for i in perm if dims[i] != 1]
+        if moved != sorted(moved):
+            return None
+        target = reshape_target(dims, [dims[i] for i in perm])
+        if target is None:
+            return Refusal("the shape cannot be written down", str(dims))
+        return Match([node.outputs[0]], lambda op: op.Reshape(x, target))
+
+
+class TransposeElementwise(Rule):
+    """``Add(Transpose(a), Transpose(b)) -> Transpose(Add(a, b))``   and
+    ``Transpose(Exp(Transpose(x))) -> Exp(x)``   when they undo each other.
+
+    Numbers of one element need no Transpose.
+    """
+
+    roots = (*UNARY, *BROADCASTING)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """Return what to replace."""
+        transposes = [graph.producer(v, "Transpose") for v in node.inputs]
+        perms = [None if t is None else _permutation(t, graph) for t in transposes]
+        perm = next((p for p in perms if p is not None), None)
+        if perm is None:
+            return None
+        result = node.outputs[0]
+        sources: list[ir.Value | None] = []
+        for value, transpose, own in zip(node.inputs, transposes, perms, strict=True):
+            if transpose is not None and own == perm:
+                sources.append(transpose.inputs[0])
+            elif value is not None and graph.static(value) in ((), (1,)):
+                sources.append(value)
+            else:
+                return None
+        if any(graph.rank(v) != len(perm) for v in (result, *_larger(node, graph))):
+            return None
+        gone = {id(t) for t in transposes if t is not None and graph.used_once(t.outputs[0])}
+        back = _undone_by(result, perm, graph)
+        if len(gone) < 2 and back is None:
+            return None
+        attributes = {k: a.value for k, a in node.attributes.items()}
+        name = node.op_type
+        if back is not None and gone:
+            return Match([back], lambda op: op.call(name, *sources, **attributes))
+        return Match(
+            [result],
+            lambda op: op.Transpose(op.call(name, *sources, **attributes), perm=perm),
+        )
+
+
+def _larger(node: ir.Node, graph: GraphView) -> list[ir.Value | None]:
+    """Return the inputs of more than one element."""
+    return [v for v in node.inputs if graph.static(v) not in ((), (1,))]
+
+
+def _undone_by(value: ir.Value, perm: list[int], graph: GraphView) -> ir.Value | None:
+    """Return the result of the only reader of a value when it is a Transpose back."""
+    if not graph.used_once(value):
+        return None
+    (reader,) = graph.consumers(value)
+    back = _permutation(reader, graph) if reader.op_type == "Transpose" else None
+    if back is None or [perm[i] for i in back] != sorted(perm):
+        return None
+    return reader.outputs[0]
+
+
+def _permutation(node: ir.Node, graph: GraphView) -> list[int] | None:
+    perm = graph.attribute(node, "perm")
+    if perm is not None:
+        return list(perm)
+    rank = graph.rank(node.inputs[0])
+    return None if rank is None else list(range(rank))[::-1]

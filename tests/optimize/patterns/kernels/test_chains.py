@@ -1,0 +1,420 @@
+"""Groups of elementwise nodes, one kernel: the published pairs and longer ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import dort_rewriter.runtime.custom_kernels
+from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
+from dort_rewriter.optimize.patterns.kernels.programs import OPERATIONS, write_program
+from tests.optimize.rewrites import (
+    apply,
+    assert_refuses,
+    assert_rewrites,
+    model_of,
+    random_inputs,
+    run_onnxruntime,
+)
+
+PUBLISHED = {
+    "AddMul": ("a = Add(x, y) z = Mul(a, w)", "[0,0,-1,-2,0, 2,0,0,-3,0]", "x, y, w"),
+    "MulAdd": ("a = Mul(x, y) z = Add(w, a)", "[2,0,-1,-2,0, 0,0,-3,0,0]", "x, y, w"),
+    "MulMul": ("a = Mul(x, y) z = Mul(a, w)", "[2,0,-1,-2,0, 2,0,0,-3,0]", "x, y, w"),
+    "AddAdd": ("a = Add(x, y) z = Add(a, w)", "[0,0,-1,-2,0, 0,0,0,-3,0]", "x, y, w"),
+    "SubMul": ("a = Sub(x, y) z = Mul(a, w)", "[1,0,-1,-2,0, 2,0,0,-3,0]", "x, y, w"),
+    "SubMulReversed": ("a = Sub(x, y) z = Mul(w, a)", "[1,0,-1,-2,0, 2,0,-3,0,0]", "x, y, w"),
+    "MulSub": ("a = Mul(x, y) z = Sub(w, a)", "[2,0,-1,-2,0, 1,0,-3,0,0]", "x, y, w"),
+    "MulSigmoid": ("a = Sigmoid(x) z = Mul(x, a)", "[11,0,-1,0,0, 2,0,-1,0,0]", "x"),
+    "NegXplus1": ("a = Sub(one, x) z = Mul(a, y)", "[1,0,-1,-2,0, 2,0,0,-3,0]", "one, x, y"),
+    "ReplaceZero": (
+        "c = Equal(x, zero) z = Where(c, one, x)",
+        "[13,0,-1,-2,0, 18,0,0,-3,-1]",
+        "x, zero, one",
+    ),
+    "AddAddMulMul": (
+        "a = Add(x, y) b = Add(a, w) c = Mul(b, x) z = Mul(c, y)",
+        "[0,0,-1,-2,0, 0,0,0,-3,0, 2,0,0,-1,0, 2,0,0,-2,0]",
+        "x, y, w",
+    ),
+}
+CONSTANTS = "<{type} one = {{1}}, {type} zero = {{0}}>"
+
+
+def _graph(sizes: dict[str, str], nodes: str, dtype: str = "float") -> str:
+    inputs = ", ".join(f"{dtype}[{sizes[n]}] {n}" for n in "xyw")
+    return f"({inputs}) => ({dtype}[2,N,M] z) {CONSTANTS.format(type=dtype)} {{{nodes}}}"
+
+
+SAME = dict.fromkeys("xyw", "2,N,M")
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_pairs(name: str, dtype: str) -> None:
+    """Bit for bit, but for exponentials and what float16 does not round in between."""
+    nodes, program, inputs = PUBLISHED[name]
+    after = f"z = dort_rewriter.Elementwise<program = {program}, results = [0]>({inputs})"
+    exact = name != "MulSigmoid" and dtype != "float16"
+    assert_rewrites(
+        ElementwiseChains,
+        _graph(SAME, nodes, dtype),
+        _graph(SAME, after, dtype),
+        rtol=0 if exact else 4e-3 if dtype == "float16" else 1e-6,
+        atol=0 if exact else 4e-3 if dtype == "float16" else 1e-6,
+        reference=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"x": "2,N,M", "y": "M", "w": "1"},
+        {"x": "1,N,1", "y": "2,1,M", "w": "2,N,M"},
+        {"x": "2,N,M", "y": "N,M", "w": "2,N,1"},
+    ],
+)
+@pytest.mark.parametrize("name", ["AddMul", "MulSub", "SubMul"])
+def test_inputs_broadcast(name: str, sizes: dict[str, str]) -> None:
+    """Also two that have the shape of the result only together."""
+    nodes, program, inputs = PUBLISHED[name]
+    after = f"z = dort_rewriter.Elementwise<program = {program}, results = [0]>({inputs})"
+    assert_rewrites(
+        ElementwiseChains,
+        _graph(sizes, nodes),
+        _graph(sizes, after),
+        rtol=0,
+        atol=0,
+        reference=False,
+    )
+
+
+def test_saved_results_are_results() -> None:
+    """As training graphs have them: an output, and one that another node reads."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float[4,8] x, float[4,8] y) => (float[4,8] a, float[1,1] s, float[4,8] z) {
+            a = Mul(x, y)
+            b = Add(a, y)
+            s = ReduceSum(b)
+            c = Neg(b)
+            z = Abs(c)
+        }""",
+        """(float[4,8] x, float[4,8] y) => (float[4,8] a, float[1,1] s, float[4,8] z) {
+            a, b, z = dort_rewriter.Elementwise<
+                program = [2,0,-1,-2,0, 0,1,0,-2,0, 6,2,1,0,0, 7,2,2,0,0],
+                results = [0, 1, 2]>(x, y)
+            s = ReduceSum(b)
+        }""",
+        reference=False,
+    )
+
+
+def test_nodes_that_read_the_same_are_one() -> None:
+    """What they read is loaded once."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float[4,8] x, float[4,8] y) => (float[4,8] a, float[4,8] b) {
+            a = Mul(x, y)
+            b = Add(x, y)
+        }""",
+        """(float[4,8] x, float[4,8] y) => (float[4,8] a, float[4,8] b) {
+            a, b = dort_rewriter.Elementwise<
+                program = [2,0,-1,-2,0, 0,1,-1,-2,0], results = [0, 1]>(x, y)
+        }""",
+        reference=False,
+    )
+
+
+def test_what_lies_between_stays_between() -> None:
+    """The sum reads the first, the last reads the sum: one node would need itself."""
+    assert_refuses(
+        ElementwiseChains,
+        """(float[4,8] x, float[4,8] y) => (float[4,8] z) {
+            a = Mul(x, y)
+            s = ReduceSum(a)
+            z = Div(a, s)
+        }""",
+    )
+
+
+def test_a_where_compares_in_the_program() -> None:
+    """Its own comparison is part of it."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float[4] x, float[4] y) => (float[4] z) {
+            c = LessOrEqual(x, y)
+            a = Where(c, y, x)
+            z = Sub(a, y)
+        }""",
+        """(float[4] x, float[4] y) => (float[4] z) {
+            z = dort_rewriter.Elementwise<
+                program = [15,0,-1,-2,0, 18,0,0,-2,-1, 1,0,0,-2,0], results = [0]>(x, y)
+        }""",
+        reference=False,
+    )
+
+
+MASKED = {
+    "Where": ("a = Where(m, x, y) z = Mul(a, x)", "[18,0,-1,-2,-3, 2,0,0,-2,0]", "m, x, y"),
+    "Dropout": (
+        "f = Cast<to = {to}>(m) a = Mul(f, x) z = Mul(a, y)",
+        "[7,0,-1,0,0, 2,0,0,-2,0, 2,0,0,-3,0]",
+        "m, x, y",
+    ),
+    "And": (
+        "l = Less(x, y) c = And(m, l) z = Where(c, x, y)",
+        "[14,0,-2,-3,0, 2,1,-1,0,0, 18,0,1,-2,-3]",
+        "m, x, y",
+    ),
+    "Or, Not": (
+        "l = Less(x, y) n = Not(m) c = Or(l, n) z = Where(c, x, y)",
+        "[14,0,-2,-3,0, 22,1,-1,0,0, 4,2,0,1,0, 18,0,2,-2,-3]",
+        "m, x, y",
+    ),
+    "integers compared": (
+        "c = Equal(i, j) a = Where(c, x, y) z = Add(a, y)",
+        "[18,0,-1,-2,-3, 0,0,0,-3,0]",
+        "c, x, y",
+    ),
+    "the mask is read twice": (
+        "n = Neg(x) a = Where(m, n, y) b = Where(m, y, n) z = Add(a, b)",
+        "[6,0,-2,0,0, 18,1,-1,0,-3, 18,0,-1,-3,0, 0,0,1,0,0]",
+        "m, x, y",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [*((n, "2,N,M") for n in MASKED), *((n, s) for n in ("Where", "And") for s in ("N,1", "1"))],
+)
+def test_a_mask_is_read_by_the_program(name: str, sizes: str, dtype: str) -> None:
+    """Bit for bit: as a condition, or as numbers in a training graph's dropout."""
+    nodes, program, inputs = MASKED[name]
+    numbers = f"{dtype}[2,N,M] x, {dtype}[2,N,M] y"
+    header = f"(bool[{sizes}] m, int64[2,N,1] i, int64[M] j, {numbers}) => ({dtype}[2,N,M] z)"
+    kept = "c = Equal(i, j)" if name == "integers compared" else ""
+    node = f"z = dort_rewriter.MaskedElementwise<program = {program}, results = [0]>({inputs})"
+    to = {"float": 1, "double": 11, "float16": 10}[dtype]
+    tolerance = 4e-3 if dtype == "float16" and name == "Dropout" else 0
+    assert_rewrites(
+        ElementwiseChains,
+        f"{header} {{{nodes.format(to=to)}}}",
+        f"{header} {{{kept} {node}}}",
+        reference=False,
+        rtol=tolerance,
+        atol=tolerance,
+    )
+
+
+def test_two_masks_are_two_nodes() -> None:
+    """The kernel reads one."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float[4] x, float[4] y, bool[4] m, bool[4] n) => (float[4] z) {
+            a = Where(m, x, y)
+            b = Where(n, a, y)
+            z = Neg(b)
+        }""",
+        """(float[4] x, float[4] y, bool[4] m, bool[4] n) => (float[4] z) {
+            a = Where(m, x, y)
+            z = dort_rewriter.MaskedElementwise<
+                program = [18,0,-1,-2,-3, 6,0,0,0,0], results = [0]>(n, a, y)
+        }""",
+        reference=False,
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_a_comparison_does_not_overwrite_what_is_chosen_from() -> None:
+    """Both values are computed before, and read for the last time by the choice."""
+    text = """(float[4] x, float[4] y) => (float[4] z) {{
+        {}
+    }}"""
+    assert_rewrites(
+        ElementwiseChains,
+        text.format("a = Neg(x) b = Abs(x) c = Less(x, y) z = Where(c, a, b)"),
+        text.format(
+            "z = dort_rewriter.Elementwise<program = [6,0,-1,0,0, 7,1,-1,0,0, 14,2,-1,-2,0, "
+            "18,2,2,0,1], results = [2]>(x, y)"
+        ),
+        rtol=0,
+        atol=0,
+        reference=False,
+    )
+
+
+def test_a_comparison_others_read_stays() -> None:
+    """It is computed in both places."""
+    model = model_of("""(float[4] x, float[4] y) => (bool[4] c, float[4] z) {
+        c = Less(x, y)
+        a = Where(c, y, x)
+        z = Sub(a, y)
+    }""")
+    assert apply(ElementwiseChains, model).rules["ElementwiseChains"].matches == 1
+    assert sorted(n.op_type for n in model.graph) == ["Elementwise", "Less"]
+
+
+REFUSED = {
+    "one node": "(float[4] x) => (float[4] z) {z = Neg(x)}",
+    "integers": "(int64[4] x) => (int64[4] z) {a = Neg(x) z = Abs(a)}",
+    "bfloat16": "(bfloat16[4] x) => (bfloat16[4] z) {a = Neg(x) z = Abs(a)}",
+    "two shapes": "(float[4] x, float[3,4] y) => (float[3,4] z) {a = Neg(x) z = Mul(a, y)}",
+    "an operator without instruction": "(float[4] x) => (float[4] z) {a = Sin(x) z = Sin(a)}",
+    "a choice alone": "(float[4] x, bool[4] m) => (float[4] z) {z = Where(m, x, x)}",
+    "a cast of numbers": """(double[4] x) => (float[4] z) {
+        a = Cast<to = 1>(x)
+        z = Neg(a)
+    }""",
+    "three operands": "(float[4] x) => (float[4] z) {a = Max(x, x, x) z = Max(a, a, a)}",
+    "what onnxruntime fuses": """(float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,2,2] z) {
+        a = Conv(x, w)
+        b = Relu(a)
+        z = Neg(b)
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_left_alone(name: str) -> None:
+    """For no fault of its own: no near miss is reported."""
+    assert_refuses(ElementwiseChains, REFUSED[name])
+
+
+def test_without_a_kernel_nothing_is_done() -> None:
+    """No compiler, or another provider."""
+    nodes, *_ = PUBLISHED["AddMul"]
+    assert_refuses(ElementwiseChains, _graph(SAME, nodes), kernels=False)
+
+
+def test_a_reader_in_a_subgraph_comes_after() -> None:
+    """The node runs where its last member did, and branches read its results."""
+    model = model_of("""(float[4] x, float[4] y, bool c) => (float[4] t) {
+        a = Mul(x, y)
+        b = Add(a, y)
+        t = If (c) <
+            then_branch = yes () => (float[4] p) { p = Identity(a) },
+            else_branch = no () => (float[4] q) { q = Identity(b) }
+        >
+    }""")
+    original = ir.to_proto(model)
+    assert apply(ElementwiseChains, model).rules["ElementwiseChains"].matches == 1
+    assert [n.op_type for n in model.graph] == ["Elementwise", "If"]
+    for c in (True, False):
+        feeds = {**random_inputs(original), "c": np.array(c)}
+        (expected,) = run_onnxruntime(original, feeds)
+        np.testing.assert_array_equal(run_onnxruntime(ir.to_proto(model), feeds)[0], expected)
+
+
+def test_long_chains_are_cut() -> None:
+    """A group is small, and needs as many registers as it has results to remember."""
+    nodes = " ".join(f"a{i + 1} = Mul(a{i}, a{i})" for i in range(100))
+    model = model_of(f"(float[4] a0) => (float[4] a100) {{{nodes}}}")
+    assert apply(ElementwiseChains, model).rules["ElementwiseChains"].matches == 3
+    for node in model.graph:
+        program = node.attributes["program"].value
+        assert len(program) <= 5 * 48
+        assert set(program[1::5]) == {0}
+
+
+def test_registers_are_used_again() -> None:
+    """When the last reader has read, not before."""
+    model = model_of("""(float[4] x) => (float[4] z) {
+        a = Neg(x)
+        b = Abs(a)
+        c = Mul(a, b)
+        z = Add(c, b)
+    }""")
+    program = write_program(list(model.graph), [model.graph.outputs[0]])
+    assert program.code[1::5] == [0, 1, 0, 1]
+    assert program.results == [1]
+    assert program.inputs == list(model.graph.inputs)
+
+
+def test_a_mask_alone_is_no_program() -> None:
+    """The kernel computes in the type of a number that it reads: here is none."""
+    assert_refuses(
+        ElementwiseChains, "(bool[4,4] m) => (float[4,4] z) { f = Cast<to=1>(m) z = Neg(f) }"
+    )
+    assert_refuses(
+        ElementwiseChains,
+        "(bool[4,4] m) => (float[4,4] z) { f = Cast<to=1>(m) g = Neg(f) z = Add(f, g) }",
+    )
+
+
+def _mask(depth: int, step: str) -> str:
+    """A mask of ``depth`` steps, each of which may read the one before it several times."""
+    steps = "".join(f"{step.format(a=f'm{i}', b=f'm{i + 1}', i=i)} " for i in range(depth))
+    return f"""(float[3] x, bool[3] p, bool[3] q) => (float[3] z) <float zero = {{0}}> {{
+        m0 = Less(x, zero) {steps} n = Neg(x) z = Where(m{depth}, x, n) }}"""
+
+
+SHARED = "l{i} = And({a}, p) r{i} = And({a}, q) {b} = Or(l{i}, r{i})"
+
+
+@pytest.mark.parametrize(
+    ("depth", "step"),
+    [(30, SHARED), (1200, "c{i} = Less(x, zero) {b} = And({a}, c{i})"), (400, SHARED)],
+)
+def test_a_condition_of_many_nodes_is_a_mask(depth: int, step: str) -> None:
+    """However deep it is, and however many paths lead through it."""
+    model = model_of(_mask(depth, step))
+    expected = run_onnxruntime(ir.to_proto(model), FEEDS)
+    apply(ElementwiseChains, model)
+    assert "Where" not in {n.op_type for n in model.graph}
+    (fused,) = (n for n in model.graph if n.op_type == "MaskedElementwise")
+    assert len(fused.inputs) < 5
+    for got, wanted in zip(run_onnxruntime(ir.to_proto(model), FEEDS), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+FEEDS = {
+    "x": np.array([-1.0, 2.0, np.nan], np.float32),
+    "p": np.array([True, False, True]),
+    "q": np.array([False, True, True]),
+}
+
+
+def test_a_shared_condition_is_computed_once() -> None:
+    """Its parts have a register each: a path more is no instruction more."""
+    text = """(float[3] x, float[3] y) => (float[3] z) {
+        a = Less(x, y) b = Not(a) c = And(a, b) d = Or(c, a) e = Or(d, c) z = Where(e, x, y) }"""
+    model = model_of(text)
+    feeds = random_inputs(ir.to_proto(model))
+    expected = run_onnxruntime(ir.to_proto(model), feeds)
+    apply(ElementwiseChains, model)
+    (fused,) = model.graph
+    assert len(fused.attributes["program"].as_ints()) == 6 * 5
+    for got, wanted in zip(run_onnxruntime(ir.to_proto(model), feeds), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_as_many_axes_as_the_kernel_takes() -> None:
+    """A group of more is left to onnxruntime."""
+    for rank, after in ((12, True), (13, False)):
+        shape = ",".join(["1"] * rank)
+        graph = f"(float[{shape}] x, float[{shape}] y) => (float[{shape}] z)"
+        before = f"{graph} {{a = Mul(x, y) z = Add(a, y)}}"
+        own = "dort_rewriter.Elementwise<program = [2,0,-1,-2,0, 0,0,0,-2,0], results = [0]>"
+        if after:
+            written = f"{graph} {{z = {own}(x, y)}}"
+            assert_rewrites(ElementwiseChains, before, written, reference=False)
+        else:
+            assert_refuses(ElementwiseChains, before)
+
+
+def test_the_table_of_operators_is_that_of_the_kernel() -> None:
+    """Their numbers are places in it."""
+    folder = Path(dort_rewriter.runtime.custom_kernels.__file__).parent / "kernels_cpp"
+    header = (folder / "elementwise.h").read_text(encoding="utf-8")
+    found = re.search(r"enum Operation : int64_t {(.*?)}", header, re.DOTALL)
+    assert found is not None
+    *names, end = re.findall(r"k(\w+),", found[1])
+    assert (names, end) == ([*OPERATIONS], "Operations")

@@ -1,0 +1,53 @@
+"""Slices of one tensor that together take all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dort_rewriter.optimize.patterns.standard.splits import SlicesSplit
+from tests.optimize.rewrites import assert_refuses, assert_rewrites
+
+HALVES = """(float[N,8] x) => (float[N,8] y)
+<int64[1] zero = {0}, int64[1] start = {4}, int64[1] first = {4}, int64[1] end = {8},
+ int64[1] axis = {1}> {
+    b = Slice(x, start, end, axis)
+    n = Neg(b)
+    a = Slice(x, zero, first, axis)
+    y = Concat<axis=1>(n, a)
+}"""
+
+
+def test_two_halves_are_split() -> None:
+    """As a rotary embedding has them, in whatever order."""
+    assert_rewrites(
+        SlicesSplit,
+        HALVES,
+        """(float[N,8] x) => (float[N,8] y) <int64[2] sizes = {4, 4}> {
+            a, b = Split<axis=1>(x, sizes)
+            n = Neg(b)
+            y = Concat<axis=1>(n, a)
+        }""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "first"), [(3, 4), (5, 4), (4, 5)], ids=["overlap", "gap", "overlap at the other"]
+)
+def test_parts_that_are_no_partition(start: int, first: int) -> None:
+    """An element would be in two parts, or in none."""
+    before = HALVES.replace("start = {4}", f"start = {{{start}}}")
+    before = before.replace("first = {4}", f"first = {{{first}}}")
+    assert_refuses(SlicesSplit, before.replace("(float[N,8] y)", "(float[N,K] y)"))
+
+
+def test_a_part_that_is_returned() -> None:
+    """An output keeps its node."""
+    assert_refuses(
+        SlicesSplit,
+        """(float[N,8] x) => (float[N,4] y, float[N,4] b)
+        <int64[1] zero = {0}, int64[1] four = {4}, int64[1] end = {8}, int64[1] axis = {1}> {
+            a = Slice(x, zero, four, axis)
+            b = Slice(x, four, end, axis)
+            y = Neg(a)
+        }""",
+    )

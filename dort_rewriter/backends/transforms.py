@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from dort_rewriter.export.files import to_proto
-from dort_rewriter.optimize.patterns.experimental import KERNELS
+from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.selection import get_pattern_list
 from dort_rewriter.options import OptimizationOptions
@@ -27,7 +27,7 @@ __all__ = ["before_transforms", "transform"]
 
 def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
     """Return what is done to a model before functions of the user see it."""
-    chosen = get_pattern_list(options.patterns, KERNELS)
+    chosen = get_pattern_list(options.patterns, kernels.RULES)
     # NOTE: a model has a place on disk when its rules are given by name.
     named = [rule.name for rule in chosen] if isinstance(options.patterns, str) else chosen
     return dataclasses.replace(options, patterns=named)
@@ -39,7 +39,7 @@ def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto
     for change in recipe.options.pre_ort_model_transforms or ():
         change(proto)
     options = recipe.options.optimization
-    own = [rule for rule in get_pattern_list(options.patterns) if isinstance(rule, KERNELS)]
+    own = [rule for rule in get_pattern_list(options.patterns) if isinstance(rule, kernels.RULES)]
     if not own:
         return proto
     changed = ir.from_proto(proto)

@@ -504,7 +504,7 @@ def _difference(model: onnx.ModelProto, selection: str, feeds: Any, expected: An
         results = run_onnxruntime(ir.to_proto(changed), feeds)
     except OptimizeError as error:
         return str(error)
-    except Exception as error:
+    except Exception as error:  # whatever it is, a rule made the model raise it
         return f"{type(error).__name__}: {error}"
     for value, got, wanted in zip(model.graph.output, results, expected, strict=True):
         if got.dtype != wanted.dtype or got.shape != wanted.shape:

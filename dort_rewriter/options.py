@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from dort_rewriter.errors import OptionError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKEND_PATTERNS",
     "ExportOptions",
+    "OptimizationLevel",
     "OptimizationOptions",
     "OrtBackendOptions",
     "from_mapping",
@@ -39,6 +40,12 @@ STRATEGIES: Mapping[str, tuple[bool, ...]] = {
 """Ways to capture a module, and the values of ``strict`` that each tries."""
 
 _TABLES = {"dec": "core", "decall": "all"}
+
+OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
+"""ONNX Runtime's own optimizations, by the last word of its names for them."""
+
+_WORDS = {"OptimizationLevel": get_args(OptimizationLevel)}
+"""The words of types that have a name."""
 
 T = TypeVar("T")
 
@@ -86,8 +93,8 @@ def _misfit(annotation: str, value: Any) -> str:
         return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if kind == "str":
         return "" if isinstance(value, str) else "a text"
-    if kind.startswith("Literal["):
-        words = ast.literal_eval(kind.removeprefix("Literal"))
+    if kind in _WORDS or kind.startswith("Literal["):
+        words = _WORDS.get(kind) or ast.literal_eval(kind.removeprefix("Literal"))
         return "" if value in words else f"one of {', '.join(map(repr, words))}"
     if kind.startswith("Sequence["):
         return "a list" if isinstance(value, str) else ""
@@ -201,7 +208,7 @@ class OrtBackendOptions:
     """What is done to the exported models. A mapping will do, and leaves what it does not name as
     it is here: ``patterns`` are ``"default+onnxruntime+kernels"``, as the models run in this
     process; ``"default"`` keeps to standard operators."""
-    ort_optimization_level: Literal["disable", "basic", "extended", "layout", "all"] | None = None
+    ort_optimization_level: OptimizationLevel | None = None
     """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``;
     None leaves its default."""
     fallback: bool = True

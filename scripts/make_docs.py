@@ -57,9 +57,18 @@ def fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
         if default.startswith("dataclasses.field"):
             default = default.partition("default_factory=")[2].rstrip(")") + "()"
         # Readers of Markdown disagree on bars within code in tables.
-        annotation = ast.unparse(field.annotation).replace(" | ", " or ")
+        annotation = words_of(ast.unparse(field.annotation)).replace(" | ", " or ")
         text = to_markdown(" ".join(str(after.value.value).split()))
         yield field.target.id, f"`{annotation}`, `{default}`", text
+
+
+def words_of(annotation: str) -> str:
+    """An annotation with the words of a type instead of its name."""
+    from dort_rewriter import options
+
+    for name in ("OptimizationLevel",):
+        annotation = annotation.replace(name, str(getattr(options, name)).removeprefix("typing."))
+    return annotation
 
 
 def to_markdown(text: str) -> str:

@@ -6,18 +6,17 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.options import ExportOptions, OrtBackendOptions
+from dort_rewriter.options import ExportOptions, OptimizationLevel, OrtBackendOptions
 
 if TYPE_CHECKING:
     import onnx
 
 __all__ = [
     "CustomBackendOptions",
-    "Level",
     "level_name",
     "log_as_asked",
     "select_patterns",
@@ -26,9 +25,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-Level = Literal["disable", "basic", "extended", "layout", "all"]
-
-_LEVELS: dict[str, Level] = {
+_LEVELS: dict[str, OptimizationLevel] = {
     "ORT_DISABLE_ALL": "disable",
     "ORT_ENABLE_BASIC": "basic",
     "ORT_ENABLE_EXTENDED": "extended",
@@ -82,9 +79,9 @@ class CustomBackendOptions:
     """The order of the nodes: None keeps it, ``"memory"`` looks for a lower peak."""
 
 
-def level_name(level: str | None) -> Level | None:
+def level_name(level: str | None) -> OptimizationLevel | None:
     """Return our name of a level of optimization, which may be given as ONNX Runtime's."""
-    known: dict[str, Level] = {**_LEVELS, **{name: name for name in _LEVELS.values()}}
+    known: dict[str, OptimizationLevel] = {**_LEVELS, **{name: name for name in _LEVELS.values()}}
     if level is None:
         return None
     if level not in known:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from dort_rewriter.backends.instance_cache import InstanceCache
 from dort_rewriter.options import OrtBackendOptions, from_mapping
-from dort_rewriter.runtime.cache import SessionCache
 
 __all__ = [
     "CAPACITY",
@@ -29,7 +29,7 @@ CAPACITY = 64
 
 B = TypeVar("B")
 
-_instances: dict[type, SessionCache[Any, Any]] = {}
+_instances: dict[type, InstanceCache[Any, Any]] = {}
 
 
 def instance_for(cls: type[B], options: OrtBackendOptions, build: Callable[[], B]) -> B:
@@ -100,8 +100,8 @@ def _options_of_torch(cls: Any) -> Any:
     return sys.modules[cls.compile.__module__].OrtBackendOptions
 
 
-def _cache_of(cls: type) -> SessionCache[Any, Any]:
-    return _instances.setdefault(cls, SessionCache(CAPACITY))
+def _cache_of(cls: type) -> InstanceCache[Any, Any]:
+    return _instances.setdefault(cls, InstanceCache(CAPACITY))
 
 
 def _key(options: OrtBackendOptions) -> Any:

@@ -24,25 +24,25 @@ from dort_rewriter.runtime.session import try_session
 __all__ = ["optimize_model", "optimize_onnx"]
 
 Options = OptimizationOptions | Mapping[str, Any] | None
-Source: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
+AnyModel: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
 
 _PROVIDERS = {"CPU": CPU, "CUDA": CUDA}
 
 
 @overload
 def optimize_onnx(
-    model: Source, options: Options = ..., *, return_optimize_report: Literal[False] = ...
+    model: AnyModel, options: Options = ..., *, return_optimize_report: Literal[False] = ...
 ) -> onnx.ModelProto: ...
 
 
 @overload
 def optimize_onnx(
-    model: Source, options: Options = ..., *, return_optimize_report: Literal[True]
+    model: AnyModel, options: Options = ..., *, return_optimize_report: Literal[True]
 ) -> tuple[onnx.ModelProto, OptimizeReport]: ...
 
 
 def optimize_onnx(
-    model: Source, options: Options = None, *, return_optimize_report: bool = False
+    model: AnyModel, options: Options = None, *, return_optimize_report: bool = False
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, OptimizeReport]:
     """Return an optimized copy of an ONNX model.
 
@@ -66,7 +66,7 @@ def optimize_onnx(
     return (proto, report) if return_optimize_report else proto
 
 
-def _load(model: Source) -> ir.Model:
+def _load(model: AnyModel) -> ir.Model:
     source = "the message" if isinstance(model, onnx.ModelProto) else repr(os.fspath(model))
     try:
         loaded = from_message(model) if isinstance(model, onnx.ModelProto) else read_model(model)

@@ -32,7 +32,7 @@ from dort_rewriter.runtime.session import Session, explain_failure, ort_errors
 from dort_rewriter.runtime.straightline import (
     Allocation,
     CallPlan,
-    Source,
+    GeneratedCode,
     plan_call,
     write_call,
 )
@@ -97,7 +97,7 @@ class Executor:
         return f"Executor({given} arguments -> {results} results)"
 
 
-def _compile(source: Source, constants: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
+def _compile(source: GeneratedCode, constants: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
     namespace = {**constants, **source.constants}
     exec(compile(source.text, "<dort_rewriter call>", "exec"), namespace)
     # Left in its own globals, the function would keep itself, and the session, until a collection.

@@ -10,13 +10,14 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
+from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
 __all__ = [
-    "OptimizationLevel",
     "Session",
     "create_session",
     "explain_failure",
@@ -37,7 +37,6 @@ __all__ = [
     "try_session",
 ]
 
-OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
 
 _LEVELS: dict[str, str] = {
     "disable": "ORT_DISABLE_ALL",

@@ -30,7 +30,7 @@ __all__ = [
     "Allocation",
     "CallPlan",
     "Convention",
-    "Source",
+    "GeneratedCode",
     "plan_call",
     "write_assemble",
     "write_call",
@@ -61,7 +61,7 @@ _METHODS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class GeneratedCode:
     """Generated text and the constants it refers to by name."""
 
     text: str
@@ -133,7 +133,7 @@ def write_call(
     allocated: Sequence[Allocation] = (),
     *,
     pause: bool = False,
-) -> Source:
+) -> GeneratedCode:
     """Write the function ``call``; the session's names are left to the caller to define.
 
     ``allocated`` says what torch makes for the session to write the model's outputs to; without
@@ -143,7 +143,7 @@ def write_call(
     return _Writer(signature, plan, allocated, pause).write_call(convention)
 
 
-def write_assemble(signature: GraphSignature) -> Source:
+def write_assemble(signature: GraphSignature) -> GeneratedCode:
     """Write ``assemble(arguments, produced)``: the results from the model's outputs."""
     return _Writer(signature, plan_call(signature)).write_assemble()
 
@@ -163,7 +163,7 @@ class _Writer:
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
 
-    def write_call(self, convention: Convention) -> Source:
+    def write_call(self, convention: Convention) -> GeneratedCode:
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
         if convention == "boxed":
             self.lines += ["def call(arguments):", _unpack(names, "arguments")]
@@ -178,15 +178,15 @@ class _Writer:
             produced = [f"y{i}" for i in range(len(self.signature.output_names))]
             self.lines.append(_unpack(produced, "fetches.to_dlpacks(to_tensor)"))
         self._results()
-        return Source("\n".join(self.lines) + "\n", self.constants)
+        return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
-    def write_assemble(self) -> Source:
+    def write_assemble(self) -> GeneratedCode:
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
         produced = [f"y{i}" for i in range(len(self.signature.output_names))]
         self.lines += ["def assemble(arguments, produced):", _unpack(names, "arguments")]
         self.lines.append(_unpack(produced, "produced"))
         self._results()
-        return Source("\n".join(self.lines) + "\n", self.constants)
+        return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
     # -- feeding
 

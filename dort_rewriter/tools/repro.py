@@ -26,12 +26,12 @@ from google.protobuf.message import DecodeError
 
 from dort_rewriter.dtypes import to_torch
 from dort_rewriter.errors import ExportError, OptionError
+from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.model_files import check_tensor, write_model
 from dort_rewriter.runtime.providers import CPU, ProviderSpec
 from dort_rewriter.runtime.reference import array_to_tensor, tensor_to_array
 from dort_rewriter.runtime.session import (
-    OptimizationLevel,
     Session,
     create_session,
     session_options,

@@ -1,9 +1,4 @@
-"""A bounded store of built sessions, emptied on demand.
-
-torch calls ``reset()`` on every backend it knows when ``torch._dynamo.reset()`` runs: a backend
-that keeps sessions sets ``backend.reset = cache.clear`` and its sessions die with torch's code.
-The sessions a compiled callable uses are owned by that callable alone, and need no store.
-"""
+"""A bounded store of instances of backends, by their options."""
 
 from __future__ import annotations
 
@@ -14,18 +9,18 @@ from typing import Generic, TypeVar
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import SafeLock
 
-__all__ = ["SessionCache"]
+__all__ = ["InstanceCache"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class SessionCache(Generic[K, V]):
+class InstanceCache(Generic[K, V]):
     """Keeps the ``capacity`` values used last; safe to use from several threads."""
 
     def __init__(self, capacity: int = 64) -> None:
         if capacity < 1:
-            raise OptionError(f"A cache holds at least one session, not {capacity}.")
+            raise OptionError(f"A cache holds at least one instance, not {capacity}.")
         self.capacity = capacity
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = SafeLock()
@@ -45,7 +40,7 @@ class SessionCache(Generic[K, V]):
             self._values.move_to_end(key)
             while len(self._values) > self.capacity:
                 dropped.append(self._values.popitem(last=False)[1])
-        dropped.clear()  # destroyed outside the lock: a session takes a while
+        dropped.clear()  # destroyed outside the lock: sessions take a while
         return kept
 
     def get_or_build(self, key: K, build: Callable[[], V]) -> V:

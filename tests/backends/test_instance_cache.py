@@ -9,14 +9,14 @@ import weakref
 import pytest
 import torch
 
+from dort_rewriter.backends.instance_cache import InstanceCache
 from dort_rewriter.errors import OptionError
-from dort_rewriter.runtime.cache import SessionCache
 from dort_rewriter.runtime.executor import Executor
 from tests.runtime.graphs import add_one
 
 
 def test_oldest_goes_first() -> None:
-    cache: SessionCache[str, int] = SessionCache(2)
+    cache: InstanceCache[str, int] = InstanceCache(2)
     cache.put("a", 1)
     cache.put("b", 2)
     assert cache.get("a") == 1
@@ -29,13 +29,13 @@ def test_oldest_goes_first() -> None:
 
 
 def test_build_runs_once() -> None:
-    cache: SessionCache[str, list[int]] = SessionCache()
+    cache: InstanceCache[str, list[int]] = InstanceCache()
     built = cache.get_or_build("k", lambda: [1])
     assert cache.get_or_build("k", lambda: [2]) is built
 
 
 def test_first_built_wins() -> None:
-    cache: SessionCache[str, object] = SessionCache()
+    cache: InstanceCache[str, object] = InstanceCache()
     barrier = threading.Barrier(4)
     results = []
 
@@ -57,14 +57,14 @@ def test_first_built_wins() -> None:
 
 def test_it_holds_something() -> None:
     with pytest.raises(OptionError, match="not 0"):
-        SessionCache(0)
+        InstanceCache(0)
 
 
 class StoringBackend:
     """A backend as torch sees it, that answers every graph with the same stored session."""
 
     def __init__(self) -> None:
-        self.cache: SessionCache[str, Executor] = SessionCache()
+        self.cache: InstanceCache[str, Executor] = InstanceCache()
         self.reset = self.cache.clear
 
     def __call__(self, graph_module, example_inputs):

@@ -64,6 +64,18 @@ VARIABLES: dict[str, Variable] = {
             "the package: otherwise the graph runs in torch, and a warning says why.",
         ),
         Variable(
+            "DORT_VERIFY",
+            "",
+            "1: the first calls of each graph are compared with torch, as by the option verify; a "
+            "larger number: so many calls. Read when a graph is built.",
+        ),
+        Variable(
+            "DORT_REPORT_DIR",
+            "",
+            "A folder: each graph that is given up to torch is written to it, with its arguments "
+            "and a script that runs it again, as `dort-rewriter report` asks for.",
+        ),
+        Variable(
             "DORT_DISABLE",
             "",
             "1: the package stays inert: nothing is hooked when torch is imported.",

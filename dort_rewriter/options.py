@@ -87,6 +87,9 @@ def _misfit(annotation: str, value: Any) -> str:
     if value is None and annotation.endswith("None"):
         return ""
     kind = annotation.removesuffix(" | None")
+    if kind == "int | bool":
+        fits = isinstance(value, int) and value >= 0
+        return "" if fits else "True, False or a number of calls"
     if kind == "bool":
         return "" if isinstance(value, bool) else "True or False"
     if kind == "int":
@@ -213,6 +216,10 @@ class OrtBackendOptions:
     None leaves its default."""
     fallback: bool = True
     """Leave to torch what cannot be converted or run; False raises instead."""
+    verify: int | bool = False
+    """Compare the first calls of each graph with torch, on the arguments they get: how many, or
+    True for the first two. A difference beyond rounding raises ``DivergenceError``, which names
+    the first node that differs and the folder in which all of it is kept."""
     freeze: bool = False
     """Put the parameters and buffers of an inference graph into the model, where ONNX Runtime
     folds and packs them. A weight that changes is noticed at the next call: the ``step()`` of any

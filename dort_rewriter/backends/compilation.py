@@ -20,8 +20,10 @@ from torch.autograd import forward_ad
 from dort_rewriter.backends.autotune import Autotuned
 from dort_rewriter.backends.building import BuiltBlock, build_block, shared_in_torch
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
+from dort_rewriter.backends.problem_report import report_when_asked
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded
+from dort_rewriter.backends.verification import calls_to_verify, verified
 from dort_rewriter.capture.aliases import reads_by_place, rebase_strided, settle_blocks
 from dort_rewriter.capture.metadata import retrace
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
@@ -227,18 +229,20 @@ class Block:
             reasons = {u.node: f"{u.reason} ({u.op})" for u in e.unsupported}
             refused = {**self.recipe.refused, **reasons}
             if refused == self.recipe.refused:  # no node of the graph is to blame
-                return self._give_up(ExecutionError(str(e)))
+                return self._give_up(ExecutionError(str(e)), args)
             return compile_graph(
                 self.graph_module, dataclasses.replace(self.recipe, refused=refused)
             )
         except ExecutionError as e:
-            return self._give_up(e)
+            return self._give_up(e, args)
         logger.info("%s", describe(built))
         if self.recipe.on_built is not None:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
         run = built.runner.boxed
+        if calls := calls_to_verify(self.recipe.options):
+            run = verified(built, run, self.recipe.options, calls)
         if self.recipe.around is not None:
             run = self.recipe.around(self.graph_module, run)
         self._builds += 1
@@ -286,8 +290,9 @@ class Block:
         is left to torch. NOTE: no operator of a block writes to its arguments: a run that fails
         has changed none of them.
         """
+        given = list(args)
         results = _boxed_module(self.graph_module)(args)
-        self._give_up(error)
+        self._give_up(error, given)
         return results
 
     def _choose(self, run: RunBoxed) -> RunBoxed:
@@ -311,13 +316,14 @@ class Block:
                 self._use(self._run)
             return block
 
-    def _give_up(self, error: ExecutionError) -> RunBoxed:
+    def _give_up(self, error: ExecutionError, args: Sequence[Any]) -> RunBoxed:
         """Leave this graph to torch from now on."""
         if not self.recipe.options.fallback:
             raise error
         with self._lock:
             if not self._given_up:
                 logger.warning("A graph runs in torch from now on: %s", error)
+                report_when_asked(self.graph_module, args, self.recipe.options, str(error))
                 self.recipe.trace.failures.append(str(error))
                 self._use(_boxed_module(self.graph_module))
                 self._given_up = True

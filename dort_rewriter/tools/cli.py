@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dort_rewriter.tools.explain_command:run_explain",
         "say what of a model runs in ONNX Runtime, what in torch, and why",
     ),
+    "report": (
+        "dort_rewriter.tools.report_command:run_report",
+        "run a program, and pack what shows each graph that ONNX Runtime does not run",
+    ),
     "show": (
         "dort_rewriter.tools.show_command:run_show",
         "print, count or draw an ONNX model",

@@ -1,0 +1,81 @@
+"""``dort-rewriter report``: run a program, and pack each graph that is given up to torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from dort_rewriter import env
+from dort_rewriter.backends.problem_report import FOLDER
+from dort_rewriter.errors import OptionError
+from dort_rewriter.tools.command import answer, brief, make_parser
+
+__all__ = ["run_report"]
+
+
+def run_report(arguments: Sequence[str]) -> int:
+    """Run a program and print the folders that were written; 1 if there is one."""
+    parser = make_parser(
+        "report",
+        "Run a Python program. Each of its graphs that ONNX Runtime cannot run, or with --verify\n"
+        "gives other numbers than torch, is written to a folder: the FX graph, the model, the\n"
+        "arguments, the versions, and a script that runs it again. Ends with 1 if there is one.",
+        "examples:\n"
+        "  dort-rewriter report train.py --epochs 1\n"
+        "  dort-rewriter report --verify --folder problems train.py",
+    )
+    parser.add_argument("--folder", default=FOLDER, help=f"where they go (default: {FOLDER})")
+    parser.add_argument("--verify", action="store_true", help="compare the first calls with torch")
+    parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    options = parser.parse_args(arguments)
+    if not Path(options.program).is_file():
+        raise OptionError(f"There is no file {options.program!r}.")
+    folder = Path(options.folder).resolve()
+    before = set(_folders(folder))
+    with ExitStack() as stack:
+        stack.enter_context(env.temporarily("DORT_REPORT_DIR", str(folder)))
+        if options.verify:
+            stack.enter_context(env.temporarily("DORT_VERIFY", "1"))
+        ended = _run(options.program, options.rest)
+    found = [f for f in _folders(folder) if f not in before]
+    lines = [f"{f}: {_problem(f)}" for f in found]
+    lines.append(f"{len(found)} graph(s) written." if found else "No graph was given up.")
+    if ended:
+        lines.append(f"The program ended with {ended}")
+    data = {"folders": [str(f) for f in found], "error": ended}
+    answer(options.json, data, "\n".join(lines))
+    return int(bool(found) or bool(ended))
+
+
+def _run(program: str, arguments: Sequence[str]) -> str:
+    """Run a program as Python would; return how it failed, an empty text if it did not."""
+    before = sys.argv, sys.path[:]
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, str(Path(program).resolve().parent))
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        return "" if not end.code else f"exit code {end.code}"
+    except Exception as error:  # the program may raise anything: what was written is shown first
+        return brief(error)
+    finally:
+        sys.argv, sys.path[:] = before
+    return ""
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the reports in a folder, the oldest first."""
+    found = [path.parent for path in folder.glob("problem_*/problem.json")]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def _problem(folder: Path) -> str:
+    """Return the first line of what a report is about."""
+    content = json.loads((folder / "problem.json").read_text(encoding="utf-8"))
+    return str(content["problem"]).partition("\n")[0]

@@ -130,6 +130,27 @@ def tests_lowest(session: nox.Session) -> None:
     run_pytest(session)
 
 
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Run 5,000 programs at random on both stacks; ``-- --first SEED`` starts elsewhere."""
+    for name in ("fuzz-new", "fuzz-old"):
+        session.notify(name, session.posargs)
+
+
+@nox.session(name="fuzz-new")
+def fuzz_new(session: nox.Session) -> None:
+    """Run programs at random with torch 2.13.0 and the newest onnxruntime."""
+    install(session, "cpu,test", *NEW)
+    session.run("python", "scripts/fuzz.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(name="fuzz-old", python=OLD_PYTHON)
+def fuzz_old(session: nox.Session) -> None:
+    """Run programs at random with torch 2.8.0 and onnxruntime-training."""
+    install(session, "training,test", *OLD)
+    session.run("python", "scripts/fuzz.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors; ``-- serve`` shows it as it is written."""

@@ -1,4 +1,5 @@
-"""Write the pages of ``docs/`` that say what the code says: options, variables, versions.
+"""Write the pages of ``docs/`` that say what the code says: options, variables, versions; and what
+runs of the zoo found.
 
 usage: python scripts/make_docs.py [--check]
 
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from reliability import page
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by scripts/make_docs.py. -->"
@@ -185,6 +188,7 @@ def pages() -> dict[Path, str]:
         docs / "options.md": options_page(),
         docs / "environment.md": environment_page(),
         docs / "versions.md": versions_page(),
+        docs / "reliability.md": page(NOTE),
     }
 
 

@@ -1,0 +1,302 @@
+"""Run one model of the zoo in every way, and judge it by eager mode and by float64.
+
+A model that differs from eager by more than rounding is compared with itself in float64: it is
+wrong when it is farther from there than three times what eager is. Small models are noisy (a batch
+norm over a few numbers), so that a tolerance alone would blame both or neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
+
+WAYS = ("inference", "training", "dynamic", "autocast")
+"""``dynamic``: two sizes of batch, ``dynamic=True``; ``autocast``: a training step in bfloat16."""
+
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+"""Relative to the largest value of a tensor."""
+AUTOCAST_TOLERANCE = 4e-2
+NOISE = 3.0
+"""How much farther from float64 than eager is still rounding."""
+DRAWS = 3
+"""How often eager runs with weights moved by a rounding: its distance is one draw of many."""
+SMALLEST_SCALE = 1e-3
+"""Of the largest result: what is smaller than that everywhere is what rounding leaves of it."""
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and inputs for a batch of a given size."""
+
+    name: str
+    module: nn.Module
+    inputs: Callable[[int], Inputs]
+
+
+@dataclass
+class Outcome:
+    """What one way of running a model gave."""
+
+    status: str = "right"
+    """``right``, ``wrong``, ``error``, ``given up``, ``left out``."""
+    detail: str = ""
+    error: float = 0.0
+    """The largest distance to eager."""
+    in_torch: list[str] = field(default_factory=list)
+    """The operators that no converter takes."""
+    seconds: float = 0.0
+
+
+class Watch(logging.Handler):
+    """What the package says while it compiles: graphs given up, operators left to torch."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.given_up: list[str] = []
+        self.in_torch: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self.given_up.append(text)
+        elif text.startswith("These operators run in torch"):
+            lines = [line.strip() for line in text.splitlines()]
+            self.in_torch.update(line.partition(" x ")[2] for line in lines if " x aten::" in line)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        logger = logging.getLogger("dort_rewriter")
+        before = logger.level
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+            logger.setLevel(before)
+
+
+Results = dict[str, Any]
+
+
+def check(subject: Subject, way: str) -> Outcome:
+    """Run a model in one way by the backend, and compare it with eager."""
+    start = time.perf_counter()
+    outcome = Outcome()
+    try:
+        expected = run(subject, way, None)
+    except Exception as e:  # whatever a model of a library raises: it is no model of the zoo
+        return Outcome("left out", f"eager: {brief(e)}")
+    watch = Watch()
+    try:
+        with watch.watching():
+            got = run(subject, way, "onnxrt")
+    except Exception as e:  # each is a finding
+        outcome.status, outcome.detail = "error", brief(e)
+        if not runs_by_aot_eager(subject, way):
+            outcome.status = "left out"
+            outcome.detail = f"aot_eager: {outcome.detail}"
+    else:
+        judge(outcome, subject, way, got, expected)
+        if outcome.status == "right" and watch.given_up:
+            outcome.status, outcome.detail = "given up", watch.given_up[0][:600]
+    outcome.in_torch = sorted(watch.in_torch)
+    outcome.seconds = round(time.perf_counter() - start, 1)
+    return outcome
+
+
+def runs_by_aot_eager(subject: Subject, way: str) -> bool:
+    """Tell whether torch compiles the model at all."""
+    try:
+        run(subject, way, "aot_eager")
+    except Exception:  # it does not, for whatever reason
+        return False
+    return True
+
+
+def brief(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:500]}"
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+def run(
+    subject: Subject,
+    way: str,
+    backend: str | None,
+    dtype: torch.dtype | None = None,
+    moved_by: int = 0,
+) -> Results:
+    """Return everything a model computes: results, gradients of parameters, buffers."""
+    torch._dynamo.reset()
+    module = copy.deepcopy(subject.module)
+    if moved_by:
+        move(module, moved_by)
+    module.train(way in ("training", "autocast"))
+    if dtype is not None:
+        module = module.to(dtype)
+    call: Any = module
+    if backend is not None:
+        dynamic = True if way == "dynamic" else None
+        call = torch.compile(module, backend=backend, dynamic=dynamic)
+    found: Results = {}
+    for batch in (2, 3) if way == "dynamic" else (2,):
+        args, kwargs = cast(inputs_of(subject, batch), dtype)
+        torch.manual_seed(7)
+        if way in ("inference", "dynamic"):
+            with torch.no_grad():
+                leaves = tensors(call(*args, **kwargs))
+        else:
+            leaves = train(call, args, kwargs, autocast=way == "autocast" and dtype is None)
+        found.update({f"result {i} of batch {batch}": t.detach() for i, t in enumerate(leaves)})
+    if way in ("training", "autocast"):
+        found.update({f"gradient of {n}": p.grad for n, p in module.named_parameters()})
+        found.update({f"buffer {n}": b for n, b in module.named_buffers()})
+    return found
+
+
+def move(module: nn.Module, seed: int) -> None:
+    """Move each weight by up to a rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.is_floating_point():
+                step = torch.rand(weight.shape, generator=generator).to(weight.dtype) * 2 - 1
+                weight.mul_(1 + step * torch.finfo(weight.dtype).eps)
+
+
+def inputs_of(subject: Subject, batch: int) -> Inputs:
+    """Return the same inputs each time."""
+    torch.manual_seed(batch)
+    return subject.inputs(batch)
+
+
+def train(call: Any, args: Any, kwargs: Mapping[str, Any], *, autocast: bool) -> list[Any]:
+    with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+        leaves = tensors(call(*args, **kwargs))
+    losses = []
+    for i, leaf in enumerate(leaves):
+        if leaf.requires_grad and leaf.is_floating_point() and leaf.numel():
+            generator = torch.Generator().manual_seed(i)
+            weights = torch.rand(leaf.shape, generator=generator).to(torch.float32) + 0.5
+            losses.append(
+                (leaf.to(weights if leaf.dtype != torch.float64 else leaf) * weights).mean()
+            )
+    if losses:
+        torch.stack([loss.double() for loss in losses]).sum().backward()
+    return leaves
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def cast(inputs: Inputs, dtype: torch.dtype | None) -> Any:
+    def one(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating and dtype is not None else value
+
+    return pytree.tree_map(one, inputs)
+
+
+# -- judging ----------------------------------------------------------------------------------
+
+
+def judge(outcome: Outcome, subject: Subject, way: str, got: Results, expected: Results) -> None:
+    """Say whether results are those of eager, or as near to float64 as those of eager."""
+    outcome.error, where = distance(got, expected)
+    if outcome.error == 0 or not (found := beyond(got, expected, way)):
+        return
+    outcome.status = "wrong"
+    outcome.detail = f"{where}: {outcome.error:.2e} from eager"
+    if outcome.error == float("inf"):
+        return
+    try:
+        exact = run(subject, way, None, torch.float64)
+    except Exception as e:  # some models are written for float32
+        outcome.detail += f"; float64: {brief(e)}"
+        return
+    worst, scale = [], smallest_scale(exact)
+    rounded = [expected, *(run(subject, way, None, moved_by=i + 1) for i in range(DRAWS))]
+    for name in found:
+        ours = gap(got[name], exact.get(name), scale)
+        eagers = max(gap(r[name], exact.get(name), scale) for r in rounded)
+        if not ours <= max(limit_of(expected[name], way), NOISE * eagers):
+            worst.append(f"{name}: {ours:.2e} from float64, eager {eagers:.2e}")
+    outcome.detail = "; ".join(worst[:3]) if worst else f"noise: {outcome.detail}"
+    if not worst:
+        outcome.status = "right"
+
+
+def beyond(got: Results, expected: Results, way: str) -> list[str]:
+    """Return what differs from eager by more than rounding."""
+    scale = smallest_scale(expected)
+    return [
+        name
+        for name, value in expected.items()
+        if not gap(got[name], value, scale) <= limit_of(value, way)
+    ]
+
+
+def limit_of(value: Any, way: str) -> float:
+    if way == "autocast":
+        return AUTOCAST_TOLERANCE
+    return TOLERANCE.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+
+
+def distance(got: Results, expected: Results) -> tuple[float, str]:
+    """Return the largest distance between two sets of results, and where it is."""
+    if got.keys() != expected.keys():
+        return float("inf"), f"{len(got)} results instead of {len(expected)}"
+    scale = smallest_scale(expected)
+    found = [(gap(got[name], expected[name], scale), name) for name in expected]
+    return max(found, default=(0.0, "nothing"))
+
+
+def smallest_scale(results: Results) -> float:
+    """Return the size below which all of a gradient is what rounding leaves of larger numbers."""
+    found = [largest(v) for n, v in results.items() if n.startswith("gradient")]
+    return SMALLEST_SCALE * max(found, default=0.0)
+
+
+def largest(value: Any) -> float:
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return 0.0
+    wide = value.detach().abs().double()
+    finite = wide[wide.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def gap(a: Any, b: Any, scale: float) -> float:
+    """Return how far two tensors are apart, relative to the largest value and at least to
+    ``scale``; inf when they are of two kinds."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return 0.0 if a is b else float("inf")
+    if a.shape != b.shape:
+        return float("inf")
+    if b.dtype is not torch.float64 and a.dtype is not b.dtype:
+        return float("inf")
+    if not b.numel():
+        return 0.0
+    wide = torch.complex128 if b.is_complex() else torch.float64
+    x, y = a.detach().to(wide), b.detach().to(wide)
+    equal = (x == y) | (x.isnan() & y.isnan())
+    difference = (x - y).abs().masked_fill(equal, 0)
+    unit = max(largest(b), scale, 1e-6)
+    value = float(difference.max()) / unit
+    return float("inf") if value != value else value

@@ -1,0 +1,223 @@
+"""Judge a random program by eager mode, and shrink one that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.backends.aliases import Program, observe
+from tests.backends.random_programs import SIZES, RandomProgram
+
+__all__ = ["failure", "shrink"]
+
+Facts = dict[str, Any]
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""Relative to the largest value of a tensor: a few operators in two orders of summation."""
+NOISE = 4.0
+"""How much farther from float64 than eager is still rounding."""
+
+
+def failure(program: RandomProgram) -> str:
+    """Return what differs from eager mode, or what was left to torch; an empty text if nothing."""
+    expected = _run(program, None)
+    if any("error" in facts for facts in expected):
+        return ""
+    watch = _Watch()
+    with watch:
+        got = _run(program, "onnxrt")
+    differing = _differences(program, got, expected)
+    if differing:
+        # Where AOTAutograd alone is not eager mode either, a backend comes no nearer.
+        reachable = _run(program, "aot_eager")
+        if any("error" in facts for facts in reachable):
+            return ""
+        differing &= _differences(program, got, reachable)
+    if differing:
+        lines = [
+            f"size {SIZES[i]}, {name}: got {got[i].get(name)}, eager {expected[i].get(name)}"
+            for i, name in sorted(differing)
+        ]
+        return "\n".join(lines[:6])
+    return watch.text
+
+
+def _run(program: RandomProgram, backend: str | None) -> list[Facts]:
+    """Return what can be told of the results at each size; the first error ends the list."""
+    torch._dynamo.reset()
+    make, function = program.functions()
+    call = function
+    if backend is not None:
+        call = torch.compile(function, backend=backend, dynamic=program.dynamic)
+    given = Program(function, make, mutates=program.mutates)
+    found: list[Facts] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # eager mode warns of much that is no business of ours
+        for size in SIZES if program.dynamic else SIZES[:1]:
+            try:
+                found.append(observe(call, given, size, grad=program.grad))
+            except Exception as e:  # judged as a result is
+                found.append({"error": f"{type(e).__name__}: {e}"})
+            if "error" in found[-1]:
+                break
+    return found
+
+
+class _Watch(logging.Handler):
+    """Keeps the first warning of the package: it gave something up."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = self.text or f"given up: {record.getMessage()}"
+
+    def __enter__(self) -> None:
+        logging.getLogger("dort_rewriter").addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("dort_rewriter").removeHandler(self)
+
+
+def _differences(
+    program: RandomProgram, got: list[Facts], expected: list[Facts]
+) -> set[tuple[int, str]]:
+    """Return what differs by more than rounding: the number of the size, the name of the fact."""
+    found: set[tuple[int, str]] = set()
+    for i, (ours, eagers) in enumerate(zip(got, expected, strict=False)):
+        if "error" in ours:
+            found.add((i, "error"))
+            break
+        exact: Facts | None = None
+        for name in dict.fromkeys([*eagers, *ours]):
+            a, b = ours.get(name), eagers.get(name)
+            if _distance(a, b) <= _limit(b):
+                continue
+            if isinstance(b, torch.Tensor) and _is_kind(a, b):
+                exact = _in_float64(program, SIZES[i]) if exact is None else exact
+                noise = _distance(b, exact.get(name))
+                if _distance(a, exact.get(name)) <= NOISE * noise:
+                    continue
+            found.add((i, name))
+    return found
+
+
+def _distance(a: Any, b: Any) -> float:
+    """Return how far apart two facts are, relative to the largest value of the second."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return 0.0 if type(a) is type(b) and bool(a == b) else float("inf")
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    x, y = a.detach().double(), b.detach().double()
+    gap = (x - y).abs().masked_fill((x == y) | (x.isnan() & y.isnan()), 0)
+    size = y.abs()[y.isfinite()]
+    value = float(gap.max()) / max(1e-2, float(size.max()) if size.numel() else 0.0)
+    return float("inf") if value != value else value
+
+
+def _is_kind(a: Any, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
+
+
+def _limit(value: Any) -> float:
+    return TOLERANCE.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+
+
+def _in_float64(program: RandomProgram, size: int) -> Facts:
+    """Return the facts of a program whose numbers are all float64, the same at the start.
+
+    A step that jumps (``floor``, ``>``) shows there that its operand hung on the last bit.
+    """
+    make, _ = program.functions()
+    wide = dataclasses.replace(
+        program,
+        lines=tuple(_widened(line) for line in program.lines),
+        autocast=False,
+    )
+    _, function = wide.functions()
+
+    def widened(n: int) -> tuple[torch.Tensor, ...]:
+        return tuple(a.double() if a.is_floating_point() else a for a in make(n))
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        given = Program(function, widened, mutates=program.mutates)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return observe(function, given, size, grad=program.grad)
+    except (RuntimeError, TypeError):  # an operator that wants one type
+        return {}
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _widened(line: str) -> str:
+    return re.sub(r"torch\.b?float(16|32)|(?<=\.)float(?=\(\))", _double, line)
+
+
+def _double(found: re.Match[str]) -> str:
+    return "torch.float64" if found[0].startswith("torch") else "double"
+
+
+def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool]) -> RandomProgram:
+    """Return a smaller program that still fails: fewer results, lines, arguments, switches."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _smaller(program):
+            if _runs(candidate) and fails(candidate):
+                program, smaller = candidate, True
+                break
+    return program
+
+
+def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:
+    lines, results = program.lines, program.results
+    for switch in ("grad", "dynamic", "autocast"):
+        if getattr(program, switch):
+            yield dataclasses.replace(program, **{switch: False})
+    half = len(lines) // 2
+    if half > 2:
+        yield dataclasses.replace(program, lines=lines[half:])
+    for i in range(len(results)):
+        if len(results) > 1:
+            yield dataclasses.replace(program, results=results[:i] + results[i + 1 :])
+    for i in reversed(range(len(lines))):
+        without = lines[:i] + lines[i + 1 :]
+        yield dataclasses.replace(program, lines=without)
+        made, _, made_of = lines[i].partition(" = ")
+        if not re.fullmatch(r"v\d+", made):
+            continue
+        for other in dict.fromkeys(re.findall(r"\b[av]\d+\b", made_of)):
+            swapped = [re.sub(rf"\b{made}\b", other, line) for line in (*without, *results)]
+            yield dataclasses.replace(
+                program,
+                lines=tuple(swapped[: len(without)]),
+                results=tuple(swapped[len(without) :]),
+            )
+    last = len(program.arguments) - 1
+    if last > 0 and not any(re.search(rf"\ba{last}\b", t) for t in (*lines, *results)):
+        yield dataclasses.replace(program, arguments=program.arguments[:-1])
+
+
+def _runs(program: RandomProgram) -> bool:
+    """Tell whether eager mode takes a program."""
+    try:
+        make, function = program.functions()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for size in SIZES if program.dynamic else SIZES[:1]:
+                function(*make(size))
+    except (RuntimeError, TypeError, IndexError, ValueError, NameError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,229 @@
+"""Programs at random: a few operators over a few tensors, written as Python text.
+
+A program is made by running it: a step that eager mode refuses, at one of the two sizes, is not
+taken. The text is all there is of it, so that a finding can be read, shrunk and kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tests.backends.random_operators import STEPS, WRITES
+
+__all__ = ["SIZES", "RandomProgram", "generate"]
+
+SIZES = (4, 6)
+"""The sizes ``n`` that a program with symbolic sizes runs with, one after the other."""
+MAX_NUMBERS = 2_000
+"""Larger tensors say no more, and take longer."""
+
+FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int64", "int64", "int32", "int16", "int8", "uint8")
+LAYOUTS = (
+    ("(n, 3)", ""),
+    ("(n, 3)", ""),
+    ("(3, n)", ".t()"),
+    ("(n, 6)", "[:, ::2]"),
+    ("(n + 1, 3)", "[1:]"),
+    ("(1, 3)", ".expand(n, 3)"),
+    ("(n,)", ""),
+    ("(2 * n,)", "[::2]"),
+    ("(3,)", ""),
+    ("(1, 3)", ""),
+    ("(n, 1)", ""),
+    ("(2, n, 3)", ""),
+    ("(2, 3, n)", ".transpose(1, 2)"),
+    ("(2, 3, n, 2)", ""),
+    ("(2, n, n)", ""),
+    ("(n, n)", ""),
+    ("()", ""),
+    ("(0, 3)", ""),
+    ("(n, 0)", ""),
+)
+"""Sizes in memory, and how a view is made of it."""
+ALIASES = ("a0.view(-1)", "a0[1:]", "a0.detach()", "a0[..., :1]", "a0.t()", "a0[0]")
+NUMBERS = ("-1", "0", "1", "2", "3", "0.5", "2.5", "-0.25", "True")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomProgram:
+    """A program as text: how its arguments are made for a size ``n``, its lines, its results."""
+
+    arguments: tuple[str, ...]
+    lines: tuple[str, ...]
+    results: tuple[str, ...]
+    grad: bool = False
+    dynamic: bool = False
+    autocast: bool = False
+
+    @property
+    def mutates(self) -> bool:
+        """Tell whether something is written to."""
+        return any(re.search(r"_\(|\] [-+*]?= |out=", line) for line in self.lines)
+
+    def text(self) -> str:
+        """Return the program as Python: ``make(n)`` and ``program(a0, ...)``."""
+        made = [f"    a{i} = {a}" for i, a in enumerate(self.arguments)]
+        names = "".join(f"a{i}, " for i in range(len(self.arguments)))
+        indent = "    "
+        body = []
+        if self.autocast:
+            body.append('    with torch.autocast("cpu", dtype=torch.bfloat16):')
+            indent = "        "
+        body += [f"{indent}{line}" for line in (*self.lines, f"return {', '.join(self.results)},")]
+        return "\n".join(
+            ["def make(n):", *made, f"    return {names}", "", f"def program({names}):", *body, ""]
+        )
+
+    def functions(self) -> tuple[Any, Any]:
+        """Return ``make`` and ``program``."""
+        space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+        exec(compile(self.text(), "<program>", "exec"), space)  # our own text
+        return space["make"], space["program"]
+
+
+def generate(seed: int, steps: tuple[int, int] = (5, 40)) -> RandomProgram:
+    """Return the program of a seed."""
+    return _Writer(random.Random(seed)).write(steps)
+
+
+class _Writer:
+    """Writes a program, and runs it at each size while it does."""
+
+    def __init__(self, choose: random.Random) -> None:
+        self.choose = choose
+        self.grad = choose.random() < 0.5
+        self.dynamic = choose.random() < 0.3
+        self.autocast = choose.random() < 0.15
+        self.sizes = SIZES if self.dynamic else SIZES[:1]
+        self.spaces: list[dict[str, Any]] = [
+            {"torch": torch, "F": torch.nn.functional, "n": n} for n in self.sizes
+        ]
+        self.arguments: list[str] = []
+        self.lines: list[str] = []
+
+    def write(self, steps: tuple[int, int]) -> RandomProgram:
+        torch.manual_seed(0)
+        for _ in range(self.choose.randint(1, 3)):
+            self._argument()
+        wanted = self.choose.randint(*steps)
+        for _ in range(4 * wanted):
+            if len(self.lines) < wanted:
+                self._step()
+        names = self._tensors()
+        made = [n for n in names if n.startswith("v")] or names
+        results = self.choose.sample(made, min(len(made), self.choose.randint(1, 4)))
+        if made[-1] not in results:
+            results.append(made[-1])
+        if self.choose.random() < 0.15:
+            results.append(self.choose.choice(names))
+        return RandomProgram(
+            tuple(self.arguments), tuple(self.lines), tuple(results),
+            self.grad, self.dynamic, self.autocast,
+        )  # fmt: skip
+
+    def _argument(self) -> None:
+        if self.arguments and self.choose.random() < 0.15:
+            text = self.choose.choice(ALIASES)
+        else:
+            text = self._made()
+        name = f"a{len(self.arguments)}"
+        if self._run(f"{name} = {text}"):
+            self.arguments.append(text)
+
+    def _made(self) -> str:
+        sizes, after = self.choose.choice(LAYOUTS)
+        kind = self.choose.random()
+        if kind < 0.65:
+            make, dtype = (
+                self.choose.choice(("randn", "randn", "rand")),
+                self.choose.choice(FLOATS),
+            )
+        elif kind < 0.9:
+            make, dtype = "randint", self.choose.choice(INTEGERS)
+        else:
+            return f"torch.randn({sizes}){after} > 0"
+        low = "0, 5, " if make == "randint" else ""
+        return f"torch.{make}({low}{sizes}, dtype=torch.{dtype}){after}"
+
+    def _tensors(self) -> list[str]:
+        names = [n for n, v in self.spaces[0].items() if isinstance(v, torch.Tensor)]
+        return sorted(names, key=lambda n: (n[0], int(n[1:])))
+
+    def _step(self) -> None:
+        names = self._tensors()
+        if not names:
+            return
+        table = WRITES if self.choose.random() < 0.12 else STEPS
+        step = self.choose.choice(table)
+        if (line := self._fill(step, names)) is None:
+            return
+        if table is not WRITES:
+            count, expression = (2, line[3:]) if line.startswith("2::") else (1, line)
+            first = sum(n.startswith("v") for n in names)
+            line = f"{', '.join(f'v{first + i}' for i in range(count))} = {expression}"
+        if self._run(line):
+            self.lines.append(line)
+
+    def _fill(self, step: str, names: Sequence[str]) -> str | None:
+        """Put operands into a step: tensors of the kinds it asks for, the later ones rather."""
+        space = self.spaces[0]
+        filled: dict[str, str] = {}
+        first: torch.Tensor | None = None
+        for field in dict.fromkeys(re.findall(r"\{(\w)\}", step)):
+            if field == "s":
+                filled[field] = self.choose.choice(NUMBERS)
+            elif field == "k":
+                filled[field] = str(self.choose.randint(1, 3))
+            elif field == "d":
+                rank = 0 if first is None else first.dim()
+                filled[field] = str(self.choose.randint(-rank, rank - 1) if rank else 0)
+            else:
+                fitting = [n for n in names if _is_kind(space[n], field)]
+                if not fitting:
+                    return None
+                near = [n for n in fitting if first is not None and space[n].shape == first.shape]
+                pool = near if near and self.choose.random() < 0.7 else fitting
+                at = max(self.choose.randrange(len(pool)), self.choose.randrange(len(pool)))
+                filled[field] = pool[at]
+                first = space[pool[at]] if first is None else first
+        return step.format(**filled)
+
+    def _run(self, line: str) -> bool:
+        """Run a line at each size; tell whether all went well and nothing is too large."""
+        after: list[Mapping[str, Any]] = []
+        for space in self.spaces:
+            local = dict(space)
+            try:
+                with torch.set_grad_enabled(False):
+                    exec(line, local)  # our own text
+            except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+                return False
+            if not all(_is_small(v) for n, v in local.items() if n not in space):
+                return False
+            after.append(local)
+        for space, local in zip(self.spaces, after, strict=True):
+            space.update(local)
+        return True
+
+
+def _is_small(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return True
+    return value.numel() <= MAX_NUMBERS and not value.is_complex() and value.dim() <= 5
+
+
+def _is_kind(value: torch.Tensor, field: str) -> bool:
+    if field in "fgh":
+        return value.is_floating_point()
+    if field in "ij":
+        return not value.is_floating_point() and value.dtype != torch.bool
+    if field in "bc":
+        return value.dtype == torch.bool
+    return True

@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# A test loads this file by its path: its folder is not known there.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from reliability import page
 
 ROOT = Path(__file__).resolve().parents[1]

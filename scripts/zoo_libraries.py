@@ -162,20 +162,22 @@ def graph_models() -> dict[str, Callable[[], Built]]:
     }  # fmt: skip
 
 
+def noisy(module: nn.Module, *shape: int, **more: Callable[[int], Any]) -> Built:
+    def inputs(batch: int) -> Any:
+        given = {name: make(batch) for name, make in more.items()}
+        return (torch.randn(batch, *shape), torch.arange(batch) + 5), given
+
+    return module, inputs
+
+
+def words(batch: int) -> torch.Tensor:
+    return torch.randn(batch, 6, 32)
+
+
 def diffusion_models() -> dict[str, Callable[[], Built]]:
     import diffusers as d
 
     blocks = {"block_out_channels": (16, 32), "layers_per_block": 1, "norm_num_groups": 8}
-
-    def noisy(module: nn.Module, *shape: int, **more: Callable[[int], Any]) -> Built:
-        def inputs(batch: int) -> Any:
-            given = {name: make(batch) for name, make in more.items()}
-            return (torch.randn(batch, *shape), torch.arange(batch) + 5), given
-
-        return module, inputs
-
-    def words(batch: int) -> torch.Tensor:
-        return torch.randn(batch, 6, 32)
 
     def coder(module: nn.Module, *shape: int) -> Built:
         return module, lambda b: ((torch.randn(b, *shape),), {})
@@ -202,6 +204,19 @@ def diffusion_models() -> dict[str, Callable[[], Built]]:
         "AutoencoderTiny": lambda: coder(
             d.AutoencoderTiny(encoder_block_out_channels=(8, 8), decoder_block_out_channels=(8, 8),
                               num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1)), 3, 16, 16),
+        "ControlNetModel": lambda: noisy(
+            d.ControlNetModel(4, down_block_types=down, cross_attention_dim=32,
+                              attention_head_dim=4, **blocks,
+                              conditioning_embedding_out_channels=(8, 16)), 4, 16, 16,
+            encoder_hidden_states=words, controlnet_cond=lambda b: torch.randn(b, 3, 32, 32)),
+        **diffusion_transformers(),
+    }  # fmt: skip
+
+
+def diffusion_transformers() -> dict[str, Callable[[], Built]]:
+    import diffusers as d
+
+    return {
         "DiTTransformer2DModel": lambda: noisy(
             d.DiTTransformer2DModel(2, 8, 4, num_layers=1, sample_size=8, norm_num_groups=4,
                                     num_embeds_ada_norm=10), 4, 8, 8,
@@ -218,11 +233,6 @@ def diffusion_models() -> dict[str, Callable[[], Built]]:
                           down_block_types=("DownBlock1DNoSkip", "DownBlock1D"),
                           up_block_types=("UpBlock1D", "UpBlock1DNoSkip"),
                           mid_block_type="UNetMidBlock1D", block_out_channels=(8, 8)), 2, 32),
-        "ControlNetModel": lambda: noisy(
-            d.ControlNetModel(4, down_block_types=down, cross_attention_dim=32,
-                              attention_head_dim=4, **blocks,
-                              conditioning_embedding_out_channels=(8, 16)), 4, 16, 16,
-            encoder_hidden_states=words, controlnet_cond=lambda b: torch.randn(b, 3, 32, 32)),
         "SD3Transformer2DModel": lambda: (
             d.SD3Transformer2DModel(8, 2, 4, 1, 8, 4, 32, 32, 16, 4, pos_embed_max_size=8),
             lambda b: ((torch.randn(b, 4, 8, 8),), {

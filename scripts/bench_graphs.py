@@ -98,22 +98,6 @@ def llama() -> tuple[nn.Module, Inputs]:
     return FirstTensor(LlamaForCausalLM(config), use_cache=False), tokens()
 
 
-def llama_step() -> tuple[nn.Module, Inputs]:
-    """Hidden 256, two layers, 4 x 128 tokens."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        vocab_size=1024,
-        max_position_embeddings=256,
-        attn_implementation="eager",
-    )
-    return FirstTensor(LlamaForCausalLM(config), use_cache=False), tokens(4, 128, 1024)
-
-
 def gpt2() -> tuple[nn.Module, Inputs]:
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -2,14 +2,12 @@
 
 usage: python scripts/bench_patterns.py [--json FILE] [--models mlp ...] [--sets default ...]
                                         [--seconds S] [--threads N] [--near-misses]
-                                        [--llama-step]
 
 Graphs of small models, forward, backward and inference, with known and with symbolic sizes. The
 sessions of all sets of a graph run in turn in one loop, with the same number of threads; medians
 are reported. ``none`` is the graph as it is exported; ONNX Runtime's own optimizer is on for all.
 With --near-misses: under each row, what rules refused, and why.
-With --llama-step: time in ONNX Runtime's kernels alone, by its profiler, for one training step of
-a two-layer Llama, against the unoptimized graphs.
+The time of each kernel of a model: ``dort-rewriter explain --times``.
 Exits with 1 when an error is beyond the tolerance, or a set applied twice still changes something.
 """
 
@@ -27,7 +25,6 @@ from typing import Any
 import torch
 from bench_graphs import MODELS, Captured, capture
 from bench_subjects import Subject
-from kernel_times import measure_llama_step
 
 from dort_rewriter.runtime.installed import describe
 
@@ -96,29 +93,20 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="per graph, for all sets")
     parser.add_argument("--threads", type=int, default=1, help="of a session")
     parser.add_argument("--near-misses", action="store_true", help="what rules refused, and why")
-    parser.add_argument("--llama-step", action="store_true", help="only the Llama training step")
-    parser.add_argument("--rounds", type=int, default=20, help="of the Llama training step")
     arguments = parser.parse_args()
     report: dict[str, Any] = {"torch": torch.__version__, "onnxruntime": describe()}
     report["threads"] = arguments.threads
     print(f"{describe()}, torch {torch.__version__}, {arguments.threads} thread(s) a session")
-    if arguments.llama_step:
-        chosen = {name: SETS[name] for name in arguments.sets}
-        report["llama_step"] = measure_llama_step(chosen, arguments.threads, arguments.rounds)
-        wrong = not all(row["within_tolerance"] for row in report["llama_step"])
-    else:
-        report["rows"] = rows = []
-        for name in arguments.models:
-            for size in arguments.sizes or ("static", "dynamic"):
-                for captured in graphs_of(name, dynamic=size == "dynamic"):
-                    for row in measure(
-                        captured, arguments.sets, arguments.seconds, arguments.threads
-                    ):
-                        print_row(row)
-                        if arguments.near_misses:
-                            print_near_misses(row)
-                        rows.append(row)
-        wrong = any(row["applied_again"] or not row["within_tolerance"] for row in rows)
+    report["rows"] = rows = []
+    for name in arguments.models:
+        for size in arguments.sizes or ("static", "dynamic"):
+            for captured in graphs_of(name, dynamic=size == "dynamic"):
+                for row in measure(captured, arguments.sets, arguments.seconds, arguments.threads):
+                    print_row(row)
+                    if arguments.near_misses:
+                        print_near_misses(row)
+                    rows.append(row)
+    wrong = any(row["applied_again"] or not row["within_tolerance"] for row in rows)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2), encoding="utf-8")
     return int(wrong)

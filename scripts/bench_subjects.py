@@ -34,9 +34,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 5e-3, torc
 class Subject:
     """A graph compiled with one set."""
 
-    def __init__(
-        self, captured: Captured, selection: str | None, threads: int, session_options: Any = None
-    ) -> None:
+    def __init__(self, captured: Captured, selection: str | None, threads: int) -> None:
         self.captured = captured
         self.blocks: list[BuiltBlock] = []
         self.options = OptimizationOptions(patterns=selection)
@@ -45,7 +43,6 @@ class Subject:
             options=OrtBackendOptions(
                 optimization=self.options,
                 intra_op_threads=threads,
-                ort_session_options=session_options,
                 fallback=False,
                 placement={"*": "onnxruntime"},  # rules are compared, not torch's kernels
             ),

@@ -45,7 +45,10 @@ __all__ = [
     "Runner",
     "add_casts",
     "build_block",
+    "build_session",
     "export_block",
+    "make_executor",
+    "session_settings",
     "shared_in_torch",
 ]
 
@@ -112,14 +115,21 @@ def build_block(
     with recipe.trace.phase("session"):
         session = None
         if block.computed:
-            session = _build_session(block.model, providers, recipe.options)
-        executor = Executor(
-            session,
-            block.signature,
-            preallocate=recipe.options.preallocate_output,
-            pause_torch_threads=recipe.options.pause_torch_threads,
-        )
+            session = build_session(block.model, providers, recipe.options)
+        executor = make_executor(session, block.signature, recipe.options)
         return BuiltBlock(**fields, session=session, runner=executor)
+
+
+def make_executor(
+    session: Session | None, signature: GraphSignature, options: OrtBackendOptions
+) -> Executor:
+    """Prepare the calls of a session as the options say."""
+    return Executor(
+        session,
+        signature,
+        preallocate=options.preallocate_output,
+        pause_torch_threads=options.pause_torch_threads,
+    )
 
 
 def export_block(
@@ -238,15 +248,19 @@ def _output_names(plan: OutputPlan) -> list[str]:
     return [names[i] for i in range(len(plan.model_outputs))]
 
 
-def _build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
-    settings = options.ort_session_options
-    if settings is None:
-        policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
-        settings = session_options(
-            optimization_level=options.ort_optimization_level,
-            threads=policy,
-            arena=options.arena,
-        )
+def session_settings(options: OrtBackendOptions) -> Any:
+    """Return the ``SessionOptions`` that a user gave, or new ones."""
+    if options.ort_session_options is not None:
+        return options.ort_session_options
+    policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
+    return session_options(
+        optimization_level=options.ort_optimization_level, threads=policy, arena=options.arena
+    )
+
+
+def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
+    """Build the session of a model, with casts where the provider has no kernel for a type."""
+    settings = session_settings(options)
     try:
         return create_session(model, providers=providers, options=settings)
     except ExecutionError as e:

@@ -19,6 +19,7 @@ import torch
 from dort_rewriter.backends.building import BuiltBlock
 from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.onnxrt import OrtBackend, make_dispatcher, make_recipe
+from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.errors import UnsupportedOp
@@ -26,6 +27,7 @@ from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.tools.explain_times import Stopwatch, Times, left_as_it_was, measure
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["AtenGraph", "CapturedGraph", "Explanation", "GraphBreak", "InTorch", "explain"]
@@ -80,6 +82,8 @@ class Explanation:
 
     graphs: tuple[CapturedGraph, ...]
     breaks: tuple[GraphBreak, ...]
+    times: Times | None = None
+    """Where the time goes, when it was asked for."""
 
     @property
     def in_torch(self) -> tuple[InTorch, ...]:
@@ -112,6 +116,8 @@ class Explanation:
         for i, found in enumerate(self.breaks):
             lines.append(f"break {i}: {found.reason}")
             lines.extend(f"  at {place}" for place in found.where)
+        if self.times is not None:
+            lines.append(str(self.times))
         return "\n".join(lines)
 
 
@@ -135,6 +141,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def explain(
     model: Callable[..., Any],
     *args: Any,
+    times: bool = False,
     backend_options: OrtBackendOptions | Mapping[str, Any] | None = None,
     compile_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
@@ -144,6 +151,8 @@ def explain(
     Args:
         model: a module or a function; of a compiled module, what it was made of.
         args: what to call it with.
+        times: also say where the time goes, beside eager mode: the model is called many times, and
+            buffers and arguments that it changes are set back.
         backend_options: options of ``backend="onnxrt"``.
         compile_options: arguments of ``torch.compile``, such as ``{"dynamic": True}``.
         kwargs: what to call it with, by name.
@@ -154,16 +163,28 @@ def explain(
     """
     options = from_mapping(OrtBackendOptions, backend_options)
     backend = OrtBackend(dataclasses.replace(options, fallback=True))
-    recorder = _Recorder(backend)
+    watch = Stopwatch(backend._options) if times else None
+    recorder = _Recorder(backend, watch)
+    original = getattr(model, "_orig_mod", model)
     torch._dynamo.reset()
     try:
-        original = getattr(model, "_orig_mod", model)
         compiled = torch.compile(original, backend=recorder, **(compile_options or {}))
-        _run_backward(original, (args, kwargs), compiled(*args, **kwargs))
+
+        def step(function: Callable[..., Any]) -> None:
+            _run_backward(original, (args, kwargs), function(*args, **kwargs))
+
+        if watch is None:
+            step(compiled)
+            measured = None
+        else:
+            with left_as_it_was(original, (args, kwargs)):
+                eager, ours = (functools.partial(step, f) for f in (original, compiled))
+                measured = measure(eager, ours, watch)
     finally:
         torch._dynamo.reset()
     graphs = [CapturedGraph(ops=ops, lowered=tuple(lowered)) for ops, lowered in recorder.graphs]
-    return Explanation(graphs=tuple(graphs), breaks=tuple(dict.fromkeys(recorder.breaks)))
+    breaks = tuple(dict.fromkeys(recorder.breaks))
+    return Explanation(graphs=tuple(graphs), breaks=breaks, times=measured)
 
 
 def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
@@ -184,8 +205,9 @@ def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
 class _Recorder:
     """Compiles the graphs of Dynamo, and keeps what became of each."""
 
-    def __init__(self, backend: OrtBackend) -> None:
+    def __init__(self, backend: OrtBackend, watch: Stopwatch | None) -> None:
         self.backend = backend
+        self.watch = watch
         self.graphs: list[tuple[dict[str, int], list[AtenGraph]]] = []
         self.breaks: list[GraphBreak] = []
 
@@ -217,6 +239,10 @@ class _Recorder:
         recipe = dataclasses.replace(
             make_recipe(self.backend), trace=trace, on_built=built.append, build_now=True
         )
+        watch = self.watch
+        if watch is not None:
+            watch.traces.append(trace)
+            recipe = dataclasses.replace(recipe, around=functools.partial(_watch, watch, built))
         hoist_random(graph_module)  # as the compilation does: the operators are those it sees
         calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
         kind = _kind(graph_module)
@@ -232,7 +258,11 @@ class _Recorder:
                 in_torch=_left_to_torch(outside, trace),
             )
         )
-        return run
+        return run if watch is None else watch.watch_graph(run)
+
+
+def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
+    return watch.watch_session(built[-1], run)  # it was built just before
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}

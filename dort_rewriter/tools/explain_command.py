@@ -19,15 +19,18 @@ def run_explain(arguments: Sequence[str]) -> int:
         "and why, and which operators run in torch and why.",
         "examples:\n"
         "  dort-rewriter explain model.py:make_model\n"
+        "  dort-rewriter explain model.py:make_model --times\n"
         "  dort-rewriter explain package.models:small --dynamic --json",
     )
     parser.add_argument("model", metavar="MODEL", help=HELP)
     parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
+    parser.add_argument("--times", action="store_true", help="also say where the time goes")
     parser.add_argument(
         "--strict", action="store_true", help="exit with 1 when a graph breaks or torch runs any"
     )
     options = parser.parse_args(arguments)
     model, args = load_pair(options.model)
-    found = explain(model, *args, compile_options={"dynamic": True} if options.dynamic else None)
+    compile_options = {"dynamic": True} if options.dynamic else None
+    found = explain(model, *args, times=options.times, compile_options=compile_options)
     answer(options.json, found.to_dict(), str(found))
     return int(options.strict and bool(found.breaks or found.in_torch))

@@ -55,30 +55,3 @@ def test_a_wrong_result_is_seen(subjects: ModuleType) -> None:
     for wrong in (one + 1e-3, one.double(), one[:2], one / 0, one * float("nan"), None):
         assert not subjects.compare([wrong], [one])[1]
     assert not subjects.compare([one, 2], [one, 3])[1]
-
-
-def test_kernel_times_are_split_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is before the first run, or no kernel, is not counted."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    from kernel_times import split_by_run  # type: ignore[import-not-found]
-
-    def node(
-        ts: int, dur: int, op: str = "Add", suffix: str = "_kernel_time"
-    ) -> dict[str, object]:
-        args = {"op_name": op}
-        return {"cat": "Node", "name": f"n{suffix}", "ts": ts, "dur": dur, "args": args}
-
-    runs = [{"cat": "Session", "name": "model_run", "ts": ts, "dur": 9} for ts in (10, 20)]
-    events = [
-        *runs,
-        node(11, 3),
-        node(13, 4),
-        node(14, 1, "Mul"),
-        node(21, 5),
-        node(22, 9, "A", ""),
-    ]
-    name = "n_kernel_time"
-    assert split_by_run(events) == [
-        {("Add", name): 7, ("Mul", name): 1},
-        {("Add", name): 5},
-    ]

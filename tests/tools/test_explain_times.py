@@ -1,0 +1,133 @@
+"""explain(times=True): where the time goes. What is asserted are names and sums, no speeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dort_rewriter import explain
+from dort_rewriter.runtime.session import session_options
+from dort_rewriter.tools import explain_times
+from dort_rewriter.tools.cli import main
+from dort_rewriter.tools.explain_times import KernelTime, Times, left_as_it_was
+
+
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain_times, "SECONDS", 0.0)
+
+
+def times_of(model: Any, *args: Any, **options: Any) -> Times:
+    found = explain(model, *args, times=True, **options).times
+    assert found is not None
+    assert found.calls == explain_times.CALLS
+    assert found.eager > 0
+    assert min(found.parts.values()) >= 0
+    assert min(found.phases.values()) >= 0
+    assert sum(found.parts.values()) == pytest.approx(found.call)
+    assert sum(found.phases.values()) == pytest.approx(found.first_call)
+    assert found.copies <= sum(k.seconds for k in found.kernels)
+    assert list(found.kernels) == sorted(found.kernels, key=lambda k: -k.seconds)
+    assert len({(k.op, k.where) for k in found.kernels}) == len(found.kernels)
+    return found
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(12, 20)
+        self.norm = torch.nn.BatchNorm1d(20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.linear(x))
+        return torch.softmax(y, -1)
+
+
+def test_forward_and_backward_have_kernels_with_their_lines() -> None:
+    model = Small()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    found = times_of(model, torch.randn(5, 12))
+    by_op = {k.op: k for k in found.kernels}
+    assert by_op["Softmax"].where.endswith("return torch.softmax(y, -1)")
+    assert by_op["Softmax"].runs == 1
+    assert "self.norm(self.linear(x))" in next(
+        k.where for k in found.kernels if k.op in ("Gemm", "FusedGemm", "MatMul")
+    )
+    assert found.parts["kernels"] > 0
+    assert found.parts["boundaries"] > 0
+    assert all(found.phases[p] > 0 for p in ("torch", "cut", "export", "session", "run"))
+    assert {
+        n: bool((t == before[n]).all()) for n, t in model.state_dict().items()
+    } == dict.fromkeys(before, True)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_is_copied_and_what_stays_in_torch() -> None:
+    def partly(x: torch.Tensor) -> torch.Tensor:
+        y = torch.linalg.inv(x.exp() + torch.eye(3))
+        return y * 2 + torch.cat([y, y])[:3]
+
+    found = times_of(partly, torch.randn(3, 6)[:, ::2])
+    assert found.copied_arguments >= 1
+    assert found.parts["torch"] > 0
+    assert "copied before a session can read them" in str(found)
+    dense = times_of(torch.relu, torch.randn(3, 4))
+    assert dense.copied_arguments == 0
+    assert [(k.op, k.runs) for k in dense.kernels] == [("Relu", 1)]
+
+
+def test_a_graph_that_is_skipped_has_no_kernels() -> None:
+    in_eager_mode = torch.compiler.disable(torch.nn.Linear(3, 4).forward)
+    found = times_of(lambda x: in_eager_mode(x), torch.randn(2, 3))
+    assert found.kernels == ()
+    assert found.parts["around"] == found.call
+
+
+def test_settings_of_a_user_are_used_and_left_as_they_were() -> None:
+    settings = session_options(optimization_level="disable")
+    options = {"ort_session_options": settings}
+    found = times_of(torch.relu, torch.randn(3), backend_options=options)
+    assert found.kernels[0].op == "Relu"
+    assert not settings.enable_profiling
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "the_model.py"
+    path.write_text("import torch\nwhole = (torch.nn.Linear(3, 2), (torch.randn(1, 3),))\n")
+    assert main(["explain", f"{path}:whole", "--times", "--json"]) == 0
+    times = json.loads(capsys.readouterr().out)["times"]
+    assert times["kernels"][0]["seconds"] > 0
+    assert set(times["parts"]) == set(explain_times.PARTS)
+    assert main(["explain", f"{path}:whole", "--times"]) == 0
+    text = capsys.readouterr().out
+    for title in (*explain_times.PARTS.values(), *explain_times.PHASES.values()):
+        assert title in text
+    assert main(["explain", f"{path}:whole", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["times"] is None
+
+
+def test_many_kernels_are_summed_up_in_the_text() -> None:
+    found = times_of(torch.relu, torch.randn(3))
+    kernels = [KernelTime(op=f"Op{i}", where="", seconds=1e-3, runs=1) for i in range(30)]
+    text = str(dataclasses.replace(found, kernels=tuple(kernels)))
+    assert text.count(" x Op") == explain_times.SHOWN
+    assert "33% in all others" in text
+
+
+def test_what_calls_write_to_is_set_back() -> None:
+    given = [torch.zeros(3, dtype=t) for t in (torch.float32, torch.bool, torch.complex64)]
+    given += [torch.full((2,), torch.nan), torch.zeros(2, 4)[:, ::2], torch.tensor(1)]
+    before = [t.clone() for t in given]
+    state = torch.random.get_rng_state()
+    with left_as_it_was(torch.nn.Identity(), given):
+        for tensor in given:
+            tensor.fill_(7)
+        torch.rand(3)
+    for tensor, values in zip(given, before, strict=True):
+        torch.testing.assert_close(tensor, values, equal_nan=True)
+    assert torch.equal(state, torch.random.get_rng_state())

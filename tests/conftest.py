@@ -14,3 +14,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--run-large", action="store_true", help="run what needs 12 GB of memory as well"
     )
+    parser.addoption(
+        "--every-view",
+        action="store_true",
+        help="compile each program of views in every way, not in one of them",
+    )

@@ -11,14 +11,24 @@ makes of a program is as near as a backend comes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
 import torch
 
-__all__ = ["Program", "check", "observe"]
+__all__ = ["MODES", "Mode", "Program", "check", "observe"]
 
-Make = Callable[[int], tuple[torch.Tensor, ...]]
+Mode = Literal["no_grad", "grad", "inference"]
+MODES: Mapping[Mode, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "grad": torch.enable_grad,
+    "inference": torch.inference_mode,
+}
+"""What a call happens under; with ``grad`` the arguments require gradients."""
+
+Tensors = tuple[torch.Tensor, ...]
+Make = Callable[[int], Tensors]
 Function = Callable[..., Any]
 
 
@@ -30,6 +40,16 @@ class Program:
     make: Make
     mutates: bool = False
     """Whether it writes to its arguments: leaves that require a gradient refuse that."""
+    show: Callable[[Tensors], Tensors] = tuple
+    """How the arguments are seen in what ``make`` made."""
+
+    def start(self, size: int, mode: Mode) -> tuple[Tensors, Tensors]:
+        """Return the leaves of a call, and its arguments."""
+        leaves = self.make(size)
+        if mode != "grad":
+            return leaves, self.show(leaves)
+        leaves = tuple(a.detach().requires_grad_() if a.is_floating_point() else a for a in leaves)
+        return leaves, self.show(tuple(a * 1 for a in leaves) if self.mutates else leaves)
 
 
 def check(
@@ -38,18 +58,16 @@ def check(
     *,
     sizes: Sequence[int] = (4,),
     dynamic: bool | None = False,
-    grad: bool = False,
+    mode: Mode = "no_grad",
 ) -> None:
     """Compare a compiled program with eager mode at each size, one after the other."""
     compiled = compile_it(program.function)
     for size in sizes:
-        expected = observe(program.function, program, size, grad=grad)
-        got = observe(compiled, program, size, grad=grad)
+        expected = observe(program.function, program, size, mode)
+        got = observe(compiled, program, size, mode)
         if not (differing := _differing(got, expected)):
             continue
-        reachable = observe(
-            _aot_eager(program, sizes, size, dynamic, grad), program, size, grad=grad
-        )
+        reachable = observe(_aot_eager(program, sizes, size, dynamic, mode), program, size, mode)
         wrong = [name for name in differing if not _same(got.get(name), reachable.get(name))]
         if "error" in wrong:
             wrong = ["error"]
@@ -62,24 +80,26 @@ def check(
 
 
 def _aot_eager(
-    program: Program, sizes: Sequence[int], size: int, dynamic: bool | None, grad: bool
+    program: Program, sizes: Sequence[int], size: int, dynamic: bool | None, mode: Mode
 ) -> Function:
     """Return what AOTAutograd makes of a program that has seen the sizes before this one."""
     torch._dynamo.reset()
     compiled: Function = torch.compile(program.function, backend="aot_eager", dynamic=dynamic)
     for earlier in sizes[: list(sizes).index(size)]:
-        observe(compiled, program, earlier, grad=grad)
+        observe(compiled, program, earlier, mode)
     return compiled
 
 
-def observe(function: Function, program: Program, size: int, *, grad: bool) -> dict[str, Any]:
+def observe(
+    function: Function, program: Program, size: int, mode: Mode = "no_grad"
+) -> dict[str, Any]:
     """Call a function and return all that can be told of its results, by name."""
-    call = _call(function, program, size, grad)
+    call = _call(function, program, size, mode)
     if isinstance(call, _Raised):
         return {"error": call}
     facts = _describe(call)
     for i in range(len(call.results)):
-        written = _call(function, program, size, grad)
+        written = _call(function, program, size, mode)
         assert not isinstance(written, _Raised)
         facts.update({f"{name} after writing r{i}": v for name, v in _write(written, i).items()})
     return facts
@@ -106,15 +126,11 @@ class _Call:
         }
 
 
-def _call(function: Function, program: Program, size: int, grad: bool) -> _Call | _Raised:
+def _call(function: Function, program: Program, size: int, mode: Mode) -> _Call | _Raised:
     torch.manual_seed(size)
-    leaves = program.make(size)
-    arguments = leaves
-    if grad:
-        leaves = tuple(a.detach().requires_grad_() if a.is_floating_point() else a for a in leaves)
-        arguments = tuple(a * 1 for a in leaves) if program.mutates else leaves
+    leaves, arguments = program.start(size, mode)
     try:
-        with torch.set_grad_enabled(grad):
+        with MODES[mode]():
             results = function(*arguments)
     except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return _Raised(f"{type(error).__name__}: {error}")

@@ -61,7 +61,7 @@ def _run(program: RandomProgram, backend: str | None) -> list[Facts]:
         warnings.simplefilter("ignore")  # eager mode warns of much that is no business of ours
         for size in SIZES if program.dynamic else SIZES[:1]:
             try:
-                found.append(observe(call, given, size, grad=program.grad))
+                found.append(observe(call, given, size, program.mode))
             except Exception as e:  # judged as a result is
                 found.append({"error": f"{type(e).__name__}: {e}"})
             if "error" in found[-1]:
@@ -154,7 +154,7 @@ def _in_float64(program: RandomProgram, size: int) -> Facts:
         given = Program(function, widened, mutates=program.mutates)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return observe(function, given, size, grad=program.grad)
+            return observe(function, given, size, program.mode)
     except (RuntimeError, TypeError):  # an operator that wants one type
         return {}
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tests.backends.aliases import Mode
 from tests.backends.random_operators import STEPS, WRITES
 
 __all__ = ["SIZES", "RandomProgram", "generate"]
@@ -61,6 +62,11 @@ class RandomProgram:
     grad: bool = False
     dynamic: bool = False
     autocast: bool = False
+
+    @property
+    def mode(self) -> Mode:
+        """What its calls happen under."""
+        return "grad" if self.grad else "no_grad"
 
     @property
     def mutates(self) -> bool:

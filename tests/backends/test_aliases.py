@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.aliases import Program, check
+from tests.backends.aliases import Mode, Program, check
 from tests.backends.ways import compile_strictly
 
 
@@ -255,14 +255,31 @@ def _compile(**how: Any) -> Callable[[F], F]:
     return lambda function: compile_strictly(function, fallback=True, fullgraph=False, **how)[0]
 
 
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_known_sizes(name: str, grad: bool) -> None:
-    check(PROGRAMS[name], _compile(dynamic=False), grad=grad)
-
-
 # With symbolic sizes the fake tensors of torch give other strides to dimensions of size one.
 OF_ANY_SIZE = [name for name in PROGRAMS if not name.startswith("lonely_channel")]
+WAYS: tuple[Mode, ...] = ("no_grad", "grad")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each program to one way of compiling it, or to every way with ``--every-view``."""
+    every = metafunc.config.getoption("--every-view")
+    match metafunc.function.__name__:
+        case "test_known_sizes":
+            pairs = [
+                (name, mode)
+                for i, name in enumerate(PROGRAMS)
+                for j, mode in enumerate(WAYS)
+                if every or i % 2 == j
+            ]
+        case "test_sizes_found_to_vary":
+            pairs = [(n, WAYS[i % 2]) for i, n in enumerate(OF_ANY_SIZE) if every or i % 3 == 0]
+        case _:
+            return
+    metafunc.parametrize(("name", "mode"), pairs, ids=[f"{n}-{m}" for n, m in pairs])
+
+
+def test_known_sizes(name: str, mode: Mode) -> None:
+    check(PROGRAMS[name], _compile(dynamic=False), mode=mode)
 
 
 @pytest.mark.parametrize("name", [n for n in OF_ANY_SIZE if "chunk" in n or "split" in n])
@@ -270,11 +287,8 @@ def test_symbolic_sizes(name: str) -> None:
     check(PROGRAMS[name], _compile(dynamic=True), sizes=(4, 6), dynamic=True)
 
 
-@pytest.mark.parametrize(("number", "name"), list(enumerate(OF_ANY_SIZE)), ids=OF_ANY_SIZE)
-def test_sizes_found_to_vary(number: int, name: str) -> None:
-    """Every second program is differentiated."""
-    grad = bool(number % 2)
-    check(PROGRAMS[name], _compile(dynamic=None), sizes=(4, 6, 8), dynamic=None, grad=grad)
+def test_sizes_found_to_vary(name: str, mode: Mode) -> None:
+    check(PROGRAMS[name], _compile(dynamic=None), sizes=(4, 6, 8), dynamic=None, mode=mode)
 
 
 def test_where_an_argument_begins_in_its_storage_may_change() -> None:

@@ -6,7 +6,7 @@ Everything here is plain data, so that it can be stored beside a model and read 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ __all__ = [
     "SlotKind",
     "ViewStep",
     "describe_value",
+    "input_slots",
     "inverse_order",
 ]
 
@@ -164,6 +165,27 @@ def describe_value(value: object) -> dict[str, Any]:
         if isinstance(value, types):
             return {"kind": kind, "dtype": dtype}
     return {"kind": "object"}
+
+
+def input_slots(
+    placeholders: Sequence[torch.fx.Node],
+    names: Sequence[str],
+    fed: Container[str],
+    orders: Mapping[str, tuple[int, ...]],
+) -> tuple[InputSlot, ...]:
+    """The arguments of a graph, for a model just made or read from a file.
+
+    `names` has what each is called in a model, `fed` the inputs that this model has, `orders` the
+    placeholders that it reads in another order.
+    """
+    slots = []
+    for node, name in zip(placeholders, names, strict=True):
+        described = describe_value(node.meta.get("val"))
+        if name not in fed or described["kind"] == "none":
+            slots.append(InputSlot(name=None, **described))
+        else:
+            slots.append(InputSlot(name=name, **described, order=orders.get(node.name)))
+    return tuple(slots)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from bench_graphs import Captured
 
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.backends.recipe import Recipe

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.building import RunBoxed
+from dort_rewriter.backends.blocks import RunBoxed
 from dort_rewriter.forks import SafeLock
 
 __all__ = ["MEASURES", "Autotuned"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, Providers
 from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.transforms import before_transforms, transform
 from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
@@ -30,19 +31,9 @@ from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, session_options, try_session
 from dort_rewriter.runtime.threads import ThreadPolicy
-from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
-
-if TYPE_CHECKING:
-    import onnx
-
-    from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.signature import GraphSignature, input_slots
 
 __all__ = [
-    "BuiltBlock",
-    "ExportedBlock",
-    "Providers",
-    "RunBoxed",
-    "Runner",
     "add_casts",
     "build_block",
     "build_session",
@@ -51,49 +42,6 @@ __all__ = [
     "session_settings",
     "shared_in_torch",
 ]
-
-Providers = Sequence[tuple[str, Mapping[str, Any]]]
-"""Execution providers with their options, best first."""
-
-
-RunBoxed = Callable[[list[Any]], Any]
-"""Takes the list of arguments, and empties it."""
-
-
-class Runner(Protocol):
-    """What runs a block: an :class:`Executor`, or what a recipe puts in its place."""
-
-    @property
-    def boxed(self) -> RunBoxed:
-        """Runs the block on a list of arguments."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedBlock:
-    """A block whose model is ready for a session."""
-
-    graph_module: torch.fx.GraphModule
-    exported: ExportedGraph
-    proto: onnx.ModelProto | None
-    """The model as the session gets it, when a transform asked for it."""
-    signature: GraphSignature
-    computed: Mapping[str, ModelOutput]
-    """What each output of the model is, by name."""
-
-    @property
-    def model(self) -> onnx.ModelProto | ir.Model:
-        """The model to run."""
-        return self.proto or self.exported.model
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltBlock(ExportedBlock):
-    """A block that is ready to run."""
-
-    session: Session | None
-    """None when everything the graph returns is made of its arguments, or no session runs it."""
-    runner: Runner
 
 
 def build_block(
@@ -160,29 +108,25 @@ def export_block(
         entry = None
         if not frozen:
             entry = ModelEntry(graph_module, recipe, provider, outputs, values, orders)
-        exported = entry.load() if entry is not None else None
-    if exported is None:
-        exported = _convert(graph_module, recipe, provider, outputs, constants, orders)
+        model = entry.load() if entry is not None else None
+    if model is None:
+        model = _convert(graph_module, recipe, provider, outputs, constants, orders)
         if entry is not None:
-            entry.store(exported)
+            entry.store(model)
     proto = None
     if asked.options.pre_ort_model_transforms:
-        proto = transform(exported.model, asked, provider)
-    dump_graph(proto or exported.model, str(graph_module.graph), recipe.dump_prefix)
+        proto = transform(model, asked, provider)
+    dump_graph(proto or model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
         for s in plan.slots
     )
-    fed = iter(exported.signature.inputs)
-    inputs = tuple(
-        InputSlot(name=None, **describe_value(n.meta["val"])) if n.name in constants else next(fed)
-        for n in placeholders
-    )
+    fed = {str(value.name) for value in model.graph.inputs}
+    inputs = input_slots(placeholders, _input_names(graph_module, recipe), fed, orders)
     return ExportedBlock(
         graph_module=graph_module,
-        exported=exported,
+        exported=ExportedGraph(model, GraphSignature(inputs=inputs, outputs=slots)),
         proto=proto,
-        signature=GraphSignature(inputs=inputs, outputs=slots),
         computed=dict(outputs),
     )
 
@@ -199,40 +143,41 @@ def _convert(
     outputs: Sequence[tuple[str, ModelOutput]],
     constants: Mapping[str, torch.Tensor],
     orders: Mapping[str, tuple[int, ...]],
-) -> ExportedGraph:
+) -> ir.Model:
     """Export a graph and optimize its model."""
     options, trace = recipe.options, recipe.trace
+    placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+    names = zip(placeholders, _input_names(graph_module, recipe), strict=True)
     with trace.phase("export"):
-        exported = convert_graph(
+        model = convert_graph(
             graph_module,
             recipe.dispatcher,
             opset=options.target_opset,
-            input_names=_input_names(graph_module, constants) if recipe.rename_inputs else None,
+            input_names=[name for node, name in names if node not in constants],
             constants=constants,
             output_names=[name for name, _ in outputs],
             results=[(o.node, o.order) for _, o in outputs],
             keep_unused_inputs=False,
             own_kernels=provider == CPU and uses_own_kernels(options.optimization),
             input_orders=orders,
-        )
+        ).model
     with trace.phase("optimize"):
         query = kernel_query(provider)
         report = optimize(
-            exported.model,
+            model,
             options.optimization,
             has_kernel=query,
             make_session=functools.partial(try_session, provider=provider),
         )
         trace.reports.append(report)
-    return exported
+    return model
 
 
-def _input_names(
-    graph_module: torch.fx.GraphModule, constants: Mapping[str, torch.Tensor]
-) -> list[str]:
-    placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
-    names = zip(placeholders, create_input_names(graph_module), strict=True)
-    return [name for placeholder, name in names if placeholder not in constants]
+def _input_names(graph_module: torch.fx.GraphModule, recipe: Recipe) -> list[str]:
+    """What each placeholder is called in the model, if it is an input of it."""
+    if recipe.rename_inputs:
+        return create_input_names(graph_module)
+    return [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
 
 
 def _output_names(plan: OutputPlan) -> list[str]:

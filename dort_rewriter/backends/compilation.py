@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
 
 from dort_rewriter.backends.autotune import Autotuned
-from dort_rewriter.backends.building import BuiltBlock, build_block, shared_in_torch
+from dort_rewriter.backends.blocks import BuiltBlock
+from dort_rewriter.backends.building import build_block, shared_in_torch
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.problem_report import report_when_asked
 from dort_rewriter.backends.recipe import Recipe, RunBoxed

@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from dort_rewriter.backends.arguments import CustomBackendOptions
-from dort_rewriter.backends.building import ExportedBlock
+from dort_rewriter.backends.blocks import ExportedBlock
 from dort_rewriter.backends.custom import compile_any_graph, make_recipe, merge_options
 from dort_rewriter.backends.divergence import TorchResults
 from dort_rewriter.backends.safety_net import raises_options_at_call

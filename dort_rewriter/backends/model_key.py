@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.outputs import ModelOutput
 from dort_rewriter.env import IMPORTED_AT
 from dort_rewriter.export.provenance import source_line
@@ -28,7 +29,6 @@ from dort_rewriter.options import OptimizationOptions
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from dort_rewriter.backends.recipe import Recipe
 
 __all__ = ["fingerprint", "model_key"]
 

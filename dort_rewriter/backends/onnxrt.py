@@ -18,7 +18,7 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.backends.arguments import with_mode
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.compilation import Block, cut
 from dort_rewriter.backends.compilation import compile_graph as compile_aten_graph
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo, ExecutionInfoTable

@@ -32,7 +32,7 @@ from dort_rewriter.runtime.model_files import write_model
 from dort_rewriter.runtime.stored_inputs import describe_inputs, store_case
 
 if TYPE_CHECKING:
-    from dort_rewriter.backends.building import ExportedBlock
+    from dort_rewriter.backends.blocks import ExportedBlock
 
 __all__ = ["FOLDER", "report_problem", "report_when_asked"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.building import BuiltBlock, ExportedBlock, RunBoxed, Runner
+from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import PLACED, Place, choose_place
 from dort_rewriter.errors import UnsupportedOp, working_on

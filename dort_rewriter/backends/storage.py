@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.export.files import to_proto
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.export.files import to_proto
 from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import optimize
@@ -20,7 +21,6 @@ from dort_rewriter.runtime.kernels import kernel_query
 if TYPE_CHECKING:
     import onnx
 
-    from dort_rewriter.backends.recipe import Recipe
 
 __all__ = ["before_transforms", "transform"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dort_rewriter import env
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.divergence import TorchResults, describe_difference
 from dort_rewriter.backends.problem_report import report_problem
 from dort_rewriter.backends.recipe import RunBoxed

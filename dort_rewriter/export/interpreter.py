@@ -5,7 +5,6 @@ NOTE: the walk does not stop at an operator nobody converts: the user gets the l
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Mapping, Sequence
@@ -41,9 +40,9 @@ from dort_rewriter.export.registry import Converter, Refused, op_name, python_na
 from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import (
     GraphSignature,
-    InputSlot,
     OutputSlot,
     describe_value,
+    input_slots,
     inverse_order,
 )
 
@@ -136,7 +135,8 @@ class _Interpreter:
         self.recorder.walk = self._walk_body
         self.results: dict[torch.fx.Node, Any] = {}
         self.unsupported: list[UnsupportedOp] = []
-        self.inputs: list[tuple[InputSlot, Value | None]] = []
+        self.inputs: dict[torch.fx.Node, str] = {}
+        """The placeholders that are no constants, and what they are called."""
         self.constants = constants
         self.input_names = None if input_names is None else list(input_names)
         self.taken = set(input_names or ())
@@ -159,7 +159,10 @@ class _Interpreter:
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)
-        slots = tuple(self._input_slot(slot, value, keep_unused) for slot, value in self.inputs)
+        if not keep_unused:
+            self._drop_unused_inputs()
+        fed = {str(value.name) for value in self.graph.inputs}
+        slots = input_slots(list(self.inputs), list(self.inputs.values()), fed, self.input_orders)
         model = ir.Model(
             self.graph, ir_version=_IR_VERSIONS[self.recorder.opset], producer_name=PRODUCER
         )
@@ -215,37 +218,30 @@ class _Interpreter:
             return
         name = self.input_names[len(self.inputs)] if self.input_names else node.name
         self.taken.add(name)
+        self.inputs[node] = name
         meta = node.meta.get("val")
         if meta is None:
-            self.inputs.append((InputSlot(name=None, kind="none"), None))
             self.results[node] = None
             return
         if (reason := unsupported_value(meta)) is not None:
             if is_read:
                 self._refuse(node, "placeholder", reason)
-            self.inputs.append((InputSlot(name=None, **describe_value(meta)), None))
             self.results[node] = _Missing
             return
-        slot = InputSlot(
-            name=name,
-            **describe_value(meta),
-            order=self.input_orders.get(node.name) if is_read else None,
-        )
+        order = self.input_orders.get(node.name) if is_read else None
         value = Value(self.recorder, name=name)
-        annotate(value, meta if slot.order is None else meta.permute(slot.order))
+        annotate(value, meta if order is None else meta.permute(order))
         self.graph.inputs.append(value)
-        self.inputs.append((slot, value))
         self.results[node] = value
-        if slot.order is not None:
-            back = inverse_order(slot.order)
+        if order is not None:
+            back = inverse_order(order)
             self.results[node] = seen = self.recorder.Transpose(value, perm=list(back))
             annotate(seen, meta)
 
-    def _input_slot(self, slot: InputSlot, value: Value | None, keep: bool) -> InputSlot:
-        if keep or value is None or value.uses() or value.is_graph_output():
-            return slot
-        self.graph.inputs.remove(value)
-        return dataclasses.replace(slot, name=None)
+    def _drop_unused_inputs(self) -> None:
+        for value in list(self.graph.inputs):
+            if not value.uses() and not value.is_graph_output():
+                self.graph.inputs.remove(value)
 
     def _attribute(self, node: torch.fx.Node) -> Any:
         path = str(node.target).split(".")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.onnxrt import OrtBackend, make_dispatcher, make_recipe
 from dort_rewriter.backends.recipe import RunBoxed

@@ -21,12 +21,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from dort_rewriter.backends.building import (
-    BuiltBlock,
-    build_session,
-    make_executor,
-    session_settings,
-)
+from dort_rewriter.backends.blocks import BuiltBlock
+from dort_rewriter.backends.building import build_session, make_executor, session_settings
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.executor import Executor

@@ -11,7 +11,7 @@ import torch
 from torch._decomp.decompositions import nll_loss_backward
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.backends.building import BuiltBlock
+from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe

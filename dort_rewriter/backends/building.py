@@ -20,7 +20,7 @@ from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_
 from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
-from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
@@ -64,17 +64,19 @@ def build_block(
         session = None
         if block.computed:
             session = build_session(block.model, providers, recipe.options)
-        executor = make_executor(session, block.signature, recipe.options)
+        executor = make_executor(session, block, recipe.options)
         return BuiltBlock(**fields, session=session, runner=executor)
 
 
 def make_executor(
-    session: Session | None, signature: GraphSignature, options: OrtBackendOptions
+    session: Session | None, block: ExportedBlock, options: OrtBackendOptions
 ) -> Executor:
     """Prepare the calls of a session as the options say."""
+    nodes, where = len(block.exported.model.graph), first_place(block.graph_module)
     return Executor(
         session,
-        signature,
+        block.signature,
+        name=f"ONNX Runtime: {nodes} nodes{f' from {where}' if where else ''}",
         preallocate=options.preallocate_output,
         pause_torch_threads=options.pause_torch_threads,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ancestors", "describe", "source_line"]
+__all__ = ["ancestors", "describe", "first_place", "source_line"]
 
 _TORCH = os.path.dirname(torch.__file__)
 
@@ -23,6 +23,13 @@ def describe(node: torch.fx.Node) -> str:
     """Return a node as a line of text, with its source line when there is one."""
     where = source_line(node)
     return f"{node.format_node()}{f' at {where}' if where else ''}"
+
+
+def first_place(graph_module: torch.fx.GraphModule) -> str:
+    """Return the first place a graph comes from, ``file.py:12 in forward``, or an empty text."""
+    lines = (source_line(node) for node in graph_module.graph.nodes)
+    line = next(filter(None, lines), "")
+    return os.path.basename(line.partition(": ")[0])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -64,8 +64,11 @@ class Executor:
         *,
         preallocate: bool = False,
         pause_torch_threads: bool = True,
+        name: str = "ONNX Runtime",
     ) -> None:
         """Prepare the calls; ``session`` may be None when the model computes nothing.
+
+        ``name`` is what ``torch.profiler`` calls a run.
 
         With ``preallocate`` torch makes the tensors of the results, where all have fixed sizes.
         With ``pause_torch_threads`` those of torch do not spin beside several of the session.
@@ -81,6 +84,8 @@ class Executor:
         plan = plan_call(signature)
         allocated = _allocations(session, signature) if preallocate else ()
         constants = _call_constants(session, signature, plan, allocated)
+        if session is not None:
+            constants |= _profiling(session, name)
         pause = pause_torch_threads and _shares_cores(session)
         plain = write_call(signature, plan, "plain", allocated, pause=pause)
         boxed = write_call(signature, plan, "boxed", allocated, pause=pause)
@@ -170,6 +175,17 @@ def _call_constants(
         "to_tensor": capsule_to_tensor,
         **_stream_order(session),
     }
+
+
+def _profiling(session: Session, name: str) -> dict[str, Any]:
+    """Return what shows a run to torch's profilers, while there is one."""
+    run = session.ort.run_with_ortvaluevector
+
+    def recorded(*arguments: Any) -> None:
+        with torch.profiler.record_function(name):
+            run(*arguments)
+
+    return {"profiler_enabled": torch._C._autograd._profiler_enabled, "recorded": recorded}
 
 
 def _fetch_devices(signature: GraphSignature) -> list[object]:

@@ -233,7 +233,7 @@ class _Profiled:
         providers = [(p.name, p.options) for p in self.built.session.providers]
         with profiling(settings, prefix):
             self.session = build_session(self.built.model, providers, options)
-        return make_executor(self.session, self.built.signature, options)
+        return make_executor(self.session, self.built, options)
 
     def _count_copied(self, args: Sequence[Any]) -> int:
         slots = zip(self.built.signature.inputs, args, strict=True)

@@ -35,6 +35,7 @@ from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.session_call import run_session
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
+from dort_rewriter.errors import OptionError
 from dort_rewriter.export.decompositions import get_decomposition_table, get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -91,10 +92,15 @@ class OrtBackend:
         self.run = run_session
 
     def __call__(
-        self, graph_module: torch.fx.GraphModule, args: Sequence[Any], *, mode: str | None = None
+        self,
+        graph_module: torch.fx.GraphModule,
+        args: Sequence[Any],
+        *,
+        options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
     ) -> Callable[..., Any]:
-        """Compile a graph of Dynamo; see :func:`torch_compile_backend` for the modes."""
-        return call_backend(self, graph_module, args, mode=mode)
+        """Compile a graph of Dynamo as :func:`torch_compile_backend` does, its options known."""
+        return call_backend(self, graph_module, args, options=options, mode=mode)
 
     def compile(
         self, graph_module: torch.fx.GraphModule, args: Sequence[Any]
@@ -216,10 +222,17 @@ def call_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
+    options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo, forward and backward."""
-    options = with_mode(_options(backend), mode)
+    if options:
+        from_mapping(OrtBackendOptions, options)  # an unknown name is said first
+        raise OptionError(
+            "A backend that is made already has its options: "
+            "OrtBackend({...}), or backend='onnxrt' and options={...}."
+        )
+    chosen = with_mode(_options(backend), mode)
     if not backend._options.use_aot_autograd:
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
@@ -228,14 +241,14 @@ def call_backend(
             graph_module,
             args,
             compile_graph=lambda graph, _: compile_aten_graph(
-                graph, _recipe_of_aot(backend, options)
+                graph, _recipe_of_aot(backend, chosen)
             ),
             decompositions=get_tracing_table(make_dispatcher()),
-            compile_inference=functools.partial(_compile_inference, backend, options),
+            compile_inference=functools.partial(_compile_inference, backend, chosen),
         ),
         lambda: _in_torch(graph_module),
         graph_module,
-        fallback=options.fallback,
+        fallback=chosen.fallback,
     )
 
 

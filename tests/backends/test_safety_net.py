@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter import OptionError, OrtBackend, onnx_custom_backend
+from dort_rewriter import (
+    OptionError,
+    OrtBackend,
+    make_aot_ort,
+    onnx_custom_backend,
+    onnx_debug_backend,
+)
 
 PHASES = {
     "AOTAutograd": "dort_rewriter.backends.onnxrt.compile_with_aot",
@@ -184,6 +190,25 @@ def test_a_wrong_argument_of_the_custom_backend_too() -> None:
     compiled = torch.compile(program, backend=onnx_custom_backend, options={"enable": "x"})
     with pytest.raises(OptionError, match="enable_pattern"):
         train(compiled)
+
+
+@pytest.mark.parametrize("options", [{"fallbck": True}, {"fallback": True}])
+def test_options_for_a_backend_that_has_its_own(options: dict[str, Any]) -> None:
+    compiled = torch.compile(program, backend=OrtBackend(), options=options)
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"fallback|has its options"):
+            train(compiled)
+
+
+def test_every_entry_raises_on_an_unknown_option() -> None:
+    wrong = {"fallbck": True}
+    with pytest.raises(OptionError, match="did you mean 'fallback'"):
+        OrtBackend(wrong)
+    for backend in ("onnxrt", make_aot_ort()[0], onnx_custom_backend, onnx_debug_backend):
+        torch._dynamo.reset()
+        compiled: Any = torch.compile(program, backend=backend, options=wrong)
+        with pytest.raises(OptionError, match="'fallbck'"):
+            train(compiled)
 
 
 MODES = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

@@ -207,17 +207,18 @@ def _sum(r: random.Random, op: str) -> Case:
 
 def _rows(r: random.Random, op: str) -> Case:
     dims = _dims(r, 1)
+    if op == "Order":  # long rows too: few of many are chosen in another way
+        long = Tensor(r.choice((FLOAT, DOUBLE, INT64)), [*dims[:2], dims[-1] * r.choice((1, 9))])
+        flags = {name: r.randint(0, 1) for name in ("largest", "select", "sorted")}
+        return Case(op, {**flags}, [long, _integers([r.randint(0, dims[-1])])], [INT64])
     x, rows = Tensor(FLOAT, dims), Tensor(FLOAT, dims[:-1])
     if op == "RmsNormGrad":
         return Case(op, {}, [x, x, rows, Tensor(FLOAT, dims[-1:])], [FLOAT])
     if op == "CrossEntropyGrad":
-        places = [
-            r.randint(-dims[-1], dims[-1] - 1) if dims[-1] else 0
-            for _ in range(math.prod(dims[:-1]))
-        ]
+        most = max(dims[-1], 1)
+        places = [r.randint(-most, most - 1) for _ in range(math.prod(dims[:-1]))]
         return Case(op, {}, [x, Tensor(INT64, dims[:-1], places), rows], [FLOAT])
-    name = {"SoftmaxGrad": "log", "GeluGrad": "tanh"}[op]
-    return Case(op, {name: r.randint(0, 1)}, [x, x], [FLOAT])
+    return Case(op, {"log" if op[0] == "S" else "tanh": r.randint(0, 1)}, [x, x], [FLOAT])
 
 
 def _transpose(r: random.Random, op: str) -> Case:
@@ -247,6 +248,7 @@ MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("SoftmaxGrad", "GeluGrad", "CrossEntropyGrad", "RmsNormGrad"), _rows),
     **dict.fromkeys(("TransposeToFloat", "TransposeToFloat16"), _transpose),
     "TriMatrix": _tri_matrix,
+    "Order": _rows,
 }
 
 

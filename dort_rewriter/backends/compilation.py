@@ -31,6 +31,7 @@ from dort_rewriter.capture.outputs import SHARED, plan_outputs
 from dort_rewriter.capture.partition import Partition, copy_graph, partition_graph
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.capture.ties import TIES
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.forks import SafeLock, at_fork
 from dort_rewriter.runtime.session import Session
@@ -126,7 +127,7 @@ def _report(partition: Partition, recipe: Recipe) -> None:
 
 
 def _belongs_in_torch(fallback: UnsupportedOp) -> bool:
-    return fallback.reason.startswith("random") or fallback.reason in (PLACED, SHARED)
+    return fallback.reason.startswith("random") or fallback.reason in (PLACED, SHARED, TIES)
 
 
 def describe(built: BuiltBlock) -> str:

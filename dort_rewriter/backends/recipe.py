@@ -13,10 +13,11 @@ import torch
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import PLACED, Place, choose_place
+from dort_rewriter.capture.ties import TIES, has_torchs_order
 from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
-from dort_rewriter.export.registry import op_name
+from dort_rewriter.export.registry import builtin_converters, op_name
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.trace import CompileTrace
 
@@ -70,12 +71,16 @@ class Recipe:
             return self._refusal(node)
 
     def _refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
-        reason = self.dispatcher.refusal(node) or self.refused.get(node.name)
+        name, found = op_name(node.target), self.dispatcher.find(node)
+        reason = found if isinstance(found, str) else self.refused.get(node.name)
         if reason is None and self.place(node) == "torch":
             reason = PLACED
+        if reason is None and found is builtin_converters().get(name):
+            has_kernel = uses_own_kernels(self.options.optimization)
+            reason = TIES if has_torchs_order(node, name, has_kernel=has_kernel) else None
         if reason is None:
             return None
-        return UnsupportedOp(op_name(node.target), reason, source_line(node), node.name)
+        return UnsupportedOp(name, reason, source_line(node), node.name)
 
 
 def _is_float32(node: torch.fx.Node) -> bool:

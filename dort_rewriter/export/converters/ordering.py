@@ -2,6 +2,9 @@
 
 torch takes NaN for greater than every number, infinity included; ORT's TopK leaves the order
 undefined around a NaN. So keys are sorted, in a type that has room for one more above infinity.
+Of equal elements ORT takes the first; torch does so where its documentation promises nothing else,
+in extrema, medians and stable sorts, and elsewhere what its algorithms happen to take: ``Order``,
+a kernel of ours, does what they do.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ import math
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.cumulative import has_known_size, running_maximum
 from dort_rewriter.export.converters.opmath import is_bool, is_float
 from dort_rewriter.export.converters.reductions import extremum, has_nan
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.schemas import OWN_MOST_AXES
 from dort_rewriter.graph.values import Value
 
 
@@ -49,19 +53,14 @@ def _best(
     return op.GatherElements(x, indices, axis=axis), indices
 
 
-def _has_rare_ties(node: torch.fx.Node) -> bool:
-    """which of equal integers torch returns is not specified: it stays in torch"""
-    source = node.args[0]
-    assert isinstance(source, torch.fx.Node)
-    value = source.meta["val"]
-    return value.ndim == 0 or value.dtype.is_floating_point
-
-
-def _has_one_order(node: torch.fx.Node) -> bool:
-    """an order of truth values that is not the stable one: it stays in torch"""
-    source = node.args[0]
-    assert isinstance(source, torch.fx.Node)
-    return source.meta["val"].dtype != torch.bool or bool(node.kwargs.get("stable"))
+def _first(
+    op: Recorder, x: Value, count: Value, axis: int, *, largest: bool, **how: bool
+) -> tuple[Value, Value]:
+    """The same, but of equal elements those first that torch chooses, where a kernel of ours can."""
+    if not op.own_kernels or x.rank > OWN_MOST_AXES or 0 in x.dims:
+        return _best(op, x, count, axis, largest=largest)
+    indices = own_kernels.order(op, x, count, axis, largest=largest, **how)
+    return op.GatherElements(x, indices, axis=axis), indices
 
 
 def _arg(op: Recorder, onnx_op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
@@ -110,24 +109,23 @@ def min_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Va
     return values, _arg(op, "ArgMin", x, dim, keepdim)
 
 
-@converter("aten::topk", when=_has_rare_ties)
+@converter("aten::topk")
 def topk(
     op: Recorder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
-    # NOTE: torch sorts whether asked or not; ORT does not.
-    return _best(op, x, op.vector([k]), dim % x.rank, largest=largest)
+    return _first(op, x, op.vector([k]), dim % x.rank, largest=largest, sorted=sorted)
 
 
-@converter("aten::sort", when=_has_one_order)
+@converter("aten::sort")
 def sort(op: Recorder, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
-    return sort_stable(op, x, dim=dim, descending=descending)
+    return sort_stable(op, x, stable=False, dim=dim, descending=descending)
 
 
-@converter("aten::sort.stable", when=_has_one_order)
+@converter("aten::sort.stable")
 def sort_stable(
     op: Recorder, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value]:
@@ -135,10 +133,13 @@ def sort_stable(
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     axis = dim % x.rank
-    return _best(op, x, op.sizes(x, [axis]), axis, largest=descending)
+    everything = op.sizes(x, [axis])
+    if stable:
+        return _best(op, x, everything, axis, largest=descending)
+    return _first(op, x, everything, axis, largest=descending, select=False)
 
 
-@converter("aten::kthvalue", when=_has_rare_ties)
+@converter("aten::kthvalue")
 def kthvalue(
     op: Recorder, x: Value, k: Any, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -146,7 +147,7 @@ def kthvalue(
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     axis = dim % x.rank
-    values, indices = sort_stable(op, x, dim=axis)
+    values, indices = sort_stable(op, x, stable=True, dim=axis)
     place = op.vector([op.Sub(op.cast(k, ir.DataType.INT64), 1)])
     return _take(op, values, place, axis, keepdim), _take(op, indices, place, axis, keepdim)
 
@@ -171,7 +172,7 @@ def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple
     axis = dim % x.rank
     if x.dims[axis] == 0:
         raise Refused("the median of nothing")
-    values, indices = sort_stable(op, x, dim=axis)
+    values, indices = sort_stable(op, x, stable=True, dim=axis)
     middle = op.Div(op.Sub(op.sizes(x, [axis]), 1), 2)
     value, index = (_take(op, v, middle, axis, keepdim) for v in (values, indices))
     if not is_float(x):
@@ -199,7 +200,7 @@ def nanmedian_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tu
     is_known = op.cast(op.Not(op.IsNaN(x)), ir.DataType.INT64)
     known = op.ReduceSum(is_known, [axis], keepdims=1)
     middle = op.Div(op.Max(op.Sub(known, 1), 0), 2)
-    values, indices = sort_stable(op, x, dim=axis)
+    values, indices = sort_stable(op, x, stable=True, dim=axis)
     results = [op.GatherElements(v, middle, axis=axis) for v in (values, indices)]
     value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
     return value, index
@@ -215,7 +216,7 @@ def mode(op: Recorder, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[
     assert isinstance(size, int)
     if size == 0:
         raise Refused("the mode of nothing")
-    values, indices = sort_stable(op, x, dim=axis)
+    values, indices = sort(op, x, dim=axis)
     key = _comparable(op, values)
     column = op.vector([size if i == axis else 1 for i in range(x.rank)])
     places = op.Reshape(op.constant(list(range(size))), column)

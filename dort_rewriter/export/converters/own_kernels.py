@@ -1,6 +1,7 @@
 """Nodes with kernels of our own, for operators that ONNX takes many nodes for.
 
-NOTE: what they read and return is float32; ``Recorder.takes_own`` is asked first.
+NOTE: what they read and return is float32, unless they say otherwise; ``Recorder.takes_own`` is
+asked first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters.opmath import is_float
 from dort_rewriter.export.converters.windows import Windows
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.graph.values import Value
@@ -24,6 +26,7 @@ __all__ = [
     "layer_norm_gradient",
     "max_pool",
     "max_pool_gradient",
+    "order",
     "softmax_gradient",
 ]
 
@@ -48,6 +51,36 @@ def max_pool_gradient(op: Recorder, grad: Value, x: Value, indices: Value) -> Va
     """Return gradients added at the places their windows chose."""
     result: Value = op.own("MaxPoolGrad", grad, indices, op.sizes(x))
     return result
+
+
+def order(
+    op: Recorder,
+    x: Value,
+    count: Value,
+    axis: int,
+    *,
+    largest: bool,
+    select: bool = True,
+    sorted: bool = True,
+) -> Value:
+    """Return the places of the first elements along an axis as torch's kernels choose them.
+
+    The elements are selected, or all are sorted; their type is any.
+    """
+    exact = {ir.DataType.FLOAT: ir.DataType.FLOAT, ir.DataType.DOUBLE: ir.DataType.DOUBLE}
+    narrow = ir.DataType.FLOAT if is_float(x) else ir.DataType.INT64
+    assert x.dtype is not None
+    x = op.cast(x, exact.get(x.dtype, narrow))
+    to_last = [i for i in range(x.rank) if i != axis] + [axis]
+    if to_last != list(range(x.rank)):
+        x = op.Transpose(x, perm=to_last)
+    how = {"largest": int(largest), "select": int(select), "sorted": int(sorted)}
+    places: Value = op.own("Order", x, count, **how)
+    places.type = ir.TensorType(ir.DataType.INT64)
+    places.shape = ir.Shape([*x.dims[:-1], None])
+    if to_last == list(range(x.rank)):
+        return places
+    return op.Transpose(places, perm=[to_last.index(i) for i in range(x.rank)])
 
 
 def columns(op: Recorder, x: Value, windows: Sequence[Windows]) -> Value:

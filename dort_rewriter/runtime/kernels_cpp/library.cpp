@@ -4,6 +4,7 @@
 #include "cross_entropy.h"
 #include "elementwise.h"
 #include "gelu.h"
+#include "order.h"
 #include "rotary.h"
 #include "rows.h"
 #include "scatter.h"
@@ -27,7 +28,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<RmsNormGrad>(),
             operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
-            operator_of<TriMatrix>()}) {
+            operator_of<TriMatrix>(), operator_of<Order>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
       return created;

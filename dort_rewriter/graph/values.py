@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
 from dort_rewriter.errors import ExportError
 
-if TYPE_CHECKING:
-    from dort_rewriter.graph.writer import Writer
+__all__ = ["Records", "Value"]
 
-__all__ = ["Value"]
+
+class Records(Protocol):
+    """What has the operators of ONNX as methods: a ``Writer``."""
+
+    def __getattr__(self, name: str, /) -> Callable[..., Any]:
+        """An operator: calling it records a node."""
+        ...
 
 
 class Value(ir.Value):
@@ -19,7 +25,7 @@ class Value(ir.Value):
 
     __slots__ = ("writer",)
 
-    def __init__(self, writer: Writer, **kwargs: Any) -> None:
+    def __init__(self, writer: Records, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.writer = writer
 

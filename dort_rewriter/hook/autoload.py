@@ -17,9 +17,6 @@ from dort_rewriter.hook import imports
 
 __all__ = ["autoload", "hook_later"]
 
-TRIGGER = "torch.onnx"
-"""Imported before anything there is to change; ``import torch`` does not import it."""
-
 
 def autoload() -> None:
     """Do nothing more: to find this function, torch had the package imported."""
@@ -29,10 +26,10 @@ def hook_later() -> None:
     """Install the hook when ``torch.onnx`` is imported, now if it already is."""
     if env.is_on("DORT_DISABLE"):
         return
-    if TRIGGER in sys.modules:
+    if imports.TRIGGER in sys.modules:
         _hook()
     else:
-        imports.after_import(TRIGGER, _hook)
+        imports.after_import(imports.TRIGGER, _hook)
 
 
 def _hook(_: ModuleType | None = None) -> None:

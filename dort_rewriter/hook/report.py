@@ -7,7 +7,6 @@ from typing import Literal
 
 from dort_rewriter import env
 from dort_rewriter.hook import imports, versions
-from dort_rewriter.hook.autoload import TRIGGER
 from dort_rewriter.hook.state import STATE
 
 __all__ = ["HookStatus", "is_expected", "status"]
@@ -77,7 +76,7 @@ def status() -> HookStatus:
 
 def is_expected() -> bool:
     """Tell whether the hook is installed, or will be when ``torch.onnx`` is imported."""
-    return STATE.installed or imports.is_watched(TRIGGER)
+    return STATE.installed or imports.is_watched(imports.TRIGGER)
 
 
 def _state(

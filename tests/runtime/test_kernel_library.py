@@ -75,10 +75,11 @@ class Place:
             function.cache_clear()
         return Path(custom_ops_library())
 
-    def process(self) -> subprocess.Popen[str]:
-        """Ask the same in another process."""
+    def process(self, first: str = "") -> subprocess.Popen[str]:
+        """Ask the same in another process, that runs a line of Python first."""
         code = (
-            "import pathlib, sys, tempfile\n"
+            "import pathlib, signal, sys, tempfile\n"
+            f"{first}\n"
             "from dort_rewriter.runtime import kernel_build, kernel_library\n"
             "kernel_build.BUILT, tempfile.tempdir = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
             "print(kernel_library.kernel_library())"
@@ -365,6 +366,20 @@ def test_a_failing_compiler_is_quoted(place: Place, script: str) -> None:
     with pytest.raises(ExecutionError, match="cannot compile the kernels: unknown flag"):
         place.library()
     assert names(place.cache / "kernels") == {"lock"}
+
+
+@pytest.mark.parametrize(("script", "works"), [(COPY, True), ("echo 'unknown flag' >&2", False)])
+def test_where_the_status_of_children_is_ignored(place: Place, script: str, works: bool) -> None:
+    """Servers do so; the system then keeps no status of a compiler that ended."""
+    place.compiler(f"{script}; exit {int(not works)}")
+    process = place.process(first="signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    said, complaint = process.communicate(timeout=60)
+    if works:
+        assert said == f"{place.library()}\n", complaint
+        assert place.compilations() == 1
+    else:
+        assert "cannot compile the kernels: unknown flag" in complaint
+        assert names(place.cache / "kernels") == {"lock"}
 
 
 def test_a_compiler_writes_on_the_side_where_it_works(place: Place) -> None:

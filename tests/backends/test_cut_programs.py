@@ -50,6 +50,21 @@ def test_embedding_bags_of_bfloat16(mode: str) -> None:
     assert backend.execution_count > 0
 
 
+def test_weighted_bags_of_bfloat16_are_summed_in_float32() -> None:
+    indices, offsets = torch.arange(64) % 10, torch.tensor([0, 40])
+
+    def function(weight: Tensor, factors: Tensor) -> Tensor:
+        return F.embedding_bag(
+            indices, weight, offsets, mode="sum", per_sample_weights=factors
+        ).relu()
+
+    given = (numbers(10, 4, dtype=torch.bfloat16), numbers(64, dtype=torch.bfloat16))
+    ours, backend = compiled(function)
+    torch.testing.assert_close(ours(*given), function(*given), rtol=0.008, atol=0.001)
+    torch.testing.assert_close(train(ours, given), train(function, given), rtol=0.008, atol=0.008)
+    assert backend.execution_count > 0
+
+
 def test_as_many_groups_as_a_symbolic_size() -> None:
     def function(x: Tensor, weight: Tensor) -> Tensor:
         return F.conv2d(x.relu() * 2, weight, groups=weight.shape[0]).sin() + 1

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters.bounds import refuse_negative
+from dort_rewriter.export.converters.opmath import cast_like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -94,17 +95,17 @@ def embedding_bag(
     count: Any = op.size(offsets, 0)
     if include_last_offset:
         count = count - 1
-    rows = op.Gather(weight, refuse_negative(op, bags.indices), axis=0)
+    rows = widen(op, op.Gather(weight, refuse_negative(op, bags.indices), axis=0))
     if per_sample_weights is not None:
-        rows = rows * op.Unsqueeze(per_sample_weights, [1])
+        rows = rows * op.Unsqueeze(widen(op, per_sample_weights), [1])
     output = _add_rows(op, _without_padding(op, rows, bags), bags.bag, count)
     # torch counts for means only, and returns the counts again in place of the largest indices.
     sizes = op.ConstantOfShape(op.vector([count]), value=_NOTHING)
     if mode == _MEAN:
         sizes = _bag_sizes(op, bags, count)
-        output = output / op.Unsqueeze(op.cast(op.Max(sizes, 1), op.dtype), [1])
+        output = output / op.Unsqueeze(cast_like(op, op.Max(sizes, 1), output), [1])
     saved = zip((bags.bag, sizes, sizes), op.result[1:], strict=True)
-    return output, *(_shaped(op, value, fake) for value, fake in saved)
+    return store(op, output), *(_shaped(op, value, fake) for value, fake in saved)
 
 
 def _shaped(op: Recorder, value: Value, fake: torch.Tensor) -> Value:
@@ -135,14 +136,15 @@ def embedding_bag_backward(
     """_embedding_bag_backward(Tensor grad, Tensor indices, Tensor offsets, Tensor offset2bag, Tensor bag_size, Tensor maximum_indices, SymInt num_weights, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, int padding_idx=-1) -> Tensor"""
     if scale_grad_by_freq:  # torch's CPU kernel divides by the frequency of another index
         raise Refused("scale_grad_by_freq")
-    bags = _open(op, indices, offsets, padding_idx)
+    bags, grad = _open(op, indices, offsets, padding_idx), widen(op, grad)
     if mode == _MEAN:
         sizes = op.Max(_bag_sizes(op, bags, op.size(grad, 0)), 1)
-        grad = grad / op.Unsqueeze(op.cast(sizes, op.dtype), [1])
+        grad = grad / op.Unsqueeze(cast_like(op, sizes, grad), [1])
     rows = op.Gather(grad, bags.bag, axis=0)
     if per_sample_weights is not None:
-        rows = rows * op.Unsqueeze(per_sample_weights, [1])
-    return _add_rows(op, _without_padding(op, rows, bags), bags.indices, num_weights)
+        rows = rows * op.Unsqueeze(widen(op, per_sample_weights), [1])
+    total = _add_rows(op, _without_padding(op, rows, bags), bags.indices, num_weights)
+    return store(op, total)
 
 
 @converter("aten::_embedding_bag_per_sample_weights_backward", when=_is_linear)
@@ -158,5 +160,6 @@ def embedding_bag_per_sample_weights_backward(
 ) -> Value:
     """_embedding_bag_per_sample_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets, Tensor offset2bag, int mode, int padding_idx=-1) -> Tensor"""
     bags = _open(op, indices, offsets, padding_idx)
-    products = op.Gather(grad, bags.bag, axis=0) * op.Gather(weight, bags.indices, axis=0)
-    return op.ReduceSum(_without_padding(op, products, bags), [1], keepdims=0)
+    rows = widen(op, op.Gather(weight, bags.indices, axis=0))
+    products = widen(op, op.Gather(grad, bags.bag, axis=0)) * rows
+    return store(op, op.ReduceSum(_without_padding(op, products, bags), [1], keepdims=0))

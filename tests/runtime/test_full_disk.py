@@ -1,0 +1,51 @@
+"""What is written where a file cannot grow: nothing half-written stays, and reading goes on.
+
+NOTE: a limit on the size of files stands for a full disk: both fail in the middle of a write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.disk_cache import DiskCache
+from dort_rewriter.runtime.dump import dump_graph
+
+resource = pytest.importorskip("resource", reason="the system has no limits of this kind")
+
+ROOM = 2**16
+KEYS = ["0" * 64, "1" * 64]
+
+
+@contextlib.contextmanager
+def little_room() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_the_cache_of_models(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = DiskCache(tmp_path / "cache")
+    cache.put(KEYS[0], b"small")
+    with little_room():
+        for _ in range(2):
+            cache.put(KEYS[1], bytes(2 * ROOM))
+            assert cache.get(KEYS[1]) is None
+    assert cache.get(KEYS[0]) == b"small"
+    assert [p.name for p in cache.folder.iterdir()] == [f"{KEYS[0]}.dort-model"]
+    assert ["cannot be written" in r.getMessage() for r in caplog.records] == [True]
+
+
+def test_dumps(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "dump_")
+    with little_room(), pytest.raises(ExecutionError, match="cannot be written"):
+        dump_graph(bytes(2 * ROOM), "graph", prefix)
+    assert list(tmp_path.iterdir()) == []
+    assert dump_graph(bytes(2 * ROOM), "graph", prefix) == tmp_path / "dump_0.onnx"

@@ -65,7 +65,8 @@ def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
     where = place_of(error) or _first_place(graph_module)
     return (
         f"{type(error).__name__}: {lines[0]}{f' (at {where})' if where else ''}. This is a defect "
-        "of dort_rewriter, or of what it stands on; with fallback=False it is raised."
+        "of dort_rewriter, or of what it stands on: `dort-rewriter report PROGRAM` writes what "
+        "shows it, and with fallback=False it is raised."
     )
 
 

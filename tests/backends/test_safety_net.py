@@ -93,6 +93,7 @@ def test_the_program_runs_and_is_told_once(
     assert len(told) == (1 if phase in per_graph else 2)  # else forward and backward
     assert all(f"{error.__name__}: " in text and "broken on purpose" in text for text in told)
     assert all("test_safety_net.py" in text for text in told)
+    assert all("dort-rewriter report" in text for text in told)
     caplog.clear()
     torch.testing.assert_close(train(compiled), train(program))
     assert warnings_of(caplog) == []

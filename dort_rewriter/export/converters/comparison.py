@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.converters.opmath import is_bool, is_float, like
+from dort_rewriter.export.converters.opmath import is_bool, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -18,6 +18,7 @@ __all__ = ["select"]
 
 def _ordered(op: Recorder, *values: Any) -> list[Any]:
     """Return operands in a type that has an order: ONNX compares no truth values."""
+    values = tuple(int(v) if isinstance(v, bool) else v for v in values)
     return [op.cast(v, ir.DataType.INT32) if is_bool(v) else v for v in values]
 
 
@@ -110,7 +111,9 @@ def maximum(op: Recorder, x: Value, other: Value) -> Value:
     """maximum(Tensor self, Tensor other) -> Tensor"""
     if x.dtype == ir.DataType.INT64:  # ORT's Max of 1 and 2**31 is 1
         return op.Where(op.Less(x, other), other, x)
-    return op.Or(x, other) if is_bool(x) else op.Max(x, other)
+    if is_bool(x):
+        return op.Or(x, other)
+    return store(op, op.Max(widen(op, x), widen(op, other)))  # ORT 1.19 loses float16's NaN
 
 
 @converter("aten::minimum")
@@ -118,7 +121,9 @@ def minimum(op: Recorder, x: Value, other: Value) -> Value:
     """minimum(Tensor self, Tensor other) -> Tensor"""
     if x.dtype == ir.DataType.INT64:  # as Max
         return op.Where(op.Less(other, x), other, x)
-    return op.And(x, other) if is_bool(x) else op.Min(x, other)
+    if is_bool(x):
+        return op.And(x, other)
+    return store(op, op.Min(widen(op, x), widen(op, other)))  # as Max
 
 
 @converter("aten::fmax")

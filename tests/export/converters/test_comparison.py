@@ -29,6 +29,10 @@ CASES = [
             Case(f"aten::{name}.Scalar", (INT, 1)),
             Case(f"aten::{name}.Scalar", (INT, 0.5)),
             Case(f"aten::{name}.Scalar", (B, 1)),
+            Case(f"aten::{name}.Scalar", (INT, True)),
+            Case(f"aten::{name}.Scalar", (X, True)),
+            Case(f"aten::{name}.Scalar", (B, True)),
+            Case(f"aten::{name}.Scalar", (B, 0.5)),
         )
     ),
     *(

@@ -6,8 +6,10 @@ so, and weights in files are read from the folder of the model only, whatever th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +25,7 @@ __all__ = [
     "check_tensor",
     "from_message",
     "read_model",
-    "serialize",
+    "serialized",
     "write_model",
 ]
 
@@ -187,16 +189,22 @@ def _brief(error: BaseException) -> str:
 # -- writing ------------------------------------------------------------------------------------
 
 
-def serialize(model: Model, folder: Path) -> bytes | str:
-    """Return the model as bytes, or the path of files in ``folder`` if its weights do not fit."""
+@contextlib.contextmanager
+def serialized(model: Model) -> Iterator[bytes | str]:
+    """The model as bytes, or the path of files that are there for a while if it does not fit.
+
+    NOTE: a folder is made for such a model alone: others run where nothing can be written.
+    """
     if isinstance(model, bytes):
-        return model
-    if not _needs_data_file(model):
+        yield model
+    elif not _needs_data_file(model):
         proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-        return bytes(proto.SerializeToString())
-    path = folder / "model.onnx"
-    write_model(model, path)
-    return str(path)
+        yield bytes(proto.SerializeToString())
+    else:
+        with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
+            path = Path(folder, "model.onnx")
+            write_model(model, path)
+            yield str(path)
 
 
 def write_model(model: Model, path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -21,7 +19,7 @@ from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
-from dort_rewriter.runtime.model_files import Model, serialize
+from dort_rewriter.runtime.model_files import Model, serialized
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
 from dort_rewriter.runtime.threads import ThreadPolicy
 
@@ -133,8 +131,7 @@ def create_session(
         options = session_options()
     if uses_custom_kernels(model):
         register(options)
-    with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
-        source = serialize(model, Path(folder))
+    with serialized(model) as source:
         session = _build(source, passed, options, model)
     threads = options.intra_op_num_threads or os.cpu_count() or 1
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL

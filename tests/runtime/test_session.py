@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -44,15 +47,26 @@ def test_each_form_of_model(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["proto", "ir"])
-def test_weights_beyond_one_message_go_to_a_file(form: str, monkeypatch, tmp_path) -> None:
+def test_weights_beyond_one_message_go_to_a_file(form: str, monkeypatch) -> None:
     monkeypatch.setattr(model_files, "INLINE_LIMIT", 1000)
     model = FORMS[form](weighted())
-    written = model_files.serialize(model, tmp_path)
-    assert written == str(tmp_path / "model.onnx")
-    assert (tmp_path / "model.onnx").stat().st_size < 1000
-    assert (tmp_path / "model.onnx.data").stat().st_size >= 4096
+    with model_files.serialized(model) as written:
+        assert isinstance(written, str)
+        file = Path(written)
+        assert file.stat().st_size < 1000
+        assert file.with_name("model.onnx.data").stat().st_size >= 4096
+    assert not file.parent.exists()
     check(create_session(model))
     check(create_session(model))  # the model given was not emptied
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_written_for_a_model_that_fits(form: str, monkeypatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("nothing can be written here")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    check(create_session(FORMS[form](weighted())))
 
 
 def test_weights_already_in_a_file(tmp_path) -> None:

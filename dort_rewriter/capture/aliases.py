@@ -22,6 +22,7 @@ __all__ = [
     "reads_storage",
     "rebase_strided",
     "results_of",
+    "rewritten_argument",
     "settle_blocks",
 ]
 
@@ -33,6 +34,16 @@ _READ_STORAGE = frozenset(
     {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 )
 """Operators that say where elements lie in the storage, not in the tensor."""
+
+_WRITE_PART = frozenset(
+    {
+        aten.as_strided_scatter.default,
+        aten.diagonal_scatter.default,
+        aten.select_scatter.default,
+        aten.slice_scatter.default,
+    }
+)
+"""Operators that copy the whole storage of a tensor, and write to a part of it."""
 
 
 def results_of(graph: torch.fx.Graph) -> list[Any]:
@@ -66,6 +77,19 @@ def _base(node: torch.fx.Node) -> torch.fx.Node | None:
         return None  # one of several new tensors
     mine, theirs = (set(_storages(n.meta.get("val"))) for n in (node, base))
     return base if mine and mine <= theirs else None
+
+
+def rewritten_argument(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The argument that a node is a copy of, but for the parts written.
+
+    In torch the copy begins in its storage where the argument does, whatever the fake tensors say.
+    """
+    source = node
+    while source.target in _WRITE_PART:
+        first = source.args[0]
+        assert isinstance(first, torch.fx.Node)
+        source = lineage(first)[-1]
+    return source if source is not node and source.op == "placeholder" else None
 
 
 def is_tracked(node: torch.fx.Node) -> bool:

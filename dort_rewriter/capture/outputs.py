@@ -24,6 +24,7 @@ from dort_rewriter.capture.aliases import (
     lineage,
     reads_storage,
     results_of,
+    rewritten_argument,
 )
 from dort_rewriter.capture.layouts import covers, is_dense, lies_as_ordered, storage_order
 from dort_rewriter.capture.replaying import Unknown, is_static, lay_out, replay, strided
@@ -142,7 +143,7 @@ class _Planner:
             step = None
         if not is_layout_free(node) and not all(is_tracked(n) for n in above[:-1]):
             step = None
-        if step is not None and is_static(step):
+        if step is not None and is_static(step) and not _is_guessed(node, above):
             undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
             return () if undone else (step,)
         try:
@@ -162,6 +163,8 @@ class _Planner:
         value = owner.meta["val"]
         if not free and not is_same_size(value.storage_offset(), 0):
             raise Unknown(owner)
+        if not free and any(c[0] is not owner and _shows_place(owner, c[0]) for c in chains):
+            raise Unknown(owner)
         laid_out = lay_out(owner, self.sizes, as_view=free)
         for node in chains[0]:
             if node is owner:
@@ -174,6 +177,25 @@ class _Planner:
             gaps = [s for s in laid_out if s.op == "lay_out"]
             return node, (*gaps, ViewStep("aten::as_strided_", step.args))
         return owner, laid_out
+
+
+def _shows_place(owner: torch.fx.Node, view: torch.fx.Node) -> bool:
+    """Tell whether the place of a view is used to find it in the argument that was written to.
+
+    AOTAutograd does that where sizes are symbolic: it must be counted from where the storage of
+    the argument begins, which is known at run time only.
+    """
+    if (argument := rewritten_argument(owner)) is None:
+        return False
+    sizes = (s for n in (argument, view) for s in (*n.meta["val"].shape, *n.meta["val"].stride()))
+    return any(isinstance(s, torch.SymInt) for s in sizes)
+
+
+def _is_guessed(node: torch.fx.Node, chain: Sequence[torch.fx.Node]) -> bool:
+    """Tell whether torch may give dimensions of size one other strides than its fake tensors."""
+    if is_layout_free(node):
+        return False
+    return any(n.target is torch.ops.aten.view.default and 1 in n.meta["val"].shape for n in chain)
 
 
 def _is_as_computed(step: ViewStep, owner: torch.Tensor) -> bool:

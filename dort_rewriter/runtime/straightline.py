@@ -340,10 +340,24 @@ class _Writer:
                 return f"r{slot.index}"
         value = f"y{model_names[slot.name]}"
         if slot.kind == "tensor":
-            if slot.dtype is not torch.bool or self.allocated:
-                return value
-            return f"{value}.view({self._constant('torch_bool', torch.bool)})"
+            is_bytes = slot.dtype is torch.bool and not self.allocated
+            return self._bool(value, slot) if is_bytes else value
         return f"{slot.kind}({value}.item())"
+
+    def _bool(self, value: str, slot: OutputSlot) -> str:
+        """See bytes as what they are: once, where several results share them."""
+        seen = f"{value}.view({self._constant('torch_bool', torch.bool)})"
+        same = [
+            s
+            for s in self.signature.outputs
+            if (s.source, s.name, s.dtype) == (slot.source, slot.name, slot.dtype)
+        ]
+        if len(same) == 1:
+            return seen
+        name = value.replace("y", "m")
+        if same[0] is slot:
+            self._line(f"{name} = {seen}")
+        return name
 
     def _view(self, value: str, step: ViewStep) -> str:
         given = [self._argument(a) for a in step.args]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,10 @@ def gapped(n: int) -> tuple[torch.Tensor, ...]:
 
 def stepped(n: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(2 * n, 6)[::2],)
+
+
+def late(n: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(n, 6)[1:3],)
 
 
 def expanded(n: int) -> tuple[torch.Tensor, ...]:
@@ -166,6 +171,8 @@ OF_COMPUTED: dict[str, F] = {
     "real part": lambda x: torch.complex(x, x + 1).real,
     "conjugate": lambda x: torch.complex(x, x + 1).conj().imag,
     "size and view": lambda x: (x.shape[0] * 2, (x * 2)[x.shape[0] // 2 :]),
+    "chunk of a mask": lambda x: (y := x.amax(0) > 0, y.chunk(3)[1]),
+    "row of one": lambda x: (x * 2).unbind(1)[0].chunk(2)[1][1::2].view(1, 1),
     "under no_grad": lambda x: _no_grad(lambda: (x * 2)[1:]),
     "no_grad and grad": lambda x: (y := x * 2, _no_grad(lambda: y[1:]), y[2:]),
 }
@@ -198,6 +205,14 @@ OF_PAIRS: dict[str, F] = {
     "both written": lambda x, y: (x.mul_(2), y.add_(1))[0],
     "added": lambda x, y: ((z := x + y)[1:], z[:-1], x),
 }
+
+
+OF_LATE: dict[str, F] = {
+    "diagonal written": lambda x: (x.expand(2, *x.shape), x.diagonal().fill_(1))[0],
+    "row written": lambda x: (y := x[-1].split(2)[1], y[::2].add_(1))[0],
+    "column written": lambda x: (x[:, 1].zero_(), x.t()[1:])[1],
+}
+"""Of what begins in the middle of its storage."""
 
 
 def _no_grad(function: Callable[[], Any]) -> Any:
@@ -242,6 +257,7 @@ PROGRAMS: dict[str, Program] = {
             "copied": lambda x: (x.clone(), (x * 2).contiguous()),
         }.items()
     },
+    **{f"late: {k}": Program(f, late, mutates=True) for k, f in OF_LATE.items()},
     **{f"integers: {k}": Program(OF_COMPUTED[k], integers) for k in ("chunks", "bits", "steps")},
     "vector: chunks": Program(lambda x: x.chunk(2), vector),
     "vector: chunks of what is computed": Program(lambda x: (x * 2).chunk(2), vector),
@@ -282,7 +298,7 @@ def test_known_sizes(name: str, mode: Mode) -> None:
     check(PROGRAMS[name], _compile(dynamic=False), mode=mode)
 
 
-@pytest.mark.parametrize("name", [n for n in OF_ANY_SIZE if "chunk" in n or "split" in n])
+@pytest.mark.parametrize("name", [n for n in OF_ANY_SIZE if re.search("chunk|split|late", n)])
 def test_symbolic_sizes(name: str) -> None:
     check(PROGRAMS[name], _compile(dynamic=True), sizes=(4, 6), dynamic=True)
 

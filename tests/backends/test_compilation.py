@@ -98,7 +98,7 @@ def test_a_graph_left_to_torch_stays_there_when_a_number_changes() -> None:
     watched.check(VECTOR, watched.number(0.5))
     stale = watched.block._boxed
     assert stale is not None
-    watched.block._give_up(ExecutionError("a run of another thread failed"))
+    watched.block._give_up(ExecutionError("a run of another thread failed"), [])
     other = watched.number(0.25)
     torch.testing.assert_close(stale([VECTOR, other]), expected(VECTOR, other))
     assert watched.builds == 1

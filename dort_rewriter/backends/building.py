@@ -219,7 +219,7 @@ def build_session(model: Any, providers: Providers, options: OrtBackendOptions) 
 
 
 def add_casts(model: ir.Model, *, provider: str) -> None:
-    """Mend the nodes without a kernel, or give them back to torch by name."""
+    """Fix the nodes without a kernel, or give them back to torch by name."""
 
     def runs(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
         return has_kernel(

@@ -108,7 +108,7 @@ PATCHES: tuple[Patch, ...] = (
         module=BACKEND_MODULE,
         attribute="OrtBackend.clear_cached_instances",
         replacement=wrappers.clear_instances,
-        reason="these are forgotten as well",
+        reason="instances that torch's own function does not keep are forgotten with its own",
         since=OLDEST,
         before=REMOVED_IN,
     ),

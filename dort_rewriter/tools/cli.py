@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "doctor": (
         "dort_rewriter.tools.doctor_command:run_doctor",
-        "say what is wrong with the installation, and the line that mends it",
+        "say what is wrong with the installation, and the line that fixes it",
     ),
     "compare": (
         "dort_rewriter.tools.compare_command:run_compare",

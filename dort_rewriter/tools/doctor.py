@@ -1,4 +1,4 @@
-"""What can be wrong with an installation, and the line that mends it.
+"""What can be wrong with an installation, and the line that fixes it.
 
 Each check is a function of plain facts, so that every answer can be tested anywhere;
 :func:`examine` collects the facts of this machine.
@@ -45,8 +45,8 @@ class Finding:
     """``note``: nothing is wrong, but it may not be what one expects."""
     subject: str
     text: str
-    mend: str = ""
-    """The line that mends it."""
+    fix: str = ""
+    """The line that fixes it."""
 
 
 def examine(trial: bool = True) -> Iterator[Finding]:
@@ -94,11 +94,11 @@ def check_requirements(
             continue
         name, lowest = match.groups()
         found = version_of(name)
-        mend = f"pip install --upgrade '{name}>={lowest}'"
+        fix = f"pip install --upgrade '{name}>={lowest}'"
         if found is None:
-            yield Finding("problem", name, "is not installed", mend)
+            yield Finding("problem", name, "is not installed", fix)
         elif _numbers(found) < _numbers(lowest):
-            yield Finding("problem", name, f"{found} is older than {lowest}", mend)
+            yield Finding("problem", name, f"{found} is older than {lowest}", fix)
         else:
             yield Finding("ok", name, found)
 
@@ -145,8 +145,8 @@ def explain_import_failure(message: str, numpy: str, names: Sequence[str] = ()) 
     if "numpy" in message.lower() and numpy.startswith("2"):
         return Finding("problem", "onnxruntime", message, "pip install 'numpy<2'")
     # --upgrade: it may be there, and too old.
-    mend = f'pip install --upgrade "dort-rewriter[{_extra(names)}]"'
-    return Finding("problem", "onnxruntime", message, mend)
+    fix = f'pip install --upgrade "dort-rewriter[{_extra(names)}]"'
+    return Finding("problem", "onnxruntime", message, fix)
 
 
 def check_providers(names: Sequence[str], cuda: bool) -> Iterator[Finding]:
@@ -309,7 +309,7 @@ def check_training(train: Callable[[], float]) -> Finding:
             "problem",
             "trial",
             f"a training step failed: {brief(failure)}",
-            "mend the problems above first; then report this with `dort-rewriter doctor --json`",
+            "fix the problems above first; then report this with `dort-rewriter doctor --json`",
         )
     seconds = time.perf_counter() - start
     if error > 1e-4:

@@ -1,4 +1,4 @@
-"""``dort-rewriter doctor``: what is installed, what is wrong, and how to mend it."""
+"""``dort-rewriter doctor``: what is installed, what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_doctor(arguments: Sequence[str]) -> int:
         "doctor",
         "Look at the versions, the flavours of onnxruntime, its providers, the hook and the\n"
         "environment, then train a small model for a step and compare it with eager mode.\n"
-        "Ends with 1 if there is a problem; each comes with the line that mends it.",
+        "Ends with 1 if there is a problem; each comes with the line that fixes it.",
     )
     parser.add_argument("--no-trial", action="store_true", help="do not train anything")
     options = parser.parse_args(arguments)
@@ -32,6 +32,6 @@ def run_doctor(arguments: Sequence[str]) -> int:
 
 def _lines(finding: Finding) -> list[str]:
     lines = [f"{finding.state:<8} {finding.subject}: {finding.text}"]
-    if finding.mend:
-        lines.append(f"{'':<8} mend: {finding.mend}")
+    if finding.fix:
+        lines.append(f"{'':<8} fix: {finding.fix}")
     return lines

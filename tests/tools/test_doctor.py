@@ -50,17 +50,17 @@ def test_versions_are_compared_as_numbers(requirement: str, state: str, text: st
     finding = only(doctor.check_requirements([requirement], VERSIONS.get))
     assert (finding.state, finding.text) == (state, text)
     if state == "problem":
-        assert finding.mend == f"pip install --upgrade '{requirement}'"
+        assert finding.fix == f"pip install --upgrade '{requirement}'"
 
 
 def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:
     assert list(doctor.check_requirements(['x>=1; extra == "demo"', "y"], VERSIONS.get)) == []
     finding = only(doctor.check_requirements(None, VERSIONS.get))
-    assert (finding.state, finding.mend) == ("problem", "pip install -e .")
+    assert (finding.state, finding.fix) == ("problem", "pip install -e .")
 
 
 @pytest.mark.parametrize(
-    ("names", "mend"),
+    ("names", "fix"),
     [
         ([], 'pip install "dort-rewriter[cpu]"'),
         (
@@ -74,9 +74,9 @@ def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:
         ),
     ],
 )
-def test_none_or_several_flavours_are_a_problem(names: list[str], mend: str) -> None:
+def test_none_or_several_flavours_are_a_problem(names: list[str], fix: str) -> None:
     finding = only(doctor.check_flavours(names))
-    assert (finding.state, finding.mend) == ("problem", mend)
+    assert (finding.state, finding.fix) == ("problem", fix)
 
 
 def test_one_flavour_is_no_problem() -> None:
@@ -89,7 +89,7 @@ def test_cuda_of_torch_needs_cuda_of_onnxruntime() -> None:
     assert only(doctor.check_providers([cuda, cpu], cuda=True)).state == "ok"
     finding = only(doctor.check_providers([cpu], cuda=True))
     assert finding.state == "problem"
-    assert finding.mend.endswith('pip install "dort-rewriter[gpu]"')
+    assert finding.fix.endswith('pip install "dort-rewriter[gpu]"')
 
 
 def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +97,12 @@ def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
         raise installed.ExecutionError("onnxruntime cannot be imported (numpy.core...)")
 
     monkeypatch.setattr(installed, "describe", fail)
-    assert only(doctor.check_onnxruntime(False, "2.1.0")).mend == "pip install 'numpy<2'"
+    assert only(doctor.check_onnxruntime(False, "2.1.0")).fix == "pip install 'numpy<2'"
     finding = only(doctor.check_onnxruntime(False, "1.26.4"))
-    mend = 'pip install --upgrade "dort-rewriter[{}]"'
-    assert (finding.state, finding.mend) == ("problem", mend.format("cpu"))
+    fix = 'pip install --upgrade "dort-rewriter[{}]"'
+    assert (finding.state, finding.fix) == ("problem", fix.format("cpu"))
     finding = only(doctor.check_onnxruntime(False, "1.26.4", ["onnxruntime-training"]))
-    assert finding.mend == mend.format("training")
+    assert finding.fix == fix.format("training")
 
 
 def test_an_onnxruntime_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_an_onnxruntime_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         installed.load_onnxruntime.cache_clear()
     assert "onnxruntime >= 1.21 or onnxruntime-training >= 1.19 is needed" in finding.text
-    assert finding.mend == 'pip install --upgrade "dort-rewriter[gpu]"'
+    assert finding.fix == 'pip install --upgrade "dort-rewriter[gpu]"'
 
 
 def hook(**facts: Any) -> HookStatus:
@@ -124,7 +124,7 @@ def hook(**facts: Any) -> HookStatus:
 
 
 @pytest.mark.parametrize(
-    ("facts", "states", "mend"),
+    ("facts", "states", "fix"),
     [
         ({}, ["ok", "ok"], ""),
         ({"state": "waiting"}, ["ok", "ok"], ""),
@@ -139,10 +139,10 @@ def hook(**facts: Any) -> HookStatus:
         ),
     ],
 )
-def test_the_hook(facts: dict[str, Any], states: list[str], mend: str) -> None:
+def test_the_hook(facts: dict[str, Any], states: list[str], fix: str) -> None:
     findings = list(doctor.check_hook(hook(**facts)))
     assert [finding.state for finding in findings] == states
-    assert "".join(finding.mend for finding in findings).startswith(mend)
+    assert "".join(finding.fix for finding in findings).startswith(fix)
 
 
 def test_the_name_of_the_backend() -> None:
@@ -152,9 +152,9 @@ def test_the_name_of_the_backend() -> None:
 
 def test_the_dump_path(tmp_path: Path) -> None:
     assert list(doctor.check_dump_path("")) == []
-    assert only(doctor.check_dump_path(str(tmp_path / "m_"))).mend == "unset ONNXRT_DUMP_PATH"
+    assert only(doctor.check_dump_path(str(tmp_path / "m_"))).fix == "unset ONNXRT_DUMP_PATH"
     finding = only(doctor.check_dump_path(str(tmp_path / "none" / "m_")))
-    assert (finding.state, finding.mend) == ("problem", f"mkdir -p {tmp_path / 'none'}")
+    assert (finding.state, finding.fix) == ("problem", f"mkdir -p {tmp_path / 'none'}")
 
 
 def test_the_folder_of_the_cache(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_the_folder_of_the_cache(tmp_path: Path) -> None:
         finding = doctor.check_cache(functools.partial(Path, folder))
         assert finding.state == "problem"
         assert named in finding.text
-        assert finding.mend.startswith("export DORT_CACHE_DIR=")
+        assert finding.fix.startswith("export DORT_CACHE_DIR=")
 
 
 def test_there_may_be_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_who_can_change_the_package(tmp_path: Path) -> None:
     finding = only(doctor.check_package(tmp_path))
     assert finding.state == "note"
     assert f"{tmp_path} can be written by others (mode 0775)" in finding.text
-    assert finding.mend.startswith(f"chmod -R go-w {tmp_path}")
+    assert finding.fix.startswith(f"chmod -R go-w {tmp_path}")
 
 
 def test_the_kernels() -> None:
@@ -211,9 +211,9 @@ def test_programs_that_are_missing_are_worth_a_note(tmp_path: Path) -> None:
     finding = doctor.check_compiler("no-such-compiler")
     assert finding.state == "note"
     assert "'no-such-compiler'" in finding.text
-    assert finding.mend.startswith("apt-get install g++")
+    assert finding.fix.startswith("apt-get install g++")
     assert doctor.check_graphviz("/usr/bin/dot").state == "ok"
-    assert doctor.check_graphviz(None).mend == "apt-get install graphviz"
+    assert doctor.check_graphviz(None).fix == "apt-get install graphviz"
 
 
 def test_without_onnxruntime_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_trial_that_fails_or_is_wrong() -> None:
 def test_torch_that_does_not_load_ends_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_import", lambda name: (None, "libtorch is missing"))
     last = list(examine())[-1]
-    assert (last.subject, last.mend) == ("torch", "pip install torch")
+    assert (last.subject, last.fix) == ("torch", "pip install torch")
     assert "libtorch is missing" in last.text
 
 
@@ -269,5 +269,5 @@ def test_problems_end_with_1_and_json_has_them(
     assert cli.main(["doctor", "--no-trial"]) == 1
     text = capsys.readouterr().out
     assert "problem  dump: " in text
-    assert "         mend: mkdir -p " in text
+    assert "         fix: mkdir -p " in text
     assert text.endswith("1 problem(s).\n")

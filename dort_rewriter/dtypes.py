@@ -55,14 +55,14 @@ def is_convertible(dtype: torch.dtype) -> bool:
 
 
 def to_onnx_type(dtype: torch.dtype) -> ir.DataType:
-    """Return the ONNX element type of a torch dtype."""
+    """The ONNX element type of a torch dtype."""
     if (found := _TORCH_TO_ONNX.get(dtype)) is None:
         raise ExportError(f"{dtype} has no counterpart in ONNX models written by this package.")
     return found
 
 
 def to_torch(dtype: ir.DataType | int) -> torch.dtype:
-    """Return the torch dtype of an ONNX element type."""
+    """The torch dtype of an ONNX element type."""
     if (found := _ONNX_TO_TORCH.get(ir.DataType(int(dtype)))) is None:
         raise ExportError(f"ONNX element type {ir.DataType(int(dtype)).name} is unknown to torch.")
     return found
@@ -70,5 +70,5 @@ def to_torch(dtype: ir.DataType | int) -> torch.dtype:
 
 @functools.cache
 def to_numpy(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return the numpy dtype (one of ml_dtypes for bfloat16 and float8)."""
+    """The numpy dtype (one of ml_dtypes for bfloat16 and float8)."""
     return to_onnx_type(dtype).numpy()

@@ -92,7 +92,7 @@ VARIABLES: dict[str, Variable] = {
 
 
 def read(name: str) -> str:
-    """Return the value of a variable of the table, or its default."""
+    """The value of a variable of the table, or its default."""
     return os.environ.get(name, VARIABLES[name].default)
 
 

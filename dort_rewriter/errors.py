@@ -135,5 +135,5 @@ _PLACE = "dort_place"
 
 
 def place_of(error: BaseException) -> str:
-    """Return the place that an exception remembers, ``model.py:12 in forward: x.sort()``."""
+    """The place that an exception remembers, ``model.py:12 in forward: x.sort()``."""
     return str(getattr(error, _PLACE, ""))

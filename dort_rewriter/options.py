@@ -83,7 +83,7 @@ def _check_values(options: Any) -> None:
 
 
 def _misfit(annotation: str, value: Any) -> str:
-    """Return what an annotation asks for when a value is something else, an empty text if not."""
+    """What an annotation asks for when a value is something else, an empty text if not."""
     if value is None and annotation.endswith("None"):
         return ""
     kind = annotation.removesuffix(" | None")

@@ -57,7 +57,7 @@ class InputSlot:
 
     @property
     def read_shape(self) -> tuple[Dim, ...]:
-        """Return the shape of the ONNX input."""
+        """The shape of the ONNX input."""
         return self.shape if self.order is None else tuple(self.shape[i] for i in self.order)
 
     def accepts(self, argument: object) -> bool:
@@ -150,12 +150,12 @@ SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (
 
 
 def inverse_order(order: Sequence[int]) -> tuple[int, ...]:
-    """Return the permutation that takes an order of dimensions back."""
+    """The permutation that takes an order of dimensions back."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def describe_value(value: object) -> dict[str, Any]:
-    """Return the kind of a value; of a (fake) tensor or number also dtype, shape and device."""
+    """The kind of a value; of a (fake) tensor or number also dtype, shape and device."""
     if value is None:
         return {"kind": "none"}
     if isinstance(value, torch.Tensor):

@@ -47,7 +47,7 @@ def avoid_pow() -> None:
 
 
 def make_step(model: Any, call: Any, mode: str) -> Callable[[], list[Any]]:
-    """Return one step: its results or its gradients.
+    """One step: its results or its gradients.
 
     NOTE: not that of :mod:`dort_rewriter.tools.benchmark`: one of the environments has no such
     package, and must not import it.
@@ -68,7 +68,7 @@ def make_step(model: Any, call: Any, mode: str) -> Callable[[], list[Any]]:
 
 
 def largest_difference(got: list[Any], expected: list[Any]) -> float:
-    """Return the largest error, relative to the largest number of all results."""
+    """The largest error, relative to the largest number of all results."""
     scale = max(float(e.abs().max()) for e in expected)
     pairs = zip(got, expected, strict=True)
     return max(float((g - e).abs().max()) for g, e in pairs) / scale
@@ -146,7 +146,7 @@ class Side:
 
 
 def measure(sides: dict[str, Side], model: str, mode: str, seconds: float) -> dict[str, Any]:
-    """Return first call, error and median milliseconds of each side."""
+    """First call, error and median milliseconds of each side."""
     firsts = {name: side.ask(model=model, mode=mode) for name, side in sides.items()}
     spent: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):

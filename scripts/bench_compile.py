@@ -72,7 +72,7 @@ def first_result(
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process, and of those that it started and that ended."""
+    """The processor time of this process, and of those that it started and that ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -110,7 +110,7 @@ def measure(
 
 
 def totals(rows: Sequence[dict[str, Any]], process: str) -> dict[str, float]:
-    """Return the total seconds of each backend over the models that all of them ran."""
+    """The total seconds of each backend over the models that all of them ran."""
     failed = {(r["model"], r["mode"]) for r in rows if "error" in r}
     found: dict[tuple[str, str, str], list[float]] = {}
     for r in rows:

@@ -67,7 +67,7 @@ class Tokens(torch.nn.Module):
 def capture(
     module: torch.nn.Module, args: Sequence[Any], table: Mapping[Any, Any] | None = None
 ) -> list[torch.fx.GraphModule]:
-    """Return the forward and the backward graph."""
+    """The forward and the backward graph."""
     if table is None:
         table = get_decomposition_table(OxsDispatcher())
     graphs: list[torch.fx.GraphModule] = []
@@ -106,13 +106,13 @@ def torch_exporter(module: torch.nn.Module, args: Sequence[Any]) -> None:
 
 
 def rival(folder: str) -> Any:
-    """Return the module ``recorder`` of a folder."""
+    """The module ``recorder`` of a folder."""
     sys.path.insert(0, folder)
     return importlib.import_module("recorder")
 
 
 def decomposed_for(recorder: Any) -> dict[Any, Any]:
-    """Return the decompositions of what a rival does not convert."""
+    """The decompositions of what a rival does not convert."""
     table = torch._decomp.decomposition_table
     return {op: f for op, f in table.items() if recorder.lookup(op)[1] is None}
 
@@ -139,7 +139,7 @@ def attempt(function: Callable[[], Any]) -> str | None:
 
 
 def measure(layers: int, repeat: int, recorder: Any) -> dict[str, Any]:
-    """Return the medians of one depth."""
+    """The medians of one depth."""
     module = Tokens(layers)
     args = (torch.randint(0, 1024, (2, 8)),)
     graphs = capture(module, args)

@@ -33,7 +33,7 @@ class Captured:
     expected: tuple[Any, ...]
 
     def copy(self) -> torch.fx.GraphModule:
-        """Return the graph for a compilation, which changes it."""
+        """The graph for a compilation, which changes it."""
         return copy.deepcopy(self.graph_module)
 
 
@@ -150,7 +150,7 @@ MODELS: dict[str, Factory] = {
 
 
 def capture(name: str, factory: Factory, *, dynamic: bool, training: bool) -> list[Captured]:
-    """Return the forward and backward graphs of a training step, or the one of inference."""
+    """The forward and backward graphs of a training step, or the one of inference."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, inputs = factory()

@@ -21,7 +21,7 @@ HEAVY = ("torch", "numpy", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
 
 
 def run(code: str) -> tuple[float, str]:
-    """Return the wall time in milliseconds of a new interpreter, and what it printed."""
+    """The wall time in milliseconds of a new interpreter, and what it printed."""
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -24,7 +24,7 @@ DEFAULT = "mlp-512,cnn,resnet18,llama-256x2,bert"
 
 
 def status(field: str) -> int:
-    """Return a line of the kernel's account of this process, in kB."""
+    """A line of the kernel's account of this process, in kB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1])

@@ -22,7 +22,7 @@ class BenchModel:
     args: tuple[torch.Tensor, ...]
 
     def loss(self, result: Any) -> torch.Tensor:
-        """Return a number every result counts in."""
+        """A number every result counts in."""
         return (result * result).mean()
 
 

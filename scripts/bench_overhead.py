@@ -84,7 +84,7 @@ def raw_call(
 
 
 def measure(timed: dict[str, Callable[[], Any]], repeat: int) -> dict[str, float]:
-    """Return the median of each in microseconds, taken in turn."""
+    """The median of each in microseconds, taken in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(repeat):
         for name, call in timed.items():

@@ -38,7 +38,7 @@ SLOWER = 1.03
 
 
 def measure(captured: Captured, sets: Sequence[str], seconds: float, threads: int) -> Any:
-    """Return a row for each set."""
+    """A row for each set."""
     subjects = {name: Subject(captured, SETS[name], threads) for name in sets}
     end = time.perf_counter() + seconds
     order = list(subjects.values())

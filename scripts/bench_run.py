@@ -35,7 +35,7 @@ def compiled(model: BenchModel, backend: str) -> Callable[..., Any]:
 
 
 def step_of(model: BenchModel, call: Callable[..., Any], mode: str) -> Callable[[], Any]:
-    """Return one step: what it returns can be compared between backends."""
+    """One step: what it returns can be compared between backends."""
     return make_step(model.module, call, (model.args, {}), mode, model.loss)
 
 
@@ -48,7 +48,7 @@ def time_first(step: Callable[[], Any]) -> tuple[float, Any]:
 def measure(
     name: str, mode: str, backends: Sequence[str], seconds: float, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Return the median milliseconds of each backend on one model."""
+    """The median milliseconds of each backend on one model."""
     torch._dynamo.reset()
     model = build(name)
     model.module.train(mode == "training")
@@ -74,12 +74,12 @@ def measure(
 
 
 def busy() -> float:
-    """Return the load of the machine, per core."""
+    """The load of the machine, per core."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def summary(rows: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str, float]:
-    """Return the geometric mean and the minimum of the ratios to another backend, by mode."""
+    """The geometric mean and the minimum of the ratios to another backend, by mode."""
     result = {}
     for mode in dict.fromkeys(r["mode"] for r in rows):
         ratios = [

@@ -64,12 +64,12 @@ class Subject:
         self.seconds.append(time.perf_counter() - start)
 
     def applied_again(self) -> dict[str, int]:
-        """Return what the same set still does to the models it was applied to."""
+        """What the same set still does to the models it was applied to."""
         models = [ir.from_proto(ir.to_proto(b.exported.model)) for b in self.blocks]
         return count_matches([optimize_model(m, self.options) for m in models])
 
     def fused(self) -> dict[str, int]:
-        """Return how many layers are one node each, by operator."""
+        """How many layers are one node each, by operator."""
         nodes = [n.op_type for b in self.blocks for n in b.exported.model.graph]
         return {op: nodes.count(op) for op in FUSED if op in nodes}
 
@@ -92,7 +92,7 @@ class Subject:
 
 
 def count_matches(reports: Sequence[OptimizeReport]) -> dict[str, int]:
-    """Return how often each rule was applied, without those that were not."""
+    """How often each rule was applied, without those that were not."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update({name: r.matches for name, r in report.rules.items() if r.matches})
@@ -100,7 +100,7 @@ def count_matches(reports: Sequence[OptimizeReport]) -> dict[str, int]:
 
 
 def near_misses(reports: Sequence[OptimizeReport]) -> dict[str, int]:
-    """Return how often each rule refused, and why, with what it found the first time."""
+    """How often each rule refused, and why, with what it found the first time."""
     counts: Counter[str] = Counter()
     for report in reports:
         for rule in report.rules.values():
@@ -110,7 +110,7 @@ def near_misses(reports: Sequence[OptimizeReport]) -> dict[str, int]:
 
 
 def compare(got: Sequence[Any], expected: Sequence[Any]) -> tuple[float, bool]:
-    """Return the largest error, relative to the largest number of its tensor, and if it is small.
+    """The largest error, relative to the largest number of its tensor, and if it is small.
 
     NOTE: element by element, a sum that cancels has no relative error to speak of.
     """

@@ -62,7 +62,7 @@ def loops(run: Executor) -> dict[str, Callable[[], Any]]:
 
 
 def time_loop(step: Callable[[], Any], seconds: float) -> float:
-    """Return the median milliseconds of a step."""
+    """The median milliseconds of a step."""
     step()
     spent: list[float] = []
     end = time.perf_counter() + seconds

@@ -188,7 +188,7 @@ def cases() -> Iterator[Case]:
 
 
 def compiled(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, float]:
-    """Return the operator in ONNX Runtime, and its work."""
+    """The operator in ONNX Runtime, and its work."""
     graph = make_fx(
         torch.func.functionalize(lambda *given: function(*given)), tracing_mode="fake"
     )(*args)

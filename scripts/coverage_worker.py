@@ -41,7 +41,7 @@ LONGEST_DETAIL = 400
 
 
 def entry_name(entry: Any) -> str:
-    """Return the name of an entry of op_db: ``div.no_rounding_mode``."""
+    """The name of an entry of op_db: ``div.no_rounding_mode``."""
     variant = entry.variant_test_name
     return f"{entry.name}.{variant}" if variant else str(entry.name)
 
@@ -125,7 +125,7 @@ def _as_float64(value: Any) -> Any:
 
 
 def new_session(model: ir.Model) -> Session:
-    """Return a session, with the casts the backends put around nodes without a kernel."""
+    """A session, with the casts the backends put around nodes without a kernel."""
     options = session_options(threads=ThreadPolicy(intra_op_threads=1))
     try:
         return create_session(model, options=options)
@@ -137,7 +137,7 @@ def new_session(model: ir.Model) -> Session:
 
 
 def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
-    """Return what differs, or nothing."""
+    """What differs, or nothing."""
     if len(got) != len(expected):
         return f"{len(got)} results instead of {len(expected)}"
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
@@ -192,7 +192,7 @@ class Sweep:
                     yield {**where, **record}
 
     def _choose(self, entry: Any, dtype: torch.dtype, grad: bool) -> list[tuple[int, Any]]:
-        """Return samples from all over the list: neighbours are alike."""
+        """Samples from all over the list: neighbours are alike."""
         torch.manual_seed(0)
         found = entry.sample_inputs("cpu", dtype, requires_grad=grad)
         numbered = list(enumerate(itertools.islice(found, 200)))
@@ -283,7 +283,7 @@ def _record(graph: Graph) -> dict[str, Any]:
 def evaluate(
     function: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[Any]]:
-    """Return results and gradients, from copies of the arguments, random numbers repeated."""
+    """Results and gradients, from copies of the arguments, random numbers repeated."""
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     torch.manual_seed(1)
     results = function(*copies)

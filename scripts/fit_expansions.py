@@ -37,13 +37,13 @@ Function = Callable[[Any], Any]
 
 
 def hankel(order: int, x: Any) -> Any:
-    """Return P + iQ of the asymptotic form of the Bessel functions."""
+    """P + iQ of the asymptotic form of the Bessel functions."""
     phase = x - mp.pi * (2 * order + 1) / 4
     return mp.hankel1(order, x) * mp.sqrt(mp.pi * x / 2) * mp.expj(-phase)
 
 
 def airy_waves(x: Any) -> tuple[Any, Any]:
-    """Return f and g: Ai(-x) = (f sin - g cos)(zeta + pi/4) / (sqrt(pi) x^(1/4))."""
+    """f and g: Ai(-x) = (f sin - g cos)(zeta + pi/4) / (sqrt(pi) x^(1/4))."""
     angle = mp.mpf(2) / 3 * x**1.5 + mp.pi / 4
     scale = mp.sqrt(mp.pi) * x**0.25
     a, b = mp.airyai(-x) * scale, mp.airybi(-x) * scale
@@ -51,7 +51,7 @@ def airy_waves(x: Any) -> tuple[Any, Any]:
 
 
 def from_zeta(zeta: Any) -> Any:
-    """Return x, of which zeta is 2/3 x^(3/2)."""
+    """X, of which zeta is 2/3 x^(3/2)."""
     return (zeta * 3 / 2) ** (mp.mpf(2) / 3)
 
 
@@ -155,7 +155,7 @@ EXPANSIONS: dict[str, tuple[str, Function]] = {
 
 
 def chebyshev(function: Function) -> list[Any]:
-    """Return the terms of a function's Chebyshev series that count."""
+    """The terms of a function's Chebyshev series that count."""
     angles = [mp.pi * (2 * k + 1) / (2 * NODES) for k in range(NODES)]
     values = [function(mp.cos(a)) for a in angles]
     terms = [
@@ -183,7 +183,7 @@ def to_powers(terms: list[Any]) -> list[float]:
 
 
 def write() -> str:
-    """Return the text of the module."""
+    """The text of the module."""
     mp.mp.dps = 60
     text = HEADER
     for name, (comment, function) in EXPANSIONS.items():

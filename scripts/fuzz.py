@@ -25,7 +25,7 @@ SHRINKING = 120.0
 
 
 def run(first: int, count: int, steps: tuple[int, int]) -> int:
-    """Return how many of the programs fail."""
+    """How many of the programs fail."""
     from tests.backends.program_check import failure, shrink
     from tests.backends.random_programs import RandomProgram, generate
 

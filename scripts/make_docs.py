@@ -27,7 +27,7 @@ NOTE = "<!-- Written by scripts/make_docs.py. -->"
 
 
 def options_page() -> str:
-    """Return a section for each dataclass of ``options.py``, read without being imported."""
+    """A section for each dataclass of ``options.py``, read without being imported."""
     source = (ROOT / "dort_rewriter" / "options.py").read_text(encoding="utf-8")
     classes = [
         node
@@ -97,7 +97,7 @@ def environment_page() -> str:
 
 
 def versions_page() -> str:
-    """Return which versions work, and which are tested: what the sessions of nox install."""
+    """Which versions work, and which are tested: what the sessions of nox install."""
     noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     sessions = [n for n in noxfile.body if isinstance(n, ast.FunctionDef)]
     (main,) = (s for s in sessions if s.name == "tests")  # it starts the others
@@ -120,7 +120,7 @@ Each row is a session of nox, with the versions that it installs. Continuous int
 
 
 def requirements() -> str:
-    """Return the lowest versions, out of pyproject.toml."""
+    """The lowest versions, out of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = dict(re.findall(r'"(torch|onnx|onnxscript|onnx-ir|onnxruntime[\w-]*)>=([\d.]+)', text))
     python = re.search(r'requires-python = ">=([\d.]+)"', text)
@@ -142,7 +142,7 @@ def series_table() -> str:
 
 
 def constants(noxfile: ast.Module) -> dict[str, Any]:
-    """Return the literals that have a name: the pins of each stack, the Python of the old one."""
+    """The literals that have a name: the pins of each stack, the Python of the old one."""
     return {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in noxfile.body

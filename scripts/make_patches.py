@@ -82,7 +82,7 @@ METHODS = {
 
 
 def first_line(method: ast.FunctionDef) -> int:
-    """Return the line after which a method's code starts: its docstring's, or its signature's."""
+    """The line after which a method's code starts: its docstring's, or its signature's."""
     first = method.body[0]
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         assert first.end_lineno is not None
@@ -95,7 +95,7 @@ def first_line(method: ast.FunctionDef) -> int:
 
 
 def make_diff(source: str) -> str:
-    """Return the diff for torch's file."""
+    """The diff for torch's file."""
     backend = next(
         node
         for node in ast.parse(source).body

@@ -50,7 +50,7 @@ Record = dict[str, Any]
 
 
 def libraries() -> dict[str, Any]:
-    """Return what makes models, by name: ``names()``, ``subject(name)``, ``load()``."""
+    """What makes models, by name: ``names()``, ``subject(name)``, ``load()``."""
     others = {library.name: library for library in zoo_libraries.LIBRARIES}
     return {"plain torch": zoo_plain, "transformers": zoo_transformers, **others}
 
@@ -156,7 +156,7 @@ def chosen(options: argparse.Namespace, data: dict[str, Any]) -> Iterator[tuple[
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
+    """The versions that a result depends on."""
     names = ("torch", "onnxruntime", "transformers", "timm", "torch_geometric", "diffusers")
     return {n: importlib.metadata.version(n) for n in names if importlib.util.find_spec(n)}
 

@@ -152,7 +152,7 @@ def worker_options(args: argparse.Namespace) -> list[str]:
 
 
 def list_entries(pattern: str | None) -> list[str]:
-    """Return the names of the entries to measure."""
+    """The names of the entries to measure."""
     command = [sys.executable, str(WORKER), "--list", "--samples", "0", "--opset", "18"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -168,14 +168,14 @@ def list_entries(pattern: str | None) -> list[str]:
 
 
 def describe(record: Record) -> str:
-    """Return a finding on one line."""
+    """A finding on one line."""
     where = f"{record.get('dtype', '?')} #{record.get('sample', '?')} {record.get('graph', '?')}"
     text = record.get("detail") or "; ".join(record.get("ops", ()))
     return f"{record['status']:11} {record['op']} ({where}): {text}"
 
 
 def summarize(records: Sequence[Record]) -> Record:
-    """Return the figures of a sweep."""
+    """The figures of a sweep."""
     counts = collections.Counter(r["status"] for r in records)
     traceable = sum(counts[s] for s in STATUSES if s != "untraceable")
     missing = collections.Counter(op for r in records for op in r.get("ops", ()))
@@ -188,7 +188,7 @@ def summarize(records: Sequence[Record]) -> Record:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions a sweep was made with."""
+    """The versions a sweep was made with."""
     wanted = ("torch", "onnxruntime", "onnxruntime-training", "onnxscript")
     installed = {d.name: d.version for d in importlib.metadata.distributions()}
     found = {name: installed[name] for name in wanted if name in installed}
@@ -196,7 +196,7 @@ def environment() -> dict[str, str]:
 
 
 def to_markdown(records: Sequence[Record], report: Record) -> str:
-    """Return the page of the documentation that shows a sweep."""
+    """The page of the documentation that shows a sweep."""
     stack = ", ".join(f"{k} {v}" for k, v in report["environment"].items())
     lines = [
         "# Operator coverage",

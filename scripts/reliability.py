@@ -48,7 +48,7 @@ def keep(name: str, data: Mapping[str, Any]) -> None:
 
 
 def page(note: str) -> str:
-    """Return the page, a section for each run that was kept."""
+    """The page, a section for each run that was kept."""
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     parts = [note, "# Reliability", INTRODUCTION]
     for name, run in kept.items():

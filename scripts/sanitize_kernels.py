@@ -63,7 +63,7 @@ class Case:
     """The types of the results; 0 for one that nobody reads."""
 
     def line(self, seed: int) -> str:
-        """Return what the program reads."""
+        """What the program reads."""
         words: list[object] = [self.op, seed, len(self.attributes)]
         for name, value in self.attributes.items():
             kind = "I" if isinstance(value, list) else "f" if isinstance(value, float) else "i"
@@ -77,7 +77,7 @@ class Case:
 
 
 def _dims(r: random.Random, least: int = 0, most: int = 4) -> list[int]:
-    """Return sizes: some are one, some make vectors, few are zero."""
+    """Sizes: some are one, some make vectors, few are zero."""
     return [
         r.choice((1, 1, 2, 3, 4, 5, 8, 9, 17, 33, 0 if r.random() < 0.1 else 7))
         for _ in range(r.randint(least, most))
@@ -89,7 +89,7 @@ def _integers(values: Sequence[int]) -> Tensor:
 
 
 def _part(r: random.Random, dims: Sequence[int]) -> list[int]:
-    """Return sizes that broadcast to others."""
+    """Sizes that broadcast to others."""
     kept = [1 if r.random() < 0.3 else d for d in dims]
     return kept[r.randint(0, len(kept)) :] if r.random() < 0.4 else kept
 
@@ -319,7 +319,7 @@ MOST_ELEMENTS = 2**20
 
 
 def draw(r: random.Random, op: str) -> Case:
-    """Return a case: half of them are spoiled, in one way or several."""
+    """A case: half of them are spoiled, in one way or several."""
     case = MAKERS[op](r, op)
     case.inputs = [Tensor(x.type, list(x.dims), list(x.content)) for x in case.inputs]
     if r.random() < 0.5:

@@ -169,7 +169,7 @@ class Soak:
 
 
 def verdict(samples: list[Sample], errors: list[str], minutes: float) -> list[str]:
-    """Return what is not as it should be."""
+    """What is not as it should be."""
     found = [f"{len(errors)} errors, the first: {errors[0]}"] if errors else []
     warm = [s for s in samples if s.minutes >= minutes / 3]
     if len(warm) < 4:

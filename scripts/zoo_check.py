@@ -142,7 +142,7 @@ def run(
     dtype: torch.dtype | None = None,
     moved_by: int = 0,
 ) -> Results:
-    """Return everything a model computes: results, gradients of parameters, buffers."""
+    """Everything a model computes: results, gradients of parameters, buffers."""
     torch._dynamo.reset()
     module = copy.deepcopy(subject.module)
     if moved_by:
@@ -181,7 +181,7 @@ def move(module: nn.Module, seed: int) -> None:
 
 
 def inputs_of(subject: Subject, batch: int) -> Inputs:
-    """Return the same inputs each time."""
+    """The same inputs each time."""
     torch.manual_seed(batch)
     return subject.inputs(batch)
 
@@ -244,7 +244,7 @@ def judge(outcome: Outcome, subject: Subject, way: str, got: Results, expected: 
 
 
 def beyond(got: Results, expected: Results, way: str) -> list[str]:
-    """Return what differs from eager by more than rounding."""
+    """What differs from eager by more than rounding."""
     scale = smallest_scale(expected)
     return [
         name
@@ -260,7 +260,7 @@ def limit_of(value: Any, way: str) -> float:
 
 
 def distance(got: Results, expected: Results) -> tuple[float, str]:
-    """Return the largest distance between two sets of results, and where it is."""
+    """The largest distance between two sets of results, and where it is."""
     if got.keys() != expected.keys():
         return float("inf"), f"{len(got)} results instead of {len(expected)}"
     scale = smallest_scale(expected)
@@ -269,7 +269,7 @@ def distance(got: Results, expected: Results) -> tuple[float, str]:
 
 
 def smallest_scale(results: Results) -> float:
-    """Return the size below which all of a gradient is what rounding leaves of larger numbers."""
+    """The size below which all of a gradient is what rounding leaves of larger numbers."""
     found = [largest(v) for n, v in results.items() if n.startswith("gradient")]
     return SMALLEST_SCALE * max(found, default=0.0)
 
@@ -283,7 +283,7 @@ def largest(value: Any) -> float:
 
 
 def gap(a: Any, b: Any, scale: float) -> float:
-    """Return how far two tensors are apart, relative to the largest value and at least to
+    """How far two tensors are apart, relative to the largest value and at least to
     ``scale``; inf when they are of two kinds."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return 0.0 if a is b else float("inf")

@@ -383,7 +383,7 @@ def models() -> dict[str, Callable[[], Built]]:
 
 
 def names() -> list[str]:
-    """Return the models there are."""
+    """The models there are."""
     return list(models())
 
 

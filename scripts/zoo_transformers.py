@@ -58,14 +58,14 @@ SKIPPED = {
 
 
 def names() -> list[str]:
-    """Return the architectures that transformers knows."""
+    """The architectures that transformers knows."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     return list(MODEL_MAPPING_NAMES)
 
 
 def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose numbers are small."""
+    """A configuration whose numbers are small."""
     small: dict[str, Any] = {}
     for name, value in config.items():
         if name in SKIPPED:
@@ -160,7 +160,7 @@ def configurations(config_class: Any, reasons: list[str]) -> Iterator[Any]:
 
 
 def with_lists(small: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose lists of sizes are small too."""
+    """A configuration whose lists of sizes are small too."""
     changed = dict(small)
     for name, value in small.items():
         if isinstance(value, list | tuple) and all(isinstance(v, int) for v in value):

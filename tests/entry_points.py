@@ -17,7 +17,7 @@ GROUP = "torch_dynamo_backends"
 
 
 def environment_with_entry_points(folder: Path) -> dict[str, str]:
-    """Return an environment for a subprocess, in which torch finds the backends by name."""
+    """An environment for a subprocess, in which torch finds the backends by name."""
     config = configparser.ConfigParser(inline_comment_prefixes=("#",))
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     header = f"[project.entry-points.{GROUP}]"

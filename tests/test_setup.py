@@ -57,7 +57,7 @@ class Project:
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 
     def build(self, compiler: str, kind: str = "build_wheel") -> tuple[str, list[str]]:
-        """Return the tag of the wheel and the names in it."""
+        """The tag of the wheel and the names in it."""
         for path in self.wheels.iterdir():
             path.unlink()
         done = subprocess.run(

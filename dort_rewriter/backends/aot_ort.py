@@ -29,7 +29,7 @@ def make_aot_ort(
     providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
     fallback: bool = True,
 ) -> tuple[OrtBackend, OrtBackend]:
-    """Return a backend for ``torch.compile``, twice: for static and for dynamic use.
+    """A backend for ``torch.compile``, twice: for static and for dynamic use.
 
     Args:
         dynamic: whether the graphs will have symbolic sizes; the backend takes both, this only

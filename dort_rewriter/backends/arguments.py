@@ -80,7 +80,7 @@ class CustomBackendOptions:
 
 
 def level_name(level: str | None) -> OptimizationLevel | None:
-    """Return our name of a level of optimization, which may be given as ONNX Runtime's."""
+    """Our name of a level of optimization, which may be given as ONNX Runtime's."""
     known: dict[str, OptimizationLevel] = {**_LEVELS, **{name: name for name in _LEVELS.values()}}
     if level is None:
         return None
@@ -105,7 +105,7 @@ def log_as_asked(verbose: int) -> None:
 def select_patterns(
     enabled: str | Sequence[Any] | None, disabled: str | Sequence[str] | None
 ) -> str | Sequence[Any] | None:
-    """Return one selection out of the rules to apply and those to leave out of them."""
+    """One selection out of the rules to apply and those to leave out of them."""
     if not disabled or enabled is None:
         return enabled
     names = disabled.replace("+", ",").split(",") if isinstance(disabled, str) else disabled
@@ -115,7 +115,7 @@ def select_patterns(
 
 
 def with_mode(options: OrtBackendOptions, mode: str | None) -> OrtBackendOptions:
-    """Return the options with what a mode of ``torch.compile`` adds to them."""
+    """The options with what a mode of ``torch.compile`` adds to them."""
     if mode is None:
         return options
     if mode not in MODES:

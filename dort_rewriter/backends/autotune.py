@@ -81,7 +81,7 @@ class Autotuned:
 
 
 def _device_wait(args: list[Any]) -> Callable[[], None]:
-    """Return what waits for a device to finish: its calls return before their work is done."""
+    """What waits for a device to finish: its calls return before their work is done."""
     devices = {a.device for a in args if isinstance(a, torch.Tensor) and a.device.type == "cuda"}
 
     def wait() -> None:

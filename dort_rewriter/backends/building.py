@@ -134,7 +134,7 @@ def export_block(
 
 
 def shared_in_torch(node: torch.fx.Node) -> UnsupportedOp:
-    """Return why a node stays in torch that a result cannot be made without."""
+    """Why a node stays in torch that a result cannot be made without."""
     return UnsupportedOp(op_name(node.target), SHARED, source_line(node), node.name)
 
 
@@ -196,7 +196,7 @@ def _output_names(plan: OutputPlan) -> list[str]:
 
 
 def session_settings(options: OrtBackendOptions) -> Any:
-    """Return the ``SessionOptions`` that a user gave, or new ones."""
+    """The ``SessionOptions`` that a user gave, or new ones."""
     if options.ort_session_options is not None:
         return options.ort_session_options
     policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)

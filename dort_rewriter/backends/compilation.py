@@ -46,7 +46,7 @@ MAX_THAWED = 2
 
 
 def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
-    """Return a callable that takes the list of arguments of the graph, and empties it.
+    """A callable that takes the list of arguments of the graph, and empties it.
 
     It returns the tuple of the results, also when the graph returns a single one.
     """
@@ -69,7 +69,7 @@ def _compile(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[...
 
 
 def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str, RunBoxed]:
-    """Return the ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
+    """The ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
     options = dataclasses.replace(recipe.options, autotune=False)
     hoist_random(graph_module)
 
@@ -106,7 +106,7 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
 
 
 def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:
-    """Return what runs a graph that is convertible as a whole, built if the recipe says so."""
+    """What runs a graph that is convertible as a whole, built if the recipe says so."""
     block = Block(graph_module, recipe)
     if recipe.build_now:
         block.prepare()
@@ -131,7 +131,7 @@ def _belongs_in_torch(fallback: UnsupportedOp) -> bool:
 
 
 def describe(built: BuiltBlock) -> str:
-    """Return a line about a graph that runs in ONNX Runtime."""
+    """A line about a graph that runs in ONNX Runtime."""
     session, signature = built.session, built.signature
     providers = "" if session is None else f" on {', '.join(p.name for p in session.providers)}"
     return (
@@ -142,7 +142,7 @@ def describe(built: BuiltBlock) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    """Return names, the first ones of many."""
+    """Names, the first ones of many."""
     shown = ", ".join(map(repr, names[:8]))
     return f"[{shown}{f', ... {len(names)} in all' if len(names) > 8 else ''}]"
 
@@ -359,7 +359,7 @@ def _has_tangent(args: Sequence[Any]) -> bool:
 
 
 def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:
-    """Return the arguments a graph was traced for; nothing about its results."""
+    """The arguments a graph was traced for; nothing about its results."""
     placeholders = (n for n in graph_module.graph.nodes if n.op == "placeholder")
     slots = (InputSlot(name=None, **describe_value(n.meta.get("val"))) for n in placeholders)
     return GraphSignature(inputs=tuple(slots), outputs=())
@@ -380,7 +380,7 @@ def _boxed(function: RunBoxed) -> RunBoxed:
 
 
 def _boxed_module(graph_module: torch.fx.GraphModule) -> RunBoxed:
-    """Return what runs a graph in torch, and gives a tuple as sessions do."""
+    """What runs a graph in torch, and gives a tuple as sessions do."""
     forward = graph_module.forward
     is_tuple = returns_tuple(graph_module)
 

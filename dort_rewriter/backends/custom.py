@@ -132,7 +132,7 @@ def onnx_custom_backend(
 def merge_options(
     settings: Settings, options: OptimizationOptions | Mapping[str, Any] | None
 ) -> tuple[Settings, OptimizationOptions]:
-    """Return the settings and the optimization, with what `options` says about both."""
+    """The settings and the optimization, with what `options` says about both."""
     if isinstance(options, Mapping):
         # Keys of both families mean the same; an unknown one is refused below, with the closest.
         of_models = {f.name for f in dataclasses.fields(OptimizationOptions)}
@@ -160,7 +160,7 @@ def _optimization(settings: CustomBackendOptions) -> OptimizationOptions:
 
 
 def make_recipe(settings: CustomBackendOptions, optimization: OptimizationOptions) -> Recipe:
-    """Return what these settings do with a graph of ATen operators."""
+    """What these settings do with a graph of ATen operators."""
     log_as_asked(settings.verbose)
     backend = _backend_options(settings, optimization)
     keeper = None if settings.storage is None else StorageKeeper(settings.storage)
@@ -237,7 +237,7 @@ def _needs_aot(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
 def _either_convention(
     run: Callable[[list[Any]], Any], graph_module: torch.fx.GraphModule
 ) -> Callable[..., Any]:
-    """Return a callable that takes the list of arguments, as torch prefers, or the arguments.
+    """A callable that takes the list of arguments, as torch prefers, or the arguments.
 
     No argument of a graph is a list: there is no doubt about which was meant.
     """

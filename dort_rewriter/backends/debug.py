@@ -165,13 +165,13 @@ class DebugRunner:
 
 
 def describe_node(node: onnx.NodeProto) -> str:
-    """Return a node as a call: ``Add(x, y)``."""
+    """A node as a call: ``Add(x, y)``."""
     domain = f"{node.domain}::" if node.domain else ""
     return f"{domain}{node.op_type}({', '.join(node.input)})"
 
 
 def describe_result(name: str, value: Any, node: onnx.NodeProto | None) -> str:
-    """Return a line about a result: its type, its shape, what is in it, what made it."""
+    """A line about a result: its type, its shape, what is in it, what made it."""
     made = "" if node is None else f" = {describe_node(node)}"
     if not isinstance(value, np.ndarray):
         return f"{name}: {type(value).__name__} of {len(value)}{made}"

@@ -92,7 +92,7 @@ class TorchResults(torch.fx.Interpreter):
 def describe_difference(
     expected: torch.Tensor, array: np.ndarray[Any, Any], tolerance: float | None = None
 ) -> str | None:
-    """Return how a result differs from that of torch; None when it is the same."""
+    """How a result differs from that of torch; None when it is the same."""
     if tuple(expected.shape) != array.shape:
         return f"its shape is {list(array.shape)} instead of {list(expected.shape)}"
     wanted = tensor_to_array(expected)

@@ -100,7 +100,7 @@ class ExecutionInfoTable:
     def search_reusable_session_execution_info(
         self, graph_module: torch.fx.GraphModule, *args: object
     ) -> ExecutionInfo | None:
-        """Return the session of a graph that takes arguments like these, if there is one."""
+        """The session of a graph that takes arguments like these, if there is one."""
         known = self.execution_info_per_graph_module.get(graph_module, [])
         return next((info for info in known if info.is_supported(*args)), None)
 

@@ -31,7 +31,7 @@ class _Frozen:
     def guard(
         self, run: Callable[[list[Any]], Any], changed: Callable[[list[Any]], Any]
     ) -> Callable[[list[Any]], Any]:
-        """Return ``run`` for arguments that are unchanged, ``changed`` for others."""
+        """``run`` for arguments that are unchanged, ``changed`` for others."""
         if not self.tensors:
             return run
 

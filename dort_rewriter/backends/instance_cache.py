@@ -26,7 +26,7 @@ class InstanceCache(Generic[K, V]):
         self._lock = SafeLock()
 
     def get(self, key: K) -> V | None:
-        """Return the value, now the one used last, or None."""
+        """The value, now the one used last, or None."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -44,7 +44,7 @@ class InstanceCache(Generic[K, V]):
         return kept
 
     def get_or_build(self, key: K, build: Callable[[], V]) -> V:
-        """Return the stored value, or build and store one.
+        """The stored value, or one that is built now and stored.
 
         Two threads may build the same one at the same time: both get the first that is done.
         """

@@ -33,7 +33,7 @@ _instances: dict[type, InstanceCache[Any, Any]] = {}
 
 
 def instance_for(cls: type[B], options: OrtBackendOptions, build: Callable[[], B]) -> B:
-    """Return the instance of a class made before for equal options, or build one.
+    """The instance of a class made before for equal options, or one built now.
 
     Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
     """
@@ -43,7 +43,7 @@ def instance_for(cls: type[B], options: OrtBackendOptions, build: Callable[[], B
 
 
 def instances_of(cls: type[B]) -> tuple[B, ...]:
-    """Return the instances kept for reuse."""
+    """The instances kept for reuse."""
     cache = _cache_of(cls)
     found = (cache.get(key) for key in cache)
     return tuple(backend for backend in found if backend is not None)
@@ -55,7 +55,7 @@ def clear_instances(cls: type) -> None:
 
 
 def instance_of_torch(cls: Any, options: Any = None) -> Any:
-    """Return an instance of torch's class for any options of its or of ours, reused when equal."""
+    """An instance of torch's class for any options of its or of ours, reused when equal."""
     if (own := own_options(cls, options)) is not None:
         return instance_for(cls, own, functools.partial(_build_with, cls, own))
     of_torch = _options_of_torch(cls)
@@ -66,7 +66,7 @@ def instance_of_torch(cls: Any, options: Any = None) -> Any:
 
 
 def own_options(cls: Any, options: Any = None) -> OrtBackendOptions | None:
-    """Return options that the constructor of torch's class does not take, as ours.
+    """Options that the constructor of torch's class does not take, as ours.
 
     Those with what ours lack (``export_options`` before torch 2.5) are torch's own, as its
     dataclass is: None.
@@ -80,7 +80,7 @@ def own_options(cls: Any, options: Any = None) -> OrtBackendOptions | None:
 
 
 def as_own(options: Any) -> OrtBackendOptions:
-    """Return options of torch's dataclass as ours; it has some of our fields."""
+    """Options of torch's dataclass as ours; it has some of our fields."""
     if isinstance(options, OrtBackendOptions):
         return options
     return OrtBackendOptions(**{k: v for k, v in vars(options).items() if k in _OWN})
@@ -105,7 +105,7 @@ def _cache_of(cls: type) -> InstanceCache[Any, Any]:
 
 
 def _key(options: OrtBackendOptions) -> Any:
-    """Return a hashable that is equal for equal options."""
+    """A hashable that is equal for equal options."""
     return _freeze(options)
 
 

@@ -51,7 +51,7 @@ def model_key(
     outputs: Sequence[tuple[str, ModelOutput]],
     orders: Mapping[str, tuple[int, ...]],
 ) -> str | None:
-    """Return the key of the model of a graph, or None when it has none.
+    """The key of the model of a graph, or None when it has none.
 
     ``numbers`` are the arguments that the model holds, by position; ``outputs`` what it computes;
     ``orders`` the placeholders that it reads in another order.
@@ -190,7 +190,7 @@ def _environment(provider: str) -> Iterator[str]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Return the versions of what takes part, and a fingerprint of this package's own files."""
+    """The versions of what takes part, and a fingerprint of this package's own files."""
     from dort_rewriter.runtime.installed import describe
 
     versions = [f"{name} {_version(name)}" for name in _PACKAGES]
@@ -205,7 +205,7 @@ def _installed() -> tuple[str, ...]:
 
 
 def fingerprint(root: Path, since: float) -> str | None:
-    """Return the digest of the sources in a folder, by name and content.
+    """The digest of the sources in a folder, by name and content.
 
     None when there are none, or one was changed after a time: what runs is not what lies there.
     """

@@ -136,7 +136,7 @@ class OrtBackend:
     def _select_eps(
         self, graph_module: torch.fx.GraphModule, *args: Any
     ) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        """Return execution providers: preferred, inferred from the devices, then the default."""
+        """Execution providers: preferred, inferred from the devices, then the default."""
         return select_providers(self._options, graph_module, args)
 
     def reset(self) -> None:
@@ -148,7 +148,7 @@ class OrtBackend:
     def get_cached_instance_for_options(
         options: OrtBackendOptions | Mapping[str, Any] | None = None,
     ) -> OrtBackend:
-        """Return the backend made before for equal options, or a new one.
+        """The backend made before for equal options, or a new one.
 
         Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
         """
@@ -157,7 +157,7 @@ class OrtBackend:
 
     @staticmethod
     def get_cached_instances() -> tuple[OrtBackend, ...]:
-        """Return the backends kept for reuse."""
+        """The backends kept for reuse."""
         return instances_of(OrtBackend)
 
     @staticmethod
@@ -212,7 +212,7 @@ torch_compile_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dyn
 
 
 def make_dispatcher() -> OxsDispatcher:
-    """Return the dispatcher that the environment asks for."""
+    """The dispatcher that the environment asks for."""
     return OxsDispatcher(own_converters=env.read("ONNXRT_CHANGE_REWRITER") != "0")
 
 
@@ -313,7 +313,7 @@ def accelerated_call(
 
 
 def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recipe:
-    """Return what a backend does with a graph of ATen operators, with its options or others."""
+    """What a backend does with a graph of ATen operators, with its options or others."""
     options = options or _options(backend)
     return Recipe(
         dispatcher=make_dispatcher(),
@@ -325,14 +325,14 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
 
 
 def _recipe_of_aot(backend: Any, options: OrtBackendOptions) -> Recipe:
-    """Return the recipe of graphs that only their own calls run: nobody else feeds the models."""
+    """The recipe of graphs that only their own calls run: nobody else feeds the models."""
     return dataclasses.replace(make_recipe(backend, options), as_stored=True)
 
 
 def _selection(
     backend: Any, options: OrtBackendOptions
 ) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Sequence[tuple[str, Mapping[str, Any]]]]:
-    """Return how a backend selects its providers: its own method, but for that of torch's class.
+    """How a backend selects its providers: its own method, but for that of torch's class.
 
     NOTE: torch's puts the CPU before CUDA, and leaves out which device.
     """
@@ -342,7 +342,7 @@ def _selection(
 
 
 def _options(backend: Any) -> OrtBackendOptions:
-    """Return the options of a backend; those of torch's class have some of our fields."""
+    """The options of a backend; those of torch's class have some of our fields."""
     return as_own(backend._options)
 
 
@@ -375,7 +375,7 @@ def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> R
 def select_providers(
     options: OrtBackendOptions, graph_module: torch.fx.GraphModule, args: Sequence[Any]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the providers of a session, best first, each once."""
+    """The providers of a session, best first, each once."""
     wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
     if options.infer_execution_providers:
         devices = [a.device for a in args if isinstance(a, torch.Tensor)]

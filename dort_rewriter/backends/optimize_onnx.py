@@ -44,7 +44,7 @@ def optimize_onnx(
 def optimize_onnx(
     model: AnyModel, options: Options = None, *, return_optimize_report: bool = False
 ) -> onnx.ModelProto | tuple[onnx.ModelProto, OptimizeReport]:
-    """Return an optimized copy of an ONNX model.
+    """An optimized copy of an ONNX model.
 
     Args:
         model: a model, or the name of a file.

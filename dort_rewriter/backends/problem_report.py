@@ -96,7 +96,7 @@ def _write(
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions that a problem may depend on."""
+    """The versions that a problem may depend on."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
     names = ("dort-rewriter", "torch", "onnx", "onnx-ir", "onnxscript", "numpy")
     runtimes = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training")
@@ -218,7 +218,7 @@ def _classes(graph_module: torch.fx.GraphModule, name: str) -> Iterator[str]:
 
 
 def _changed(options: OrtBackendOptions) -> dict[str, Any]:
-    """Return the options that are not as they come, those that text can say."""
+    """The options that are not as they come, those that text can say."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

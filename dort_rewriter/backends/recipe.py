@@ -54,7 +54,7 @@ class Recipe:
     """Prefix of the files written for each model; None reads it from the environment."""
 
     def place(self, node: torch.fx.Node) -> Place:
-        """Return where a node of an ATen graph is to run, if it can."""
+        """Where a node of an ATen graph is to run, if it can."""
         if node.op != "call_function":
             return "onnxruntime"
         name, overrides = op_name(node.target), self.options.placement
@@ -64,7 +64,7 @@ class Recipe:
         return place
 
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
-        """Return why a node of an ATen graph stays in torch; None when it does not."""
+        """Why a node of an ATen graph stays in torch; None when it does not."""
         if node.op == "get_attr" or _is_getitem(node):
             return None
         with working_on(functools.partial(source_line, node)):

@@ -40,7 +40,7 @@ def guarded(
     fallback: bool,
     trace: CompileTrace | None = None,
 ) -> R:
-    """Return what `work` makes of a graph; what `instead` makes when that fails.
+    """What `work` makes of a graph; what `instead` makes when that fails.
 
     With ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
     """
@@ -60,7 +60,7 @@ def guarded(
 
 
 def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
-    """Return the class, the message and the Python line of what went wrong, and what to do."""
+    """The class, the message and the Python line of what went wrong, and what to do."""
     lines = str(error).strip().splitlines() or [""]
     where = place_of(error) or _first_place(graph_module)
     return (
@@ -71,7 +71,7 @@ def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
 
 
 def _first_place(graph_module: torch.fx.GraphModule) -> str:
-    """Return the first Python line that a graph comes from."""
+    """The first Python line that a graph comes from."""
     return next((line for n in graph_module.graph.nodes if (line := source_line(n))), "")
 
 

@@ -204,7 +204,7 @@ def to_onnx(
 
 
 def _flat(mod: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Return a graph, and its arguments, without the structures AOTAutograd does not take."""
+    """A graph, and its arguments, without the structures AOTAutograd does not take."""
     if not isinstance(mod, torch.fx.GraphModule) or (is_lowered(mod) and not has_tree(mod)):
         return mod, args
     flat = flatten_interface(mod)

@@ -26,7 +26,7 @@ __all__ = ["before_transforms", "transform"]
 
 
 def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
-    """Return what is done to a model before functions of the user see it."""
+    """What is done to a model before functions of the user see it."""
     chosen = get_pattern_list(options.patterns, kernels.RULES)
     # NOTE: a model has a place on disk when its rules are given by name.
     named = [rule.name for rule in chosen] if isinstance(options.patterns, str) else chosen
@@ -34,7 +34,7 @@ def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
 
 
 def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
-    """Return a model as the functions of the user make it, with our own operators put in then."""
+    """A model as the functions of the user make it, with our own operators put in then."""
     proto = to_proto(model)
     for change in recipe.options.pre_ort_model_transforms or ():
         change(proto)

@@ -36,7 +36,7 @@ _NOISE = 4.0
 
 
 def calls_to_verify(options: OrtBackendOptions) -> int:
-    """Return how many calls of each graph are compared: what the option or the variable says."""
+    """How many calls of each graph are compared: what the option or the variable says."""
     chosen: int | str = options.verify or env.read("DORT_VERIFY") or 0
     if not str(chosen).isdecimal() and not isinstance(chosen, bool):
         raise OptionError(f"DORT_VERIFY is a number of calls, not {chosen!r}.")
@@ -44,7 +44,7 @@ def calls_to_verify(options: OrtBackendOptions) -> int:
 
 
 def verified(built: BuiltBlock, run: RunBoxed, options: OrtBackendOptions, calls: int) -> RunBoxed:
-    """Return what runs a block, and compares its first calls with torch."""
+    """What runs a block, and compares its first calls with torch."""
     graph_module, left = built.graph_module, calls
 
     def call(args: list[Any]) -> Any:
@@ -68,7 +68,7 @@ def verified(built: BuiltBlock, run: RunBoxed, options: OrtBackendOptions, calls
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
-    """Return arguments with memory of their own, laid out as it was.
+    """Arguments with memory of their own, laid out as it was.
 
     NOTE: each has its own: AOTAutograd gives no graph two arguments of one memory to write to.
     """
@@ -91,7 +91,7 @@ def _in_torch(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> list[A
 
 
 def _compare(got: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Return what differs first between results, an empty text if nothing does."""
+    """What differs first between results, an empty text if nothing does."""
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             if a is not b and a != b:
@@ -134,7 +134,7 @@ def _moved(value: Any, generator: torch.Generator) -> Any:
 
 
 def _gap(a: Any, b: Any) -> float:
-    """Return the largest difference of two results of floating point; infinite for others."""
+    """The largest difference of two results of floating point; infinite for others."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return 0.0 if a is b or a == b else float("inf")
     if not b.is_floating_point() or a.shape != b.shape:
@@ -151,7 +151,7 @@ def _gap(a: Any, b: Any) -> float:
 def _divergence(
     built: BuiltBlock, args: Sequence[Any], options: OrtBackendOptions, found: str
 ) -> DivergenceError:
-    """Return the error that names the first node that differs, a folder being written."""
+    """The error that names the first node that differs, a folder being written."""
     first = _first_difference(built, args)
     place = f"The first node that differs: {first}" if first is not None else (
         "Run one node at a time, the model gives what torch does: look at ONNX Runtime's own "

@@ -100,7 +100,7 @@ def _release_updates(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:
-    """Return the placeholders of the graph under compilation that are parameters or buffers, and
+    """The placeholders of the graph under compilation that are parameters or buffers, and
     that the graph leaves as they are."""
     context = torch._guards.TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata

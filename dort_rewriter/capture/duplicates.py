@@ -54,7 +54,7 @@ def _is_pure(target: Any) -> bool:
 
 
 def _freeze(value: Any) -> Any:
-    """Return a hashable that is equal for equal arguments: 1, 1.0 and True are not."""
+    """A hashable that is equal for equal arguments: 1, 1.0 and True are not."""
     if isinstance(value, list | tuple):
         return tuple(map(_freeze, value))
     if isinstance(value, dict):

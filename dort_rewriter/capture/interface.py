@@ -32,7 +32,7 @@ def has_tree(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def flatten_interface(graph_module: torch.fx.GraphModule) -> FlatGraph | None:
-    """Return the graph with flat arguments and results; None when it has them."""
+    """The graph with flat arguments and results; None when it has them."""
     original = graph_module.graph
     results = next(n for n in original.nodes if n.op == "output").args[0]
     leaves, spec = torch.utils._pytree.tree_flatten(results)

@@ -29,7 +29,7 @@ def is_dense(value: Any) -> bool:
 
 
 def storage_order(value: Any) -> tuple[int, ...] | None:
-    """Return the dimensions from the slowest to the fastest in memory; None when row-major.
+    """The dimensions from the slowest to the fastest in memory; None when row-major.
 
     None also when the tensor does not fill its memory.
     """
@@ -43,7 +43,7 @@ def storage_order(value: Any) -> tuple[int, ...] | None:
 
 
 def input_orders(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
-    """Return how the arguments of a graph lie in memory that are not row-major, by placeholder."""
+    """How the arguments of a graph lie in memory that are not row-major, by placeholder."""
     found = {}
     for node in graph_module.graph.nodes:
         if node.op != "placeholder":

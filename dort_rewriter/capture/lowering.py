@@ -232,7 +232,7 @@ def _lower_dynamo(
     args: Sequence[Any],
     decompositions: Table,
 ) -> LoweredGraph:
-    """Return the ATen graph of Dynamo's graph, its parameters as constants."""
+    """The ATen graph of Dynamo's graph, its parameters as constants."""
     from functorch.compile import aot_module_simplified, make_boxed_func
 
     captured: list[torch.fx.GraphModule] = []

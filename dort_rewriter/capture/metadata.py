@@ -27,7 +27,7 @@ def complete_metadata(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -
 
 
 def retrace(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return a copy of a graph of ATen operators whose values are those these arguments give.
+    """A copy of a graph of ATen operators whose values are those these arguments give.
 
     Raises :class:`CaptureError` if the graph does not run on them.
     """

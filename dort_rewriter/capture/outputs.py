@@ -77,7 +77,7 @@ class _Planner:
         self.chains = self._chains()
 
     def _chains(self) -> dict[torch.fx.Node, Sequence[torch.fx.Node]]:
-        """Return each result that is a tensor and made of something computed, down to that."""
+        """Each result that is a tensor and made of something computed, down to that."""
         nodes = [n for n in self.leaves if isinstance(n, torch.fx.Node)]
         tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         found: dict[torch.fx.Node, Sequence[torch.fx.Node]] = {n: lineage(n) for n in tensors}
@@ -123,14 +123,14 @@ class _Planner:
         return OutputSlot(**described, source="model", index=self._compute(leaf))
 
     def _compute(self, node: torch.fx.Node) -> int:
-        """Return the position of a node among the outputs of the model."""
+        """The position of a node among the outputs of the model."""
         if node not in self.computed:
             self.computed[node] = len(self.outputs)
             self.outputs.append(ModelOutput(node, storage_order(node.meta.get("val"))))
         return self.computed[node]
 
     def _views(self, chain: Sequence[torch.fx.Node]) -> tuple[ViewStep, ...]:
-        """Return what makes the first node of a chain of what the model computes for the last."""
+        """What makes the first node of a chain of what the model computes for the last."""
         node, owner = chain[0], chain[-1]
         if is_layout_free(node) and not is_dense(owner.meta["val"]):
             return ()
@@ -154,7 +154,7 @@ class _Planner:
             return (step,)
 
     def _seen(self, owner: torch.fx.Node) -> tuple[torch.fx.Node, tuple[ViewStep, ...]]:
-        """Return the node that all results of one memory are views of, and how it is made.
+        """The node that all results of one memory are views of, and how it is made.
 
         The owner of the memory itself, or what torch shows it as without calling that a view.
         """

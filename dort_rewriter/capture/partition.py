@@ -54,7 +54,7 @@ def partition_graph(
 
 
 def copy_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a graph with nodes of its own, of the same names and metadata."""
+    """A graph with nodes of its own, of the same names and metadata."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     graph.set_codegen(graph_module.graph._codegen)
@@ -64,7 +64,7 @@ def copy_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _outside(
     graph_module: torch.fx.GraphModule, refused: Mapping[torch.fx.Node, UnsupportedOp]
 ) -> set[torch.fx.Node]:
-    """Return the nodes that stay in torch, with what belongs to them.
+    """The nodes that stay in torch, with what belongs to them.
 
     That is what takes a result apart, and what is no tensor: the body of a higher-order operator
     stands beside it, and moves into a block with it.

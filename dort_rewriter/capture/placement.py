@@ -56,7 +56,7 @@ COSTS: Mapping[str, Cost] = {
 def choose_place(
     node: torch.fx.Node, name: str, overrides: Mapping[str, Place] | None = None
 ) -> Place:
-    """Return where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all."""
+    """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all."""
     overrides = overrides or {}
     base = name.split(".")[0]
     chosen = overrides.get(name) or overrides.get(base) or overrides.get("*")
@@ -76,18 +76,18 @@ def _on_cpu(node: torch.fx.Node) -> bool:
 
 
 def work_of(node: torch.fx.Node, name: str) -> float:
-    """Return the work of a node: multiplications of a convolution, elements read of others."""
+    """The work of a node: multiplications of a convolution, elements read of others."""
     measure: Callable[[torch.fx.Node], float] = _WORK.get(name, _elements)
     return measure(node)
 
 
 def _elements(node: torch.fx.Node) -> float:
-    """Return the elements of the first input."""
+    """The elements of the first input."""
     return _count(node.all_input_nodes[0].meta.get("val"))
 
 
 def _convolution_backward(node: torch.fx.Node) -> float:
-    """Return the multiplications of the gradients asked for."""
+    """The multiplications of the gradients asked for."""
     grad, _, weight = (_value(node.args[i]) for i in range(3))
     mask: Any = node.args[10]
     return _count(grad) * _count(weight) / _size(weight.shape[0]) * sum(map(bool, mask[:2]))
@@ -109,7 +109,7 @@ def _count(value: Any) -> float:
 
 
 def _size(dim: int | torch.SymInt) -> int:
-    """Return a size; for a symbolic one, what it was when the graph was captured."""
+    """A size; for a symbolic one, what it was when the graph was captured."""
     if isinstance(dim, int):
         return dim
     hint: Any = dim.node.hint

@@ -59,7 +59,7 @@ def hoist_random(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _symbols(graph: torch.fx.Graph) -> dict[str, torch.fx.Node]:
-    """Return the arguments that are symbolic integers, by symbol."""
+    """The arguments that are symbolic integers, by symbol."""
     return {
         str(value.node.expr): node
         for node in graph.nodes

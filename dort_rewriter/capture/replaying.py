@@ -24,7 +24,7 @@ class Unknown(Exception):
 
 
 def replay(chain: Sequence[torch.fx.Node], sizes: ArgumentSizes) -> tuple[ViewStep, ...]:
-    """Return how to make the first node of a lineage out of the last: by the same operators."""
+    """How to make the first node of a lineage out of the last: by the same operators."""
     return tuple(_step(node, sizes) for node in reversed(chain[:-1]))
 
 
@@ -51,7 +51,7 @@ def _argument(node: torch.fx.Node, argument: Any, sizes: ArgumentSizes) -> Any:
 
 
 def strided(base: torch.Tensor, view: torch.Tensor, sizes: ArgumentSizes) -> ViewStep | None:
-    """Return how a view is seen in the memory of a base, by sizes and strides.
+    """How a view is seen in the memory of a base, by sizes and strides.
 
     None where these do not tell it, or the arguments do not tell these.
     """
@@ -76,7 +76,7 @@ def is_static(step: ViewStep) -> bool:
 def lay_out(
     node: torch.fx.Node, sizes: ArgumentSizes, *, as_view: bool = False
 ) -> tuple[ViewStep, ...]:
-    """Return how what the model computed for a node becomes what torch would have computed.
+    """How what the model computed for a node becomes what torch would have computed.
 
     The model gives it in the order it is stored in. Its memory is new, so that the layout can be
     changed in place: the caller gets no view of a hidden tensor, unless ``as_view`` allows it.

@@ -75,7 +75,7 @@ def _replaced(
 
 
 def _by_sizes(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """Return the kernel of a ``.vec`` overload: the operator called with the sizes worked out."""
+    """The kernel of a ``.vec`` overload: the operator called with the sizes worked out."""
 
     def call(input: torch.Tensor, output_size: Any, *options: Any) -> Any:
         *align, factors = options
@@ -93,6 +93,6 @@ def _by_sizes(op: torch._ops.OpOverload) -> Callable[..., Any]:
 def _like_input(
     grad_output: torch.Tensor, output_size: Any, input_size: Any, *options: Any
 ) -> torch.Tensor:
-    """Return what a gradient looks like."""
+    """What a gradient looks like."""
     layout = torch._prims_common.suggest_memory_format(grad_output)
     return grad_output.new_empty(input_size).to(memory_format=layout)

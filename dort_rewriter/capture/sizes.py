@@ -43,7 +43,7 @@ class ArgumentSizes:
                     self._known.setdefault(size.node.expr, InputDim(index, dim))
 
     def find(self, size: Any) -> Size | None:
-        """Return how to compute an integer (or the one that a node gives) from the arguments;
+        """How to compute an integer (or the one that a node gives) from the arguments;
         None if they do not tell it."""
         if isinstance(size, torch.fx.Node):
             size = size.meta.get("val")
@@ -52,7 +52,7 @@ class ArgumentSizes:
         return size if isinstance(size, int) and not isinstance(size, bool) else None
 
     def find_all(self, sizes: Any) -> tuple[Size, ...] | None:
-        """Return how to compute each of several integers; None if one is not known."""
+        """How to compute each of several integers; None if one is not known."""
         found = tuple(s for size in sizes if (s := self.find(size)) is not None)
         return found if len(found) == len(sizes) else None
 

@@ -58,7 +58,7 @@ def _is_radix_sort(node: torch.fx.Node, name: str, value: torch.Tensor) -> bool:
 
 
 def _argument(node: torch.fx.Node, name: str) -> Any:
-    """Return an argument of a call, or its default; None when the operator has none."""
+    """An argument of a call, or its default; None when the operator has none."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for i, formal in enumerate(node.target._schema.arguments):
         if formal.name == name:

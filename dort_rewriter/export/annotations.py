@@ -18,7 +18,7 @@ __all__ = ["annotate", "check_shape", "element_type", "unsupported_value"]
 
 
 def element_type(meta: Any) -> ir.DataType:
-    """Return the element type of a (fake) tensor or number."""
+    """The element type of a (fake) tensor or number."""
     return to_onnx_type(meta.dtype) if isinstance(meta, torch.Tensor) else scalar_type(meta)
 
 
@@ -28,7 +28,7 @@ def _shape(meta: Any) -> tuple[int | str, ...]:
 
 
 def unsupported_value(meta: Any) -> str | None:
-    """Return why no value of a model can stand for one of a graph; None when it can."""
+    """Why no value of a model can stand for one of a graph; None when it can."""
     if not isinstance(meta, torch.Tensor):
         if isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
             return None

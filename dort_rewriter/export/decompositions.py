@@ -65,7 +65,7 @@ def filter_decomposition_table(
     existing_table: Mapping[Any, Callable[..., Any]] | None = None,
     filter_fct: Callable[[Any], bool] | None = None,
 ) -> Table:
-    """Return the entries of a table (torch's full one) whose operator `filter_fct` accepts.
+    """The entries of a table (torch's full one) whose operator `filter_fct` accepts.
 
     Without a filter, operators that have a converter are left out.
     """
@@ -77,14 +77,14 @@ def filter_decomposition_table(
 
 
 def get_decomposition_table(dispatcher: Dispatcher | None = None) -> Table:
-    """Return the table that fits a dispatcher: all torch decomposes but what it converts."""
+    """The table that fits a dispatcher: all torch decomposes but what it converts."""
     if dispatcher is None:
         return dict(_default_table())
     return filter_decomposition_table(filter_fct=lambda op: not dispatcher.prefers(_name(op)))
 
 
 def get_tracing_table(dispatcher: Dispatcher) -> Table:
-    """Return what AOTAutograd needs of the table that fits a dispatcher.
+    """What AOTAutograd needs of the table that fits a dispatcher.
 
     NOTE: torch's core table adds operators that are composed of others, of which AOTAutograd sees
     the parts only. To collect them takes longer than to trace a small model.
@@ -111,7 +111,7 @@ def _default_table() -> Table:
 
 
 def get_decomposition_table_by_name(name: str) -> Table:
-    """Return a table by its name: ``none``, ``core``, ``all``, or ``default``."""
+    """A table by its name: ``none``, ``core``, ``all``, or ``default``."""
     tables: dict[str, Callable[[], Table]] = {
         "all": _full_table,
         "core": _core_table,
@@ -126,7 +126,7 @@ def get_decomposition_table_by_name(name: str) -> Table:
 def resolve_decomposition_table(
     table: str | Mapping[Any, Callable[..., Any]] | None, dispatcher: Dispatcher
 ) -> Table:
-    """Return the table an option stands for."""
+    """The table an option stands for."""
     if table is None:
         return get_decomposition_table(dispatcher)
     if isinstance(table, str):

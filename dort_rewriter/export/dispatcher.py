@@ -79,7 +79,7 @@ class Dispatcher:
         return all(map(_is_of_this_package, found))
 
     def find(self, node: torch.fx.Node) -> Converter | str:
-        """Return the converter of an FX node, or the reason why there is none."""
+        """The converter of an FX node, or the reason why there is none."""
         if (reason := _unconvertible(node)) is not None:
             return reason
         name = op_name(node.target)
@@ -89,7 +89,7 @@ class Dispatcher:
         return found.refusal(node) or self._refusal_inside(node) or found
 
     def _refusal_inside(self, node: torch.fx.Node) -> str | None:
-        """Return why the bodies of a higher-order operator cannot be converted."""
+        """Why the bodies of a higher-order operator cannot be converted."""
         if not isinstance(node.target, torch._ops.HigherOrderOperator):
             return None
         for body in _bodies(node):
@@ -109,7 +109,7 @@ class Dispatcher:
         return self._find(op_name(node.target))
 
     def refusal(self, node: torch.fx.Node) -> str | None:
-        """Return why an FX node cannot be converted, or None when it can."""
+        """Why an FX node cannot be converted, or None when it can."""
         found = self.find(node)
         return found if isinstance(found, str) else None
 
@@ -123,7 +123,7 @@ class Dispatcher:
         return found
 
     def _fallback(self, name: str) -> Converter | None:
-        """Return the converter of an operator that neither the user nor this package has."""
+        """The converter of an operator that neither the user nor this package has."""
         return None
 
 
@@ -147,12 +147,12 @@ class ForceDispatcher(Dispatcher):
         self.domain = domain
 
     def description(self) -> str | None:
-        """Return what is the same for dispatchers that convert alike."""
+        """What is the same for dispatchers that convert alike."""
         known = super().description()
         return None if known is None else f"{known} {self.domain}"
 
     def find(self, node: torch.fx.Node) -> Converter | str:
-        """Return a converter; a refused operator becomes an opaque node too."""
+        """A converter; a refused operator becomes an opaque node too."""
         found = super().find(node)
         return found if isinstance(found, Converter) else self._opaque(op_name(node.target))
 
@@ -204,7 +204,7 @@ def _is_attribute(value: Any) -> bool:
 
 
 def _unconvertible(node: torch.fx.Node) -> str | None:
-    """Return why no converter could take a node, whoever writes it."""
+    """Why no converter could take a node, whoever writes it."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         if _draws(target, node):
@@ -233,7 +233,7 @@ def _bodies(node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
 
 
 def _foreign(value: Any) -> str | None:
-    """Return why a result, or an item of it, cannot enter a model."""
+    """Why a result, or an item of it, cannot enter a model."""
     if isinstance(value, list | tuple):
         return next((reason for v in value if (reason := _foreign(v)) is not None), None)
     if isinstance(value, torch.Tensor):
@@ -254,7 +254,7 @@ def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
 
 
 def foreign_tensor(tensor: torch.Tensor) -> str | None:
-    """Return why a tensor of this kind cannot enter a model, or None when it can."""
+    """Why a tensor of this kind cannot enter a model, or None when it can."""
     if tensor.layout is not torch.strided:
         return f"{tensor.layout} tensors are not converted"
     if not is_convertible(tensor.dtype):

@@ -20,7 +20,7 @@ __all__ = ["empty_results"]
 
 
 def empty_results(writer: Writer, meta: Any) -> Value | list[Value] | None:
-    """Return constants for a result, or a list of results, that holds no element; else None."""
+    """Constants for a result, or a list of results, that holds no element; else None."""
     if isinstance(meta, list | tuple):
         if not meta or not all(_is_empty(m) for m in meta):
             return None

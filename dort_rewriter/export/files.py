@@ -22,7 +22,7 @@ INLINE_LIMIT = 1_800_000_000
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return the size of all initializers."""
+    """The size of all initializers."""
     return sum(
         value.const_value.nbytes
         for value in model.graph.initializers.values()
@@ -31,7 +31,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a protobuf message, all weights in it.
+    """The model as a protobuf message, all weights in it.
 
     NOTE: not in files of our own beyond 2 GB: neither onnx nor onnxruntime takes weights from
     another folder than the model's. ``onnx.save(..., save_as_external_data=True)`` writes it.
@@ -40,7 +40,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def check_target(filename: str | os.PathLike[str]) -> Path:
-    """Return the path of a file that can be made; an ExportError says why it cannot."""
+    """The path of a file that can be made; an ExportError says why it cannot."""
     target = Path(filename)
     if target.is_dir():
         raise ExportError(f"Cannot write {target}: it is a folder; add the name of a file.")

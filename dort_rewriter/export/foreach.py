@@ -25,7 +25,7 @@ _NAMES = (
 
 
 def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return a decomposition of every operator on lists that this torch has."""
+    """A decomposition of every operator on lists that this torch has."""
     table: dict[Any, Callable[..., Any]] = {}
     for name in _NAMES:
         packet = getattr(aten, f"_foreach_{name}", None)
@@ -41,7 +41,7 @@ _FROM_TENSOR = {("addcdiv", "Tensor"), ("addcmul", "Tensor")}
 
 
 def _on_one(name: str, schema: torch._C.FunctionSchema) -> Callable[..., torch.Tensor]:
-    """Return what the operator does to one tensor."""
+    """What the operator does to one tensor."""
     if name in ("addcdiv", "addcmul"):
         function = getattr(aten, name)
         return lambda x, one, two, value=1: function(x, one, two, value=value)

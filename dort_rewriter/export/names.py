@@ -18,7 +18,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def create_input_names(graph_module: torch.fx.GraphModule, args: Sequence[Any] = ()) -> list[str]:
-    """Return a name for each placeholder: ``input0`` for a tensor, ``input_dim_1`` for an integer.
+    """A name for each placeholder: ``input0`` for a tensor, ``input_dim_1`` for an integer.
 
     An argument in `args`, when there is one, decides before the metadata of the placeholder.
     """
@@ -33,7 +33,7 @@ def create_input_names(graph_module: torch.fx.GraphModule, args: Sequence[Any] =
 
 
 def create_output_names(values: Sequence[Any]) -> list[str]:
-    """Return a name for each result: ``output_0``, ``output_dim_1`` (int), ``output_NONE_2``."""
+    """A name for each result: ``output_0``, ``output_dim_1`` (int), ``output_NONE_2``."""
     return [
         f"output_NONE_{i}"
         if value is None

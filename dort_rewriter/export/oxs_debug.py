@@ -57,7 +57,7 @@ class OxsDebugDispatcher(OxsDispatcher):
         self._torchlib = OxsDispatcher(own_converters=False)
 
     def find(self, node: torch.fx.Node) -> Converter | str:
-        """Return the converter of an FX node, once both sides have been compared on it."""
+        """The converter of an FX node, once both sides have been compared on it."""
         name = op_name(node.target)
         if node not in self._seen and self._ours.converts(name) and self._torchlib.converts(name):
             self._seen.add(node)
@@ -81,7 +81,7 @@ class OxsDebugDispatcher(OxsDispatcher):
 
 
 def _isolate(node: torch.fx.Node) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return a graph holding this node alone, and inputs for it."""
+    """A graph holding this node alone, and inputs for it."""
     graph = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}
     inputs = []

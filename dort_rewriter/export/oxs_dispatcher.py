@@ -73,7 +73,7 @@ def _torchlib_converter(name: str) -> Converter | None:
 
 @functools.cache
 def _mentioned_names() -> frozenset[str]:
-    """Return the names in torchlib's sources, all that it converts among them; none if there are
+    """The names in torchlib's sources, all that it converts among them; none if there are
     no such files.
 
     NOTE: they are read as text, in milliseconds: to learn from an import that an operator is not

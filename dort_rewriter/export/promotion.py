@@ -32,7 +32,7 @@ _Number = (int, float, torch.SymInt, torch.SymFloat)
 
 
 def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of an FX node with the casts that its operator implies."""
+    """The arguments of an FX node with the casts that its operator implies."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
         return args

@@ -15,18 +15,18 @@ _TORCH = os.path.dirname(torch.__file__)
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """Return ``file.py:12 in forward: x.sort()``, or an empty text when torch does not know."""
+    """``file.py:12 in forward: x.sort()``, or an empty text when torch does not know."""
     return _last_frame(node.meta.get("stack_trace") or "")
 
 
 def describe(node: torch.fx.Node) -> str:
-    """Return a node as a line of text, with its source line when there is one."""
+    """A node as a line of text, with its source line when there is one."""
     where = source_line(node)
     return f"{node.format_node()}{f' at {where}' if where else ''}"
 
 
 def first_place(graph_module: torch.fx.GraphModule) -> str:
-    """Return the first place a graph comes from, ``file.py:12 in forward``, or an empty text."""
+    """The first place a graph comes from, ``file.py:12 in forward``, or an empty text."""
     lines = (source_line(node) for node in graph_module.graph.nodes)
     line = next(filter(None, lines), "")
     return os.path.basename(line.partition(": ")[0])
@@ -48,7 +48,7 @@ def _last_frame(stack: str) -> str:
 
 
 def ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
-    """Return the nodes that some results are computed from."""
+    """The nodes that some results are computed from."""
     found: set[torch.fx.Node] = set()
     waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
     while waiting:

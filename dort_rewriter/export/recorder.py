@@ -78,7 +78,7 @@ class Recorder(Writer):
 
 
 def scalar_type(value: Any) -> ir.DataType:
-    """Return the element type of a Python number or symbolic number: exact, so float is DOUBLE."""
+    """The element type of a Python number or symbolic number: exact, so float is DOUBLE."""
     if isinstance(value, bool | torch.SymBool):
         return ir.DataType.BOOL
     if isinstance(value, int | torch.SymInt):

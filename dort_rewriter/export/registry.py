@@ -59,7 +59,7 @@ class Converter:
     """The keyword arguments it knows; None when it takes any."""
 
     def refusal(self, node: torch.fx.Node) -> str | None:
-        """Return why this node is not taken, or None when it is."""
+        """Why this node is not taken, or None when it is."""
         if self.when is None or self.when(node):
             return None
         return (inspect.getdoc(self.when) or "refused by its converter").splitlines()[0]
@@ -101,7 +101,7 @@ def converter(*names: str, when: Predicate | None = None) -> Callable[[F], F]:
 
 @functools.cache
 def builtin_converters() -> dict[str, Converter]:
-    """Return the converters of this package, importing their modules."""
+    """The converters of this package, importing their modules."""
     package = importlib.import_module("dort_rewriter.export.converters")
     for family in package.FAMILIES:
         importlib.import_module(f"{package.__name__}.{family}")
@@ -109,7 +109,7 @@ def builtin_converters() -> dict[str, Converter]:
 
 
 def op_name(target: Any) -> str:
-    """Return the name of what an FX node calls: ``aten::add.Tensor``, ``_operator::add``."""
+    """The name of what an FX node calls: ``aten::add.Tensor``, ``_operator::add``."""
     if isinstance(target, torch._ops.OpOverload):
         return target.name()
     if isinstance(target, str):
@@ -120,5 +120,5 @@ def op_name(target: Any) -> str:
 
 
 def python_name(key: str) -> str:
-    """Return the name of a converter's parameter for an argument of the schema."""
+    """The name of a converter's parameter for an argument of the schema."""
     return "x" if key == "self" else key

@@ -18,7 +18,7 @@ Write = Callable[[Recorder, Sequence[Value]], Sequence[Any]]
 
 
 def subgraph(op: Recorder, formals: Sequence[Any], write: Write) -> ir.Graph:
-    """Return a subgraph for a node that is to be recorded.
+    """A subgraph for a node that is to be recorded.
 
     `formals` are (fake) tensors or numbers like its inputs. What else its nodes read are results
     of the graphs around it.
@@ -48,7 +48,7 @@ def subgraph(op: Recorder, formals: Sequence[Any], write: Write) -> ir.Graph:
 
 
 def _as_output(op: Recorder, result: Any) -> ir.Value:
-    """Return a result that a node of the subgraph computes, for this output alone."""
+    """A result that a node of the subgraph computes, for this output alone."""
     value = as_value(op, result)
     producer = value.producer()
     if producer is not None and producer.graph is op.graph and not value.is_graph_output():
@@ -59,5 +59,5 @@ def _as_output(op: Recorder, result: Any) -> ir.Value:
 
 
 def as_value(op: Recorder, result: Any) -> Value:
-    """Return a result as it is, a Python number as a constant."""
+    """A result as it is, a Python number as a constant."""
     return result if isinstance(result, Value) else op.constant(result, scalar_type(result))

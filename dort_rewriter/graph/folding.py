@@ -80,7 +80,7 @@ FOLDABLE: dict[str, Callable[[Sequence[Array], Attributes], Array | None]] = {
 def fold(
     op: str, inputs: Sequence[ir.Value | None], attributes: Attributes
 ) -> ir.Tensor[Any] | None:
-    """Return the constant result of a node, or None when it is not one or not worth it."""
+    """The constant result of a node, or None when it is not one or not worth it."""
     if (compute := FOLDABLE.get(op)) is None and op != "Cast":
         return None
     constants = [None if v is None else v.const_value for v in inputs]

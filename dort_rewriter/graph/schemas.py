@@ -44,7 +44,7 @@ class OpInfo:
     attributes: frozenset[str]
 
     def input_slot(self, index: int) -> Slot | None:
-        """Return the formal input for an actual position (the last one repeats when variadic)."""
+        """The formal input for an actual position (the last one repeats when variadic)."""
         if index < len(self.inputs):
             return self.inputs[index]
         return self.inputs[-1] if self.is_variadic and self.inputs else None
@@ -59,7 +59,7 @@ def _slot(parameter: onnx_ir.schemas.Parameter) -> Slot:
 
 @functools.cache
 def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
-    """Return the schema of an operator as it stands in an opset."""
+    """The schema of an operator as it stands in an opset."""
     try:
         schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError as e:

@@ -45,7 +45,7 @@ def same(a: Dim, b: Dim) -> bool:
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:
-    """Return the shape that several shapes broadcast to."""
+    """The shape that several shapes broadcast to."""
     rank = max(map(len, shapes), default=0)
     result: list[Dim] = []
     for axis in range(-rank, 0):
@@ -67,7 +67,7 @@ def _integers(value: ir.Value | None) -> list[int] | None:
 
 
 def _unknown(shape: ir.Value | None) -> Dims | None:
-    """Return as many unknown sizes as a shape computed at run time has."""
+    """As many unknown sizes as a shape computed at run time has."""
     dims = _dims(shape)
     if dims is None or len(dims) != 1 or not isinstance(dims[0], int):
         return None
@@ -90,7 +90,7 @@ def _reshape(inputs: Inputs, attributes: Attributes) -> Dims | None:
 
 
 def missing_size(source: Dims | None, others: Sequence[Dim]) -> Dim:
-    """Return the size that a -1 stands for, when numbers alone tell it."""
+    """The size that a -1 stands for, when numbers alone tell it."""
     if source is None:
         return UNKNOWN
     left = list(source)
@@ -312,7 +312,7 @@ _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
 
 
 def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
-    """Return the shape of the first output of a node of the standard domain, if known."""
+    """The shape of the first output of a node of the standard domain, if known."""
     if op in _SAME_AS_FIRST:
         return _dims(inputs[0])
     if op in _BROADCAST:

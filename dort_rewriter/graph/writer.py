@@ -137,7 +137,7 @@ class Writer:
         values: Sequence[ir.Value | None],
         attributes: Mapping[str, Any],
     ) -> Any:
-        """Return what identifies a node among its equals; None for one that is never shared."""
+        """What identifies a node among its equals; None for one that is never shared."""
         if domain or name.startswith(("Random", "Bernoulli", "Multinomial", "Dropout")):
             return None
         try:
@@ -152,7 +152,7 @@ class Writer:
     def _known(
         self, name: str, values: Sequence[ir.Value | None], attributes: Mapping[str, Any]
     ) -> Value | None:
-        """Return the result of a node that need not be recorded."""
+        """The result of a node that need not be recorded."""
         first = values[0] if values else None
         if first is not None and _is_identity(name, first, values, attributes):
             return cast(Value, first)  # of a loaded model: see adopt
@@ -188,7 +188,7 @@ class Writer:
     # -- constants -----------------------------------------------------------------------------
 
     def constant(self, value: Any, dtype: ir.DataType | torch.dtype | None = None) -> Value:
-        """Return a constant made of a number or a list of numbers."""
+        """A constant made of a number or a list of numbers."""
         if isinstance(dtype, torch.dtype):
             dtype = to_onnx_type(dtype)
         if dtype is None:
@@ -197,7 +197,7 @@ class Writer:
         return self.tensor(ir.Tensor(array, dtype=dtype))
 
     def tensor(self, tensor: ir.TensorProtocol, name: str | None = None) -> Value:
-        """Return an initializer; small unnamed ones are shared."""
+        """An initializer; small unnamed ones are shared."""
         key = _constant_key(tensor) if name is None else None
         if key is not None and (found := self._constants.get(key)) is not None:
             return found
@@ -269,7 +269,7 @@ class Writer:
         return self.constant(value, dtype)
 
     def vector(self, items: Sequence[int | ir.Value]) -> Value:
-        """Return a 1-D int64 result made of numbers and of rank-0 or rank-1 results: a shape."""
+        """A 1-D int64 result made of numbers and of rank-0 or rank-1 results: a shape."""
         parts: list[Any] = []
         for item in items:
             if isinstance(item, ir.Value):
@@ -287,7 +287,7 @@ class Writer:
     # -- conveniences --------------------------------------------------------------------------
 
     def cast(self, value: Any, dtype: ir.DataType | torch.dtype) -> Value:
-        """Return the value (or number) with another element type, if it has not got it yet."""
+        """The value (or number) with another element type, if it has not got it yet."""
         if isinstance(dtype, torch.dtype):
             dtype = to_onnx_type(dtype)
         if not isinstance(value, ir.Value):
@@ -295,11 +295,11 @@ class Writer:
         return self.call("Cast", value, to=dtype)
 
     def copy(self, value: Value) -> Value:
-        """Return a new result equal to the value: an Identity node that nothing removes."""
+        """A new result equal to the value: an Identity node that nothing removes."""
         return self._append("", "Identity", op_info("Identity", self.opset), [value], {}, {}, 1)[0]
 
     def size(self, value: Value, axis: int) -> int | Value:
-        """Return a size: a number when it is static, a rank-1 result otherwise."""
+        """A size: a number when it is static, a rank-1 result otherwise."""
         axis = axis % value.rank
         dim = value.dims[axis]
         if isinstance(dim, int):
@@ -307,7 +307,7 @@ class Writer:
         return self.call("Shape", value, start=axis, end=axis + 1)
 
     def sizes(self, value: Value, axes: Sequence[int] | None = None) -> Value:
-        """Return sizes as a 1-D result (a constant when they are static)."""
+        """Sizes as a 1-D result (a constant when they are static)."""
         if axes is None:
             return self.call("Shape", value)
         return self.vector([self.size(value, axis) for axis in axes])
@@ -332,7 +332,7 @@ def _is_identity(
 
 
 def _constant_key(tensor: ir.TensorProtocol) -> Any:
-    """Return what equal constants have in common; None for one too large to compare."""
+    """What equal constants have in common; None for one too large to compare."""
     if tensor.size > _SHARED:
         return None
     return tensor.numpy().tobytes(), tuple(tensor.shape), tensor.dtype

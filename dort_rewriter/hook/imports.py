@@ -137,7 +137,7 @@ def is_watched(name: str) -> bool:
 
 
 def wait_for(*names: str) -> None:
-    """Return when no other thread is in the middle of importing one of these modules."""
+    """When no other thread is in the middle of importing one of these modules."""
     for name in names:
         if name in sys.modules:
             # The lock of the module is what is wanted; it is taken only through an import.

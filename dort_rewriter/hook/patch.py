@@ -53,7 +53,7 @@ class Patch:
         return self.since <= torch and (self.before is None or torch < self.before)
 
     def locate(self, module: object) -> tuple[object, str]:
-        """Return the module or class that holds the attribute, and its name there."""
+        """The module or class that holds the attribute, and its name there."""
         *path, name = self.attribute.split(".")
         owner = module
         for step in path:

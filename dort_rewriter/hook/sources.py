@@ -38,7 +38,7 @@ class SourceFile:
 
 
 def find_torch_file() -> Path:
-    """Return the file of the installed torch that is to be patched; torch is not imported."""
+    """The file of the installed torch that is to be patched; torch is not imported."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise HookError("torch is not installed here: name its file with --torch-file.")
@@ -53,7 +53,7 @@ def find_torch_file() -> Path:
 
 
 def diff_of(series: str) -> Path:
-    """Return the diff for a series of torch: inside an installed package, beside it in a clone."""
+    """The diff for a series of torch: inside an installed package, beside it in a clone."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "patches"
     folder = inside if inside.is_dir() else package.parent / "patches"

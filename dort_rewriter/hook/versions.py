@@ -133,19 +133,19 @@ PATCHES: tuple[Patch, ...] = (
 
 
 def parse_series(version: str) -> Series:
-    """Return the series of a version: ``(2, 8)`` for ``2.8.0+cpu``."""
+    """The series of a version: ``(2, 8)`` for ``2.8.0+cpu``."""
     found = re.match(r"(\d+)\.(\d+)", version)
     assert found is not None, version
     return int(found[1]), int(found[2])
 
 
 def loaded_version() -> str | None:
-    """Return the version of torch, None as long as it is not imported."""
+    """The version of torch, None as long as it is not imported."""
     version = getattr(sys.modules.get("torch"), "__version__", None)
     return None if version is None else str(version)
 
 
 def loaded_series() -> Series | None:
-    """Return the series of torch, None as long as it is not imported."""
+    """The series of torch, None as long as it is not imported."""
     version = loaded_version()
     return None if version is None else parse_series(version)

@@ -128,7 +128,7 @@ def restore_submodule(wrapped: Function, instance: None, args: Arguments, kwargs
 
 
 def no_attribute(module: str) -> Function:
-    """Return the ``__getattr__`` of a module that has none."""
+    """The ``__getattr__`` of a module that has none."""
 
     def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -64,7 +64,7 @@ def _calls(graph: ir.Graph, function: tuple[str, str, str]) -> bool:
 def _extract(
     nodes: set[ir.Node], results: Sequence[ir.Value], names: Sequence[str]
 ) -> ir.Graph | None:
-    """Return copies of these nodes as a graph that returns the results under these names; None
+    """Copies of these nodes as a graph that returns the results under these names; None
     when ONNX could not read it."""
     chosen = _needed(nodes, results)
     if any(isinstance(a.value, ir.Graph) for node in chosen for a in node.attributes.values()):
@@ -103,7 +103,7 @@ def _files(folder: str) -> list[Path]:
 
 
 def _needed(nodes: set[ir.Node], results: Sequence[ir.Value]) -> list[ir.Node]:
-    """Return the nodes that the results need, inputs before readers."""
+    """The nodes that the results need, inputs before readers."""
     ordered: dict[ir.Node, None] = {}
     waiting = [(r.producer(), False) for r in reversed(results)]
     while waiting:

@@ -66,7 +66,7 @@ class RuleCheck:
             raise OptimizeError(f"{culprit} is invalid: {error}") from error
 
     def _misfit(self, node: ir.Node) -> str | None:
-        """Return how a node differs from what ONNX infers of it."""
+        """How a node differs from what ONNX infers of it."""
         opset = self.model.graph.opset_imports.get("")
         if node.domain or opset is None or not onnx.defs.has(node.op_type, opset):
             return None  # of onnxruntime, of our own, a function: the session knows it

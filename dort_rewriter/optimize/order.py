@@ -38,7 +38,7 @@ def order_by_memory(graph: ir.Graph) -> tuple[int, int]:
 
 
 def peak_bytes(graph: ir.Graph) -> int:
-    """Return the most bytes that intermediate results and outputs take at one time."""
+    """The most bytes that intermediate results and outputs take at one time."""
     return _Memory(graph).peak(list(graph))
 
 
@@ -74,7 +74,7 @@ class _Memory:
                 self.readers[buffer].append(node)
 
     def peak(self, nodes: Sequence[ir.Node]) -> int:
-        """Return the peak of running these nodes in this order."""
+        """The peak of running these nodes in this order."""
         left = {buffer: len(readers) for buffer, readers in self.readers.items()}
         live = highest = 0
         for node in nodes:
@@ -86,18 +86,18 @@ class _Memory:
         return highest
 
     def allocated(self, node: ir.Node) -> int:
-        """Return the bytes that a node needs for its results."""
+        """The bytes that a node needs for its results."""
         return sum(self.sizes[b] for b in self.writes[node])
 
     def freed(self, node: ir.Node, left: dict[int, int]) -> int:
-        """Return the bytes nobody needs once the node has run; ``left`` counts readers to come."""
+        """The bytes nobody needs once the node has run; ``left`` counts readers to come."""
         done = [b for b in self.reads[node] if left[b] == 1]
         done += [b for b in self.writes[node] if left[b] == 0]
         return sum(self.sizes[b] for b in done if b not in self.kept)
 
 
 def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
-    """Return the nodes in a new order: always the ready one that lets memory grow the least."""
+    """The nodes in a new order: always the ready one that lets memory grow the least."""
     place = {node: i for i, node in enumerate(nodes)}
     waits = {node: {p for v in _inputs(node) if (p := v.producer()) in place} for node in nodes}
     after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}

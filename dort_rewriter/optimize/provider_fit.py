@@ -51,7 +51,7 @@ def _find_types(
     types: Sequence[ir.DataType | None],
     has_kernel: HasKernel,
 ) -> list[ir.DataType | None] | None:
-    """Return input types that have a kernel: one type variable of the operator is widened."""
+    """Input types that have a kernel: one type variable of the operator is widened."""
     version = model.graph.opset_imports[""]
     if not onnx.defs.has(node.op_type, version):
         return None
@@ -70,7 +70,7 @@ def _find_types(
 
 
 def _formal(formals: Sequence[Any], index: int) -> tuple[str, frozenset[str]]:
-    """Return the type variable of an actual input or output, and what it may stand for."""
+    """The type variable of an actual input or output, and what it may stand for."""
     formal = formals[min(index, len(formals) - 1)]
     return formal.type_str, frozenset(formal.types)
 

@@ -40,11 +40,11 @@ class OptimizeReport:
     seconds: float = 0.0
 
     def rule(self, name: str) -> RuleReport:
-        """Return the entry of a rule."""
+        """The entry of a rule."""
         return self.rules.setdefault(name, RuleReport(name))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as numbers and strings, for JSON."""
+        """The report as numbers and strings, for JSON."""
         rules = {
             name: {**vars(rule), "refusals": dict(rule.refusals)}
             for name, rule in self.rules.items()
@@ -52,7 +52,7 @@ class OptimizeReport:
         return {**vars(self), "rules": rules}
 
     def summary(self) -> str:
-        """Return what was done, without near misses."""
+        """What was done, without near misses."""
         lines = [
             f"{self.nodes_before} -> {self.nodes_after} nodes in {self.rounds} rounds, "
             f"{self.seconds * 1e3:.1f} ms"

@@ -179,7 +179,7 @@ class Rewriting:
     def _find_place(
         self, replaced: Sequence[ir.Value], nodes: Sequence[ir.Node], dead: Sequence[ir.Node]
     ) -> ir.Node | None:
-        """Return the node to insert before: after all that is read, before all that reads.
+        """The node to insert before: after all that is read, before all that reads.
 
         NOTE: a rule that replaces one result reads only what its root could read.
         """
@@ -288,7 +288,7 @@ def _fits(old: ir.Value, new: ir.Value) -> bool:
 
 
 def _better(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
-    """Return what is known about a shape from two sides."""
+    """What is known about a shape from two sides."""
     if old is None or new is None:
         return new if old is None else old  # NOTE: the shape of a number is empty, and known
     return ir.Shape(
@@ -302,7 +302,7 @@ def _better(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
 def _dead_after(
     replaced: Sequence[ir.Value], results: Sequence[ir.Value], added: Sequence[ir.Node]
 ) -> list[ir.Node]:
-    """Return the nodes that an application will leave without readers, in reverse order."""
+    """The nodes that an application will leave without readers, in reverse order."""
     gone_values = {id(v) for v in replaced} - {id(v) for v in results}
     kept = {id(v) for n in added for v in n.inputs} | {id(v) for v in results}
     dead: dict[ir.Node, None] = {}

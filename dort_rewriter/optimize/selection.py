@@ -36,7 +36,7 @@ def _known() -> Mapping[str, Kind]:
 def get_pattern_list(
     positive: Selection = "default", negative: Selection = None
 ) -> list[Selected]:
-    """Return the rules and passes that ``positive`` names, less those that ``negative`` does.
+    """The rules and passes that ``positive`` names, less those that ``negative`` does.
 
     Each is a string such as ``"default+onnxruntime-CastCast"``, or a list of names, classes and
     instances. Raises :class:`OptionError` on a name nobody has.
@@ -55,7 +55,7 @@ def get_pattern_list(
 
 
 def select(patterns: Selection) -> list[Selected]:
-    """Return the rules and passes of ``OptimizationOptions.patterns``."""
+    """The rules and passes of ``OptimizationOptions.patterns``."""
     return get_pattern_list(patterns)
 
 

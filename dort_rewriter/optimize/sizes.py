@@ -24,7 +24,7 @@ class Sizes:
         self._known: dict[ir.Value, tuple[Dim, ...] | None] = {}
 
     def of(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
-        """Return the elements of an int64 value of rank 0 or 1; None when nothing is known."""
+        """The elements of an int64 value of rank 0 or 1; None when nothing is known."""
         if value is None or value.dtype != ir.DataType.INT64:
             return None
         waiting = [value]
@@ -39,7 +39,7 @@ class Sizes:
         return self._known[value]
 
     def _unknown_before(self, value: ir.Value) -> list[ir.Value]:
-        """Return what has to be known before a value is."""
+        """What has to be known before a value is."""
         node = value.producer()
         if node is None or node.domain or node.op_type not in _RULES or node.op_type == "Shape":
             return []

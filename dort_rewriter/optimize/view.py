@@ -42,14 +42,14 @@ class GraphView:
 
     @staticmethod
     def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-        """Return the node that computes a value, if it is one of these operators (or any)."""
+        """The node that computes a value, if it is one of these operators (or any)."""
         if value is None or (node := value.producer()) is None:
             return None
         return node if not op_types or operator(node) in op_types else None
 
     @staticmethod
     def consumers(value: ir.Value) -> list[ir.Node]:
-        """Return the nodes that read a value, one entry for each use."""
+        """The nodes that read a value, one entry for each use."""
         return [node for node, _ in value.uses()]
 
     @staticmethod
@@ -61,7 +61,7 @@ class GraphView:
 
     @staticmethod
     def constant(value: ir.Value | None) -> Array | None:
-        """Return the constant a value holds; None when it is not one.
+        """The constant a value holds; None when it is not one.
 
         An initializer that is an input of the model too may be overridden: it is no constant.
         """
@@ -70,14 +70,14 @@ class GraphView:
         return tensor.numpy()
 
     def scalar(self, value: ir.Value | None) -> Any:
-        """Return the number of a constant of one element; None when it is not one."""
+        """The number of a constant of one element; None when it is not one."""
         if value is None or (tensor := value.const_value) is None or tensor.size != 1:
             return None
         array = self.constant(value)
         return None if array is None else array.ravel()[0].item()
 
     def integers(self, value: ir.Value | None) -> list[int] | None:
-        """Return a constant as a list of integers."""
+        """A constant as a list of integers."""
         array = self.constant(value)
         return None if array is None else [int(i) for i in array.ravel()]
 
@@ -85,12 +85,12 @@ class GraphView:
 
     @staticmethod
     def dims(value: ir.Value | None) -> tuple[Dim, ...] | None:
-        """Return the sizes of a value, symbols included; None when the rank is unknown."""
+        """The sizes of a value, symbols included; None when the rank is unknown."""
         return None if value is None or value.shape is None else tuple(value.shape)
 
     @staticmethod
     def static(value: ir.Value | None) -> tuple[int, ...] | None:
-        """Return the sizes of a value when all are numbers."""
+        """The sizes of a value when all are numbers."""
         if value is None or value.shape is None:
             return None
         dims = tuple(value.shape)
@@ -98,7 +98,7 @@ class GraphView:
 
     @staticmethod
     def rank(value: ir.Value | None) -> int | None:
-        """Return the number of dimensions, when known."""
+        """The number of dimensions, when known."""
         return None if value is None or value.shape is None else len(value.shape)
 
     @staticmethod
@@ -109,7 +109,7 @@ class GraphView:
         return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
 
     def sizes(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
-        """Return the integers a value of rank 0 or 1 holds, symbols for those known at run time:
+        """The integers a value of rank 0 or 1 holds, symbols for those known at run time:
         ``(4, N)`` for ``Shape(x)`` of a tensor ``[4, N]``."""
         return self._sizes.of(value)
 
@@ -117,12 +117,12 @@ class GraphView:
 
     @staticmethod
     def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-        """Return an attribute as a Python value."""
+        """An attribute as a Python value."""
         attribute = node.attributes.get(name)
         return default if attribute is None else attribute.value
 
     def axes(self, node: ir.Node, rank: int | None = None) -> list[int] | None:
-        """Return the axes of a reduction, Squeeze or Unsqueeze (input or attribute), normalized
+        """The axes of a reduction, Squeeze or Unsqueeze (input or attribute), normalized
         when the rank is given; [] stands for axes left out; None for axes computed at run time."""
         if "axes" in node.attributes:
             found = [int(a) for a in self.attribute(node, "axes")]
@@ -166,5 +166,5 @@ class GraphView:
 
 
 def operator(node: ir.Node) -> str:
-    """Return what rules call the operator of a node: the domain goes before it if there is one."""
+    """What rules call the operator of a node: the domain goes before it if there is one."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

@@ -49,7 +49,7 @@ def use_arena(arena: Arena, options: onnxruntime.SessionOptions) -> None:
 
 
 def give_back() -> None:
-    """Return to the system what the shared arena has free, if there is one."""
+    """Give back to the system what the shared arena has free, if there is one."""
     if not _register_shared_arena.cache_info().currsize:
         return
     ort = load_onnxruntime()

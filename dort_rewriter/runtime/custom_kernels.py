@@ -32,7 +32,7 @@ _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
 
 
 def custom_ops_library() -> str:
-    """Return the path of the library, for ``SessionOptions.register_custom_ops_library``.
+    """The path of the library, for ``SessionOptions.register_custom_ops_library``.
 
     It is compiled if it was not when the package was installed. Raises :class:`ExecutionError`
     when that cannot be done.

@@ -117,7 +117,7 @@ def _shares_cores(session: Session | None) -> bool:
 
 
 def _allocations(session: Session | None, signature: GraphSignature) -> tuple[Allocation, ...]:
-    """Return what torch can make for the outputs of a model: of all of them, or of none."""
+    """What torch can make for the outputs of a model: of all of them, or of none."""
     if session is None:
         return ()
     slots = {s.name: s for s in signature.outputs if s.source == "model"}
@@ -138,7 +138,7 @@ def _call_constants(
     plan: CallPlan,
     allocated: Sequence[Allocation],
 ) -> dict[str, Any]:
-    """Return what the generated code refers to, besides its own constants."""
+    """What the generated code refers to, besides its own constants."""
     if session is None:
         return {}
     slots = [signature.inputs[i] for i in plan.feed_order]
@@ -178,7 +178,7 @@ def _call_constants(
 
 
 def _profiling(session: Session, name: str) -> dict[str, Any]:
-    """Return what shows a run to torch's profilers, while there is one."""
+    """What shows a run to torch's profilers, while there is one."""
     run = session.ort.run_with_ortvaluevector
 
     def recorded(*arguments: Any) -> None:
@@ -210,7 +210,7 @@ def _run_options(session: Session, signature: GraphSignature) -> Any:
 
 
 def _stream_order(session: Session) -> dict[str, Callable[[], None]]:
-    """Return the two steps around a run on CUDA: it starts after torch's work and ends before."""
+    """The two steps around a run on CUDA: it starts after torch's work and ends before."""
     if (stream := session.stream) is None:
         return {"before": _nothing, "after": _nothing}
 

@@ -52,7 +52,7 @@ def load_onnxruntime() -> ModuleType:
 
 
 def bindings() -> ModuleType:
-    """Return onnxruntime's compiled module, where OrtValueVector and OrtDevice are."""
+    """Onnxruntime's compiled module, where OrtValueVector and OrtDevice are."""
     load_onnxruntime()
     return importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
 
@@ -74,7 +74,7 @@ def _quiet_import() -> Iterator[None]:
 
 @functools.cache
 def describe() -> str:
-    """Return the installed distributions that provide onnxruntime: ``onnxruntime-gpu 1.21.0``."""
+    """The installed distributions that provide onnxruntime: ``onnxruntime-gpu 1.21.0``."""
     ort = load_onnxruntime()
     # NOTE: importlib.metadata.packages_distributions() reads all there is about every
     # distribution, which takes longer than to export a small model.
@@ -88,13 +88,13 @@ def describe() -> str:
 
 @functools.cache
 def max_ir_version() -> int:
-    """Return the newest ONNX IR version that the installed onnxruntime loads."""
+    """The newest ONNX IR version that the installed onnxruntime loads."""
     return _newest(onnx.IR_VERSION, lowest=3, ir_version=None)
 
 
 @functools.cache
 def max_opset() -> int:
-    """Return the newest opset of the default domain that the installed onnxruntime loads."""
+    """The newest opset of the default domain that the installed onnxruntime loads."""
     return _newest(onnx.defs.onnx_opset_version(), lowest=7, ir_version=max_ir_version())
 
 

@@ -103,7 +103,7 @@ def _is_slow(op_type: str, domain: str, provider: str) -> bool:
 
 
 def kernel_query(provider: str = CPU) -> Callable[..., bool]:
-    """Return :func:`has_kernel` for one provider, less the kernels that are slower than what they
+    """:func:`has_kernel` for one provider, less the kernels that are slower than what they
     would replace; a provider that is not installed has none."""
     present: list[bool] = []
 

@@ -35,7 +35,7 @@ class NodeSession:
         self.session: Session | None = None
 
     def run(self, output_names: None, feeds: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the outputs of the node; None for those it leaves out."""
+        """The outputs of the node; None for those it leaves out."""
         given = {name: feeds[name] for name in self.reads if name in feeds}
         if not all(_is_plain(v) for v in given.values()):
             return self.slow().run(None, feeds)

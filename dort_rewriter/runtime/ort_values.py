@@ -66,7 +66,7 @@ def check_transferable(dtype: torch.dtype, what: str) -> None:
 
 
 def element_type(dtype: torch.dtype) -> type[np.generic]:
-    """Return the numpy scalar type that stands for a torch dtype in a batch."""
+    """The numpy scalar type that stands for a torch dtype in a batch."""
     return to_numpy(dtype).type
 
 
@@ -86,7 +86,7 @@ def is_ready(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | No
 def dense(
     tensor: Any, name: str, dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Return the tensor as onnxruntime must read it: contiguous, its lazy bits resolved.
+    """The tensor as onnxruntime must read it: contiguous, its lazy bits resolved.
 
     Raises :class:`ExecutionError` when it is not what the graph was compiled for.
     """
@@ -107,7 +107,7 @@ def dense(
 
 
 def empty_address(tensor: torch.Tensor, name: str) -> int:
-    """Return a valid address for a tensor without one, because it has no element."""
+    """A valid address for a tensor without one, because it has no element."""
     if tensor.numel():
         raise ExecutionError(
             f"Input {name!r} has no memory ({type(tensor).__name__} of shape "
@@ -117,7 +117,7 @@ def empty_address(tensor: torch.Tensor, name: str) -> int:
 
 
 def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
-    """Return an OrtValueVector over the tensors, which must be ready and outlive its use."""
+    """An OrtValueVector over the tensors, which must be ready and outlive its use."""
     vector = bindings().OrtValueVector()
     for position, tensor in enumerate(tensors):
         check_transferable(tensor.dtype, f"Tensor {position}")
@@ -136,7 +136,7 @@ def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def from_ort(vector: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Return the values of an OrtValueVector as tensors that share their memory.
+    """The values of an OrtValueVector as tensors that share their memory.
 
     ``dtypes`` restores bool, which dlpack carries as uint8.
     """

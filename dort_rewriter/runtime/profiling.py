@@ -84,7 +84,7 @@ def _own_times(events: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, A
 
 
 def sources_of(model: onnx.ModelProto | ir.Model) -> dict[str, str]:
-    """Return the Python line of each node of a model, by its name; the text may be empty."""
+    """The Python line of each node of a model, by its name; the text may be empty."""
     if isinstance(model, ir.Model):
         return {
             n.name: n.metadata_props.get("source", "") for n in model.graph.all_nodes() if n.name
@@ -93,7 +93,7 @@ def sources_of(model: onnx.ModelProto | ir.Model) -> dict[str, str]:
 
 
 def source_of(node: str, sources: Mapping[str, str]) -> str:
-    """Return the Python line of a kernel, given those of the nodes of the model.
+    """The Python line of a kernel, given those of the nodes of the model.
 
     What onnxruntime's optimizer makes is named after one of the nodes it stands for; what it adds
     of its own has no line.

@@ -42,7 +42,7 @@ ProviderSpec = str | tuple[str, Mapping[str, object]] | Provider
 
 @functools.cache
 def available() -> tuple[str, ...]:
-    """Return the providers that can run here.
+    """The providers that can run here.
 
     NOTE: builds with CUDA list it on every machine; torch knows whether there is a device.
     """
@@ -108,7 +108,7 @@ def infer(devices: Iterable[torch.device | None]) -> tuple[Provider, ...]:
 
 @functools.cache
 def ort_device(device: torch.device | None) -> object:
-    """Return the OrtDevice of a torch device; None is the CPU."""
+    """The OrtDevice of a torch device; None is the CPU."""
     ort = bindings().OrtDevice
     kind = "cpu" if device is None else device.type
     if kind == "cpu":

@@ -44,7 +44,7 @@ class KnownArguments:
         self._strange = 0
 
     def learn(self, tensors: Sequence[torch.Tensor]) -> Shapes:
-        """Return the shapes of tensors found fit for the session.
+        """The shapes of tensors found fit for the session.
 
         Their like is known from then on, at the first, second, fourth, eighth such call: sizes
         that always vary are not worth it, one smaller batch now and then does not stand in the way
@@ -61,7 +61,7 @@ class KnownArguments:
         return shapes
 
     def _as_given(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return tensors as the arguments are that need no copy."""
+        """Tensors as the arguments are that need no copy."""
         if not any(self._back):
             return tensors
         pairs = zip(tensors, self._back, strict=True)
@@ -85,7 +85,7 @@ def _check(guards: Any, tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 @functools.cache
 def _tensor_guards() -> Any:
-    """Return torch's class, or None where it is not what it was: it is no public interface."""
+    """Torch's class, or None where it is not what it was: it is no public interface."""
     guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
     if guards is None:
         return None

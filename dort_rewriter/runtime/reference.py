@@ -38,7 +38,7 @@ class NodeRunner(Protocol):
     """Runs one node, all results known so far being given by name."""
 
     def run(self, output_names: None, feeds: Mapping[str, Array]) -> Sequence[Array]:
-        """Return the outputs of the node, those it leaves out too."""
+        """The outputs of the node, those it leaves out too."""
 
 
 class ReferenceModel:
@@ -78,7 +78,7 @@ class ReferenceModel:
     def run(
         self, feeds: Mapping[str, Array], on_result: OnResult | None = None
     ) -> dict[str, Array]:
-        """Return every result by name, the intermediate ones too."""
+        """Every result by name, the intermediate ones too."""
         results: dict[str, Array] = {**self.constants, **feeds}
         if on_result is not None:
             for name, value in results.items():
@@ -132,7 +132,7 @@ class ReferenceExecutor:
         return self._assemble(arguments, produced)
 
     def feeds(self, arguments: Iterable[Any]) -> dict[str, Array]:
-        """Return the model's inputs by name, from the arguments of a call."""
+        """The model's inputs by name, from the arguments of a call."""
         feeds: dict[str, Array] = {}
         for slot, argument in zip(self.signature.inputs, arguments, strict=True):
             if slot.name is None or slot.dtype is None:
@@ -150,7 +150,7 @@ class ReferenceExecutor:
 
 
 def tensor_to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the values as numpy, bfloat16 and float8 by ml_dtypes; shares memory where it can."""
+    """The values as numpy, bfloat16 and float8 by ml_dtypes; shares memory where it can."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
     wanted = to_numpy(dense.dtype)
     if wanted.type.__module__ == "numpy":
@@ -160,7 +160,7 @@ def tensor_to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def array_to_tensor(array: Array) -> torch.Tensor:
-    """Return a tensor of its own memory from a result of the evaluator."""
+    """A tensor of its own memory from a result of the evaluator."""
     # NOTE: np.ascontiguousarray turns rank 0 into rank 1.
     values = np.array(array, copy=True, order="C")
     if values.dtype.type.__module__ == "numpy":

@@ -93,7 +93,7 @@ def session_options(
     threads: ThreadPolicy | None = None,
     arena: Arena = "session",
 ) -> onnxruntime.SessionOptions:
-    """Return new options of onnxruntime; None leaves onnxruntime's own optimization level."""
+    """New options of onnxruntime; None leaves onnxruntime's own optimization level."""
     ort = load_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal: errors are raised, printing them too helps nobody
@@ -198,7 +198,7 @@ def _build(
 
 
 def ort_errors() -> tuple[type[Exception], ...]:
-    """Return what onnxruntime raises: its own types do not share a base class."""
+    """What onnxruntime raises: its own types do not share a base class."""
     own = (v for v in vars(bindings()).values() if isinstance(v, type))
     return (*(v for v in own if issubclass(v, Exception)), RuntimeError, ValueError)
 
@@ -208,7 +208,7 @@ _IMPLEMENTATION = re.compile(r"implementation for ([\w.:]+)\(\d+\)")
 
 
 def explain_failure(error: BaseException, nodes: dict[str, str]) -> str:
-    """Return onnxruntime's words, then what is known about the node they name."""
+    """Onnxruntime's words, then what is known about the node they name."""
     text = str(error).strip()
     named = [n.rstrip(".,:") for n in _NODE.findall(text)]
     known = [f"Node {name!r} is {nodes[name]}." for name in named if name in nodes]

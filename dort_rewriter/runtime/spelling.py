@@ -85,7 +85,7 @@ def spell_literal(value: object) -> str:
 
 
 def find_step(op: str) -> Callable[..., Any]:
-    """Return what takes a step: the ATen overload named ``aten::view``, ``aten::slice.Tensor``."""
+    """What takes a step: the ATen overload named ``aten::view``, ``aten::slice.Tensor``."""
     if op in _STEPS:
         return _STEPS[op]
     namespace, _, name = op.partition("::")

@@ -46,7 +46,7 @@ class StoredInputs(NamedTuple):
 
 
 def describe_inputs(inputs: Sequence[Any]) -> StoredInputs:
-    """Return inputs as files hold them; raise :class:`OptionError` when one has no safe form."""
+    """Inputs as files hold them; raise :class:`OptionError` when one has no safe form."""
     tensors: list[onnx.TensorProto] = []
     described = [_describe(value, f"input {i}", tensors) for i, value in enumerate(inputs)]
     return StoredInputs(described, tensors)
@@ -73,7 +73,7 @@ def case_numbers(folder: Path) -> Iterator[int]:
 
 
 def _describe(value: Any, place: str, tensors: list[onnx.TensorProto]) -> Any:
-    """Return what JSON can hold; tensors go to a list, and are named by their position in it."""
+    """What JSON can hold; tensors go to a list, and are named by their position in it."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, torch.SymBool | torch.SymInt):
@@ -108,7 +108,7 @@ def _describe_tensor(
 
 
 def read_case(case: Path) -> tuple[Any, ...]:
-    """Return the inputs of a case; raise :class:`OptionError` when its files are damaged."""
+    """The inputs of a case; raise :class:`OptionError` when its files are damaged."""
     try:
         content = json.loads((case / INPUTS).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:

@@ -234,7 +234,7 @@ class _Writer:
             self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {name!r})")
 
     def _make_ready(self, index: int) -> Iterator[str]:
-        """Return the lines that make a tensor what the session reads."""
+        """The lines that make a tensor what the session reads."""
         slot = self.signature.inputs[index]
         given = f"a{index}"
         if slot.order is not None:

@@ -71,12 +71,12 @@ _PAUSE_PER_THREAD = 150e-6
 
 
 def shortest_run() -> float:
-    """Return the seconds from which a run gains when torch's threads do not spin beside it."""
+    """The seconds from which a run gains when torch's threads do not spin beside it."""
     return _PAUSE_PER_THREAD * torch.get_num_threads()
 
 
 def omp_pause() -> Callable[[int], int] | None:
-    """Return ``omp_pause_resource_all`` of the OpenMP that torch uses, None where there is none.
+    """``omp_pause_resource_all`` of the OpenMP that torch uses, None where there is none.
 
     It ends the threads that wait for the next parallel region of the calling thread: 0.3 us when
     there are none.

@@ -128,7 +128,7 @@ class ComposedBackend:
         return tuple(a[-1].backend if a[-1].error is None else None for a in self.attempts)
 
     def report(self) -> str:
-        """Return what became of each graph, as text; graphs that fared alike share a line."""
+        """What became of each graph, as text; graphs that fared alike share a line."""
         groups: dict[tuple[Attempt, ...], list[str]] = {}
         for i, tried in enumerate(self.attempts):
             groups.setdefault(tried, []).append(str(i))
@@ -141,7 +141,7 @@ class ComposedBackend:
 def compose_backends(
     *backends: str | Backend, fallback: str | Backend | None = "eager"
 ) -> ComposedBackend:
-    """Return a backend that gives each graph to the first of several that compiles it.
+    """A backend that gives each graph to the first of several that compiles it.
 
     ``torch.compile(model, backend=compose_backends("tensorrt", "inductor"))``. A backend is a name
     that torch knows or a function; what one raises is kept, and logged, and the next is tried,

@@ -73,6 +73,6 @@ def run_bench(arguments: Sequence[str]) -> int:
 
 
 def _built_in() -> tuple[Any, Sequence[Any]]:
-    """Return the model of the demonstration."""
+    """The model of the demonstration."""
     torch.manual_seed(0)
     return make_model(192), make_data(256)[:1]

@@ -91,7 +91,7 @@ class Benchmark:
     timings: tuple[Timing, ...]
 
     def get(self, mode: str, backend: str) -> Timing:
-        """Return one line of the table."""
+        """One line of the table."""
         return next(t for t in self.timings if (t.mode, t.backend) == (mode, backend))
 
     @property
@@ -101,7 +101,7 @@ class Benchmark:
         return tuple(t for t in ours if t.error is not None or t.agrees is False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON."""
+        """Plain data, ready for JSON."""
         return {"torch": torch.__version__, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:
@@ -206,7 +206,7 @@ def _check_names(modes: Sequence[str], backends: Sequence[str], seconds: float) 
 
 
 def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock) -> list[Timing]:
-    """Return the lines of one mode: eager first, which the others are compared with."""
+    """The lines of one mode: eager first, which the others are compared with."""
     try:
         expected = _seeded(steps["eager"], 0)
         random = largest_difference(_seeded(steps["eager"], 1), expected) > 0
@@ -253,7 +253,7 @@ def _tolerance(value: Any) -> float:
 def make_call(
     model: Callable[..., Any], backend: str, *, dynamic: bool | None = None
 ) -> Callable[..., Any]:
-    """Return the model under a backend, as a function with a code object of its own.
+    """The model under a backend, as a function with a code object of its own.
 
     Dynamo keeps what it compiled with the code object: a shared one would make every backend pay
     for the guards of the others.
@@ -277,7 +277,7 @@ def make_step(
     mode: str,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> Step:
-    """Return one step: what it returns can be compared between backends.
+    """One step: what it returns can be compared between backends.
 
     In inference these are the results, in training the gradients of the model and of the
     arguments; ``loss`` makes a number of the results, the mean of their squares when it is None.
@@ -316,7 +316,7 @@ def _do_nothing() -> None: ...
 
 
 def mean_of_squares(results: Any) -> torch.Tensor:
-    """Return a number every floating point result counts in."""
+    """A number every floating point result counts in."""
     tensors = [t for t in _leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
     squares = [(t * t.conj()).real.mean() if t.is_complex() else (t * t).mean() for t in tensors]
     if not squares:
@@ -328,7 +328,7 @@ def mean_of_squares(results: Any) -> torch.Tensor:
 def alternate(
     steps: Mapping[str, Callable[[], Any]], seconds: float, clock: Clock
 ) -> dict[str, list[float]]:
-    """Return the times of the steps, made in turns for ``seconds`` each."""
+    """The times of the steps, made in turns for ``seconds`` each."""
     spent: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(ROUNDS):
         for name, step in steps.items():
@@ -342,7 +342,7 @@ def alternate(
 
 
 def largest_difference(got: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Return the largest error relative to the largest number of each tensor.
+    """The largest error relative to the largest number of each tensor.
 
     The scale of a tensor is at least a thousandth of the largest of all: the gradient of a bias
     before a batch norm is zero, and what is computed of it is rounding.
@@ -373,7 +373,7 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _largest_gap(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest difference; two NaN are equal, and so are equal infinities."""
+    """The largest difference; two NaN are equal, and so are equal infinities."""
     if not a.numel():
         return 0.0
     left, right = _wide(a), _wide(b)

@@ -14,7 +14,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """Return a curve as one line of text; what is not finite is a question mark."""
+    """A curve as one line of text; what is not finite is a question mark."""
     if not values:
         return ""
     step = max(len(values) / width, 1.0)
@@ -28,7 +28,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 def line_chart(
     series: Mapping[str, Sequence[float]], title: str, size: tuple[int, int] = (640, 300)
 ) -> str:
-    """Return curves over the same steps as SVG, thinner from one to the next.
+    """Curves over the same steps as SVG, thinner from one to the next.
 
     Curves that coincide stay visible: each one is narrower than the one it is drawn upon.
     """
@@ -69,7 +69,7 @@ def line_chart(
 
 
 def bar_chart(bars: Mapping[str, float], title: str, unit: str = "", width: int = 640) -> str:
-    """Return horizontal bars with their values as SVG."""
+    """Horizontal bars with their values as SVG."""
     # As wide as the longest name, whatever the font: 7 is a wide letter of 12 pixels.
     left, row, top = 24 + 7 * max((len(name) for name in bars), default=0), 26, 34
     longest = max(bars.values(), default=0.0) or 1.0

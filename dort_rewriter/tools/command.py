@@ -10,7 +10,7 @@ __all__ = ["answer", "brief", "make_parser"]
 
 
 def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """Return the parser of a subcommand, with ``--json``."""
+    """The parser of a subcommand, with ``--json``."""
     parser = argparse.ArgumentParser(
         prog=f"dort-rewriter {name}",
         description=description,
@@ -27,7 +27,7 @@ def answer(as_json: bool, data: Any, text: str) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """Return an error in one line: its type and the beginning of what it says."""
+    """An error in one line: its type and the beginning of what it says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # torch says which backend raised on the first line, and what on the second.
     return f"{type(error).__name__}: {' '.join(lines[:2])}"

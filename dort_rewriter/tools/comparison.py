@@ -69,14 +69,14 @@ class Comparison:
         return next(r for r in self.results if r.exporter == exporter)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON."""
+        """Plain data, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         return comparison_text(self.to_dict())
 
     def to_html(self) -> str:
-        """Return a page of its own."""
+        """A page of its own."""
         return comparison_html(self.to_dict())
 
     def save_html(self, path: str | Path) -> None:
@@ -232,7 +232,7 @@ class _Candidate:
     def result(
         self, expected: Sequence[torch.Tensor], times: Sequence[float], atol: float, rtol: float
     ) -> ExporterResult:
-        """Return the row of this exporter."""
+        """The row of this exporter."""
         if self.proto is None:
             return ExporterResult(exporter=self.name, error=self.error)
         facts: dict[str, Any] = {
@@ -265,7 +265,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _feeds(session: Session, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the inputs of a model, which come in the order of the arguments."""
+    """The inputs of a model, which come in the order of the arguments."""
     tensors = [a for a in _leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
     if len(tensors) != len(session.input_types):
         raise ExecutionError(

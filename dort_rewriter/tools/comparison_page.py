@@ -14,7 +14,7 @@ Data = Mapping[str, Any]
 
 
 def comparison_text(data: Data) -> str:
-    """Return a comparison, as :meth:`Comparison.to_dict` gives it, as tables of text."""
+    """A comparison, as :meth:`Comparison.to_dict` gives it, as tables of text."""
     parts = [
         f"{data['model']}, eager: {data['eager_milliseconds']:.3g} ms a run",
         text_table(*_summary(data)),
@@ -25,7 +25,7 @@ def comparison_text(data: Data) -> str:
 
 
 def comparison_html(data: Data) -> str:
-    """Return a comparison as a page of its own."""
+    """A comparison as a page of its own."""
     title = html.escape(f"{data['model']}: exporters compared")
     failures = "".join(
         f"<p><b>{html.escape(r['exporter'])}</b> failed: <code>{html.escape(r['error'])}</code>"
@@ -73,7 +73,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _nodes(data: Data) -> tuple[Sequence[str], list[list[Any]]]:
-    """Return the nodes by type, the most frequent first, an exporter a column."""
+    """The nodes by type, the most frequent first, an exporter a column."""
     results = [r for r in data["results"] if r["nodes"]]
     totals: dict[str, int] = {}
     for result in results:

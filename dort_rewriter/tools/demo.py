@@ -68,7 +68,7 @@ class DemoResult:
         return next(c for c in self.competitors if c.backend == "eager")
 
     def worst(self, competitor: Competitor) -> float:
-        """Return how far a curve is from that of eager mode, in units of the highest loss.
+        """How far a curve is from that of eager mode, in units of the highest loss.
 
         Not of each loss: rounding adds up over the steps, while the losses fall.
         """
@@ -111,7 +111,7 @@ def run_demo(
 
 
 def make_model(hidden: int) -> torch.nn.Module:
-    """Return the network of the demonstration, which takes 16 numbers a row."""
+    """The network of the demonstration, which takes 16 numbers a row."""
     return torch.nn.Sequential(
         torch.nn.Linear(16, hidden),
         torch.nn.LayerNorm(hidden),
@@ -123,7 +123,7 @@ def make_model(hidden: int) -> torch.nn.Module:
 
 
 def make_data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch and what it is to learn."""
+    """A batch and what it is to learn."""
     data = torch.randn(batch, 16)
     target = torch.sin(2 * data[:, :1]) + data[:, 1:2] * data[:, 2:3]
     return data, target

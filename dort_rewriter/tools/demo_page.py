@@ -27,7 +27,7 @@ COLUMNS = ("backend", "first step (s)", "step (ms)", "times eager", "loss, from 
 
 
 def speed_rows(result: DemoResult) -> list[tuple[str, ...]]:
-    """Return the rows of the speed table; more than one times eager is faster than eager."""
+    """The rows of the speed table; more than one times eager is faster than eager."""
     rows: list[tuple[str, ...]] = []
     for c in result.competitors:
         if c.failure:

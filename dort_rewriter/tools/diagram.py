@@ -80,7 +80,7 @@ class Diagram:
 
 
 def make_diagram(model: ir.Model | ir.Graph) -> Diagram:
-    """Return the diagram of a model, the bodies of its functions beside it, or of a graph."""
+    """The diagram of a model, the bodies of its functions beside it, or of a graph."""
     return _Builder().build(model)
 
 
@@ -172,7 +172,7 @@ class _Builder:
             self._arrow(value, owner, returns=True)
 
     def _constant_lines(self, values: Iterable[ir.Value | None]) -> tuple[str, ...]:
-        """Return a line for each operand that is known, with its position among several."""
+        """A line for each operand that is known, with its position among several."""
         operands = list(values)
         return tuple(
             _short(f"#{i}: {self.constants[v]}" if len(operands) > 1 else self.constants[v])
@@ -201,7 +201,7 @@ def _graphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
 
 
 def _value_text(value: ir.Value, always_typed: bool = False) -> str:
-    """Return ``N x 3``, with the type in front when it says something."""
+    """``N x 3``, with the type in front when it says something."""
     kind = type_text(value)
     shown = "" if kind == "?" or (kind == "float32" and not always_typed) else kind
     if value.shape is None:

@@ -119,7 +119,7 @@ def check_flavours(names: Sequence[str]) -> Iterator[Finding]:
 
 
 def _extra(names: Sequence[str]) -> str:
-    """Return the extra to install: what has more in it was installed on purpose."""
+    """The extra to install: what has more in it was installed on purpose."""
     kept = next((n for n in (GPU, TRAINING) if n in names), "")
     return {GPU: "gpu", TRAINING: "training"}.get(kept, "cpu")
 
@@ -323,7 +323,7 @@ def check_training(train: Callable[[], float]) -> Finding:
 
 
 def train_a_little() -> float:
-    """Return the largest difference of gradients between eager mode and this backend."""
+    """The largest difference of gradients between eager mode and this backend."""
     import copy
 
     import torch

@@ -71,7 +71,7 @@ def _create(folder: Path) -> Path:
 
 
 def _dumped(folder: Path, prefix: str) -> list[Path]:
-    """Return the files of this prefix by number; a longer prefix is another one."""
+    """The files of this prefix by number; a longer prefix is another one."""
     name = re.compile(rf"{re.escape(prefix)}_(\d+)\.(?:onnx|onnx\.data|txt)")
     found = [(match, path) for path in folder.iterdir() if (match := name.fullmatch(path.name))]
     return [

@@ -96,7 +96,7 @@ class Explanation:
         return not self.graphs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON."""
+        """Plain data, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

@@ -156,7 +156,7 @@ class Stopwatch:
         """Where profiles are written; None while nothing is profiled."""
 
     def take(self) -> tuple[float, float]:
-        """Return the seconds in graphs and in sessions since the last time."""
+        """The seconds in graphs and in sessions since the last time."""
         taken = self.graphs, self.sessions
         self.graphs = self.sessions = 0.0
         return taken
@@ -191,7 +191,7 @@ class Stopwatch:
         return call
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds of each phase of the compilations."""
+        """The seconds of each phase of the compilations."""
         found: dict[str, float] = defaultdict(float)
         for trace in self.traces:
             for name, seconds in trace.timings.items():
@@ -200,7 +200,7 @@ class Stopwatch:
 
 
 def now() -> float:
-    """Return the time, once the device has done what was asked of it."""
+    """The time, once the device has done what was asked of it."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -34,7 +34,7 @@ class ModelInput(NamedTuple):
 
 
 def inputs_from_onnx_model(model: AnyModel, init: bool = False) -> list[ModelInput]:
-    """Return the inputs of a model in their order; with ``init``, its initializers after them.
+    """The inputs of a model in their order; with ``init``, its initializers after them.
 
     An initializer that is listed among the inputs is an initializer.
     """
@@ -57,7 +57,7 @@ def _describe(kind: str, value: ir.Value) -> ModelInput:
 def build_matching_inputs(
     model: AnyModel, feeds: Mapping[str, Any], other: AnyModel
 ) -> dict[str, Any]:
-    """Return the inputs of ``other`` that make it compute what ``model`` computes on ``feeds``.
+    """The inputs of ``other`` that make it compute what ``model`` computes on ``feeds``.
 
     What one model takes as an input may be an initializer of the other. Inputs of the same name
     are the same; the rest is matched by element type and shape, in the order of the models
@@ -102,7 +102,7 @@ def build_matching_inputs(
 
 
 def _known_values(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a model, then its initializers, as arrays by name."""
+    """The inputs of a model, then its initializers, as arrays by name."""
     names = [i.name for i in inputs_from_onnx_model(model)]
     if missing := [name for name in names if name not in feeds]:
         raise OptionError(f"The first model also reads {missing}: give them in feeds.")

@@ -14,7 +14,7 @@ _WIDEST = 60
 
 
 def graph_table(graph_module: torch.fx.GraphModule) -> str:
-    """Return the nodes of a graph: opcode, name, target, arguments, and what they give."""
+    """The nodes of a graph: opcode, name, target, arguments, and what they give."""
     rows = [
         [
             node.op,
@@ -31,7 +31,7 @@ def graph_table(graph_module: torch.fx.GraphModule) -> str:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows of cells in columns, under a header and a rule; numbers stand to the right."""
+    """Rows of cells in columns, under a header and a rule; numbers stand to the right."""
     cells = [[_cut(str(c)) for c in row] for row in [header, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     numeric = [bool(rows) and all(_is_number(r[i]) for r in rows) for i in range(len(header))]

@@ -21,7 +21,7 @@ HELP = (
 
 
 def load_pair(source: str) -> tuple[Any, Sequence[Any]]:
-    """Return a model and the arguments to call it with.
+    """A model and the arguments to call it with.
 
     Raises :class:`OptionError` when `source` names no such pair.
     """

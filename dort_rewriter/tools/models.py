@@ -19,7 +19,7 @@ AnyModel: TypeAlias = onnx.ModelProto | ir.Model | bytes | str | Path
 
 
 def load_model(model: Any) -> ir.Model:
-    """Return the model; an ``onnx_ir.Model`` as it is, weights in files stay there until read.
+    """The model; an ``onnx_ir.Model`` as it is, weights in files stay there until read.
 
     Raises :class:`OptionError` for what is no model.
     """
@@ -39,7 +39,7 @@ def load_model(model: Any) -> ir.Model:
 
 
 def load_part(model: Any) -> Any:
-    """Return a model or a part of one as its counterpart of ``onnx_ir``; others as they are."""
+    """A model or a part of one as its counterpart of ``onnx_ir``; others as they are."""
     if isinstance(model, bytes | str | Path | onnx.ModelProto):
         return load_model(model)
     if isinstance(model, onnx.NodeProto):
@@ -56,7 +56,7 @@ def load_part(model: Any) -> Any:
 
 
 def _within_scope(node: onnx.NodeProto) -> ir.Graph:
-    """Return a graph that holds the node, and knows the names that come from around it."""
+    """A graph that holds the node, and knows the names that come from around it."""
     names = dict.fromkeys(_names_read([node]))
     return ir.serde.deserialize_graph(
         onnx.GraphProto(

@@ -24,7 +24,7 @@ _ELEMENT_TYPES = frozenset({"to", "dtype", "output_dtype", "stash_type", "satura
 
 
 def pretty_onnx(model: Any, *, source: bool = False) -> str:
-    """Return a model, a graph, a function, a node, a tensor or an attribute as text.
+    """A model, a graph, a function, a node, a tensor or an attribute as text.
 
     Subgraphs are indented below their node, local functions follow the graph.
 
@@ -124,7 +124,7 @@ def _opsets(opsets: dict[str, int]) -> Iterator[str]:
 
 
 def _name(value: ir.Value | None) -> str:
-    """Return the name of a value; an optional one that is left out is an empty text."""
+    """The name of a value; an optional one that is left out is an empty text."""
     return (value.name if value is not None else None) or "''"
 
 
@@ -134,7 +134,7 @@ def _value(role: str, value: ir.Value) -> str:
 
 
 def type_text(value: ir.Value) -> str:
-    """Return the type as numpy spells it, within ``sequence()`` or ``optional()`` as needed."""
+    """The type as numpy spells it, within ``sequence()`` or ``optional()`` as needed."""
     if value.type is None or value.dtype is None:
         return "?"
     text = _dtype_text(value.dtype)
@@ -151,7 +151,7 @@ def type_text(value: ir.Value) -> str:
 
 
 def shape_list(shape: ir.Shape | Iterable[Any]) -> list[int | str]:
-    """Return sizes and names of sizes; ``?`` for what has neither."""
+    """Sizes and names of sizes; ``?`` for what has neither."""
     return [d if isinstance(d, int) else (d.value or "?") for d in shape]
 
 
@@ -167,7 +167,7 @@ def _tensor_line(name: str, tensor: ir.TensorProtocol) -> str:
 
 
 def tensor_text(tensor: ir.TensorProtocol) -> str:
-    """Return the values of a small tensor as ``array([1., 2.])``, an empty text for others."""
+    """The values of a small tensor as ``array([1., 2.])``, an empty text for others."""
     if tensor.size > SMALL:
         return ""
     try:
@@ -189,7 +189,7 @@ def _subgraphs(attribute: ir.Attr) -> list[tuple[str, ir.Graph]] | None:
 
 
 def attribute_text(attribute: ir.Attr) -> str:
-    """Return the value of an attribute on one line."""
+    """The value of an attribute on one line."""
     if attribute.is_ref():
         return f"@{attribute.ref_attr_name}"
     value = attribute.value

@@ -70,12 +70,12 @@ def _run(program: str, arguments: Sequence[str]) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the reports in a folder, the oldest first."""
+    """The reports in a folder, the oldest first."""
     found = [path.parent for path in folder.glob("problem_*/problem.json")]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _problem(folder: Path) -> str:
-    """Return the first line of what a report is about."""
+    """The first line of what a report is about."""
     content = json.loads((folder / "problem.json").read_text(encoding="utf-8"))
     return str(content["problem"]).partition("\n")[0]

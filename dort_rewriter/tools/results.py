@@ -64,7 +64,7 @@ def assert_all_close(
 
 
 def results_to_string(results: Any, indent: str = "") -> str:
-    """Return a nested structure as text, a line for each tensor: type, shape, range or values."""
+    """A nested structure as text, a line for each tensor: type, shape, range or values."""
     return "\n".join(indent + line for line in _describe("", results))
 
 
@@ -80,7 +80,7 @@ def _describe(label: str, value: Any) -> Iterator[str]:
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the parts of a structure with the way to write each; None for a leaf."""
+    """The parts of a structure with the way to write each; None for a leaf."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", child) for key, child in value.items()]
     if isinstance(value, list | tuple):
@@ -93,7 +93,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _as_tensor(value: Any) -> torch.Tensor | None:
-    """Return tensors and numeric arrays as a tensor, else None."""
+    """Tensors and numeric arrays as a tensor, else None."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, np.ndarray | np.generic) and np.asarray(value).dtype.kind not in "OSUM":
@@ -182,7 +182,7 @@ def _brief(value: Any) -> str:
 def _leaf_difference(
     expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
 ) -> str:
-    """Return what is different between two leaves; an empty text if nothing is."""
+    """What is different between two leaves; an empty text if nothing is."""
     a, b = _as_tensor(expected), _as_tensor(got)
     if a is None and b is None:
         return _value_difference(expected, got, tolerances, rtol)
@@ -212,7 +212,7 @@ def _leaf_difference(
 
 
 def _signed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same bits as a type that torch compares: it does not for wide unsigned ones."""
+    """The same bits as a type that torch compares: it does not for wide unsigned ones."""
     views = {"torch.uint16": torch.int16, "torch.uint32": torch.int32, "torch.uint64": torch.int64}
     return tensor.view(views.get(str(tensor.dtype), tensor.dtype))
 
@@ -222,7 +222,7 @@ def _count(wrong: torch.Tensor, what: str) -> str:
 
 
 def _shown(a: torch.Tensor, b: torch.Tensor, order: torch.Tensor) -> str:
-    """Return the element that comes first in an order, from both sides."""
+    """The element that comes first in an order, from both sides."""
     at = np.unravel_index(int(order.double().argmax()), tuple(a.shape))
     expected, got = a[at].item(), b[at].item()
     return f"at {[int(i) for i in at]} {expected!r} expected, {got!r} given"

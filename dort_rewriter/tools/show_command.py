@@ -57,7 +57,7 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 
 def count_nodes(model: ir.Model) -> dict[str, int]:
-    """Return the number of nodes by type, those of subgraphs too, the most frequent first."""
+    """The number of nodes by type, those of subgraphs too, the most frequent first."""
     counts = Counter(
         f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         for node in model.graph.all_nodes()
@@ -66,7 +66,7 @@ def count_nodes(model: ir.Model) -> dict[str, int]:
 
 
 def summarize(model: ir.Model) -> dict[str, Any]:
-    """Return what a program asks of a model first."""
+    """What a program asks of a model first."""
     counts = count_nodes(model)
     weights = [v.const_value for v in model.graph.initializers.values() if v.const_value]
     return {

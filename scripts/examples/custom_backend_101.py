@@ -40,7 +40,7 @@ def make_mlp() -> torch.nn.Module:
 
 
 def make_training_backend(storage: dict[str, Any]) -> Callable[..., Any]:
-    """Return a backend that compiles forward and backward graphs, and keeps their models."""
+    """A backend that compiles forward and backward graphs, and keeps their models."""
     return aot_autograd(
         fw_compiler=lambda graph, args: onnx_custom_backend(graph, args, storage=storage),
         decompositions=get_decomposition_table(),
@@ -79,7 +79,7 @@ def train_one_step(folder: Path) -> None:
 
 
 def load_batches(size: int) -> Batches:
-    """Return the data in batches; with 442 rows the last one is smaller."""
+    """The data in batches; with 442 rows the last one is smaller."""
     data, target = load_diabetes(return_X_y=True)
     x = torch.tensor(data, dtype=torch.float32, device=DEVICE)
     y = torch.tensor(target, dtype=torch.float32, device=DEVICE).reshape(-1, 1)
@@ -89,7 +89,7 @@ def load_batches(size: int) -> Batches:
 
 
 def train(model: torch.nn.Module, step: Any, batches: Batches, epochs: int) -> list[float]:
-    """Return the mean loss of each epoch; ``step`` is the model, compiled or not."""
+    """The mean loss of each epoch; ``step`` is the model, compiled or not."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for _ in range(epochs):

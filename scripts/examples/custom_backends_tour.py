@@ -141,7 +141,7 @@ class Layer(nn.Module):
 
 
 def make_densenet(growth: int, blocks: Sequence[int], classes: int = 1000) -> nn.Module:
-    """Return a DenseNet; growth 32 and blocks of 6, 12, 24 and 16 layers are DenseNet-121."""
+    """A DenseNet; growth 32 and blocks of 6, 12, 24 and 16 layers are DenseNet-121."""
     channels = 2 * growth
     layers: list[nn.Module] = [
         nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False),
@@ -164,7 +164,7 @@ def make_densenet(growth: int, blocks: Sequence[int], classes: int = 1000) -> nn
 
 
 def timed(function: Callable[[], torch.Tensor], repeat: int = 2) -> tuple[torch.Tensor, float]:
-    """Return a result, and the shortest time in seconds after a first call."""
+    """A result, and the shortest time in seconds after a first call."""
     result = function()
     times = []
     for _ in range(repeat):

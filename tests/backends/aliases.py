@@ -44,7 +44,7 @@ class Program:
     """How the arguments are seen in what ``make`` made."""
 
     def start(self, size: int, mode: Mode) -> tuple[Tensors, Tensors]:
-        """Return the leaves of a call, and its arguments."""
+        """The leaves of a call, and its arguments."""
         leaves = self.make(size)
         if mode != "grad":
             return leaves, self.show(leaves)
@@ -82,7 +82,7 @@ def check(
 def _aot_eager(
     program: Program, sizes: Sequence[int], size: int, dynamic: bool | None, mode: Mode
 ) -> Function:
-    """Return what AOTAutograd makes of a program that has seen the sizes before this one."""
+    """What AOTAutograd makes of a program that has seen the sizes before this one."""
     torch._dynamo.reset()
     compiled: Function = torch.compile(program.function, backend="aot_eager", dynamic=dynamic)
     for earlier in sizes[: list(sizes).index(size)]:
@@ -119,7 +119,7 @@ class _Call:
     results: Sequence[Any]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the arguments and the results by name."""
+        """The arguments and the results by name."""
         named = {f"a{i}": a for i, a in enumerate(self.arguments)}
         return named | {
             f"r{i}": r for i, r in enumerate(self.results) if isinstance(r, torch.Tensor)
@@ -156,7 +156,7 @@ def _describe(call: _Call) -> dict[str, Any]:
 
 
 def _groups(tensors: dict[str, torch.Tensor]) -> list[list[str]]:
-    """Return the names of those that share memory, together."""
+    """The names of those that share memory, together."""
     found: dict[int, list[str]] = {}
     for name, t in tensors.items():
         found.setdefault(t.untyped_storage()._cdata, []).append(name)

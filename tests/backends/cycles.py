@@ -38,7 +38,7 @@ def note_what_is_made() -> None:
 
 
 def used_bytes() -> int:
-    """Return the memory in use: without what the allocator holds back although it is free."""
+    """The memory in use: without what the allocator holds back although it is free."""
     # NOTE: that alone is up to 0.4 MB a compilation, and differs from run to run.
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -58,7 +58,7 @@ def cycle(compiled: Any, count: int) -> tuple[int, int]:
 
 
 def growth(compiled: Any, first: int, then: int) -> tuple[float, float]:
-    """Return the blocks and the bytes that a cycle leaves, once warm."""
+    """The blocks and the bytes that a cycle leaves, once warm."""
     blocks, used = cycle(compiled, first)
     more_blocks, more_used = cycle(compiled, then)
     return (more_blocks - blocks) / then, (more_used - used) / then

@@ -58,7 +58,7 @@ class Subject:
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """Return how a child that does this work ended.
+    """How a child that does this work ended.
 
     NOTE: not by ``sys.exit``: a child of a process that imported onnxruntime 1.31 may wait there
     for ever, for a thread of onnxruntime. Those of multiprocessing end by ``os._exit`` too.
@@ -90,7 +90,7 @@ def work_in_parallel() -> torch.Tensor:
 
 
 def map_in_pool(subject: Subject) -> str:
-    """Return how a pool of forked workers ended that calls a model of the parent."""
+    """How a pool of forked workers ended that calls a model of the parent."""
     global _shared
     _shared = subject
     with multiprocessing.get_context("fork").Pool(2) as pool:

@@ -25,7 +25,7 @@ NOISE = 4.0
 
 
 def failure(program: RandomProgram) -> str:
-    """Return what differs from eager mode, or what was left to torch; an empty text if nothing."""
+    """What differs from eager mode, or what was left to torch; an empty text if nothing."""
     expected = _run(program, None)
     if any("error" in facts for facts in expected):
         return ""
@@ -49,7 +49,7 @@ def failure(program: RandomProgram) -> str:
 
 
 def _run(program: RandomProgram, backend: str | None) -> list[Facts]:
-    """Return what can be told of the results at each size; the first error ends the list."""
+    """What can be told of the results at each size; the first error ends the list."""
     torch._dynamo.reset()
     make, function = program.functions()
     call = function
@@ -89,7 +89,7 @@ class _Watch(logging.Handler):
 def _differences(
     program: RandomProgram, got: list[Facts], expected: list[Facts]
 ) -> set[tuple[int, str]]:
-    """Return what differs by more than rounding: the number of the size, the name of the fact."""
+    """What differs by more than rounding: the number of the size, the name of the fact."""
     found: set[tuple[int, str]] = set()
     for i, (ours, eagers) in enumerate(zip(got, expected, strict=False)):
         if "error" in ours:
@@ -110,7 +110,7 @@ def _differences(
 
 
 def _distance(a: Any, b: Any) -> float:
-    """Return how far apart two facts are, relative to the largest value of the second."""
+    """How far apart two facts are, relative to the largest value of the second."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return 0.0 if type(a) is type(b) and bool(a == b) else float("inf")
     if a.shape != b.shape:
@@ -133,7 +133,7 @@ def _limit(value: Any) -> float:
 
 
 def _in_float64(program: RandomProgram, size: int) -> Facts:
-    """Return the facts of a program whose numbers are all float64, the same at the start.
+    """The facts of a program whose numbers are all float64, the same at the start.
 
     A step that jumps (``floor``, ``>``) shows there that its operand hung on the last bit.
     """
@@ -170,7 +170,7 @@ def _double(found: re.Match[str]) -> str:
 
 
 def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool]) -> RandomProgram:
-    """Return a smaller program that still fails: fewer results, lines, arguments, switches."""
+    """A smaller program that still fails: fewer results, lines, arguments, switches."""
     smaller = True
     while smaller:
         smaller = False

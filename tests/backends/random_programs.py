@@ -74,7 +74,7 @@ class RandomProgram:
         return any(re.search(r"_\(|\] [-+*]?= |out=", line) for line in self.lines)
 
     def text(self) -> str:
-        """Return the program as Python: ``make(n)`` and ``program(a0, ...)``."""
+        """The program as Python: ``make(n)`` and ``program(a0, ...)``."""
         made = [f"    a{i} = {a}" for i, a in enumerate(self.arguments)]
         names = "".join(f"a{i}, " for i in range(len(self.arguments)))
         indent = "    "
@@ -88,14 +88,14 @@ class RandomProgram:
         )
 
     def functions(self) -> tuple[Any, Any]:
-        """Return ``make`` and ``program``."""
+        """``make`` and ``program``."""
         space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         exec(compile(self.text(), "<program>", "exec"), space)  # our own text
         return space["make"], space["program"]
 
 
 def generate(seed: int, steps: tuple[int, int] = (5, 40)) -> RandomProgram:
-    """Return the program of a seed."""
+    """The program of a seed."""
     return _Writer(random.Random(seed)).write(steps)
 
 

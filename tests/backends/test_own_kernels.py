@@ -97,7 +97,7 @@ POOLS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
 
 
 def _with_specials(*shape: int) -> torch.Tensor:
-    """Return numbers, equal ones among them, with NaN and infinities."""
+    """Numbers, equal ones among them, with NaN and infinities."""
     x = torch.randn(shape).mul(3).round()
     flat = x.view(-1)
     for value in (math.nan, math.inf, -math.inf):
@@ -372,7 +372,7 @@ def test_gradient_of_a_gelu_with_a_tangent() -> None:
 def _loss(
     logits: torch.Tensor, places: torch.Tensor, grad: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    """Return the gradient of a cross entropy, in the operators that its graph has."""
+    """The gradient of a cross entropy, in the operators that its graph has."""
     y = aten._log_softmax(logits, 1, False)
     total = (places != -100).sum().to(torch.float32)
     of_y = nll_loss_backward(grad, y, places, None, reduction, -100, total)

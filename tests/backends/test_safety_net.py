@@ -58,7 +58,7 @@ def break_phase(
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what the package warned of."""
+    """What the package warned of."""
     ours = (r for r in caplog.records if r.name.startswith("dort_rewriter"))
     return [r.getMessage() for r in ours if r.levelno >= logging.WARNING]
 

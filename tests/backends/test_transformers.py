@@ -88,7 +88,7 @@ def tokens(batch: int, length: int) -> Inputs:
 
 
 def floats(inputs: Inputs) -> list[torch.Tensor]:
-    """Return the inputs that get a gradient."""
+    """The inputs that get a gradient."""
     return [v for v in inputs.values() if v.requires_grad]
 
 

@@ -37,7 +37,7 @@ def compile_strictly(
 
 
 def backend_class() -> Any:
-    """Return the class that the name ``onnxrt`` stands for."""
+    """The class that the name ``onnxrt`` stands for."""
     if not HAS_ORT_BACKEND:
         return OrtBackend
     from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
@@ -46,6 +46,6 @@ def backend_class() -> Any:
 
 
 def models(backend: Any) -> list[int]:
-    """Return how many models each graph of a backend became."""
+    """How many models each graph of a backend became."""
     infos = backend._all_ort_execution_info.execution_info_per_graph_module
     return [len(i) for i in infos.values()]

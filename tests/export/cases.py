@@ -60,7 +60,7 @@ class Case:
 def T(
     *shape: int, dtype: torch.dtype = torch.float32, low: int = -5, high: int = 5
 ) -> torch.Tensor:
-    """Return a tensor of a few distinct numbers, the same at each run."""
+    """A tensor of a few distinct numbers, the same at each run."""
     generator = torch.Generator().manual_seed(len(shape) * 1000 + sum(shape))
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
@@ -71,7 +71,7 @@ def T(
 
 
 def overload(name: str) -> Any:
-    """Return the overload that a name stands for."""
+    """The overload that a name stands for."""
     namespace, _, rest = name.partition("::")
     packet, _, which = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")
@@ -102,7 +102,7 @@ def check(case: Case, *, dynamic: bool = False) -> None:
 
 
 def expect(case: Case) -> Any:
-    """Return what torch makes of a row."""
+    """What torch makes of a row."""
     if case.reference is not None:
         return case.reference(*case.args, **case.kwargs)
     leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
@@ -112,7 +112,7 @@ def expect(case: Case) -> Any:
 
 
 def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """Return the graph of a row's operator, alone in it, and its inputs."""
+    """The graph of a row's operator, alone in it, and its inputs."""
     function = overload(case.op)
     leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -141,7 +141,7 @@ def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, l
 def _single_node(
     function: Any, leaves: list[Any], spec: Any, where: list[int], expected: Any
 ) -> torch.fx.GraphModule:
-    """Return a graph of one call with one result, written by hand."""
+    """A graph of one call with one result, written by hand."""
     graph = torch.fx.Graph()
     full = list(leaves)
     for i in where:

@@ -55,7 +55,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 
 
 def trace(name: str) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """Return a graph of the call alone."""
+    """A graph of the call alone."""
     args = CALLS[name]
     where = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
     tensors = [args[i].clone() for i in where]

@@ -68,7 +68,7 @@ def _to_torch(array: np.ndarray[Any, Any], kind: str) -> Any:
 
 
 def step(model: torch.nn.Module, call: Callable[..., Any], inputs: dict[str, Any]) -> list[Any]:
-    """Return outputs, gradients and buffers of one training step."""
+    """Outputs, gradients and buffers of one training step."""
     outputs = call(**inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     loss = sum((o * o).sum() if o.dim() else o for o in outputs if o.requires_grad)

@@ -28,7 +28,7 @@ OPSETS = range(19, 24)
 
 @functools.cache
 def first_rows() -> dict[str, Case]:
-    """Return a row for each operator of the tables."""
+    """A row for each operator of the tables."""
     package = tests.export.converters
     rows: dict[str, Case] = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -44,7 +44,7 @@ def first_rows() -> dict[str, Case]:
 
 @functools.cache
 def versions(opset: int) -> dict[str, int]:
-    """Return the version of each operator at an opset."""
+    """The version of each operator at an opset."""
     latest: dict[str, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "" and schema.since_version <= opset:
@@ -59,7 +59,7 @@ def traced(name: str) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
 
 
 def difficulty(name: str, opset: int) -> str:
-    """Return what is wrong with an operator at an opset, or nothing."""
+    """What is wrong with an operator at an opset, or nothing."""
     case = first_rows()[name]
     graph_module, tensors = traced(name)
     try:

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "dort_rewriter"
 
 
 def python_files(*folders: str) -> list[Path]:
-    """Return every Python file below these folders of the repository."""
+    """Every Python file below these folders of the repository."""
     found = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     assert found, f"no Python file in {folders}: the gate would pass for the wrong reason"
     return found

@@ -13,7 +13,7 @@ HEAVY = ("torch", "numpy", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Return the heavy modules that a new interpreter has after a statement."""
+    """The heavy modules that a new interpreter has after a statement."""
     code = f"import sys\n{statement}\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

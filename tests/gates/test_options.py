@@ -27,7 +27,7 @@ OPTIONS_CLASSES: list[Any] = [
 
 
 def undocumented_fields(body: list[ast.stmt]) -> list[str]:
-    """Return the fields of a class that no string literal follows."""
+    """The fields of a class that no string literal follows."""
     following = [*body[1:], ast.Pass()]
     return [
         ast.unparse(field.target)

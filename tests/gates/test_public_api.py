@@ -71,7 +71,7 @@ PUBLIC = [
 
 
 def type_checking_imports() -> dict[str, str]:
-    """Return what type checkers see: the module of each name under ``if TYPE_CHECKING``."""
+    """What type checkers see: the module of each name under ``if TYPE_CHECKING``."""
     (block,) = (
         node
         for node in parse(PACKAGE / "__init__.py").body

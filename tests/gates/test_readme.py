@@ -23,7 +23,7 @@ def decorators(function: ast.FunctionDef) -> str:
 
 
 def nox_sessions() -> set[str]:
-    """Return the names that ``nox -l`` shows, read without nox."""
+    """The names that ``nox -l`` shows, read without nox."""
     found = set()
     for node in parse(ROOT / "noxfile.py").body:
         if isinstance(node, ast.FunctionDef) and "nox.session" in decorators(node):

@@ -32,7 +32,7 @@ def text_files() -> Iterator[Path]:
 
 
 def comments(source: str) -> dict[int, str]:
-    """Return the comments of a Python source by line, without the orders given to tools."""
+    """The comments of a Python source by line, without the orders given to tools."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     found = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
     words = {line: re.sub(r"#\s*(noqa|type:|pragma)[^#]*|#", "", c) for line, c in found.items()}
@@ -40,7 +40,7 @@ def comments(source: str) -> dict[int, str]:
 
 
 def unjustified_handlers(source: str) -> list[int]:
-    """Return the lines of broad ``except`` clauses with no comment on them or just below."""
+    """The lines of broad ``except`` clauses with no comment on them or just below."""
     said = comments(source)
     return [
         node.lineno

@@ -22,7 +22,7 @@ Program = Callable[..., str]
 
 
 def entry_points() -> str:
-    """Return the entry points of ``pyproject.toml`` as they are written on installation."""
+    """The entry points of ``pyproject.toml`` as they are written on installation."""
     lines: list[str] = []
     for line in (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -36,7 +36,7 @@ def entry_points() -> str:
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that makes this clone a distribution, with the entry points of today."""
+    """A folder that makes this clone a distribution, with the entry points of today."""
     folder = tmp_path_factory.mktemp("installation")
     info = folder / "dort_rewriter-0.1.0.dist-info"
     info.mkdir()
@@ -47,7 +47,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def program(installation: Path, tmp_path: Path) -> Program:
-    """Return a function that runs Python code where the package is installed."""
+    """A function that runs Python code where the package is installed."""
 
     def run(code: str, **variables: str) -> str:
         # Nothing of what the tests themselves were started with.

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("unhooked")
 
 
 def attributes() -> dict[str, object]:
-    """Return what stands in torch wherever something is patched."""
+    """What stands in torch wherever something is patched."""
     found = {}
     for patch in FITTING:
         owner, name = patch.locate(sys.modules[patch.module])

@@ -25,7 +25,7 @@ with_ort_backend = pytest.mark.skipif(not HAS_ORT_BACKEND, reason="torch has no 
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a small file that passes for torch's, with a diff of its own."""
+    """A small file that passes for torch's, with a diff of its own."""
     path = tmp_path / "onnxruntime.py"
     path.write_text(SHIPPED)
     path.chmod(0o640)

@@ -72,7 +72,7 @@ class Builder:
         return self.random.choice([1, 2, 3, 3, 4, 5, 5, 8] + [0] * (self.random.random() < 0.04))
 
     def related(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a shape that broadcasts to another."""
+        """A shape that broadcasts to another."""
         kept = shape[self.random.choice([0, 0, 0, self.random.randint(0, len(shape))]) :]
         return tuple(1 if self.random.random() < 0.2 else d for d in kept)
 
@@ -100,14 +100,14 @@ class Builder:
         return found[0]
 
     def numbers(self, shape: tuple[int, ...] | None = None) -> Value:
-        """Return a value to compute with: mostly one of the last, so that chains get long."""
+        """A value to compute with: mostly one of the last, so that chains get long."""
         found = [v for v in self.values if v[1] == self.dtype and shape in (None, v[2])]
         if found and self.random.random() < 0.85:
             return self.random.choice(found[-3:] if self.random.random() < 0.7 else found)
         return self.input(self.dtype, self.related(self.shape) if shape is None else shape)
 
     def beside(self, shape: tuple[int, ...]) -> str:
-        """Return what is computed with a value of a shape: another, or a number."""
+        """What is computed with a value of a shape: another, or a number."""
         if self.random.random() < 0.3:
             number = self.random.choice([0, 1, 2, 0.5, -1, 3, 1e-6, 0.044715])
             ones = (1,) * self.random.choice([0, 0, 0, 1, min(len(shape), 2)])
@@ -118,7 +118,7 @@ class Builder:
         return self.input(self.dtype, self.related(shape))[0]
 
     def mask(self, shape: tuple[int, ...]) -> Value:
-        """Return truth values that do not hang on how something is rounded."""
+        """Truth values that do not hang on how something is rounded."""
         found = [v for v in self.values if v[1] == TensorProto.BOOL and _fits(v[2], shape)]
         if found and self.random.random() < 0.7:
             return self.random.choice(found)
@@ -301,7 +301,7 @@ _STEPS: tuple[tuple[Callable[[Builder], None], int], ...] = (
 
 
 def random_graph(seed: int) -> onnx.ModelProto:
-    """Return a graph of random nodes, some results of which the model returns."""
+    """A graph of random nodes, some results of which the model returns."""
     g = Builder(seed)
     g.values.append(g.input(g.dtype, g.shape))
     steps, weights = zip(*_STEPS, strict=True)
@@ -337,7 +337,7 @@ def _model(
 
 @functools.cache
 def _texts() -> list[str]:
-    """Return the models of the tests of the rules, as text."""
+    """The models of the tests of the rules, as text."""
     found: dict[str, None] = {}
     folder = Path(__file__).parent / "patterns"
     for path in sorted(folder.glob("*/test_*.py")):
@@ -358,7 +358,7 @@ def _evaluate(node: ast.expr, names: dict[str, Any]) -> Iterator[str]:
 
 
 def mutant(seed: int) -> onnx.ModelProto | None:
-    """Return the model of a test with one to three things changed; None when it cannot be read."""
+    """The model of a test with one to three things changed; None when it cannot be read."""
     chosen = random.Random(seed)
     header = '<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1, "dort_rewriter": 1]>'
     try:
@@ -461,13 +461,13 @@ _MUTATIONS = (
 
 
 def generate(seed: int) -> onnx.ModelProto | None:
-    """Return the model of a seed, shapes inferred; None when ONNX refuses it."""
+    """The model of a seed, shapes inferred; None when ONNX refuses it."""
     model = random_graph(seed) if seed % 2 else mutant(seed)
     return None if model is None else completed(model)
 
 
 def completed(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return a model with the types and shapes that ONNX infers; None when it refuses it."""
+    """A model with the types and shapes that ONNX infers; None when it refuses it."""
     for value in model.graph.output:  # what a test said of its outputs may have changed
         if value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.ClearField("shape")
@@ -482,7 +482,7 @@ def completed(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def failure(model: onnx.ModelProto) -> str | None:
-    """Return what goes wrong when rules are applied to a model; "" when it does not run before
+    """What goes wrong when rules are applied to a model; "" when it does not run before
     them; None when the numbers stay."""
     feeds = random_inputs(model)
     with np.errstate(all="ignore"):
@@ -517,7 +517,7 @@ def _difference(model: onnx.ModelProto, selection: str, feeds: Any, expected: An
 
 
 def shrink(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a smaller model that fails too: fewer outputs, nodes turned into inputs."""
+    """A smaller model that fails too: fewer outputs, nodes turned into inputs."""
     for candidate in _smaller(model):
         if (found := completed(candidate)) is not None and failure(found):
             return shrink(found)

@@ -118,7 +118,7 @@ def assert_refuses(
 
 
 def describe(model: onnx.ModelProto) -> list[str]:
-    """Return the graph as lines that do not depend on the names of what is inside."""
+    """The graph as lines that do not depend on the names of what is inside."""
     graph = model.graph
     names = {v.name: v.name for v in graph.input}
     for tensor in graph.initializer:
@@ -137,7 +137,7 @@ def describe(model: onnx.ModelProto) -> list[str]:
 
 
 def _source(name: str, names: Mapping[str, str], graph: onnx.GraphProto) -> str:
-    """Return what a name stands for: an input, a constant, an output, or the node behind it."""
+    """What a name stands for: an input, a constant, an output, or the node behind it."""
     if not name or not names.get(name, "").startswith("%"):
         return names.get(name, name)
     producer = next(n for n in graph.node if name in n.output)
@@ -153,7 +153,7 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
 
 
 def random_inputs(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
-    """Return arrays of the declared types and sizes, positive and negative, without zeros."""
+    """Arrays of the declared types and sizes, positive and negative, without zeros."""
     generator = np.random.default_rng(0)
     given = {i.name for i in model.graph.initializer}
     return {v.name: _random(v, generator) for v in model.graph.input if v.name not in given}

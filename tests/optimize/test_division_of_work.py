@@ -35,13 +35,13 @@ IMAGE = """(float[1,2,4,4] x, float[2,2,1,1] w) => (float[1,2,4,4] y)
 
 
 def ours(model: ir.Model) -> set[str]:
-    """Return the operators that the rules leave."""
+    """The operators that the rules leave."""
     optimize_model(model, OptimizationOptions(patterns="default+onnxruntime"))
     return {node.op_type for node in model.graph}
 
 
 def theirs(model: ir.Model, folder: Path) -> set[str]:
-    """Return the operators that onnxruntime makes of a model."""
+    """The operators that onnxruntime makes of a model."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(folder / "optimized.onnx")

@@ -62,12 +62,12 @@ def run(
 
 
 def count(model: onnx.ModelProto) -> Counter[str]:
-    """Return how many nodes of each operator there are."""
+    """How many nodes of each operator there are."""
     return Counter(node.op_type for node in model.graph.node)
 
 
 def transposes_read_by_products(model: onnx.ModelProto) -> list[str]:
-    """Return the transposes of the last two axes that a product reads: it could do them."""
+    """The transposes of the last two axes that a product reads: it could do them."""
     made = {node.output[0]: node for node in model.graph.node if node.op_type == "Transpose"}
     products = [n for n in model.graph.node if n.op_type in ("MatMul", "FusedMatMul", "Gemm")]
     found = [made[name] for node in products for name in node.input if name in made]

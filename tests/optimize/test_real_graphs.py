@@ -37,7 +37,7 @@ class Graph:
     inputs: Arrays
 
     def optimized(self, patterns: str) -> tuple[ir.Model, OptimizeReport]:
-        """Return an optimized copy, which knows the symbols of sizes as the original does."""
+        """An optimized copy, which knows the symbols of sizes as the original does."""
         model = ir.from_proto(ir.to_proto(self.model))
         symbols = {v.name: v.meta["size"] for v in _values(self.model) if "size" in v.meta}
         for value in _values(model):
@@ -106,7 +106,7 @@ def llama_step() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 @functools.cache
 def graphs_of(factory: Factory, dynamic: bool) -> Sequence[Graph]:
-    """Return the forward and the backward graph of a training step."""
+    """The forward and the backward graph of a training step."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, inputs = factory()
@@ -150,7 +150,7 @@ def test_numbers_stay_and_nothing_is_left_to_do(name: str, dynamic: bool) -> Non
 
 @functools.cache
 def _llama_nodes(patterns: str) -> Sequence[tuple[ir.Node, list[ir.Node]]]:
-    """Return each node of an optimized training step, and those it reads."""
+    """Each node of an optimized training step, and those it reads."""
     found = []
     for graph in graphs_of(llama_step, False):
         for node in graph.optimized(patterns)[0].graph:

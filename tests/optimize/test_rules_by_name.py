@@ -18,7 +18,7 @@ KERNELS = {"QuickGelu", "SoftmaxCrossEntropyLoss"}
 
 
 def rows() -> list[list[str]]:
-    """Return the cells of each row of the tables."""
+    """The cells of each row of the tables."""
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in cells if row[0] != "what" and not row[0].startswith("---")]

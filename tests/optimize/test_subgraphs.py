@@ -28,7 +28,7 @@ def _info(name: str, dtype: int, shape: Any = None) -> onnx.ValueInfoProto:
 
 
 def _read(names: list[str], prefix: str, start: str) -> tuple[list[onnx.NodeProto], str]:
-    """Return nodes that fold sums of outer values into a number."""
+    """Nodes that fold sums of outer values into a number."""
     nodes, last = [], start
     for i, name in enumerate(names):
         total, added = f"{prefix}total{i}", f"{prefix}added{i}"
@@ -101,7 +101,7 @@ NODES: dict[str, Callable[[list[str], random.Random], list[onnx.NodeProto]]] = {
 
 
 def with_body(seed: int, name: str) -> onnx.ModelProto | None:
-    """Return a random graph with a node in its midst whose body reads what stands before it."""
+    """A random graph with a node in its midst whose body reads what stands before it."""
     model = random_graph(seed)
     if (found := completed(model)) is None:
         return None

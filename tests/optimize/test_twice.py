@@ -26,14 +26,14 @@ MODELS = ("mlp", "cnn", "llama", "gpt2", "bert", "vit")
 
 
 def applied_again(model: ir.Model, patterns: Any) -> dict[str, int]:
-    """Return what a set does to a model that it was applied to, read from a file."""
+    """What a set does to a model that it was applied to, read from a file."""
     stored = ir.from_proto(ir.to_proto(model))
     report = optimize_model(stored, OptimizationOptions(patterns=patterns))
     return {rule.name: rule.matches for rule in report.rules.values() if rule.matches}
 
 
 def graphs_of(name: str, dynamic: bool) -> Sequence[Any]:
-    """Return the forward and backward graphs of a training step, and the one of inference."""
+    """The forward and backward graphs of a training step, and the one of inference."""
     from bench_graphs import MODELS as FACTORIES  # type: ignore[import-not-found]
     from bench_graphs import capture
 

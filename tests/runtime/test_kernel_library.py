@@ -94,7 +94,7 @@ class Place:
 
 
 def a_library() -> Path:
-    """Return the library of this machine, made now or long ago."""
+    """The library of this machine, made now or long ago."""
     global _library
     _library = _library or kernel_library.kernel_library()
     return _library

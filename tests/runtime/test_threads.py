@@ -40,7 +40,7 @@ def executor(threads: int, *, pause: bool = True) -> Executor:
 
 
 def running() -> int:
-    """Return the threads of this process, those of onnxruntime and of OpenMP too."""
+    """The threads of this process, those of onnxruntime and of OpenMP too."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 

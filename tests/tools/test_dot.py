@@ -34,7 +34,7 @@ def without_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chain(length: int) -> onnx.ModelProto:
-    """Return a model of ``length`` nodes, each reading the two before it and a weight."""
+    """A model of ``length`` nodes, each reading the two before it and a weight."""
     lines = [f"v{i} = Sum(v{i - 1}, v{max(i - 7, 0)}, w)" for i in range(1, length + 1)]
     body = "\n".join(lines)
     return onnx.parser.parse_model(

@@ -118,7 +118,7 @@ def _adaptive_average_backward(op: Recorder, grad: Value, x: Value, rank: int) -
 
 
 def _share_axis(op: Recorder, grad: Value, axis: int, cells: _Cells) -> Value:
-    """Return for each element the shares of the windows it is in."""
+    """For each element the shares of the windows it is in."""
     column = [-1] + [1] * (-axis - 1)
     lengths = op.constant((cells.ends - cells.starts).reshape(column), grad.dtype)
     share = op.Div(grad, lengths)

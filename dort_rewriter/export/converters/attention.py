@@ -126,7 +126,7 @@ def attend(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Value, Value]:
-    """Return the output, and the logsumexp of shape [batch, heads, queries]."""
+    """The output, and the logsumexp of shape [batch, heads, queries]."""
     attention = _prepare(op, query, key, value, mask, is_causal, scale)
     scores = _scores(op, attention)
     probabilities = op.Softmax(scores, axis=-1)
@@ -166,7 +166,7 @@ def attend_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Value, Value, Value, Value]:
-    """Return the gradients of query, key, value, and of the scores."""
+    """The gradients of query, key, value, and of the scores."""
     attention = _prepare(op, query, key, value, mask, is_causal, scale)
     grad, output = (op.cast(x, attention.dtype) for x in (grad, output))
     probabilities = _probabilities(op, attention, log_sum, mask is not None)

@@ -25,7 +25,7 @@ Masks = Sequence[bool]
 
 
 def _without_content(op: Recorder, fake: Any) -> Any:
-    """Return a result that only an attention with dropout reads: a number, zeros, or nothing."""
+    """A result that only an attention with dropout reads: a number, zeros, or nothing."""
     if not isinstance(fake, torch.Tensor):
         return fake
     shape = op.constant([int(d) for d in fake.shape], ir.DataType.INT64)
@@ -56,7 +56,7 @@ def flash_attention(
 
 
 def _bookkeeping(op: Recorder, query: Value, key: Value) -> tuple[Any, ...]:
-    """Return the last seven results of the CUDA kernels."""
+    """The last seven results of the CUDA kernels."""
     first, second, _, _, *random = op.result[2:]
     lengths = _length(op, query), _length(op, key)
     contents = [_without_content(op, fake) for fake in (first, second, *random)]

@@ -41,7 +41,7 @@ def average_pool(
     include_pad: bool = True,
     divisor: int | None = None,
 ) -> Value:
-    """Return the average of each window."""
+    """The average of each window."""
     divisors = _divisors(op, x, windows, include_pad, divisor)
     if x.dtype != ir.DataType.FLOAT and x.dtype not in HALVES:
         return op.Div(_sum_windows(op, x, windows), divisors)
@@ -56,7 +56,7 @@ def average_pool(
 
 
 def _average(op: Recorder, x: Value, windows: Sequence[Windows], *, include_pad: bool) -> Value:
-    """Return the averages over whole windows; `include_pad` counts the padding."""
+    """The averages over whole windows; `include_pad` counts the padding."""
     rank = len(windows)
     sizes = spatial_sizes(op, x, rank)
     counts = [count_windows(op, n, *w) for n, w in zip(sizes, windows, strict=True)]
@@ -82,7 +82,7 @@ def _average(op: Recorder, x: Value, windows: Sequence[Windows], *, include_pad:
 def _divisors(
     op: Recorder, x: Value, windows: Sequence[Windows], include_pad: bool, divisor: int | None
 ) -> int | Value:
-    """Return what the sum over each window is divided by: a number when it is one for all."""
+    """What the sum over each window is divided by: a number when it is one for all."""
     if divisor is not None:
         return divisor
     lengths = [
@@ -105,7 +105,7 @@ def _divisors(
 
 
 def _lengths(op: Recorder, size: Size, windows: Windows, include_pad: bool) -> Any:
-    """Return how many elements of each window count, along one axis."""
+    """How many elements of each window count, along one axis."""
     count = count_windows(op, size, *windows)
     if include_pad and not windows.ceil_mode:
         return np.full(1, windows.kernel)
@@ -121,7 +121,7 @@ def _lengths(op: Recorder, size: Size, windows: Windows, include_pad: bool) -> A
 
 
 def _sum_windows(op: Recorder, x: Value, windows: Sequence[Windows]) -> Value:
-    """Return the sum of each window in a type that onnxruntime does not pool."""
+    """The sum of each window in a type that onnxruntime does not pool."""
     for axis in reversed(range(-len(windows), 0)):
         size = op.size(x, axis)
         count = count_windows(op, size, *windows[axis])
@@ -143,7 +143,7 @@ def average_pool_backward(
     include_pad: bool = True,
     divisor: int | None = None,
 ) -> Value:
-    """Return the gradient of :func:`average_pool`: each window's share, added up."""
+    """The gradient of :func:`average_pool`: each window's share, added up."""
     divisors = _divisors(op, x, windows, include_pad, divisor)
     share = op.Div(widen(op, grad), divisors)
     sizes = spatial_sizes(op, x, len(windows))

@@ -31,12 +31,12 @@ END = 2**63 - 1
 
 
 def size_names(dims: Sequence[int | ir.SymbolicDim]) -> list[int | str | None]:
-    """Return sizes in a form that compares: a number, a symbol's name, or None when unknown."""
+    """Sizes in a form that compares: a number, a symbol's name, or None when unknown."""
     return [d if isinstance(d, int) else d.value for d in dims]
 
 
 def result_dims(op: Recorder) -> list[int | str]:
-    """Return the sizes of the result of the FX node under conversion."""
+    """The sizes of the result of the FX node under conversion."""
     return [d if isinstance(d, int) else str(d.node.expr) for d in op.result.shape]
 
 
@@ -65,12 +65,12 @@ def reshape(op: Recorder, x: Value, dims: Sequence[int | str], size: Sequence[An
 
 
 def flatten(op: Recorder, x: Value) -> Value:
-    """Return the elements along one axis."""
+    """The elements along one axis."""
     return x if x.rank == 1 else op.Reshape(x, [-1])
 
 
 def at_least_1d(op: Recorder, x: Value) -> Value:
-    """Return a 0-d value as one element along an axis, any other as it is."""
+    """A 0-d value as one element along an axis, any other as it is."""
     return op.Reshape(x, [1]) if x.rank == 0 else x
 
 
@@ -110,7 +110,7 @@ def pad_axes(
 
 
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
-    """Return the product of sizes: a number when they are, a rank-1 result otherwise."""
+    """The product of sizes: a number when they are, a rank-1 result otherwise."""
     result: int | Value = math.prod(s for s in sizes if isinstance(s, int))
     for size in sizes:
         if not isinstance(size, int):
@@ -119,7 +119,7 @@ def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
 
 
 def broadcast_sizes(op: Recorder, values: Sequence[Value]) -> list[int | Value]:
-    """Return the sizes that several results broadcast to."""
+    """The sizes that several results broadcast to."""
     rank = max(v.rank for v in values)
     sizes: list[int | Value] = []
     for axis in range(-rank, 0):

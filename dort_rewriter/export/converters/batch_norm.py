@@ -34,7 +34,7 @@ class _Normalized:
 
 
 def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
-    """Return the values in the type torch computes in: float32 or float64."""
+    """The values in the type torch computes in: float32 or float64."""
     types = {v.dtype for v in values if v is not None}
     dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
     return tuple(None if v is None else op.cast(v, dtype) for v in values)
@@ -50,7 +50,7 @@ def _along_channels(op: Recorder, x: Value, like: Value) -> Value:
 
 
 def _count(op: Recorder, x: Value) -> Any:
-    """Return how many elements a channel has: a number, or a rank-0 result."""
+    """How many elements a channel has: a number, or a rank-0 result."""
     sizes = [op.size(x, axis) for axis in _batch_axes(x)]
     if all(isinstance(s, int) for s in sizes):
         return float(math.prod(s for s in sizes if isinstance(s, int)))
@@ -87,7 +87,7 @@ def _in_training(
 def _standardized(
     op: Recorder, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, ...]:
-    """Return x normalized by its own statistics: mean, reciprocal deviation, variance."""
+    """x normalized by its own statistics: mean, reciprocal deviation, variance."""
     axes = _batch_axes(x)
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = x - mean
@@ -123,7 +123,7 @@ def _in_inference(
 
 
 def _returned(op: Recorder, *values: Value | None) -> tuple[Value, ...]:
-    """Return what torch returns: an empty tensor where its result is one."""
+    """What torch returns: an empty tensor where its result is one."""
     return tuple(
         _empty(op, fake) if value is None or _is_empty(fake) else value
         for value, fake in zip(values, op.result, strict=True)
@@ -264,7 +264,7 @@ def native_batch_norm_backward(
 
 
 def _asked(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
-    """Return what torch returns: None where its result is None."""
+    """What torch returns: None where its result is None."""
     return tuple(
         None if fake is None else gradient
         for gradient, fake in zip(gradients, op.result, strict=True)

@@ -20,12 +20,12 @@ _EDGE = 8.0
 
 
 def _squared(op: Recorder, x: Value, edge: float) -> Value:
-    """Return u = 2 (x / edge)^2 - 1."""
+    """u = 2 (x / edge)^2 - 1."""
     return op.Sub(op.Mul(op.Mul(x, x), 2 / edge**2), 1.0)
 
 
 def _inverted(op: Recorder, x: Value, edge: float) -> Value:
-    """Return u = 2 edge / x - 1."""
+    """u = 2 edge / x - 1."""
     return op.Sub(op.Div(2 * edge, x), 1.0)
 
 
@@ -33,7 +33,7 @@ def _inverted(op: Recorder, x: Value, edge: float) -> Value:
 
 
 def _scaled_i(op: Recorder, x: Value, order: int) -> Value:
-    """Return exp(-x) I(x) of numbers that are not negative."""
+    """exp(-x) I(x) of numbers that are not negative."""
     near, far = (
         (expansions.I0_NEAR, expansions.I0_FAR),
         (expansions.I1_NEAR, expansions.I1_FAR),
@@ -81,7 +81,7 @@ def i1e(op: Recorder, x: Value) -> Value:
 
 
 def _k(op: Recorder, x: Value, order: int, *, scaled: bool) -> Value:
-    """Return K, or exp(x) K: infinite at 0, NaN below."""
+    """K, or exp(x) K: infinite at 0, NaN below."""
     x = to_double(op, x)
     grown = op.Exp(x)
     log_i = op.Mul(op.Log(op.Mul(x, 0.5)), op.Mul(_scaled_i(op, x, order), grown))
@@ -128,14 +128,14 @@ def scaled_k1(op: Recorder, x: Value) -> Value:
 
 
 def _near_j(op: Recorder, x: Value, order: int) -> Value:
-    """Return J up to the edge."""
+    """J up to the edge."""
     near = expansions.J1_NEAR if order else expansions.J0_NEAR
     value = horner(op, _squared(op, x, _EDGE), near)
     return op.Mul(value, x) if order else value
 
 
 def _waves(op: Recorder, x: Value, order: int) -> tuple[Value, Value]:
-    """Return J and Y beyond the edge: sqrt(2 / (pi x)) (P cos - Q sin, P sin + Q cos)."""
+    """J and Y beyond the edge: sqrt(2 / (pi x)) (P cos - Q sin, P sin + Q cos)."""
     p_terms, q_terms = (
         (expansions.P0, expansions.Q0),
         (expansions.P1, expansions.Q1),
@@ -174,7 +174,7 @@ def j1(op: Recorder, x: Value) -> Value:
 
 
 def _y(op: Recorder, x: Value, order: int) -> Value:
-    """Return Y: minus infinity at 0, NaN below."""
+    """Y: minus infinity at 0, NaN below."""
     x = to_double(op, x)
     log_j = op.Mul(op.Log(x), _near_j(op, x, order))
     rest = horner(op, _squared(op, x, _EDGE), expansions.Y1_NEAR if order else expansions.Y0_NEAR)
@@ -213,7 +213,7 @@ _AIRY_ZETA = 2 / 3 * _AIRY_EDGE**1.5
 
 
 def _bounded(op: Recorder, x: Value, coefficients: Sequence[float]) -> Value:
-    """Return a polynomial where it holds; outside, where it could overflow, at the border."""
+    """A polynomial where it holds; outside, where it could overflow, at the border."""
     return horner(op, op.Min(op.Max(x, -1.0), 1.0), coefficients)
 
 

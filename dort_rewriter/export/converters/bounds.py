@@ -22,7 +22,7 @@ _NATURAL = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "TopK"})
 
 
 def refuse_negative(op: Recorder, index: Value) -> Value:
-    """Return indices, those below zero moved outside."""
+    """Indices, those below zero moved outside."""
     known = index.const_value
     if known is not None and (np.asarray(known.numpy()) >= 0).all():
         return index

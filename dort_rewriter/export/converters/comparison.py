@@ -17,13 +17,13 @@ __all__ = ["select"]
 
 
 def _ordered(op: Recorder, *values: Any) -> list[Any]:
-    """Return operands in a type that has an order: ONNX compares no truth values."""
+    """Operands in a type that has an order: ONNX compares no truth values."""
     values = tuple(int(v) if isinstance(v, bool) else v for v in values)
     return [op.cast(v, ir.DataType.INT32) if is_bool(v) else v for v in values]
 
 
 def select(op: Recorder, condition: Value, a: Any, b: Any) -> Value:
-    """Return a where the condition holds, b elsewhere; ORT has no Where of truth values."""
+    """A where the condition holds, b elsewhere; ORT has no Where of truth values."""
     if is_bool(a) and is_bool(b):
         return op.Or(op.And(condition, a), op.And(op.Not(condition), b))
     return op.Where(condition, a, b)

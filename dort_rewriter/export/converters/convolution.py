@@ -134,7 +134,7 @@ def _are_points(windows: Sequence[Windows]) -> bool:
 def _input_gradient(
     op: Recorder, grad: Value, input: Value, weight: Value, windows: Sequence[Windows]
 ) -> Value:
-    """Return the gradient of the input of a convolution: a product, and windows that add up.
+    """The gradient of the input of a convolution: a product, and windows that add up.
 
     NOTE: ConvTranspose of onnxruntime makes a product for each image of the batch, many times
     slower for many channels of a few elements.
@@ -158,7 +158,7 @@ def _weight_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Value:
-    """Return sum over windows of seeds x window: one product of matrices per group.
+    """Sum over windows of seeds x window: one product of matrices per group.
 
     The batch is moved into the summed axis before the windows are unfolded, so that only the two
     small tensors are transposed, and never the unfolded one.

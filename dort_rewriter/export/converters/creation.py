@@ -17,7 +17,7 @@ from dort_rewriter.graph.values import Value
 
 
 def _fill(op: Recorder, size: Sequence[Any] | Value, value: Any) -> Value:
-    """Return a tensor of the result's type, holding one value."""
+    """A tensor of the result's type, holding one value."""
     shape = size if isinstance(size, Value) else op.vector(size)
     return op.Expand(op.cast(value, op.dtype), shape)
 

@@ -40,7 +40,7 @@ Parts = tuple[Value, ...]
 def _scan(
     op: Recorder, parts: Parts, axis: int, combine: Callable[[Parts, Parts], Parts]
 ) -> Parts:
-    """Return the running combination of tensors that belong together (values, positions).
+    """The running combination of tensors that belong together (values, positions).
 
     After each step an element stands for twice as many of its predecessors.
     """
@@ -86,12 +86,12 @@ def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
 
 
 def running_maximum(op: Recorder, x: Value, axis: int) -> Value:
-    """Return the largest element so far, of integers."""
+    """The largest element so far, of integers."""
     return _scan(op, (x,), axis, lambda a, b: (op.Max(a[0], b[0]),))[0]
 
 
 def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Value]:
-    """Return the running extremum and its last position; NaN wins over every number."""
+    """The running extremum and its last position; NaN wins over every number."""
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     axis = dim % x.rank

@@ -79,7 +79,7 @@ def _pad(op: Recorder, x: Value, pads: list[int | Value]) -> Value:
 
 
 def _mask(op: Recorder, rows: int | Value, columns: int | Value, offset: int) -> Value:
-    """Return where the diagonal is in a matrix."""
+    """Where the diagonal is in a matrix."""
     if isinstance(rows, int) and isinstance(columns, int) and rows * columns <= _STORED:
         return op.constant(np.eye(rows, columns, offset, dtype=bool), ir.DataType.BOOL)
     i, j = (op.Range(0, op.Squeeze(op.vector([n]), [0]), 1) for n in (rows, columns))

@@ -13,7 +13,7 @@ from dort_rewriter.graph.values import Value
 
 
 def _differences(op: Recorder, a: Value, b: Value) -> Value:
-    """Return each row of `a` less each row of `b`."""
+    """Each row of `a` less each row of `b`."""
     return op.Sub(op.Unsqueeze(a, [a.rank - 1]), op.Unsqueeze(b, [b.rank - 2]))
 
 

@@ -32,7 +32,7 @@ class _Divisor(NamedTuple):
 
 
 def _divisor(op: Recorder, b: Any, dtype: ir.DataType) -> _Divisor:
-    """Return integers to divide by; a zero among them fails the run, as it does in torch.
+    """Integers to divide by; a zero among them fails the run, as it does in torch.
 
     NOTE: the processor stops a program at a division by zero, and at the lowest integer divided by
     -1: onnxruntime 1.19 checks for neither, 1.31 for zero only.
@@ -62,12 +62,12 @@ def _integer_type(op: Recorder, a: Any, b: Any) -> ir.DataType:
 
 
 def _as_dividend(op: Recorder, a: Any, b: Any) -> Value:
-    """Return an integer to divide as a result, also when it is a number."""
+    """An integer to divide as a result, also when it is a number."""
     return op.cast(a, _integer_type(op, a, b))
 
 
 def _choose(op: Recorder, divisor: _Divisor, special: Any, usual: Any) -> Any:
-    """Return what holds for -1 where that is the divisor."""
+    """What holds for -1 where that is the divisor."""
     if isinstance(divisor.is_minus_one, Value):
         return op.Where(divisor.is_minus_one, special, usual)
     return special if divisor.is_minus_one else usual
@@ -84,14 +84,14 @@ def _floor_integers(op: Recorder, a: Any, b: Any) -> Value:
 
 
 def _truncate_integers(op: Recorder, a: Any, b: Any) -> Value:
-    """Return a / b rounded towards zero."""
+    """a / b rounded towards zero."""
     a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
     result: Value = _choose(op, divisor, op.Sub(0, a), op.Div(a, divisor.safe))
     return result
 
 
 def floor_quotient(op: Recorder, a: Any, b: Any) -> Value:
-    """Return a // b as Python and torch round it."""
+    """a // b as Python and torch round it."""
     if not _has_float(a, b):
         return _floor_integers(op, a, b)
     # NOTE: Floor(Div(a, b)) is wrong where a / b rounds up to an integer, as in 1.0 // 0.1.
@@ -109,13 +109,13 @@ def floor_quotient(op: Recorder, a: Any, b: Any) -> Value:
 
 
 def _stored(op: Recorder, value: Value) -> Value:
-    """Return the numbers that an operator of torch would keep of these."""
+    """The numbers that an operator of torch would keep of these."""
     narrow = op.fx_node is not None and isinstance(op.result, torch.Tensor) and op.dtype in HALVES
     return op.cast(store(op, value), ir.DataType.FLOAT) if narrow else value
 
 
 def floor_remainder(op: Recorder, a: Any, b: Any) -> Value:
-    """Return a % b, of the sign of b."""
+    """A % b, of the sign of b."""
     if not _has_float(a, b):
         a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
         result: Value = _choose(op, divisor, op.Sub(a, a), op.Mod(a, divisor.safe))
@@ -173,7 +173,7 @@ def fmod(op: Recorder, x: Any, other: Any) -> Value:
 
 
 def _operands(op: Recorder, x: Any, other: Any) -> tuple[Any, Any]:
-    """Return both in the type that torch computes in: that of the result, 16 bits widened.
+    """Both in the type that torch computes in: that of the result, 16 bits widened.
 
     NOTE: not every torch tags all of these operators as elementwise, which would do it.
     """
@@ -185,5 +185,5 @@ def _operands(op: Recorder, x: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _in_type(number: Any, dtype: ir.DataType) -> Any:
-    """Return a Python number as one of a type."""
+    """A Python number as one of a type."""
     return float(number) if dtype.is_floating_point() else int(number)

@@ -50,7 +50,7 @@ def embedding_dense_backward(
 
 
 def _count_rows(op: Recorder, indices: Value, num_weights: Any) -> Value:
-    """Return how often each row is looked up by int64 indices of rank 1."""
+    """How often each row is looked up by int64 indices of rank 1."""
     none = ir.tensor([0], dtype=ir.DataType.INT64)
     zeros = op.ConstantOfShape(op.vector([num_weights]), value=none)
     ones = op.Expand(op.constant(1), op.Shape(indices))

@@ -64,14 +64,14 @@ def _without_padding(op: Recorder, rows: Value, bags: _Bags) -> Value:
 
 
 def _add_rows(op: Recorder, rows: Value, where: Value, count: Any) -> Value:
-    """Return a table of `count` rows, each the sum of the rows that go there."""
+    """A table of `count` rows, each the sum of the rows that go there."""
     shape = op.vector([count, op.size(rows, 1)])
     zeros = op.ConstantOfShape(shape, value=ir.tensor([0], dtype=rows.dtype))
     return op.ScatterND(zeros, op.Unsqueeze(where, [1]), rows, reduction="add")
 
 
 def _bag_sizes(op: Recorder, bags: _Bags, count: Any) -> Value:
-    """Return how many indices each bag has, padding left out, of shape [bags]."""
+    """How many indices each bag has, padding left out, of shape [bags]."""
     column = op.Unsqueeze(op.Expand(op.constant(1), op.Shape(bags.indices)), [1])
     sizes = _add_rows(op, _without_padding(op, column, bags), bags.bag, count)
     return op.Squeeze(sizes, [1])
@@ -109,7 +109,7 @@ def embedding_bag(
 
 
 def _shaped(op: Recorder, value: Value, fake: torch.Tensor) -> Value:
-    """Return nothing where torch's kernel skips a result."""
+    """Nothing where torch's kernel skips a result."""
     return value if not _is_empty(fake) else op.constant([], fake.dtype)
 
 

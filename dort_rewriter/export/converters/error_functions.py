@@ -20,7 +20,7 @@ _SMALL = 0.05
 
 
 def _scaled_complement(op: Recorder, x: Value) -> Value:
-    """Return erfcx of numbers that are not negative, in float64."""
+    """erfcx of numbers that are not negative, in float64."""
     t = op.Reciprocal(op.Add(op.Mul(x, 0.5), 1.0))
     u = op.Sub(op.Mul(t, 2.0), 1.0)
     return op.Mul(t, op.Exp(horner(op, u, expansions.ERFCX)))
@@ -45,7 +45,7 @@ def erfcx(op: Recorder, x: Value) -> Value:
 
 
 def _inverse_complement(op: Recorder, q: Value) -> Value:
-    """Return the x >= 0 of which erfc is q, for q from 0 to 1: a guess, twice improved."""
+    """The x >= 0 of which erfc is q, for q from 0 to 1: a guess, twice improved."""
     # The guess (Winitzki's) is right to 0.2 %; each step by Halley's rule triples the digits.
     a = 0.147
     log = op.Log(op.Mul(q, op.Sub(2.0, q)))

@@ -22,13 +22,13 @@ HIGHEST_ORDER = 12
 
 
 def _reflected(op: Recorder, x: Value) -> tuple[Value, Value, Value]:
-    """Return where x is negative, 1 - x there (x elsewhere), and how far x is from an integer."""
+    """Where x is negative, 1 - x there (x elsewhere), and how far x is from an integer."""
     is_negative = op.Less(x, 0.0)
     return is_negative, op.Where(is_negative, op.Sub(1.0, x), x), op.Sub(x, op.Round(x))
 
 
 def _log_gamma(op: Recorder, x: Value) -> Value:
-    """Return the logarithm of the gamma function of positive numbers."""
+    """The logarithm of the gamma function of positive numbers."""
     is_small = op.Less(x, float(SHIFT))
     shifted = op.Where(is_small, op.Add(x, float(SHIFT)), x)
     inverse = op.Reciprocal(shifted)
@@ -55,7 +55,7 @@ def lgamma(op: Recorder, x: Value) -> Value:
 
 
 def _digamma(op: Recorder, x: Value) -> Value:
-    """Return the digamma function of positive numbers."""
+    """The digamma function of positive numbers."""
     shifted = op.Add(x, float(SHIFT))
     inverse = op.Reciprocal(shifted)
     terms = [b / (2 * k + 2) for k, b in enumerate(BERNOULLI)]
@@ -104,7 +104,7 @@ def polygamma(op: Recorder, n: int, x: Value) -> Value:
 
 
 def _cotangent(order: int) -> list[int]:
-    """Return the derivative of the cotangent as a polynomial in the cotangent."""
+    """The derivative of the cotangent as a polynomial in the cotangent."""
     terms = [0, 1]
     for _ in range(order):
         slope = [k * c for k, c in enumerate(terms)][1:]
@@ -113,7 +113,7 @@ def _cotangent(order: int) -> list[int]:
 
 
 def _polygamma(op: Recorder, n: int, x: Value) -> Value:
-    """Return the derivative of order n of digamma for positive numbers: a sum over 1/(x+k)^(n+1)."""
+    """The derivative of order n of digamma for positive numbers: a sum over 1/(x+k)^(n+1)."""
     far = op.Reciprocal(op.Add(x, float(SHIFT + n)))
     # Euler and Maclaurin's formula for the rest of the sum.
     terms, rising = [1 / n, 0.5], float(n + 1)

@@ -71,7 +71,7 @@ def _sampler(op: Recorder, x: Value, grid: Value, mode: _Mode) -> _Sampler:
 
 
 def _place(op: Recorder, coordinate: Value, length: Value, mode: _Mode) -> tuple[Value, Value]:
-    """Return the place along an axis, and its derivative by the coordinate."""
+    """The place along an axis, and its derivative by the coordinate."""
     if mode.align_corners:
         scale = (length - 1.0) / 2.0
         place = op.Mul((coordinate + 1.0) / 2.0, length - 1.0)
@@ -94,7 +94,7 @@ def _clip(op: Recorder, place: Value, length: Value) -> Value:
 def _reflect(
     op: Recorder, place: Value, length: Value, align_corners: bool
 ) -> tuple[Value, Value]:
-    """Return a place reflected between the ends, and 1 or -1 as it moves along or against it."""
+    """A place reflected between the ends, and 1 or -1 as it moves along or against it."""
     low = 0.0 if align_corners else -0.5
     span = length - 1.0 if align_corners else length
     away = place - low
@@ -169,14 +169,14 @@ def _corners(op: Recorder, sampler: _Sampler) -> list[_Corner]:
 
 
 def _weight(op: Recorder, taps: Sequence[_Tap], slope_of: int | None = None) -> Value | None:
-    """Return the weight of a corner, [N, 1, samples], or its derivative along an axis."""
+    """The weight of a corner, [N, 1, samples], or its derivative along an axis."""
     factors = [tap.slope if i == slope_of else tap.weight for i, tap in enumerate(taps)]
     known = [factor for factor in factors if factor is not None]
     return op.Unsqueeze(functools.reduce(op.Mul, known), [1]) if known else None
 
 
 def _planes(op: Recorder, x: Value, rank: int) -> Value:
-    """Return the elements of each plane along one axis."""
+    """The elements of each plane along one axis."""
     lead = [op.size(x, i) for i in range(2)]
     return op.Reshape(
         x, op.vector([*lead, product(op, [op.size(x, -i) for i in range(1, rank + 1)])])
@@ -184,7 +184,7 @@ def _planes(op: Recorder, x: Value, rank: int) -> Value:
 
 
 def _found(op: Recorder, planes: Value, corner: _Corner) -> Value:
-    """Return the element of a corner for each sample, zero outside."""
+    """The element of a corner for each sample, zero outside."""
     lead = [op.size(planes, i) for i in range(2)]
     places = op.Expand(corner.place, op.vector([*lead, 1]))
     found = op.GatherElements(planes, places, axis=2)

@@ -28,7 +28,7 @@ def hardtanh_backward(
 
 
 def _hard_gate(op: Recorder, x: Value) -> Value:
-    """Return clamp(x + 3, 0, 6) / 6."""
+    """clamp(x + 3, 0, 6) / 6."""
     return op.Div(op.Clip(op.Add(x, 3.0), 0.0, 6.0), 6.0)
 
 

@@ -75,7 +75,7 @@ def _has_zero(x: Value) -> int | None:
 
 
 def _tuples(op: Recorder, indices: Sequence[Value]) -> Value:
-    """Return the indices side by side along a new last axis."""
+    """The indices side by side along a new last axis."""
     sizes = op.vector(broadcast_sizes(op, indices))
     return (
         op.Concat(
@@ -88,7 +88,7 @@ def _tuples(op: Recorder, indices: Sequence[Value]) -> Value:
 
 
 def _linear(op: Recorder, x: Value, selection: _Selection) -> Value:
-    """Return the position among the elements of the indexed axes."""
+    """The position among the elements of the indexed axes."""
     total: Any = None
     wrong: list[Value] = []
     for axis, places in zip(*selection, strict=True):
@@ -111,7 +111,7 @@ def _from_start(op: Recorder, places: Value, size: int | Value) -> Value:
 
 
 def _outside(op: Recorder, places: Value, size: int | Value) -> list[Value]:
-    """Return where places counted from the start are outside, unless none is."""
+    """Where places counted from the start are outside, unless none is."""
     known = places.const_value
     if known is not None and isinstance(size, int) and (known.numpy() < size).all():
         return []
@@ -148,7 +148,7 @@ def _add(op: Recorder, a: Value, b: Value) -> Value:
 
 
 def _source(op: Recorder, x: Value, selection: _Selection, values: Value) -> Value:
-    """Return the values in full, the axes of the indices in front."""
+    """The values in full, the axes of the indices in front."""
     selected = broadcast_sizes(op, selection.indices)
     rest = [op.size(x, i) for i in range(x.rank) if i not in selection.axes]
     place, rank = selection.place, len(selected)

@@ -55,7 +55,7 @@ class Taps(NamedTuple):
 
 
 def _ratio(op: Recorder, axis: Axis, dtype: ir.DataType) -> Value:
-    """Return how far apart the elements of the target lie in the source."""
+    """How far apart the elements of the target lie in the source."""
     if axis.factor is not None and not axis.align_corners:
         return op.constant(1.0 / axis.factor, dtype)
     shift = int(axis.align_corners)
@@ -76,7 +76,7 @@ def _places(op: Recorder, axis: Axis, dtype: ir.DataType) -> Value:
 
 
 def _positions(op: Recorder, axis: Axis, dtype: ir.DataType) -> Value:
-    """Return the real place in the source of each element of the target."""
+    """The real place in the source of each element of the target."""
     ratio, places = _ratio(op, axis, dtype), _places(op, axis, dtype)
     if axis.align_corners:
         return op.Mul(ratio, places)
@@ -89,7 +89,7 @@ def _within(op: Recorder, index: Value, size: Size) -> Value:
 
 
 def nearest_taps(op: Recorder, axis: Axis, *, exact: bool) -> Taps:
-    """Return the nearest element; `exact` counts from the middle of the elements."""
+    """The nearest element; `exact` counts from the middle of the elements."""
     dtype = ir.DataType.FLOAT
     places = _places(op, axis, dtype)
     floor = op.Floor(op.Mul(places + 0.5 if exact else places, _ratio(op, axis, dtype)))
@@ -97,7 +97,7 @@ def nearest_taps(op: Recorder, axis: Axis, *, exact: bool) -> Taps:
 
 
 def linear_taps(op: Recorder, axis: Axis, dtype: ir.DataType) -> Taps:
-    """Return the two neighbours."""
+    """The two neighbours."""
     position = op.Max(_positions(op, axis, dtype), 0.0)
     first = _within(op, op.cast(op.Floor(position), ir.DataType.INT64), axis.source)
     second = op.Min(first + 1, op.vector([axis.source - 1]))
@@ -106,7 +106,7 @@ def linear_taps(op: Recorder, axis: Axis, dtype: ir.DataType) -> Taps:
 
 
 def cubic_taps(op: Recorder, axis: Axis, dtype: ir.DataType) -> Taps:
-    """Return the four neighbours; past an end its element is repeated."""
+    """The four neighbours; past an end its element is repeated."""
     position = _positions(op, axis, dtype)
     floor = op.Floor(position)
     t = position - floor
@@ -116,7 +116,7 @@ def cubic_taps(op: Recorder, axis: Axis, dtype: ir.DataType) -> Taps:
 
 
 def cubic_weights(op: Recorder, t: Value) -> list[Value]:
-    """Return the weights of four neighbours, `t` past the second of them."""
+    """The weights of four neighbours, `t` past the second of them."""
     a = _CUBIC
 
     def near(x: Value) -> Value:
@@ -129,7 +129,7 @@ def cubic_weights(op: Recorder, t: Value) -> list[Value]:
 
 
 def cubic_slopes(op: Recorder, t: Value) -> list[Value]:
-    """Return the derivatives of :func:`cubic_weights` by `t`."""
+    """The derivatives of :func:`cubic_weights` by `t`."""
     a = _CUBIC
 
     def near(x: Value) -> Value:
@@ -142,7 +142,7 @@ def cubic_slopes(op: Recorder, t: Value) -> list[Value]:
 
 
 def gather_taps(op: Recorder, x: Value, axis: int, taps: Taps) -> Value:
-    """Return the resized axis (counted from the end)."""
+    """The resized axis (counted from the end)."""
     parts = [op.Gather(x, index, axis=x.rank + axis) for index in taps.indices]
     if taps.weights is None:
         return parts[0]
@@ -155,7 +155,7 @@ def gather_taps(op: Recorder, x: Value, axis: int, taps: Taps) -> Value:
 
 
 def to_source(op: Recorder, grad: Value, axis: int, taps: Taps, size: Size) -> Value:
-    """Return the gradient of :func:`gather_taps`, for a source of the given size.
+    """The gradient of :func:`gather_taps`, for a source of the given size.
 
     NOTE: a product with the weights as a matrix: one infinite or NaN element spreads along its
     axis, where torch keeps it among the neighbours.
@@ -184,7 +184,7 @@ def to_source(op: Recorder, grad: Value, axis: int, taps: Taps, size: Size) -> V
 
 
 def repetition(axes: Sequence[Axis]) -> list[int] | None:
-    """Return how often each element is repeated along each axis, when that is all there is to do."""
+    """How often each element is repeated along each axis, when that is all there is to do."""
     found = []
     for axis in axes:
         times = axis.factor

@@ -21,7 +21,7 @@ _SMALL_INTEGERS = frozenset(
 
 
 def product(op: Recorder, a: Value, b: Value) -> Value:
-    """Return the matrix product, of integers too: they wrap around as in torch."""
+    """The matrix product, of integers too: they wrap around as in torch."""
     dtype = a.dtype
     assert dtype is not None
     if a.dims[-1] == 0:  # onnxruntime 1.19 leaves the result as it finds the memory
@@ -34,7 +34,7 @@ def product(op: Recorder, a: Value, b: Value) -> Value:
 
 
 def scaled(op: Recorder, x: Value, factor: Any) -> Value:
-    """Return a tensor times a number (maybe computed by the graph) of its own dtype."""
+    """A tensor times a number (maybe computed by the graph) of its own dtype."""
     assert x.dtype is not None
     if isinstance(factor, Value):
         return op.Mul(x, op.cast(factor, x.dtype))
@@ -42,7 +42,7 @@ def scaled(op: Recorder, x: Value, factor: Any) -> Value:
 
 
 def _combined(op: Recorder, x: Value, product: Value, beta: Any, alpha: Any) -> Value:
-    """Return beta * x + alpha * product; with beta = 0, x may hold NaN and does not count."""
+    """Beta * x + alpha * product; with beta = 0, x may hold NaN and does not count."""
     product = scaled(op, product, alpha)
     if not isinstance(beta, Value) and beta == 0:
         return product

@@ -49,7 +49,7 @@ _LONG = 16
 
 
 def lowest(dtype: ir.DataType) -> Any:
-    """Return what a maximum starts from."""
+    """What a maximum starts from."""
     if dtype.is_floating_point():
         return -np.inf
     return int(np.iinfo(dtype.numpy()).min)
@@ -58,7 +58,7 @@ def lowest(dtype: ir.DataType) -> Any:
 def max_pool(
     op: Recorder, x: Value, windows: Sequence[Windows], *, indexed: bool
 ) -> tuple[Value, Value | None]:
-    """Return the largest element of each window and its place in the plane (None if not asked).
+    """The largest element of each window and its place in the plane (None if not asked).
 
     As in torch the first of equal elements counts, and the last NaN.
     """
@@ -72,12 +72,12 @@ def max_pool(
 
 
 def indices_of(op: Recorder, value: Value, place: Value) -> Value:
-    """Return places as torch does: int64, one a value (windows of one element chose none)."""
+    """Places as torch does: int64, one a value (windows of one element chose none)."""
     return op.cast(op.Expand(place, op.sizes(value)) if place.rank < value.rank else place, _I64)
 
 
 def planes(op: Recorder, x: Value, rank: int) -> Value:
-    """Return the place of each element in its plane."""
+    """The place of each element in its plane."""
     sizes = spatial_sizes(op, x, rank)
     # NOTE: int32 halves the time of choosing places; a plane is smaller than its limit.
     flat = op.cast(count_up(op, product(op, sizes)), ir.DataType.INT32)
@@ -121,7 +121,7 @@ def _pad_places(
 
 
 def choose(op: Recorder, values: Sequence[Value], places: Sequence[Value]) -> tuple[Value, Value]:
-    """Return the largest values, and of the places beside the values those they come from."""
+    """The largest values, and of the places beside the values those they come from."""
     value, place = values[0], places[0]
     for other, there in zip(values[1:], places[1:], strict=True):
         wins = op.Greater(other, value)
@@ -143,7 +143,7 @@ def _whole_axis(
 
 
 def largest_along(op: Recorder, x: Value, axis: int) -> tuple[Value, Value]:
-    """Return the largest element along an axis and its place: the first, or that of the last NaN."""
+    """The largest element along an axis and its place: the first, or that of the last NaN."""
     largest = extremum(op, "ReduceMax", x, axis, True)
     where = op.ArgMax(x, axis=axis, keepdims=1)
     if not is_float(x):

@@ -22,7 +22,7 @@ Masks = Sequence[bool]
 
 
 def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
-    """Return the values in the type torch computes statistics in: float32 or float64."""
+    """The values in the type torch computes statistics in: float32 or float64."""
     if any(v is not None and 0 in v.dims for v in values):
         # onnxruntime keeps the dimensions of an empty tensor that it reduces.
         raise Refused("an empty tensor")
@@ -32,7 +32,7 @@ def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
 
 
 def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[Value, ...]:
-    """Return (x - mean) / deviation, the mean and the reciprocal deviation, dimensions kept."""
+    """(x - mean) / deviation, the mean and the reciprocal deviation, dimensions kept."""
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = x - mean
     variance = op.ReduceMean(centred * centred, axes, keepdims=1)
@@ -43,7 +43,7 @@ def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[V
 def _input_gradient(
     op: Recorder, grad: Value, standard: Value, rstd: Value, axes: list[int]
 ) -> Value:
-    """Return the gradient of x in (x - mean) / deviation."""
+    """The gradient of x in (x - mean) / deviation."""
     mean = op.ReduceMean(grad, axes, keepdims=1)
     projection = op.ReduceMean(grad * standard, axes, keepdims=1)
     return (grad - mean - standard * projection) * rstd
@@ -113,7 +113,7 @@ def layer_norm_backward(
 
 
 def _typed(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
-    """Return what torch returns: None where its result is None."""
+    """What torch returns: None where its result is None."""
     return tuple(
         None if fake is None else gradient
         for gradient, fake in zip(gradients, op.result, strict=True)

@@ -15,7 +15,7 @@ HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def widen(op: Recorder, value: Any) -> Any:
-    """Return a 16-bit floating-point result as float32, anything else as it is.
+    """A 16-bit floating-point result as float32, anything else as it is.
 
     For converters of several nodes: torch rounds once, at the end.
     """
@@ -25,19 +25,19 @@ def widen(op: Recorder, value: Any) -> Any:
 
 
 def store(op: Recorder, value: Any) -> Value:
-    """Return a value in the element type of the operator's result."""
+    """A value in the element type of the operator's result."""
     return op.cast(value, op.dtype)
 
 
 def like(op: Recorder, number: Any, value: Any) -> Any:
-    """Return a scalar argument, which may be a symbolic number, in the type of a tensor."""
+    """A scalar argument, which may be a symbolic number, in the type of a tensor."""
     if isinstance(number, Value) and isinstance(value, Value) and value.dtype is not None:
         return op.cast(number, value.dtype)
     return number
 
 
 def cast_like(op: Recorder, number: Any, value: Value) -> Value:
-    """Return a number or a result in the type of a tensor, as a result."""
+    """A number or a result in the type of a tensor, as a result."""
     return op.cast(number, value.dtype or op.dtype)
 
 

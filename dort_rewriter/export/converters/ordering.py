@@ -34,7 +34,7 @@ _ABOVE_FLOAT32 = 1e300
 def _best(
     op: Recorder, x: Value, count: Value, axis: int, *, largest: bool
 ) -> tuple[Value, Value]:
-    """Return the `count` first elements of an order, and where they were; ties keep their order."""
+    """The `count` first elements of an order, and where they were; ties keep their order."""
     options: dict[str, int] = {"axis": axis, "largest": int(largest), "sorted": 1}
     if not is_float(x):
         values, indices = op.TopK(_comparable(op, x), count, **options)
@@ -64,7 +64,7 @@ def _first(
 
 
 def _arg(op: Recorder, onnx_op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
-    """Return the position of the first extremum."""
+    """The position of the first extremum."""
     if x.rank == 0:
         return op.cast(0, ir.DataType.INT64)
     if dim is None:
@@ -153,7 +153,7 @@ def kthvalue(
 
 
 def _take(op: Recorder, x: Value, place: Value, axis: int, keepdim: bool) -> Value:
-    """Return one slice along an axis; `place` has one element."""
+    """One slice along an axis; `place` has one element."""
     taken = op.Gather(x, place, axis=axis)
     return taken if keepdim else op.Squeeze(taken, [axis])
 

@@ -38,7 +38,7 @@ def _numbers(windows: Sequence[Windows]) -> list[int]:
 def max_pool(
     op: Recorder, x: Value, windows: Sequence[Windows], *, indexed: bool
 ) -> tuple[Value, Value | None]:
-    """Return the largest element of each window of two axes, and its place if asked."""
+    """The largest element of each window of two axes, and its place if asked."""
     results = op.own("MaxPool", x, outputs=1 + indexed, windows=_numbers(windows))
     if not indexed:
         return results, None
@@ -48,7 +48,7 @@ def max_pool(
 
 
 def max_pool_gradient(op: Recorder, grad: Value, x: Value, indices: Value) -> Value:
-    """Return gradients added at the places their windows chose."""
+    """Gradients added at the places their windows chose."""
     result: Value = op.own("MaxPoolGrad", grad, indices, op.sizes(x))
     return result
 
@@ -63,7 +63,7 @@ def order(
     select: bool = True,
     sorted: bool = True,
 ) -> Value:
-    """Return the places of the first elements along an axis as torch's kernels choose them.
+    """The places of the first elements along an axis as torch's kernels choose them.
 
     The elements are selected, or all are sorted; their type is any.
     """
@@ -84,13 +84,13 @@ def order(
 
 
 def columns(op: Recorder, x: Value, windows: Sequence[Windows]) -> Value:
-    """Return the elements of the windows of `x` [N, C, H, W] as [C * kernel, N * windows]."""
+    """The elements of the windows of `x` [N, C, H, W] as [C * kernel, N * windows]."""
     result: Value = op.own("Columns", x, windows=_numbers(windows))
     return result
 
 
 def columns_gradient(op: Recorder, x: Value, shape: Value, windows: Sequence[Windows]) -> Value:
-    """Return a tensor of this shape, to which each window adds its column."""
+    """A tensor of this shape, to which each window adds its column."""
     result: Value = op.own("ColumnsGrad", x, shape, windows=_numbers(windows))
     return result
 
@@ -105,7 +105,7 @@ def _filled(op: Recorder, value: Value | None, sizes: Sequence[Any], number: flo
 def batch_norm(
     op: Recorder, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value, Value]:
-    """Return x normalized by its own statistics: their mean, reciprocal deviation, variance."""
+    """x normalized by its own statistics: their mean, reciprocal deviation, variance."""
     channels = [op.size(x, 1)]
     weight, bias = _filled(op, weight, channels, 1.0), _filled(op, bias, channels, 0.0)
     y, *statistics = op.own("BatchNorm", x, weight, bias, outputs=4, epsilon=float(eps))
@@ -126,7 +126,7 @@ def batch_norm_gradient(
     train: bool,
     of_input: bool,
 ) -> tuple[Value | None, Value, Value]:
-    """Return the gradients of x (None if not asked), weight and bias."""
+    """The gradients of x (None if not asked), weight and bias."""
     weight = _filled(op, weight, [op.size(x, 1)], 1.0)
     read: tuple[Any, ...] = (grad, x, weight, mean, rstd)
     results = op.own("BatchNormGrad", *read, outputs=2 + of_input, training=int(train))
@@ -142,7 +142,7 @@ def layer_norm(
     bias: Value | None,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """Return x normalized over its last axes, the mean and the reciprocal deviation."""
+    """x normalized over its last axes, the mean and the reciprocal deviation."""
     weight = _filled(op, weight, normalized_shape, 1.0)
     bias = _filled(op, bias, normalized_shape, 0.0)
     axes = len(normalized_shape)
@@ -162,7 +162,7 @@ def layer_norm_gradient(
     *,
     of_input: bool,
 ) -> tuple[Value | None, Value, Value]:
-    """Return the gradients of x (None if not asked), weight and bias."""
+    """The gradients of x (None if not asked), weight and bias."""
     weight = _filled(op, weight, normalized_shape, 1.0)
     read = (grad, x, mean, rstd, weight)
     results = op.own("LayerNormGrad", *read, outputs=2 + of_input, axes=len(normalized_shape))
@@ -171,12 +171,12 @@ def layer_norm_gradient(
 
 
 def softmax_gradient(op: Recorder, grad: Value, output: Value, *, log: bool) -> Value:
-    """Return the gradient of a softmax along the last axis, or of its logarithm."""
+    """The gradient of a softmax along the last axis, or of its logarithm."""
     result: Value = op.own("SoftmaxGrad", grad, output, log=int(log))
     return result
 
 
 def gelu_gradient(op: Recorder, grad: Value, x: Value, *, tanh: bool) -> Value:
-    """Return the gradient of a Gelu with an error function, or its approximation by a tanh."""
+    """The gradient of a Gelu with an error function, or its approximation by a tanh."""
     result: Value = op.own("GeluGrad", grad, x, tanh=int(tanh))
     return result

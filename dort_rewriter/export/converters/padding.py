@@ -35,7 +35,7 @@ def constant_pad_nd(op: Recorder, x: Value, pad: Sequence[Any], value: Any = 0) 
 
 
 def _amounts(padding: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return how much to pad each of the last axes, in front and behind."""
+    """How much to pad each of the last axes, in front and behind."""
     if not all(isinstance(p, int) for p in padding):
         raise Refused("the padding is symbolic")
     return list(zip(padding[::2], padding[1::2], strict=True))[::-1]

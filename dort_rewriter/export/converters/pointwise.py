@@ -45,7 +45,7 @@ for _onnx_op, _names in {
 
 
 def _scale(op: Recorder, factor: Any, value: Any) -> Any:
-    """Return factor * value, recording nothing for a factor of 1."""
+    """Factor * value, recording nothing for a factor of 1."""
     if not isinstance(factor, Value) and factor == 1:
         return value
     if not isinstance(factor, Value) and not isinstance(value, Value):

@@ -17,7 +17,7 @@ __all__ = ["integer_power"]
 
 
 def _repeat(op: Recorder, x: Any, exponent: int) -> Any:
-    """Return x multiplied by itself, by squaring: as exact as the type is."""
+    """x multiplied by itself, by squaring: as exact as the type is."""
     result = None
     while True:
         if exponent & 1:
@@ -29,12 +29,12 @@ def _repeat(op: Recorder, x: Any, exponent: int) -> Any:
 
 
 def _one(op: Recorder, x: Value) -> Value:
-    """Return ones of the shape of a tensor."""
+    """Ones of the shape of a tensor."""
     return op.Expand(cast_like(op, 1, x), op.sizes(x))
 
 
 def integer_power(op: Recorder, base: Any, exponent: Any) -> Value:
-    """Return base ** exponent of integers: exact, where ORT's Pow goes through float64."""
+    """Base ** exponent of integers: exact, where ORT's Pow goes through float64."""
     if not isinstance(exponent, Value):
         return _repeat(op, base, exponent) if exponent else _one(op, base)
     # The lower bits of products of int64 are those of products of narrower integers.

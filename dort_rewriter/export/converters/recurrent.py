@@ -27,7 +27,7 @@ def _is_inference(node: torch.fx.Node) -> bool:
 
 
 def _reorder_gates(op: Recorder, x: Value) -> Value:
-    """Return the gates in ONNX's order (i, o, f, c) from torch's (i, f, c, o)."""
+    """The gates in ONNX's order (i, o, f, c) from torch's (i, f, c, o)."""
     i, f, c, o = op.Split(x, num_outputs=4, axis=0)
     return op.Concat(i, o, f, c, axis=0)
 

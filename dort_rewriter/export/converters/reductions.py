@@ -22,7 +22,7 @@ Dims = int | Sequence[int] | None
 
 
 def _axes(x: Value, dim: Dims) -> list[int]:
-    """Return the axes to reduce, in order."""
+    """The axes to reduce, in order."""
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.rank))
     return sorted(d % x.rank for d in dims) if x.rank else []
 
@@ -36,7 +36,7 @@ def reduce(op: Recorder, onnx_op: str, x: Value, dim: Dims = None, keepdim: bool
 
 
 def _count(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
-    """Return how many elements are reduced into one: a number, or an int64 of rank 0."""
+    """How many elements are reduced into one: a number, or an int64 of rank 0."""
     sizes = [op.size(x, axis) for axis in axes]
     numbers = [s for s in sizes if isinstance(s, int)]
     if len(numbers) == len(sizes):
@@ -109,7 +109,7 @@ def prod_dim(
 def _variance(
     op: Recorder, x: Value, dim: Dims, correction: Any, keepdim: bool
 ) -> tuple[Value, Value]:
-    """Return the variance and the mean, in two passes."""
+    """The variance and the mean, in two passes."""
     x = widen(op, x)
     axes = _axes(x, dim)
     mean = reduce(op, "ReduceMean", x, dim, True)
@@ -201,7 +201,7 @@ def has_nan(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:
 
 
 def extremum(op: Recorder, onnx_op: str, x: Value, dim: Dims, keepdim: bool) -> Value:
-    """Return the largest or smallest elements; a NaN wins, as in torch."""
+    """The largest or smallest elements; a NaN wins, as in torch."""
     ordered = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
     result = reduce(op, onnx_op, ordered, dim, keepdim)
     if not is_float(x):

@@ -11,7 +11,7 @@ __all__ = ["truncate"]
 
 
 def truncate(op: Recorder, x: Value) -> Value:
-    """Return floating-point numbers rounded towards zero."""
+    """Floating-point numbers rounded towards zero."""
     return op.Where(op.Less(x, 0), op.Ceil(x), op.Floor(x))
 
 

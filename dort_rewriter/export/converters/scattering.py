@@ -57,7 +57,7 @@ def add_at(op: Recorder, x: Value, places: Value, source: Value, axis: int) -> V
 
 
 def _filled(op: Recorder, places: Value, value: Any) -> Value:
-    """Return a value in the shape of the indices."""
+    """A value in the shape of the indices."""
     return op.Expand(op.cast(value, op.dtype), op.sizes(places))
 
 
@@ -128,7 +128,7 @@ def _reduce(
 
 
 def _neutral(op: Recorder, reduce: str) -> Any:
-    """Return what a reduction starts from."""
+    """What a reduction starts from."""
     if reduce not in ("amax", "amin"):
         return 1 if reduce == "prod" else 0
     if op.dtype.is_floating_point():
@@ -163,7 +163,7 @@ def _spread_nan(
 
 
 def _along(op: Recorder, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
-    """Return a 1-D index in the shape of the source it belongs to, and the source."""
+    """A 1-D index in the shape of the source it belongs to, and the source."""
     source, index = at_least_1d(op, source), refuse_negative(op, index)
     shape = [1] * source.rank
     shape[dim % source.rank] = -1

@@ -28,12 +28,12 @@ def is_narrow(node: torch.fx.Node) -> bool:
 
 
 def to_double(op: Recorder, x: Any) -> Value:
-    """Return a tensor or a number in float64."""
+    """A tensor or a number in float64."""
     return op.cast(x, ir.DataType.DOUBLE)
 
 
 def horner(op: Recorder, u: Value, coefficients: Sequence[float]) -> Value:
-    """Return the polynomial in `u` with these coefficients, in rising powers."""
+    """The polynomial in `u` with these coefficients, in rising powers."""
     result: Any = coefficients[-1]
     for coefficient in reversed(coefficients[:-1]):
         result = op.Add(op.Mul(u, result), coefficient)
@@ -41,5 +41,5 @@ def horner(op: Recorder, u: Value, coefficients: Sequence[float]) -> Value:
 
 
 def cosine(op: Recorder, x: Value) -> Value:
-    """Return the cosine: onnxruntime 1.19 has no kernel for it in float64."""
+    """The cosine: onnxruntime 1.19 has no kernel for it in float64."""
     return op.Sin(op.Add(x, math.pi / 2))

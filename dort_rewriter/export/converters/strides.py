@@ -22,7 +22,7 @@ LIMIT = 2**22
 
 
 def _memory_order(base: torch.Tensor) -> list[int] | None:
-    """Return the axes of a dense tensor from the slowest to the fastest, None if it has holes."""
+    """The axes of a dense tensor from the slowest to the fastest, None if it has holes."""
     strides = base.stride()
     order = sorted(range(base.ndim), key=lambda i: (-strides[i], i))
     expected = 1
@@ -36,7 +36,7 @@ def _memory_order(base: torch.Tensor) -> list[int] | None:
 def _positions(
     base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> np.ndarray[Any, Any]:
-    """Return the place of each element in the memory of the base."""
+    """The place of each element in the memory of the base."""
     places = np.full((), offset, dtype=np.int64)
     for length, step in zip(size, stride, strict=True):
         places = places[..., None] + np.arange(length, dtype=np.int64) * step
@@ -73,7 +73,7 @@ def _base(op: Recorder) -> torch.Tensor:
 
 
 def _memory(op: Recorder, x: Value, base: torch.Tensor) -> Value:
-    """Return the elements in the order they have in memory."""
+    """The elements in the order they have in memory."""
     order = _memory_order(base)
     assert order is not None
     return flatten(op, op.Transpose(x, perm=order) if order else x)

@@ -26,13 +26,13 @@ _D = ir.DataType
 
 
 def _promote(op: Recorder, *numbers: Any) -> list[Any]:
-    """Return numbers in one type: float64 when one is a float, int64 otherwise."""
+    """Numbers in one type: float64 when one is a float, int64 otherwise."""
     dtype = _D.DOUBLE if any(is_float(n) for n in numbers) else _D.INT64
     return [op.cast(n, dtype) for n in numbers]
 
 
 def _given(node: torch.fx.Node, position: int, name: str) -> Any:
-    """Return an argument given by position or by name, a number or a symbolic one."""
+    """An argument given by position or by name, a number or a symbolic one."""
     given = node.args[position] if len(node.args) > position else node.kwargs.get(name)
     return given.meta["val"] if isinstance(given, torch.fx.Node) else given
 

@@ -21,7 +21,7 @@ Size = int | Value
 
 
 def spread(values: Sequence[Any] | int | None, rank: int, default: Any = None) -> list[int]:
-    """Return an argument that holds one number, or one an axis, as one an axis."""
+    """An argument that holds one number, or one an axis, as one an axis."""
     if values is None or (isinstance(values, Sequence) and not values):
         values = default
     items = list(values) if isinstance(values, Sequence) else [values]
@@ -31,7 +31,7 @@ def spread(values: Sequence[Any] | int | None, rank: int, default: Any = None) -
 
 
 def extent(kernel: int, dilation: int) -> int:
-    """Return how many elements a dilated window spans."""
+    """How many elements a dilated window spans."""
     return dilation * (kernel - 1) + 1
 
 
@@ -63,14 +63,14 @@ def make_windows(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> list[Windows]:
-    """Return the windows along each axis from the arguments of an operator."""
+    """The windows along each axis from the arguments of an operator."""
     kernels = spread(kernel, rank)
     others = (spread(v, rank) for v in (stride or kernels, padding, dilation))
     return [Windows(k, s, p, d, ceil_mode) for k, s, p, d in zip(kernels, *others, strict=True)]
 
 
 def spatial_sizes(op: Recorder, x: Value, rank: int) -> list[Size]:
-    """Return the sizes of the last axes."""
+    """The sizes of the last axes."""
     return [op.size(x, axis) for axis in range(-rank, 0)]
 
 
@@ -83,7 +83,7 @@ def count_windows(
     dilation: int = 1,
     ceil_mode: bool = False,
 ) -> Size:
-    """Return how many windows there are along an axis, as torch counts them.
+    """How many windows there are along an axis, as torch counts them.
 
     In `ceil_mode` the last window may reach over the end, but it starts within it.
     """
@@ -99,13 +99,13 @@ def count_windows(
 
 
 def count_up(op: Recorder, size: Size) -> Value:
-    """Return 0, 1, 2 ... below a size."""
+    """0, 1, 2 ... below a size."""
     zero, one = (op.constant(n, ir.DataType.INT64) for n in (0, 1))
     return op.Range(zero, op.Squeeze(op.vector([size]), [0]), one)
 
 
 def margins(size: Size, count: Size, windows: Windows) -> tuple[int, int]:
-    """Return how much to pad so that no window reaches over an end."""
+    """How much to pad so that no window reaches over an end."""
     padding = windows.padding
     if isinstance(size, int) and isinstance(count, int):
         reach = (count - 1) * windows.stride + windows.extent - padding
@@ -134,7 +134,7 @@ def unfold(
     dilation: Sequence[int],
     axis: int,
 ) -> Value:
-    """Return the elements of each window of `x` [A, B, *sizes], on a new axis in front of `axis`.
+    """The elements of each window of `x` [A, B, *sizes], on a new axis in front of `axis`.
 
     `windows` tells how many windows there are along each spatial axis.
     """
@@ -183,7 +183,7 @@ def transposed_convolution(
     dilation: Sequence[int],
     groups: int = 1,
 ) -> Value:
-    """Return what each window of `g` adds to a result of the given spatial sizes.
+    """What each window of `g` adds to a result of the given spatial sizes.
 
     It is the gradient of a convolution. Windows may reach over the end of the result; what no
     window touches is zero.

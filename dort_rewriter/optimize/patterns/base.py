@@ -50,7 +50,7 @@ class Match:
 
     @staticmethod
     def of_known(node: ir.Node, value: ir.Value) -> Match:
-        """Return the match of a node whose only result is a value the graph already has."""
+        """The match of a node whose only result is a value the graph already has."""
         return Match([node.outputs[0]], lambda op: value)
 
 
@@ -67,7 +67,7 @@ class Rule(ABC):
 
     @abstractmethod
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace; a refusal for a near miss; None when the nodes do not fit."""
+        """What to replace; a refusal for a near miss; None when the nodes do not fit."""
 
     @property
     def name(self) -> str:

@@ -69,7 +69,7 @@ def each_head(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 def cuda_forward(
     last: Any, *args: Any, causal: int, bias: int | None = None, scale: float | None = None
 ) -> list[Any]:
-    """Return what the CPU kernel gives: the output, and the logsumexp as `last` makes it."""
+    """What the CPU kernel gives: the output, and the logsumexp as `last` makes it."""
     mask = None if bias is None else args[bias]
     query, *shared = args[:3]
     inputs = (query, *(each_head(x, query) for x in shared))
@@ -81,7 +81,7 @@ def cuda_forward(
 def cuda_backward(
     *args: Any, causal: int, bias: int | None = None, scale: float | None = None
 ) -> list[Any]:
-    """Return the gradients by autograd of the plain formula, of the bias too."""
+    """The gradients by autograd of the plain formula, of the bias too."""
     mask = None if bias is None else args[bias]
     inputs = [x.clone().requires_grad_() for x in (*args[1:4], *([] if mask is None else [mask]))]
     query, key, value = inputs[:3]
@@ -110,7 +110,7 @@ GROUPS_ON_CPU = Version(torch.__version__) >= Version("2.9")
 
 
 def column(lse: torch.Tensor) -> torch.Tensor:
-    """Return the shape that torch announces for cuDNN."""
+    """The shape that torch announces for cuDNN."""
     return lse[..., None] if Version(torch.__version__) >= Version("2.9") else lse
 
 

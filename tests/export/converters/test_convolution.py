@@ -21,7 +21,7 @@ def _conv(
     bias: bool = False,
     **options: Any,
 ) -> list[Case]:
-    """Return the rows of a convolution and of its gradients."""
+    """The rows of a convolution and of its gradients."""
     n = len(kernel)
     ins, outs = 4, 6
     x = T(2, ins, *sizes)

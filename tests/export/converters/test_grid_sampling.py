@@ -20,7 +20,7 @@ def rows(
 
 
 def grid(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return places within and without."""
+    """Places within and without."""
     return T(*shape, dtype=dtype) * 1.3
 
 

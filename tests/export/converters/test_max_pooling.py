@@ -36,14 +36,14 @@ def rows(
 
 
 def special(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return numbers among which a value stands alone, beside others, and alone in windows."""
+    """Numbers among which a value stands alone, beside others, and alone in windows."""
     x = T(2, 3, 8, 9, dtype=dtype)
     x[0, 0], x[0, 1, :4, :4], x[1, 0, 3, 3], x[1, 1, ::3, ::2] = (value,) * 4
     return x
 
 
 def unpool(x: torch.Tensor, padding: int, size: list[int]) -> Case:
-    """Return the row of putting the results of a pooling back."""
+    """The row of putting the results of a pooling back."""
     rank = len(size)
     lists = [[2] * rank, [2] * rank, [padding] * rank]
     values, indices = getattr(torch.ops.aten, f"max_pool{rank}d_with_indices")(x, *lists)

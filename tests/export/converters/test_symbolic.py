@@ -25,7 +25,7 @@ PAIRS = [*itertools.product(INTEGERS, INTEGERS), *itertools.product(FLOATS, (-2,
 
 
 def graph_of(function: Any, values: tuple[Any, ...], result: Any) -> torch.fx.GraphModule:
-    """Return a graph that calls a function of numbers, with the metadata of a symbolic trace."""
+    """A graph that calls a function of numbers, with the metadata of a symbolic trace."""
     graph = torch.fx.Graph()
     inputs = [graph.placeholder(f"n{i}") for i in range(len(values))]
     for node, value in zip(inputs, values, strict=True):

@@ -122,7 +122,7 @@ def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
 
 
 def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
-    """Return the nodes in an order that keeps those to be fused together."""
+    """The nodes in an order that keeps those to be fused together."""
     nodes = list(graph)
     index = {node: i for i, node in enumerate(nodes)}
     waits = {n: {p for v in _reads(n) if (p := v.producer()) in index} for n in nodes}
@@ -162,7 +162,7 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
 def _joinable(
     candidates: Iterable[_Group], node: ir.Node, place: dict[ir.Node, int]
 ) -> list[_Group]:
-    """Return the groups that can wait for a node."""
+    """The groups that can wait for a node."""
     joining = list(candidates)
     while True:
         inside = {node, *(m for g in joining for m in g.members)}

@@ -23,7 +23,7 @@ class CrossEntropyGrad(Rule):
     roots = (f"{OWN_DOMAIN}::SoftmaxGrad",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         gradient, y = node.inputs
         found = _scattered(graph.producer(gradient, "Mul"), graph)
         if found is None or not graph.attribute(node, "log", 0):
@@ -56,7 +56,7 @@ class CrossEntropyGrad(Rule):
 
 
 def _scattered(product: ir.Node | None, graph: GraphView) -> tuple[ir.Node, ir.Value] | None:
-    """Return the ScatterElements that a product reads, and its other factor."""
+    """The ScatterElements that a product reads, and its other factor."""
     if product is None:
         return None
     for value, factor in factors(product):

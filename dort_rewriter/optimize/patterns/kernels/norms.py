@@ -24,7 +24,7 @@ class RmsNormGrad(Rule):
     roots = ("ReduceSum",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         found = _factors(node.inputs[0], graph)
         curve = _curve(node.outputs[0], graph)
         if not found or curve is None:
@@ -79,7 +79,7 @@ def _factors(value: ir.Value | None, graph: GraphView) -> list[tuple[ir.Value, i
 
 
 def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """Return what a product or a sum has beside a value."""
+    """What a product or a sum has beside a value."""
     rest = [v for v in node.inputs if v is not value]
     return rest[0] if len(rest) == 1 else None
 
@@ -92,7 +92,7 @@ def _only_reader(value: ir.Value, graph: GraphView, op_type: str) -> ir.Node | N
 
 
 def _curve(total: ir.Value, graph: GraphView) -> tuple[float, ir.Value, ir.Value, ir.Value] | None:
-    """Return the constant, r, x and the product of ``total * constant * r ** 3 * x``."""
+    """The constant, r, x and the product of ``total * constant * r ** 3 * x``."""
     value, scale = total, None
     root: ir.Value | None = None
     while (product := _only_reader(value, graph, "Mul")) is not None:
@@ -121,7 +121,7 @@ def _root_of_cube(value: ir.Value, graph: GraphView) -> ir.Value | None:
 def _ends(
     straight: ir.Value, curve: ir.Value, graph: GraphView
 ) -> tuple[ir.Value, ir.Value | None] | None:
-    """Return the sum of the two parts, and what else is in it."""
+    """The sum of the two parts, and what else is in it."""
     for first, second in permutations((straight, curve)):
         inner = _only_reader(first, graph, "Add")
         if inner is None:

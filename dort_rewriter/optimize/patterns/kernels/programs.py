@@ -69,7 +69,7 @@ def is_instruction(node: ir.Node) -> bool:
 
 
 def operands(node: ir.Node) -> list[ir.Value]:
-    """Return what a node computes with; a Where may compare by itself."""
+    """What a node computes with; a Where may compare by itself."""
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type != "Where":
         return inputs
@@ -77,12 +77,12 @@ def operands(node: ir.Node) -> list[ir.Value]:
 
 
 def mask(node: ir.Node) -> ir.Value | None:
-    """Return the truth values that a node reads, if any."""
+    """The truth values that a node reads, if any."""
     return next((v for v in operands(node) if v.dtype == ir.DataType.BOOL), None)
 
 
 def conditions(where: ir.Node) -> list[ir.Node]:
-    """Return the nodes that a Where computes its condition in the place of, readers first."""
+    """The nodes that a Where computes its condition in the place of, readers first."""
     return _condition_of(where).nodes[::-1]
 
 
@@ -97,7 +97,7 @@ class _Condition:
 
 
 def _condition_of(where: ir.Node) -> _Condition:
-    """Return what the condition of a Where is computed from: itself, unless that is comparisons
+    """What the condition of a Where is computed from: itself, unless that is comparisons
     of numbers of its type, not too many of them, and at most one mask."""
     value, dtype = where.inputs[0], where.outputs[0].dtype
     assert value is not None
@@ -122,7 +122,7 @@ def _condition_of(where: ir.Node) -> _Condition:
 
 
 def _compared(node: ir.Node, dtype: ir.DataType | None) -> list[ir.Value] | None:
-    """Return what a node compares, or connects, if it is part of a condition."""
+    """What a node compares, or connects, if it is part of a condition."""
     inputs = [v for v in node.inputs if v is not None]
     if node.domain or node.op_type not in _COMPARISONS | _CONNECTIVES.keys():
         return None
@@ -165,7 +165,7 @@ class _Writer:
 
 
 def write_program(members: Sequence[ir.Node], results: Sequence[ir.Value]) -> Program:
-    """Return the program of nodes in the order they are to run; results are kept to the end."""
+    """The program of nodes in the order they are to run; results are kept to the end."""
     reads: dict[ir.Value, int] = {}
     for value in (*(v for node in members for v in operands(node)), *results):
         reads[value] = reads.get(value, 0) + 1

@@ -21,7 +21,7 @@ class Rotary(Rule):
     roots = ("Add",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         found = _match_forward(node, graph) or _match_gradient(node, graph)
         if found is None:
             return None
@@ -70,7 +70,7 @@ def _match_gradient(node: ir.Node, graph: GraphView) -> Found | None:
 def _factors(
     value: ir.Value | None, graph: GraphView, uses: int = 1
 ) -> list[tuple[ir.Value, ir.Value]]:
-    """Return the factors of a product in both orders, if it is one nobody else reads."""
+    """The factors of a product in both orders, if it is one nobody else reads."""
     product = graph.producer(value, "Mul")
     if product is None or value is None or value.is_graph_output() or len(value.uses()) > uses:
         return []
@@ -79,7 +79,7 @@ def _factors(
 
 
 def _halves(value: ir.Value | None, graph: GraphView) -> tuple[bool, ir.Value] | None:
-    """Return the source of ``Concat(-x[h:], x[:h])`` after True, of ``(x[h:], -x[:h])`` after
+    """The source of ``Concat(-x[h:], x[:h])`` after True, of ``(x[h:], -x[:h])`` after
     False."""
     concat = graph.producer(value, "Concat")
     if value is None or concat is None or len(concat.inputs) != 2 or not graph.used_once(value):
@@ -99,7 +99,7 @@ def _halves(value: ir.Value | None, graph: GraphView) -> tuple[bool, ir.Value] |
 
 
 def _half(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, int] | None:
-    """Return what a value is half of, along the last axis, and which of the two."""
+    """What a value is half of, along the last axis, and which of the two."""
     part = graph.producer(value, "Slice", "Split")
     if part is None or value is None or (x := part.inputs[0]) is None:
         return None

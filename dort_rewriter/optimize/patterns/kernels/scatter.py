@@ -20,7 +20,7 @@ class ConstantOfShapeScatterND(Rule):
     roots = ("ScatterND",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         zeros, indices, updates = node.inputs
         constant = graph.producer(zeros, "ConstantOfShape")
         if constant is None or zeros is None or updates is None or not graph.used_once(zeros):
@@ -53,7 +53,7 @@ class MaskedShapeScatterND(Rule):
     roots = (f"{OWN_DOMAIN}::ScatterZeros",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         shape, indices, masked = node.inputs
         where = graph.producer(masked, "Where")
         if where is None or masked is None or not graph.used_once(masked):
@@ -85,7 +85,7 @@ class MaskedShapeScatterND(Rule):
 def _compared(
     condition: ir.Value | None, indices: ir.Value | None, graph: GraphView
 ) -> int | None:
-    """Return the constant to which a condition compares these indices."""
+    """The constant to which a condition compares these indices."""
     equal = graph.producer(condition, "Equal")
     if equal is None or indices is None:
         return None

@@ -22,7 +22,7 @@ class Sums(Rule):
     late = True
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """Return what to replace."""
+        """What to replace."""
         if (ends := _ends(node, graph)) is None:
             return None
         attributes = {
@@ -38,7 +38,7 @@ class Sums(Rule):
 
 
 def _ends(node: ir.Node, graph: GraphView) -> tuple[int, int] | None:
-    """Return how many axes are reduced at each end, when none is between."""
+    """How many axes are reduced at each end, when none is between."""
     x = node.inputs[0]
     dims = graph.dims(x)
     if x is None or not dims or x.dtype != ir.DataType.FLOAT or 0 in dims:

@@ -31,7 +31,7 @@ class AddMulTranspose(Rule):
     roots = ("Transpose",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         value = node.inputs[0]
         before = graph.producer(value, f"{OWN_DOMAIN}::Elementwise")
         if before is None or value is None or not graph.used_once(value):
@@ -61,7 +61,7 @@ class TransposeCast(Rule):
     roots = ("Cast", "Transpose")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         other = "Transpose" if node.op_type == "Cast" else "Cast"
         between = node.inputs[0]
         before = graph.producer(between, other)
@@ -89,7 +89,7 @@ class TransposeCast(Rule):
 
 
 def _perm(node: ir.Node, graph: GraphView) -> list[int] | None:
-    """Return the order of the axes, by number; None when the rank is unknown."""
+    """The order of the axes, by number; None when the rank is unknown."""
     rank = graph.rank(node.inputs[0])
     if rank is None:
         return None

@@ -31,7 +31,7 @@ class TriMatrix(Rule):
     roots = ("Where",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         condition, a, b = node.inputs
         comparison = graph.producer(condition, *_BELOW)
         if comparison is None or a is None or b is None:
@@ -70,7 +70,7 @@ def _is_number(value: ir.Value, rank: int, graph: GraphView) -> bool:
 
 
 def _counted(value: ir.Value | None, graph: GraphView) -> tuple[int, ir.Value, int] | None:
-    """Return whether a value counts columns (1) or rows (0), how many, and from which number."""
+    """Whether a value counts columns (1) or rows (0), how many, and from which number."""
     number = 0
     axis: int | None = None
     for _ in range(_STEPS):
@@ -99,7 +99,7 @@ def _counted(value: ir.Value | None, graph: GraphView) -> tuple[int, ir.Value, i
 
 
 def _axis(value: ir.Value | None, graph: GraphView) -> int | None:
-    """Return 1 for a tensor [..., 1, n], 0 for [..., n, 1], all other sizes being one."""
+    """1 for a tensor [..., 1, n], 0 for [..., n, 1], all other sizes being one."""
     dims = graph.dims(value)
     if not dims or any(d != 1 for d in dims[:-2]):
         return None

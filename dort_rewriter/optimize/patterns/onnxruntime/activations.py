@@ -27,7 +27,7 @@ class GeluErf(Rule):
     roots = ("Erf",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         return _match(node, "Gelu", graph)
 
 
@@ -37,5 +37,5 @@ class FastGelu(Rule):
     roots = ("Tanh",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         return _match(node, "FastGelu", graph)

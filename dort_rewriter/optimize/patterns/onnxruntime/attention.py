@@ -35,7 +35,7 @@ class MultiHeadAttention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         located = locate_attention(node, graph)
         return _fuse(located, graph) if isinstance(located, Located) else located
 

@@ -21,7 +21,7 @@ class SoftmaxGrad(Rule):
     roots = ("Sub",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         product, scaled = node.inputs
         first, second = graph.producer(product, "Mul"), graph.producer(scaled, "Mul")
         if first is None or second is None or product is None:

@@ -32,7 +32,7 @@ class GroupQueryAttention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         located = locate_attention(node, graph)
         return _fuse(located, graph) if isinstance(located, Located) else located
 
@@ -101,7 +101,7 @@ class GroupQueryRotary(Rule):
     lowers = "RotaryEmbedding nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if graph.attribute(node, "do_rotary", 0):
             return None
         q, k = (_rotated(v, graph) for v in node.inputs[:2])
@@ -141,7 +141,7 @@ class GroupQueryRotary(Rule):
 
 
 def _rotated(value: ir.Value | None, graph: GraphView) -> ir.Node | None:
-    """Return the rotation, four axes and from position 0, that queries or keys come from."""
+    """The rotation, four axes and from position 0, that queries or keys come from."""
     merge = graph.producer(value, "Reshape")
     inner = None if merge is None else merge.inputs[0]
     turned = graph.producer(inner, "Transpose")

@@ -25,7 +25,7 @@ class SimplifiedLayerNormalization(Rule):
     roots = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         norm = find_rms_norm(node, graph)
         if not isinstance(norm, RmsNorm):
             return norm
@@ -62,7 +62,7 @@ class SkipSimplifiedLayerNormalization(Rule):
     roots = ("SimplifiedLayerNormalization",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         total = node.inputs[0]
         addition = graph.producer(total, "Add")
         if total is None or addition is None or graph.attribute(node, "axis", -1) != -1:

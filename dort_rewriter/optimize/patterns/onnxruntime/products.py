@@ -112,7 +112,7 @@ class FusedMatMul(Rule):
     lowers = "transposes that move the last axis before a product"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         a, b = (_turned(v, graph) for v in node.inputs[:2])
         if a is None and b is None:
             return None
@@ -140,7 +140,7 @@ class FusedMatMulTranspose(Rule):
     lowers = "transposes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         turned = _turned(node.outputs[0], graph)
         if turned is None or not turned.is_plain:
             return None
@@ -168,7 +168,7 @@ class FusedMatMulScale(Rule):
     lowers = "scalings around products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if node.op_type in ("Mul", "Div"):
             return self._after(node, graph)
         scaled = [_scaled(graph.producer(v, "Mul", "Div"), graph) for v in node.inputs]
@@ -202,7 +202,7 @@ class FusedMatMulScale(Rule):
 
 
 def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | None:
-    """Return x and s of a node that is ``x * s``, with the shape of x."""
+    """x and s of a node that is ``x * s``, with the shape of x."""
     if node is None or len(node.inputs) != 2 or None in node.inputs:
         return None
     pairs = list(factors(node))[: 1 if node.op_type == "Div" else 2]

@@ -22,7 +22,7 @@ class ContribRotaryEmbedding(Rule):
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         found = find_rotary(node, graph)
         if not isinstance(found, Rotary):
             return found

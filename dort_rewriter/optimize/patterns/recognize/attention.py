@@ -96,7 +96,7 @@ def find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | 
 
 
 def masked_scores(where: ir.Node, graph: GraphView) -> ir.Value | None:
-    """Return the scores, of a Where that gives zero where their largest is minus infinity."""
+    """The scores, of a Where that gives zero where their largest is minus infinity."""
     equal = graph.producer(where.inputs[0], "Equal")
     if equal is None or graph.scalar(where.inputs[1]) != 0:
         return None
@@ -108,7 +108,7 @@ def masked_scores(where: ir.Node, graph: GraphView) -> ir.Value | None:
 
 
 def mask_of(readers: list[ir.Node], graph: GraphView) -> ir.Node | None:
-    """Return the Where among the readers of a result that hides rows without any key."""
+    """The Where among the readers of a result that hides rows without any key."""
     wheres = (node for node in readers if node.op_type == "Where")
     return next((node for node in wheres if masked_scores(node, graph) is not None), None)
 
@@ -129,7 +129,7 @@ def _scores(scores: ir.Value, graph: GraphView) -> Attention | Refusal | None:
 def _product(
     value: ir.Value, scores: ir.Value, bias: ir.Value | None, graph: GraphView
 ) -> Attention | None:
-    """Return the product of queries and keys, scaled before, between or after."""
+    """The product of queries and keys, scaled before, between or after."""
     value, after = _unscaled(value, graph)
     node = graph.producer(value, "MatMul", _FUSED)
     if node is None or None in node.inputs or graph.attribute(node, "transA", 0):
@@ -148,7 +148,7 @@ def _product(
 
 
 def _unscaled(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, float]:
-    """Return x and s of a value that is ``x * s``, s a number; the value and 1 of any other."""
+    """x and s of a value that is ``x * s``, s a number; the value and 1 of any other."""
     assert value is not None
     node = graph.producer(value, "Mul", "Div")
     for x, scale in list(factors(node))[: 1 if node.op_type == "Div" else 2] if node else ():

@@ -30,7 +30,7 @@ def is_causal(bias: ir.Value | None, graph: GraphView) -> bool:
 
 
 def _seen(bias: ir.Value, graph: GraphView) -> np.ndarray[Any, Any] | None:
-    """Return where a bias is zero, if it masks everywhere else."""
+    """Where a bias is zero, if it masks everywhere else."""
     where = graph.producer(bias, "Where")
     if where is not None:
         condition, first, second = where.inputs

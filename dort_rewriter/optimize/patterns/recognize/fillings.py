@@ -10,7 +10,7 @@ __all__ = ["filling"]
 
 
 def filling(value: ir.Value | None, graph: GraphView, limit: int | None = None) -> float | None:
-    """Return the number that all elements of a value are; None when that is not known.
+    """The number that all elements of a value are; None when that is not known.
 
     Constants of more than ``limit`` elements are not looked at.
     """

@@ -49,7 +49,7 @@ def _is_close(number: float, wanted: float) -> bool:
 
 
 def _scaled(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, float] | None:
-    """Return x and s where a value is ``x * s`` or ``x / (1 / s)``, s a number."""
+    """x and s where a value is ``x * s`` or ``x / (1 / s)``, s a number."""
     node = graph.producer(value, "Mul", "Div")
     if node is None:
         return None
@@ -60,7 +60,7 @@ def _scaled(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, float] 
 
 
 def _without_cube(value: ir.Value, graph: GraphView) -> ir.Value | None:
-    """Return x where a value is ``x + 0.044715 * x * x * x``."""
+    """x where a value is ``x + 0.044715 * x * x * x``."""
     total = graph.producer(value, "Add")
     for x, cube in factors(total) if total is not None else ():
         scale, count = 1.0, 0
@@ -78,7 +78,7 @@ def _without_cube(value: ir.Value, graph: GraphView) -> ir.Value | None:
 
 
 def _leaves(value: ir.Value, x: ir.Value, graph: GraphView, depth: int = 3) -> Iterator[ir.Value]:
-    """Return the factors of a product, none of them looked into if it is x."""
+    """The factors of a product, none of them looked into if it is x."""
     node = graph.producer(value, "Mul", "Pow") if value is not x and depth else None
     if node is None or None in node.inputs:
         yield value
@@ -96,7 +96,7 @@ def _leaves(value: ir.Value, x: ir.Value, graph: GraphView, depth: int = 3) -> I
 
 
 def _product_with(gate: ir.Node, x: ir.Value, graph: GraphView) -> ir.Value | Refusal | None:
-    """Return ``x * (gate + 1) / 2``, the one thing that the gate is read for."""
+    """``x * (gate + 1) / 2``, the one thing that the gate is read for."""
     value, scale, count, is_shifted = gate.outputs[0], 1.0, 0, False
     while not (is_shifted and count == 1 and _is_close(scale, 0.5)):
         if not (readers := graph.consumers(value)):
@@ -120,7 +120,7 @@ def _product_with(gate: ir.Node, x: ir.Value, graph: GraphView) -> ir.Value | Re
 
 
 def _part(value: ir.Value, x: ir.Value, graph: GraphView) -> tuple[float, int] | None:
-    """Return the scale, and how many times x, where a value is made of nothing else."""
+    """The scale, and how many times x, where a value is made of nothing else."""
     if value is x:
         return 1.0, 1
     if (number := graph.scalar(value)) is not None:

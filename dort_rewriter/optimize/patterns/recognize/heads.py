@@ -13,7 +13,7 @@ __all__ = ["find_repeated_heads", "shared_heads"]
 
 
 def find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
-    """Return x of ``Reshape(Expand(x))``, five axes ``batch, heads, 1, positions, size``."""
+    """x of ``Reshape(Expand(x))``, five axes ``batch, heads, 1, positions, size``."""
     merge = graph.producer(value, "Reshape")
     expand = None if merge is None else graph.producer(merge.inputs[0], "Expand")
     if expand is None or (source := expand.inputs[0]) is None:
@@ -40,7 +40,7 @@ def find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
 
 
 def shared_heads(values: Sequence[ir.Value], graph: GraphView) -> list[ir.Value] | None:
-    """Return keys and values before their heads are repeated, alike for both, if they are."""
+    """Keys and values before their heads are repeated, alike for both, if they are."""
     found = [find_repeated_heads(value, graph) for value in values]
     sources = [source for source in found if source is not None]
     if len(sources) < len(values):

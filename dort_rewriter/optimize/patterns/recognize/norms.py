@@ -26,7 +26,7 @@ class RootMeanSquare:
     """What ``rstd`` is the reciprocal of."""
 
     def needed(self, standard: ir.Value, graph: GraphView) -> ir.Value | None:
-        """Return ``rstd``, or the root where there is none, when it is read after the reader of
+        """``rstd``, or the root where there is none, when it is read after the reader of
         the product, ``standard``, is gone."""
         scale = self.root if self.rstd is None else self.rstd
         return None if graph.used_once(scale) and graph.used_once(standard) else scale
@@ -79,7 +79,7 @@ def _with_weight(
 
 
 def factors(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Return the inputs of a commutative node in both orders."""
+    """The inputs of a commutative node in both orders."""
     a, b = node.inputs
     if a is not None and b is not None:
         yield a, b
@@ -104,7 +104,7 @@ def find_root_mean_square(
 
 
 def _root(rstd: ir.Value, graph: GraphView) -> ir.Node | None:
-    """Return the Sqrt that a value is the reciprocal of."""
+    """The Sqrt that a value is the reciprocal of."""
     node = graph.producer(rstd, "Reciprocal", "Div")
     if node is None:
         return None

@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 def slice_of(node: ir.Node | None, graph: GraphView) -> Piece | None:
-    """Return what a Slice takes, when it is a range of one axis and its bounds are constants."""
+    """What a Slice takes, when it is a range of one axis and its bounds are constants."""
     if node is None or node.op_type != "Slice" or node.domain or len(node.inputs) < 3:
         return None
     source = node.inputs[0]

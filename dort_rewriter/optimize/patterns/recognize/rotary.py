@@ -50,7 +50,7 @@ def find_rotary(total: ir.Node, graph: GraphView) -> Rotary | Refusal | None:
 
 
 def _rotated(value: ir.Value, graph: GraphView) -> ir.Value | None:
-    """Return x where a value is ``concat(-x[half:], x[:half])``."""
+    """x where a value is ``concat(-x[half:], x[:half])``."""
     concat = graph.producer(value, "Concat")
     if concat is None or len(concat.inputs) != 2:
         return None
@@ -92,7 +92,7 @@ def _measure(
 
 
 def _half(value: ir.Value | None, graph: GraphView) -> Half | None:
-    """Return how to compute half of a value, where both are equal: ``concat(f, f)`` at the end."""
+    """How to compute half of a value, where both are equal: ``concat(f, f)`` at the end."""
     steps: list[tuple[ir.Node, list[ir.Value | None]]] = []
     while (node := graph.producer(value, *_OF_TABLES)) is not None:
         rank = graph.rank(value)

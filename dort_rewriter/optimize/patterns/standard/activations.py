@@ -20,7 +20,7 @@ class Gelu(Rule):
     roots = ("Erf", "Tanh")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         found = gelu.find_gelu(node, graph)
         if not isinstance(found, gelu.Gelu):
             return found

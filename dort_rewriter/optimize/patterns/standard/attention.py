@@ -28,7 +28,7 @@ class Attention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if graph.opset < 23:
             return None
         located = locate_attention(node, graph)
@@ -88,7 +88,7 @@ def _covers(
 
 
 def _shared(k: ir.Value, v: ir.Value, graph: GraphView) -> tuple[ir.Value, ir.Value] | None:
-    """Return keys and values, four axes, the heads of which groups of queries share."""
+    """Keys and values, four axes, the heads of which groups of queries share."""
     found = []
     for single in shared_heads([k, v], graph) or ():
         split = graph.producer(single, "Unsqueeze", "Reshape")

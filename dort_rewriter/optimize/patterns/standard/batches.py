@@ -38,7 +38,7 @@ class ReshapeMatMulReshape(Rule):
     lowers = "Reshapes of products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         product = node.inputs[0]
         found = graph.producer(product, "MatMul")
         between, result = graph.dims(product), graph.dims(node.outputs[0])

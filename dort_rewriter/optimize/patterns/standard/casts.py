@@ -30,7 +30,7 @@ class CastCast(Rule):
     roots = ("Cast",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         first = graph.producer(node.inputs[0], "Cast")
         if first is None or (x := first.inputs[0]) is None or x.dtype is None:
             return None
@@ -54,7 +54,7 @@ class CastOpCast(Rule):
     roots = ("Cast",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         moved = node.inputs[0]
         move = graph.producer(moved, *_MOVES)
         first = None if move is None else graph.producer(move.inputs[0], "Cast")

@@ -30,7 +30,7 @@ class ClipClip(Rule):
     roots = ("Clip", "Relu", "Max", "Min")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         value = node.inputs[0]
         producer = graph.producer(value, node.op_type)
         if value is None or producer is None:
@@ -67,7 +67,7 @@ def _extremum(node: ir.Node, producer: ir.Node, graph: GraphView) -> Match | Ref
 
 
 def _number(node: ir.Node, graph: GraphView) -> float | None:
-    """Return the number that is the second of two inputs."""
+    """The number that is the second of two inputs."""
     number = graph.scalar(node.inputs[1]) if len(node.inputs) == 2 else None
     return number if number is not None and math.isfinite(number) else None
 

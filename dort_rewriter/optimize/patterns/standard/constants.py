@@ -99,7 +99,7 @@ class ConstantFolding(Rule):
         self.everything = everything
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if any(v is None or v.const_value is None for v in node.inputs) or not node.inputs:
             return None
         result = node.outputs[0]

@@ -22,7 +22,7 @@ class ExpandBroadcast(Rule):
     lowers = "elementwise operators that read an Expand"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         sources = [_before_expand(v, graph) for v in node.inputs]
         if all(s is v for s, v in zip(sources, node.inputs, strict=True)):
             return None
@@ -43,7 +43,7 @@ class ExpandSwap(Rule):
     lowers = "elements computed"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         places = [i for i, v in enumerate(node.inputs) if graph.producer(v, "Expand") is not None]
         if len(places) != 1:
             return None
@@ -69,7 +69,7 @@ class ExpandExpand(Rule):
     roots = ("Expand",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         value, target = node.inputs
         first = graph.producer(value, "Expand")
         if first is None or value is None or (x := first.inputs[0]) is None:
@@ -100,7 +100,7 @@ def _before_expand(value: ir.Value | None, graph: GraphView) -> ir.Value | None:
 def _drop_one(
     node: ir.Node, sources: list[ir.Value | None], graph: GraphView
 ) -> list[ir.Value | None]:
-    """Return the inputs of a node with one Expand left out; [] when each is needed."""
+    """The inputs of a node with one Expand left out; [] when each is needed."""
     for i, source in enumerate(sources):
         inputs = [*node.inputs[:i], source, *node.inputs[i + 1 :]]
         if source is not node.inputs[i] and _is_shape(node.outputs[0], inputs, graph):

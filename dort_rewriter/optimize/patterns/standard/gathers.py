@@ -30,7 +30,7 @@ class GatherNDRange(Rule):
     lowers = "GatherND nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x, indices = node.inputs
         dims, result = graph.dims(x), graph.dims(node.outputs[0])
         if x is None or dims is None or result is None or graph.attribute(node, "batch_dims", 0):
@@ -53,7 +53,7 @@ class GatherNDRange(Rule):
 def _axes(
     indices: ir.Value | None, result: Sequence[Dim], graph: GraphView
 ) -> list[int | None] | None:
-    """Return for each axis of the data the one of the result along which it is counted."""
+    """For each axis of the data the one of the result along which it is counted."""
     if indices is not None and (constant := indices.const_value) is not None:
         array = graph.constant(indices) if constant.size < _LIMIT else None
         if array is None or array.ndim != len(result) + 1:
@@ -66,7 +66,7 @@ def _axes(
 
 
 def _counted_axis(array: np.ndarray[Any, Any]) -> int | None:
-    """Return the axis along which an array counts 0, 1, 2..., the same everywhere else."""
+    """The axis along which an array counts 0, 1, 2..., the same everywhere else."""
     for axis, size in enumerate(array.shape):
         line = np.arange(size).reshape([-1 if i == axis else 1 for i in range(array.ndim)])
         if size > 1 and bool(np.all(array == line)):
@@ -75,7 +75,7 @@ def _counted_axis(array: np.ndarray[Any, Any]) -> int | None:
 
 
 def _structural_axis(value: ir.Value | None, rank: int, graph: GraphView) -> int | None:
-    """Return the axis of ``Unsqueeze(Expand(Unsqueeze(Range)), -1)``."""
+    """The axis of ``Unsqueeze(Expand(Unsqueeze(Range)), -1)``."""
     if value is not None and value.const_value is not None:
         array = graph.constant(value) if value.const_value.size < _LIMIT else None
         return None if array is None or array.ndim <= rank else _counted_axis(array[..., 0])

@@ -24,7 +24,7 @@ class TransposeMatMul(Rule):
     lowers = "products of a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         a, b = node.inputs[:2]
         if a is None or b is None:
             return None
@@ -52,7 +52,7 @@ class MatMulAdd(Rule):
     roots = ("Add",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         product, c = node.inputs
         if not _is_product(product, graph):
             product, c = c, product
@@ -80,7 +80,7 @@ class GemmTranspose(Rule):
     roots = ("Transpose",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         product = node.inputs[0]
         found = graph.producer(product)
         if found is None or product is None or not _is_product(product, graph):

@@ -16,7 +16,7 @@ class Identity(Rule):
     roots = ("Identity",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """Return what to replace."""
+        """What to replace."""
         (x,) = node.inputs
         if x is None:
             return None
@@ -29,7 +29,7 @@ class Dropout(Rule):
     roots = ("Dropout",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x = node.inputs[0]
         training = node.inputs[2] if len(node.inputs) > 2 else None
         if x is None or (training is not None and graph.scalar(training) is not False):

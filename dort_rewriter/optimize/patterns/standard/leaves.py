@@ -38,7 +38,7 @@ class LeavesLast(GraphPass):
 
 
 def _ready(node: ir.Node, position: dict[ir.Node, int]) -> int:
-    """Return the position of the last node it waits for."""
+    """The position of the last node it waits for."""
     waits = [v.producer() for v in node.inputs if v is not None]
     waits += [v.producer() for graph in _subgraphs(node) for n in graph.all_nodes()
               for v in n.inputs if v is not None]  # fmt: skip

@@ -42,7 +42,7 @@ class CrossEntropyScatter(Rule):
     roots = ("Sub",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         found = _of_parts(node, graph)
         product = None if found is None else graph.producer(found.gradient, "Mul")
         if found is None or product is None:

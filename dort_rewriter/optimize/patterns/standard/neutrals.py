@@ -26,7 +26,7 @@ class NeutralElement(Rule):
     roots = tuple(_NEUTRAL)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         neutral = _NEUTRAL[node.op_type]
         a, b = node.inputs
         pairs = [(a, b)] if node.op_type in _ON_THE_RIGHT else [(a, b), (b, a)]
@@ -45,7 +45,7 @@ class NotNot(Rule):
     roots = ("Not", "Neg")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """Return what to replace."""
+        """What to replace."""
         first = graph.producer(node.inputs[0], node.op_type)
         if first is None or (x := first.inputs[0]) is None:
             return None
@@ -58,7 +58,7 @@ class AddNeg(Rule):
     roots = ("Add", "Sub")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x, negative = node.inputs
         negation = graph.producer(negative, "Neg")
         if negation is None and node.op_type == "Add":
@@ -79,7 +79,7 @@ class NotWhere(Rule):
     roots = ("Where",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         condition, a, b = node.inputs
         negation = graph.producer(condition, "Not")
         if negation is None or condition is None or (c := negation.inputs[0]) is None:
@@ -96,7 +96,7 @@ class WhereConstant(Rule):
     roots = ("Where",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         condition, a, b = node.inputs
         for chosen, x in ((True, a), (False, b)):
             if x is not None and _is_filled(condition, chosen, graph):

@@ -22,7 +22,7 @@ class RMSNormalization(Rule):
     roots = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if graph.opset < 23:
             return None
         norm = find_rms_norm(node, graph)

@@ -38,7 +38,7 @@ class PowToMul(Rule):
     lowers = "Pow nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x, exponent = node.inputs
         number = graph.scalar(exponent)
         if x is None or number is None or x.dtype is None or (graph.rank(exponent) or 0) > 0:

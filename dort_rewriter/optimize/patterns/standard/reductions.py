@@ -24,7 +24,7 @@ class ReduceReshape(Rule):
     roots = ("Squeeze", "Reshape", "Unsqueeze")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         value = node.inputs[0]
         reduction = graph.producer(value, *_REDUCTIONS)
         if reduction is None or value is None or (x := reduction.inputs[0]) is None:

@@ -73,7 +73,7 @@ class ReshapeElementwise(GraphPass):
 
 
 def _starts(view: ir.Node, graph: GraphView) -> Iterator[tuple[ir.Node, Dims, Dims]]:
-    """Return the nodes around a Reshape, the shape they compute in, and the other one."""
+    """The nodes around a Reshape, the shape they compute in, and the other one."""
     if view.graph is None or view.domain or view.op_type not in VIEWS:
         return
     x, y = graph.dims(view.inputs[0]), graph.dims(view.outputs[0])
@@ -113,7 +113,7 @@ def _is_small(value: ir.Value, inner: Dims, outer: Dims, graph: GraphView) -> bo
 
 
 def _grow(start: ir.Node, inner: Dims, outer: Dims, graph: GraphView) -> _Region:
-    """Return all nodes connected to one that compute in its shape."""
+    """All nodes connected to one that compute in its shape."""
     region = _Region(inner, outer)
     waiting = [start]
     while waiting:
@@ -161,7 +161,7 @@ def _look_before(node: ir.Node, region: _Region, graph: GraphView) -> None:
 
 
 def _view_of_outer(value: ir.Value, region: _Region, graph: GraphView) -> ir.Node | None:
-    """Return the Reshape before which a value has the outer shape."""
+    """The Reshape before which a value has the outer shape."""
     view = graph.producer(value, *VIEWS)
     return view if view is not None and _equal(graph.dims(view.inputs[0]), region.outer) else None
 

@@ -23,7 +23,7 @@ class RotaryEmbedding(Rule):
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if graph.opset < 23:
             return None
         found = find_rotary(node, graph)

@@ -27,7 +27,7 @@ class DivToMul(Rule):
     lowers = "Div nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x, divisor = node.inputs
         number = _factor(divisor, graph)
         if x is None or number is None or divisor is None or not _is_float(x):
@@ -43,7 +43,7 @@ class MulMulScalar(Rule):
     roots = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if (outer := _scaled(node, graph)) is None:
             return None
         product, c = outer
@@ -63,7 +63,7 @@ class MulMulMul(Rule):
     roots = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         if (outer := _scaled(node, graph)) is None:
             return None
         value, c = outer
@@ -96,7 +96,7 @@ class ScaleSmaller(Rule):
     lowers = "elements multiplied by a constant"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         a, scaled = node.inputs
         found = _scaled(graph.producer(scaled, "Mul"), graph)
         if found is None:
@@ -115,7 +115,7 @@ class ScaleSmaller(Rule):
 
 
 def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | None:
-    """Return what a Mul multiplies by a constant that does not make it larger."""
+    """What a Mul multiplies by a constant that does not make it larger."""
     if node is None or node.op_type != "Mul" or node.domain:
         return None
     a, b = node.inputs
@@ -127,7 +127,7 @@ def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | 
 
 
 def _factor(value: ir.Value | None, graph: GraphView) -> float | None:
-    """Return the constant of one element that a value is, when it is a finite number."""
+    """The constant of one element that a value is, when it is a finite number."""
     number = graph.scalar(value)
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None

@@ -18,7 +18,7 @@ class StaticSizes(Rule):
     roots = tuple("Shape Concat Gather Slice Squeeze Unsqueeze Reshape Add Sub Mul Div".split())
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """Return what to replace."""
+        """What to replace."""
         result = node.outputs[0]
         if result.dtype != ir.DataType.INT64 or (rank := graph.rank(result)) not in (0, 1):
             return None
@@ -36,7 +36,7 @@ class ReshapeTarget(Rule):
     lowers = "shapes computed at run time"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x, computed = node.inputs
         if x is None or computed is None or computed.const_value is not None:
             return None
@@ -58,7 +58,7 @@ class ShapeOfInput(Rule):
     lowers = "Shapes of computed results"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """Return what to replace."""
+        """What to replace."""
         value = node.inputs[0]
         wanted = graph.sizes(node.outputs[0])
         if value is None or value.is_graph_input() or not wanted:

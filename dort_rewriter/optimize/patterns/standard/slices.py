@@ -21,7 +21,7 @@ class SliceSlice(Rule):
     lowers = "Slices of a Slice"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         outer = slice_of(node, graph)
         inner = slice_of(graph.producer(node.inputs[0], "Slice"), graph)
         if outer is None or inner is None:
@@ -43,7 +43,7 @@ class ConcatSlice(Rule):
     lowers = "Slices of a Concat"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         concat = graph.producer(node.inputs[0], "Concat")
         if concat is None or (piece := slice_of(node, graph)) is None:
             return None
@@ -78,7 +78,7 @@ class PadPadAdd(Rule):
     roots = ("Add",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         pads = [graph.producer(v, "Pad") for v in node.inputs]
         found = [_padding(p, graph) for p in pads]
         if found[0] is None or found[1] is None:
@@ -104,7 +104,7 @@ class _Padding(NamedTuple):
 
 
 def _padding(node: ir.Node | None, graph: GraphView) -> _Padding | None:
-    """Return how a Pad adds zeros to one axis."""
+    """How a Pad adds zeros to one axis."""
     if node is None or graph.attribute(node, "mode", "constant") != "constant":
         return None
     source, numbers = node.inputs[0], graph.sizes(node.inputs[1])
@@ -132,7 +132,7 @@ class SplitConcat(Rule):
     roots = ("Concat",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         split = graph.producer(node.inputs[0], "Split")
         if split is None or (x := split.inputs[0]) is None or (rank := graph.rank(x)) is None:
             return None
@@ -150,7 +150,7 @@ class ConcatConcat(Rule):
     roots = ("Concat",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         result = node.outputs[0]
         axis = _concat_axis(node, graph)
         if axis is None:
@@ -173,7 +173,7 @@ class ConcatConcat(Rule):
 
 
 def _concat_axis(node: ir.Node, graph: GraphView) -> int | None:
-    """Return the axis of a Concat, counted from the first; None for any other node."""
+    """The axis of a Concat, counted from the first; None for any other node."""
     rank = graph.rank(node.outputs[0])
     if node.op_type != "Concat" or node.domain or not rank:
         return None

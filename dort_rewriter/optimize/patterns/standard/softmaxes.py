@@ -17,7 +17,7 @@ class Softmax(Rule):
     roots = ("Div",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         e, total = node.inputs
         reduction, exponential = graph.producer(total, "ReduceSum"), graph.producer(e, "Exp")
         if reduction is None or exponential is None or reduction.inputs[0] is not e or e is None:
@@ -32,7 +32,7 @@ class LogSoftmax(Rule):
     roots = ("Sub",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         c, logarithm = node.inputs
         log = graph.producer(logarithm, "Log")
         reduction = None if log is None else graph.producer(log.inputs[0], "ReduceSum")
@@ -45,7 +45,7 @@ class LogSoftmax(Rule):
 
 
 def _centred(exponential: ir.Node, graph: GraphView) -> ir.Node | None:
-    """Return the ReduceMax of x in ``Exp(x - ReduceMax(x))``."""
+    """The ReduceMax of x in ``Exp(x - ReduceMax(x))``."""
     difference = graph.producer(exponential.inputs[0], "Sub")
     if difference is None:
         return None

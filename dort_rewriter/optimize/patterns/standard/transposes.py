@@ -25,7 +25,7 @@ class TransposeTranspose(Rule):
     roots = ("Transpose",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         first = graph.producer(node.inputs[0], "Transpose")
         perm = outer = _permutation(node, graph)
         x = node.inputs[0]
@@ -57,7 +57,7 @@ class TransposeEqualReshape(Rule):
     lowers = "Transpose nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x, perm = node.inputs[0], _permutation(node, graph)
         dims = graph.dims(x)
         if x is None or dims is None or perm is None:
@@ -81,7 +81,7 @@ class TransposeElementwise(Rule):
     roots = (*UNARY, *BROADCASTING)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         transposes = [graph.producer(v, "Transpose") for v in node.inputs]
         perms = [None if t is None else _permutation(t, graph) for t in transposes]
         perm = next((p for p in perms if p is not None), None)
@@ -113,12 +113,12 @@ class TransposeElementwise(Rule):
 
 
 def _larger(node: ir.Node, graph: GraphView) -> list[ir.Value | None]:
-    """Return the inputs of more than one element."""
+    """The inputs of more than one element."""
     return [v for v in node.inputs if graph.static(v) not in ((), (1,))]
 
 
 def _undone_by(value: ir.Value, perm: list[int], graph: GraphView) -> ir.Value | None:
-    """Return the result of the only reader of a value when it is a Transpose back."""
+    """The result of the only reader of a value when it is a Transpose back."""
     if not graph.used_once(value):
         return None
     (reader,) = graph.consumers(value)

@@ -25,7 +25,7 @@ class ReshapeReshape(Rule):
     lowers = "Reshapes of a Reshape"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         first = graph.producer(node.inputs[0], *VIEWS)
         if first is None or (x := first.inputs[0]) is None:
             return None
@@ -55,7 +55,7 @@ class ShapeBasedIdentity(Rule):
     roots = (*VIEWS, "Expand", "Slice", "Pad")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """Return what to replace."""
+        """What to replace."""
         x = node.inputs[0]
         if x is None:
             return None
@@ -89,7 +89,7 @@ def reshape_target(source: Sequence[Dim], dims: Sequence[Dim]) -> list[int] | No
 
 
 def _both_unsqueeze(first: ir.Node, second: ir.Node, graph: GraphView) -> list[int] | None:
-    """Return the axes of one Unsqueeze for two."""
+    """The axes of one Unsqueeze for two."""
     rank = graph.rank(second.outputs[0])
     if first.op_type != "Unsqueeze" or second.op_type != "Unsqueeze" or rank is None:
         return None

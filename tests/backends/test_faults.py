@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dort_rewriter import ExecutionError, OrtBackend, installed, uninstall
+from dort_rewriter import ExecutionError, OrtBackend, install, installed, uninstall
 from dort_rewriter.backends import building, onnxrt
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session, session_options
@@ -91,7 +91,10 @@ def test_what_is_compiled_outlives_the_hook(model: nn.Module) -> None:
         compiled, _ = compile_strictly(model, fallback=True)
         torch.testing.assert_close(compiled(X), model(X))
     uninstall()
-    got = torch.autograd.grad(compiled(X).sum(), list(model.parameters()))
+    try:
+        got = torch.autograd.grad(compiled(X).sum(), list(model.parameters()))
+    finally:
+        install()  # as the other tests of this process found it
     torch.testing.assert_close(got, torch.autograd.grad(model(X).sum(), list(model.parameters())))
 
 

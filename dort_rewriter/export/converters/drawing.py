@@ -6,6 +6,7 @@ operators to torch; only ``to_onnx`` asks for these.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +78,66 @@ def normal(
 ) -> Value:
     """normal(SymInt[] shape, *, Scalar mean, Scalar std, ScalarType dtype, Device device, bool requires_grad, Generator? generator=None) -> Tensor"""
     return _normal(op, _place(op, shape), mean, std)
+
+
+@converter("aten::uniform")
+def uniform_like(op: Recorder, x: Value, *bounds: float) -> Value:
+    """uniform(Tensor self, float from=0, float to=1, *, Generator? generator=None) -> Tensor"""
+    return _uniform(op, x, *bounds)
+
+
+@converter("aten::normal_functional")
+def normal_functional(op: Recorder, x: Value, mean: float = 0, std: float = 1) -> Value:
+    """normal_functional(Tensor self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor"""
+    return _normal(op, x, mean, std)
+
+
+@converter("aten::bernoulli")
+def bernoulli(op: Recorder, x: Value) -> Value:
+    """bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"""
+    return op.cast(op.Less(_between(op, x), op.cast(x, ir.DataType.FLOAT)), op.dtype)
+
+
+@converter("aten::bernoulli.p")
+def bernoulli_p(op: Recorder, x: Value, p: float) -> Value:
+    """bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
+    return op.cast(op.Less(_between(op, x), p), op.dtype)
+
+
+def _between(op: Recorder, like: Value) -> Value:
+    """Numbers from 0 to 1, without 1, in float32."""
+    return op.RandomUniformLike(like, dtype=ir.DataType.FLOAT)
+
+
+@converter("aten::exponential")
+def exponential(op: Recorder, x: Value, lambd: float = 1) -> Value:
+    """exponential(Tensor self, float lambd=1, *, Generator? generator=None) -> Tensor"""
+    return op.cast(op.Div(_waiting(op, x), lambd), op.dtype)
+
+
+def _waiting(op: Recorder, like: Value) -> Value:
+    return op.Neg(op.Log(op.Sub(1, _between(op, like))))
+
+
+@converter("aten::geometric")
+def geometric(op: Recorder, x: Value, p: float) -> Value:
+    """geometric(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
+    trials = op.Ceil(op.Div(_waiting(op, x), -math.log1p(-p)))
+    return op.cast(op.Max(trials, 1.0), op.dtype)
+
+
+@converter("aten::cauchy")
+def cauchy(op: Recorder, x: Value, median: float = 0, sigma: float = 1) -> Value:
+    """cauchy(Tensor self, float median=0, float sigma=1, *, Generator? generator=None) -> Tensor"""
+    angle = op.Mul(op.Sub(_between(op, x), 0.5), math.pi)
+    return op.cast(op.Add(op.Mul(op.Tan(angle), sigma), median), op.dtype)
+
+
+@converter("aten::log_normal")
+def log_normal(op: Recorder, x: Value, mean: float = 1, std: float = 2) -> Value:
+    """log_normal(Tensor self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor"""
+    drawn = op.RandomNormalLike(x, dtype=ir.DataType.FLOAT)
+    return op.cast(op.Exp(op.Add(op.Mul(drawn, std), mean)), op.dtype)
 
 
 def _integers(op: Recorder, like: Value, low: Any, high: Any) -> Value:

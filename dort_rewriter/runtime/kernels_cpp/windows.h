@@ -101,7 +101,7 @@ class MaxPool {
               if (y < 0 || y >= height) continue;
               for (int64_t j = 0; j < wide.kernel; ++j) {
                 int64_t place = y * width + j * wide.dilation - wide.padding + column * wide.stride;
-                take(plane + place, static_cast<int32_t>(place), column, taps[j], best);
+                take(plane, place, column, taps[j], best);
               }
             }
             int64_t at = p * area + row * columns + column, n = std::min(kVector, columns - column);
@@ -157,20 +157,24 @@ class MaxPool {
     return at >= 0 ? at : at + (-at + axis.dilation - 1) / axis.dilation * axis.dilation;
   }
 
-  inline void take(const float* from, int32_t place, int64_t column, const Taps& taps, Best& best) const {
+  // `start` is where the first window looks. It may be in front of the plane: no pointer is made of
+  // it where nothing is read.
+  inline void take(const float* plane, int64_t start, int64_t column, const Taps& taps,
+                   Best& best) const {
     const auto step = static_cast<int32_t>(window_.wide.stride);
+    const auto place = static_cast<int32_t>(start);
     Floats line;
     if (taps.first > column || taps.last < column + kVector) {
       for (int64_t k = 0; k < kVector; ++k) {  // -inf wins nowhere
         bool is_inside = column + k >= taps.first && column + k < taps.last;
-        line[k] = is_inside ? from[k * step] : -HUGE_VALF;
+        line[k] = is_inside ? plane[start + k * step] : -HUGE_VALF;
       }
     } else if (step == 1) {
-      line = load<Floats>(from);
+      line = load<Floats>(plane + start);
     } else if (step == 2) {  // the element after the last window may not be there
-      line = even(load<Floats>(from), load<Floats>(from + kVector - 1));
+      line = even(load<Floats>(plane + start), load<Floats>(plane + start + kVector - 1));
     } else {
-      for (int64_t k = 0; k < kVector; ++k) line[k] = from[k * step];
+      for (int64_t k = 0; k < kVector; ++k) line[k] = plane[start + k * step];
     }
     Ints wins = (line > best.values) | (line != line);
     best.values = wins ? line : best.values;

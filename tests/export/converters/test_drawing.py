@@ -15,6 +15,14 @@ from dort_rewriter import OrtBackend, UnsupportedOpError, to_onnx
 X = torch.rand(40, 50)
 
 OTHERS = {
+    "aten::bernoulli",
+    "aten::bernoulli.p",
+    "aten::cauchy",
+    "aten::exponential",
+    "aten::geometric",
+    "aten::log_normal",
+    "aten::normal_functional",
+    "aten::uniform",
     "aten::multinomial",
     "aten::rand",
     "aten::rand_like",
@@ -51,6 +59,12 @@ def draw(function: Callable[..., Any], *args: torch.Tensor, **kwargs: Any) -> li
         (lambda x: torch.normal(0 * x + 3, 2.0), 3, 2, -15, 21),
         (lambda x: x.clone().uniform_(2, 6), 4, 4 / 12**0.5, 2, 6),
         (lambda x: torch.bernoulli(0 * x + 0.25), 0.25, 0.1875**0.5, 0, 1),
+        (lambda x: torch.zeros_like(x).bernoulli_(0.25), 0.25, 0.1875**0.5, 0, 1),
+        (lambda x: x.clone().normal_(3, 2), 3, 2, -15, 21),
+        (lambda x: x.clone().exponential_(4), 0.25, 0.25, 0, 9),
+        (lambda x: x.clone().geometric_(0.5), 2, 2**0.5, 1, 60),
+        (lambda x: x.clone().log_normal_(0, 0.5).log(), 0, 0.5, -5, 5),
+        (lambda x: x.clone().cauchy_(1, 2).sub(1).div(2).atan(), 0, torch.pi / 12**0.5, -2, 2),
         (lambda x: torch.randint(2, 6, (40, 50)) + 0 * x, 3.5, 1.25**0.5, 2, 5),
         (lambda x: torch.randint_like(x, 4), 1.5, 1.25**0.5, 0, 3),
         (lambda x: torch.nn.functional.dropout(0 * x + 1, 0.5), 1, 1, 0, 2),

@@ -68,6 +68,26 @@ def test_a_result_is_the_input_that_was_written() -> None:
     assert x.tolist() == [2.0] * 3
 
 
+@pytest.mark.parametrize("name", ["addcmul_", "addcdiv_"])
+@pytest.mark.parametrize("others", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("own", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_sum_of_products_of_other_types(
+    name: str, own: torch.dtype, others: torch.dtype
+) -> None:
+    def change(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        getattr(y, name)(a, b, value=0.5)
+        return y
+
+    args = torch.randn(4, 5).to(own), torch.randn(4, 5).to(others), torch.rand(4, 5).to(others) + 1
+    compiled, backend = compile_strictly(change)
+    # Dynamo takes these operators apart: the product is rounded to the type of its factors there,
+    # for every backend, and not in eager mode.
+    rounding = max(torch.finfo(own).eps, torch.finfo(others).eps)
+    torch.testing.assert_close(compiled(*args), change(*args), rtol=rounding, atol=2 * rounding)
+    assert models(backend) == [1]
+
+
 def test_positions_are_written_by_index() -> None:
     def function(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(1, at, new)

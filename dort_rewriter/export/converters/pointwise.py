@@ -100,7 +100,9 @@ def fma(op: Recorder, x: Value, y: Value, z: Value) -> Value:
     Dynamo's spelling of ``addcmul_`` and ``addcdiv_`` since torch 2.13, for Inductor: eager on the
     CPU rounds the product, as this does.
     """
-    return op.Add(op.Mul(x, y), z)
+    # NOTE: the operands come in types of their own, where those of ``addcmul_`` did.
+    a, b, c = (widen(op, op.cast(v, op.dtype)) for v in (x, y, z))
+    return store(op, op.Add(op.Mul(a, b), c))
 
 
 @converter("aten::lerp.Scalar", "aten::lerp.Tensor")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,3 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="compile each program of views in every way, not in one of them",
     )
+
+
+@pytest.fixture(autouse=True)
+def levels_as_found() -> Iterator[None]:
+    """Functions with ``verbose=`` set the level of our logger: no test sees what another asked."""
+    loggers = [logging.getLogger(name) for name in (None, "dort_rewriter", "torch.__trace")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)

@@ -48,12 +48,16 @@ def _product(op: Recorder, x: Value, mat2: Value, ends: Value) -> Value:
         parts = [op.MatMul(_matrix(op, x, i), _group(op, mat2, ends, i, 1)) for i in range(groups)]
         return op.Concat(*parts, _rest(op, mat2, ends, 1, op.size(x, 1)), axis=1)
     if x.rank == 2 and mat2.rank == 2:  # what is summed over in groups
-        parts = [
-            op.MatMul(_group(op, x, ends, i, 1), _group(op, mat2, ends, i, 0))
-            for i in range(groups)
-        ]
+        parts = [_sum(op, x, mat2, ends, i) for i in range(groups)]
         return op.Concat(*(op.Unsqueeze(part, [0]) for part in parts), axis=0)
     raise Refused(f"groups in matrices of ranks {x.rank} and {mat2.rank}")
+
+
+def _sum(op: Recorder, x: Value, mat2: Value, ends: Value, index: int) -> Value:
+    product = op.MatMul(_group(op, x, ends, index, 1), _group(op, mat2, ends, index, 0))
+    # NOTE: onnxruntime 1.19 leaves a product over nothing as its memory was.
+    is_empty = op.Equal(_start(op, ends, index), op.Slice(ends, [index], [index + 1], [0]))
+    return op.Where(is_empty, op.constant(0, product.dtype), product)
 
 
 def _matrix(op: Recorder, x: Value, index: int) -> Value:
@@ -61,8 +65,12 @@ def _matrix(op: Recorder, x: Value, index: int) -> Value:
 
 
 def _group(op: Recorder, x: Value, ends: Value, index: int, axis: int) -> Value:
-    start = op.Slice(ends, [index - 1], [index], [0]) if index else [0]
-    return op.Slice(x, start, op.Slice(ends, [index], [index + 1], [0]), [axis])
+    end = op.Slice(ends, [index], [index + 1], [0])
+    return op.Slice(x, _start(op, ends, index), end, [axis])
+
+
+def _start(op: Recorder, ends: Value, index: int) -> Any:
+    return op.Slice(ends, [index - 1], [index], [0]) if index else op.constant([0])
 
 
 def _rest(op: Recorder, x: Value, ends: Value, axis: int, across: Any) -> Value:

@@ -53,6 +53,8 @@ def lower(
     `attempts` are the values of torch.export's ``strict`` to try one after the other.
     """
     if isinstance(mod, torch.export.ExportedProgram):
+        if dynamic_shapes is None:  # a module is made of the program for their names alone
+            return _from_program(mod, decompositions, ())
         example_args, example_kwargs = mod.example_inputs or ((), {})
         return _from_program(
             mod,

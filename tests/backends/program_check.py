@@ -13,6 +13,7 @@ import torch
 
 from tests.backends.aliases import Program, observe
 from tests.backends.random_programs import SIZES, RandomProgram
+from tests.backends.shrinking import smallest
 
 __all__ = ["failure", "shrink"]
 
@@ -171,14 +172,7 @@ def _double(found: re.Match[str]) -> str:
 
 def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool]) -> RandomProgram:
     """A smaller program that still fails: fewer results, lines, arguments, switches."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _smaller(program):
-            if _runs(candidate) and fails(candidate):
-                program, smaller = candidate, True
-                break
-    return program
+    return smallest(program, _smaller, lambda candidate: _runs(candidate) and fails(candidate))
 
 
 def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tests.backends.aliases import MODES, Mode, Program, check
+from tests.backends.shrinking import smallest
 from tests.backends.ways import compile_strictly
 
 __all__ = ["Views", "failure", "generate", "shrink"]
@@ -309,14 +310,7 @@ def _runs(views: Views) -> bool:
 
 def shrink(views: Views, fails: Callable[[Views], bool]) -> Views:
     """A smaller program that still fails: fewer lines, results, arguments, simpler ones."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _smaller(views):
-            if _runs(candidate) and fails(candidate):
-                views, smaller = candidate, True
-                break
-    return views
+    return smallest(views, _smaller, lambda candidate: _runs(candidate) and fails(candidate))
 
 
 def _smaller(views: Views) -> Iterator[Views]:

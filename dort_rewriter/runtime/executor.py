@@ -45,17 +45,15 @@ __all__ = ["Executor"]
 class Executor:
     """A compiled graph: ``executor(*arguments)`` returns the tuple of its results.
 
-    ``plain`` and ``boxed`` are bare functions, for callers that count microseconds: ``boxed``
-    takes the list of arguments and empties it once the session has run, so that inputs nobody
-    else holds are freed before the results are made. If the run fails the list is left as it was.
-    Calls from several threads may overlap: nothing is written to the executor but the time that
-    the last run took.
+    ``boxed`` is a bare function, for callers that count microseconds: it takes the list of
+    arguments and empties it once the session has run, so that inputs nobody else holds are freed
+    before the results are made. If the run fails the list is left as it was. Calls from several
+    threads may overlap: nothing is written to the executor but the time that the last run took.
     """
 
-    plain: Callable[..., tuple[Any, ...]]
     boxed: Callable[[list[Any]], tuple[Any, ...]]
     source: str
-    """The generated text of ``plain``."""
+    """The generated text of ``boxed``."""
 
     def __init__(
         self,
@@ -87,15 +85,14 @@ class Executor:
         if session is not None:
             constants |= _profiling(session, name)
         pause = pause_torch_threads and _shares_cores(session)
-        plain = write_call(signature, plan, "plain", allocated, pause=pause)
-        boxed = write_call(signature, plan, "boxed", allocated, pause=pause)
-        self.plain, self.source = _compile(plain, constants), plain.text
-        self.boxed = _compile(boxed, constants)
+        written = write_call(signature, plan, allocated, pause=pause)
+        self.source = written.text
+        self.boxed = _compile(written, constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Run the graph."""
-        return self.plain(*arguments)
+        return self.boxed(list(arguments))
 
     def __repr__(self) -> str:
         given, results = len(self.signature.inputs), len(self.signature.outputs)

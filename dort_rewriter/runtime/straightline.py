@@ -1,8 +1,8 @@
 """The Python source of one call: the signature written out, with every decision already taken.
 
-Two functions share this module. ``call`` feeds a session and assembles the results; ``assemble``
-only does the second half, for whoever computes the model's outputs differently. The generated text
-is readable (``Executor.source``) and depends on the signature alone.
+Two functions share this module. ``call`` takes the list of arguments, empties it, feeds a session
+and assembles the results; ``assemble`` only does the second half, for whoever computes the model's
+outputs differently. The text is readable (``Executor.source``) and depends on the signature alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,15 +29,11 @@ from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, ViewS
 __all__ = [
     "Allocation",
     "CallPlan",
-    "Convention",
     "GeneratedCode",
     "plan_call",
     "write_assemble",
     "write_call",
 ]
-
-Convention = Literal["plain", "boxed"]
-"""``plain``: ``call(*arguments)``; ``boxed``: ``call(list)``, which empties the list."""
 
 _TYPECODES = {
     torch.int64: "q",
@@ -129,7 +125,6 @@ def _check_scalar(slot: InputSlot) -> None:
 def write_call(
     signature: GraphSignature,
     plan: CallPlan,
-    convention: Convention,
     allocated: Sequence[Allocation] = (),
     *,
     pause: bool = False,
@@ -140,7 +135,7 @@ def write_call(
     it onnxruntime makes its own. With ``pause`` torch's threads are paused before the runs that
     gain by it.
     """
-    return _Writer(signature, plan, allocated, pause).write_call(convention)
+    return _Writer(signature, plan, allocated, pause).write_call()
 
 
 def write_assemble(signature: GraphSignature) -> GeneratedCode:
@@ -163,17 +158,13 @@ class _Writer:
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
 
-    def write_call(self, convention: Convention) -> GeneratedCode:
+    def write_call(self) -> GeneratedCode:
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
-        if convention == "boxed":
-            self.lines += ["def call(arguments):", _unpack(names, "arguments")]
-        else:
-            self.lines.append(f"def call({', '.join(names)}):")
+        self.lines += ["def call(arguments):", _unpack(names, "arguments")]
         if self.signature.output_names:
             self._feed()
             self._run()
-        if convention == "boxed":
-            self._release(names)
+        self._release(names)
         if self.signature.output_names and not self.allocated:
             produced = [f"y{i}" for i in range(len(self.signature.output_names))]
             self.lines.append(_unpack(produced, "fetches.to_dlpacks(to_tensor)"))

@@ -80,8 +80,8 @@ def test_a_session_out_of_memory_is_an_error_of_python() -> None:
     too_large = torch.zeros(1 << 22, 1)  # its product takes 64 TB
     for _ in range(2):
         with pytest.raises(ExecutionError, match=r"(?i)alloc|memory"):
-            run.plain(too_large)
-        (y,) = run.plain(torch.ones(2, 3))
+            run(too_large)
+        (y,) = run(torch.ones(2, 3))
         torch.testing.assert_close(y, torch.full((2, 2), 3.0))
 
 

@@ -69,7 +69,7 @@ def test_a_run_ends_the_waiting_threads_of_torch(torch_threads: int) -> None:
     alone = running()
     wake_torch()
     assert running() == alone + 1
-    (y,) = run.plain(*arguments())  # how long a run takes is not known before the first
+    (y,) = run(*arguments())  # how long a run takes is not known before the first
     assert running() == alone
     torch.testing.assert_close(y, torch.full((8, 64), 64.0))
     torch.testing.assert_close(wake_torch(), torch.full((1 << 20,), 2.0))  # torch makes new ones
@@ -79,13 +79,13 @@ def test_a_run_ends_the_waiting_threads_of_torch(torch_threads: int) -> None:
 @ending
 def test_a_run_of_a_moment_is_not_worth_new_threads(torch_threads: int) -> None:
     run = executor(2)
-    last = run.plain.__globals__["LAST"]
-    run.plain(*arguments())
+    last = run.boxed.__globals__["LAST"]
+    run(*arguments())
     assert 0 < last[0] < float("inf")
     last[0] = shortest_run() / 2
     wake_torch()
     before = running()
-    run.plain(*arguments())
+    run(*arguments())
     assert running() == before
     last[0] = 2 * shortest_run()
     run.boxed(list(arguments()))

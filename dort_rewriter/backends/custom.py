@@ -19,8 +19,9 @@ from dort_rewriter.backends.arguments import (
     log_as_asked,
     select_patterns,
 )
-from dort_rewriter.backends.compilation import compile_graph, returns_tuple
-from dort_rewriter.backends.onnxrt import select_providers
+from dort_rewriter.backends.compilation import compile_graph
+from dort_rewriter.backends.conventions import unboxed
+from dort_rewriter.backends.provider_choice import select_providers
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.storage import StorageKeeper
@@ -202,7 +203,7 @@ def compile_any_graph(
 ) -> Callable[..., Any]:
     """Compile a graph of ATen operators as it is, any other through AOTAutograd."""
     if is_lowered(graph_module) and not _needs_aot(graph_module, args):
-        return _either_convention(compile_graph(graph_module, recipe), graph_module)
+        return unboxed(compile_graph(graph_module, recipe), graph_module)
     table = from_mapping(ExportOptions, settings.export_options).table
     return guarded(
         lambda: compile_with_aot(
@@ -232,21 +233,3 @@ def _needs_aot(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
         for n in graph_module.graph.nodes
     )
     return trains or writes or has_tree(graph_module)
-
-
-def _either_convention(
-    run: Callable[[list[Any]], Any], graph_module: torch.fx.GraphModule
-) -> Callable[..., Any]:
-    """A callable that takes the list of arguments, as torch prefers, or the arguments.
-
-    No argument of a graph is a list: there is no doubt about which was meant.
-    """
-    is_tuple = returns_tuple(graph_module)
-
-    def call(*args: Any) -> Any:
-        boxed = len(args) == 1 and isinstance(args[0], list)
-        results = run(args[0] if boxed else list(args))
-        return results if is_tuple else results[0]
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # read by torch
-    return call

@@ -18,7 +18,8 @@ import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.compilation import compile_graph
-from dort_rewriter.backends.onnxrt import OrtBackend, make_dispatcher, make_recipe
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.randomness import hoist_random

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dort_rewriter import installed
-from dort_rewriter.backends import onnxrt
+from dort_rewriter.backends import onnxrt_graphs
 from tests.backends.ways import compile_strictly
 
 alive: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,14 +27,14 @@ alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def note_what_is_made() -> None:
     """Let what the backend makes be known here."""
-    record = onnxrt._record
+    record = onnxrt_graphs._record
 
     def note(backend: Any, built: Any) -> None:
         for part in (built.session.ort, built.runner, built.graph_module):
             alive.add(part)
         record(backend, built)
 
-    onnxrt._record = note
+    onnxrt_graphs._record = note
 
 
 def used_bytes() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.backends.autotune import MEASURES, Autotuned
@@ -68,6 +69,23 @@ def test_training_is_the_same_while_candidates_are_tried(
         torch.testing.assert_close(p, q)
     chosen = [r for r in caplog.records if "from now on" in r.message]
     assert len(chosen) == 2  # forward and backward
+
+
+@pytest.mark.parametrize("how", ["compile", "mode"])
+def test_candidates_are_tried_without_aot_too(how: str) -> None:
+    x = torch.randn(3)
+    graph = make_fx(lambda x: torch.ops.aten.relu.default(x))(x)
+    asked = {} if how == "mode" else {"autotune": True}
+    backend = OrtBackend({"use_aot_autograd": False, "fallback": False, **asked})
+    run = (
+        backend.compile(graph, (x,))
+        if how == "compile"
+        else backend(graph, (x,), mode="max-autotune")
+    )
+    calls = 3 * (1 + MEASURES)
+    for _ in range(calls):
+        torch.testing.assert_close(run(x), x.relu())
+    assert 0 < backend.execution_count < calls  # torch was tried as well
 
 
 def test_weights_may_change_while_candidates_are_tried() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, OrtBackendOptions, make_aot_ort
-from dort_rewriter.backends import onnxrt
+from dort_rewriter.backends import onnxrt_graphs
 
 
 def _run(backend: OrtBackend) -> torch.Tensor:
@@ -23,13 +23,13 @@ def _run(backend: OrtBackend) -> torch.Tensor:
 def _converters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note where the converters of the graphs compiled from now on come from."""
     seen: list[str] = []
-    record = onnxrt._record
+    record = onnxrt_graphs._record
 
     def note(backend: Any, built: Any) -> None:
         seen.extend(n.op_type for n in built.exported.model.graph)
         record(backend, built)
 
-    monkeypatch.setattr(onnxrt, "_record", note)
+    monkeypatch.setattr(onnxrt_graphs, "_record", note)
     return seen
 
 
@@ -37,7 +37,7 @@ def _converters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_zero_exports_with_torchlib_alone(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", value)
     nodes = _converters(monkeypatch)
-    dispatcher = onnxrt.make_dispatcher()
+    dispatcher = onnxrt_graphs.make_dispatcher()
     assert dispatcher.prefers("aten::threshold_backward") is (value != "0")
     assert dispatcher.converts("aten::relu")
     backend = OrtBackend(OrtBackendOptions(fallback=value == "0"))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dort_rewriter import ExecutionError, OrtBackend, install, installed, uninstall
-from dort_rewriter.backends import building, onnxrt
+from dort_rewriter.backends import building, onnxrt_graphs
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session, session_options
 from tests.backends.ways import compile_strictly
@@ -27,7 +27,7 @@ def model() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (onnxrt, "compile_with_aot"),
+        (onnxrt_graphs, "compile_with_aot"),
         (building, "convert_graph"),
         (building, "optimize"),
         (building, "create_session"),
@@ -54,7 +54,7 @@ def test_an_interrupt_while_compiling_reaches_the_caller(
 def test_an_interrupt_while_running_reaches_the_caller(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, interrupts = onnxrt._watch, [KeyboardInterrupt()]
+    watch, interrupts = onnxrt_graphs._watch, [KeyboardInterrupt()]
 
     def interrupted(backend: Any, graph: Any, run: Any) -> Any:
         def call(args: list[Any]) -> Any:
@@ -64,7 +64,7 @@ def test_an_interrupt_while_running_reaches_the_caller(
 
         return watch(backend, graph, call)
 
-    monkeypatch.setattr(onnxrt, "_watch", interrupted)
+    monkeypatch.setattr(onnxrt_graphs, "_watch", interrupted)
     compiled = torch.compile(model, backend=(backend := OrtBackend()))
     with pytest.raises(KeyboardInterrupt):
         compiled(X)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.backends import onnxrt
+from dort_rewriter.backends import onnxrt_graphs, provider_choice
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider
 from tests.backends.ways import HAS_ORT_BACKEND, compile_strictly
 
@@ -19,14 +19,16 @@ GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)
 def _select(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     """Select as on a machine whose second GPU holds the tensors."""
     inferred = (Provider(CUDA, {"device_id": "1"}), Provider(CPU))
-    monkeypatch.setattr(onnxrt, "infer", lambda devices: inferred)
+    monkeypatch.setattr(provider_choice, "infer", lambda devices: inferred)
     backend: Any = OrtBackend(OrtBackendOptions(**options))
     found = list(backend._select_eps(GRAPH, torch.ones(1)))
     if HAS_ORT_BACKEND:
         from torch.onnx._internal.onnxruntime import OrtBackend as TorchBackend
 
         backend = TorchBackend(OrtBackendOptions(**options))
-    assert list(onnxrt.make_recipe(backend).select_providers(GRAPH, (torch.ones(1),))) == found
+    assert (
+        list(onnxrt_graphs.make_recipe(backend).select_providers(GRAPH, (torch.ones(1),))) == found
+    )
     return found
 
 
@@ -80,5 +82,5 @@ def test_a_selection_of_the_users_own_is_asked() -> None:
             return [(CPU, {"use_arena": "0"})]
 
     backend = Chooser()
-    found = onnxrt.make_recipe(backend).select_providers(GRAPH, (torch.ones(1),))
+    found = onnxrt_graphs.make_recipe(backend).select_providers(GRAPH, (torch.ones(1),))
     assert found == [(CPU, {"use_arena": "0"})]

@@ -18,8 +18,8 @@ from dort_rewriter import (
 )
 
 PHASES = {
-    "AOTAutograd": "dort_rewriter.backends.onnxrt.compile_with_aot",
-    "the tracing table": "dort_rewriter.backends.onnxrt.get_tracing_table",
+    "AOTAutograd": "dort_rewriter.backends.onnxrt_graphs.compile_with_aot",
+    "the tracing table": "dort_rewriter.backends.onnxrt_graphs.get_tracing_table",
     "the joint graph": "dort_rewriter.capture.aot.drop_copies",
     "the random operators": "dort_rewriter.backends.compilation.hoist_random",
     "the cut": "dort_rewriter.backends.compilation.partition_graph",
@@ -31,7 +31,7 @@ PHASES = {
     "the dump": "dort_rewriter.backends.building.dump_graph",
     "the session": "dort_rewriter.backends.building.create_session",
     "the executor": "dort_rewriter.backends.building.Executor",
-    "what looks at built blocks": "dort_rewriter.backends.compilation.describe",
+    "what looks at built blocks": "dort_rewriter.backends.lazy_block.describe",
 }
 
 DEFECTS = [RuntimeError, TypeError, AssertionError, KeyError, NotImplementedError]

@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import ExecutionError, OrtBackend, OrtBackendOptions
-from dort_rewriter.backends import onnxrt
+from dort_rewriter.backends import onnxrt_graphs
 from tests.backends.ways import HAS_ORT_BACKEND, compile_strictly, models
 
 
@@ -128,12 +128,12 @@ class Failing:
 def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     """Make every session fail at its second run."""
     failure = Failing(after=1)
-    watch = onnxrt._watch
+    watch = onnxrt_graphs._watch
 
     def broken(backend: Any, graph_module: Any, run: Any) -> Any:
         return watch(backend, graph_module, failure(run))
 
-    monkeypatch.setattr(onnxrt, "_watch", broken)
+    monkeypatch.setattr(onnxrt_graphs, "_watch", broken)
     return failure
 
 

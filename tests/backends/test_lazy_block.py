@@ -12,8 +12,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import ExecutionError, OrtBackend
-from dort_rewriter.backends.compilation import Block
-from dort_rewriter.backends.onnxrt import make_recipe
+from dort_rewriter.backends.compilation import make_block
+from dort_rewriter.backends.onnxrt_graphs import make_recipe
 
 VECTOR, MATRIX = torch.randn(3), torch.randn(2, 3)
 
@@ -31,7 +31,7 @@ class Watched:
         recipe = make_recipe(OrtBackend({"cache": False}))
         recipe = dataclasses.replace(recipe, around=self.around, **changes)
         self.graph = make_fx(expected)(VECTOR, self.number(0.5))
-        self.block = Block(self.graph, recipe)
+        self.block = make_block(self.graph, recipe)
 
     def around(self, graph: torch.fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
         self.builds += 1
@@ -69,7 +69,7 @@ def test_changed_weights_leave_the_choice_between_ranks() -> None:
     watched = Weighted()
     names = [n.name for n in watched.graph.graph.nodes if n.op == "placeholder"]
     recipe = dataclasses.replace(watched.block.recipe, weights=frozenset(names[1:]))
-    watched.block = Block(watched.graph, recipe)
+    watched.block = make_block(watched.graph, recipe)
     weight = watched.number(0.5)
     with torch.no_grad():
         for x in (VECTOR, MATRIX, VECTOR):

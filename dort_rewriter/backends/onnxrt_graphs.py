@@ -1,0 +1,196 @@
+"""What the ``onnxrt`` backend does with a graph: of our class, and of torch's under the hook.
+
+Each function takes the backend object as an argument: ours, or an instance of torch's
+``OrtBackend`` that the hook lends. They rely on what both have: ``_options``,
+``_all_ort_execution_info``, ``execution_count``, ``_select_eps``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dort_rewriter import env
+from dort_rewriter.backends import compilation
+from dort_rewriter.backends.arguments import with_mode
+from dort_rewriter.backends.blocks import BuiltBlock
+from dort_rewriter.backends.conventions import unboxed
+from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
+from dort_rewriter.backends.instances import as_own
+from dort_rewriter.backends.provider_choice import selection_of
+from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.metadata import complete_metadata
+from dort_rewriter.errors import OptionError
+from dort_rewriter.export.decompositions import get_tracing_table
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.options import OrtBackendOptions, from_mapping
+
+__all__ = [
+    "accelerated_call",
+    "call_backend",
+    "compile_graph",
+    "make_dispatcher",
+    "make_recipe",
+    "serves",
+]
+
+
+def make_dispatcher() -> OxsDispatcher:
+    """The dispatcher that the environment asks for."""
+    return OxsDispatcher(own_converters=env.read("ONNXRT_CHANGE_REWRITER") != "0")
+
+
+@raises_options_at_call
+def call_backend(
+    backend: Any,
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo, forward and backward."""
+    if options:
+        from_mapping(OrtBackendOptions, options)  # an unknown name is said first
+        raise OptionError(
+            "A backend that is made already has its options: "
+            "OrtBackend({...}), or backend='onnxrt' and options={...}."
+        )
+    chosen = with_mode(_options(backend), mode)
+    if not chosen.use_aot_autograd:
+        if mode is not None:
+            return compile_graph(backend, graph_module, args, chosen)
+        compiled: Callable[..., Any] = backend.compile(graph_module, args)
+        return compiled
+    return guarded(
+        lambda: compile_with_aot(
+            graph_module,
+            args,
+            compile_graph=lambda graph, _: compilation.compile_graph(
+                graph, _recipe_of_aot(backend, chosen)
+            ),
+            decompositions=get_tracing_table(make_dispatcher()),
+            compile_inference=functools.partial(_compile_inference, backend, chosen),
+        ),
+        lambda: graph_module.forward,
+        graph_module,
+        fallback=chosen.fallback,
+    )
+
+
+def _compile_inference(
+    backend: Any,
+    options: OrtBackendOptions,
+    graph_module: torch.fx.GraphModule,
+    weights: frozenset[str],
+) -> Callable[..., Any]:
+    recipe = _recipe_of_aot(backend, options)
+    if recipe.options.freeze:
+        recipe = dataclasses.replace(recipe, weights=weights)
+    return compilation.compile_graph(graph_module, recipe)
+
+
+def compile_graph(
+    backend: Any,
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    options: OrtBackendOptions | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of ATen operators: to what takes its arguments, or the list of them."""
+    options = options or _options(backend)
+
+    def compiled() -> Callable[..., Any]:
+        complete_metadata(graph_module, args)
+        run = compilation.compile_graph(graph_module, make_recipe(backend, options))
+        return unboxed(run, graph_module)
+
+    return guarded(
+        compiled,
+        lambda: graph_module.forward,
+        graph_module,
+        fallback=options.fallback,
+    )
+
+
+def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph has a session of ours."""
+    return graph_module in _blocks
+
+
+_blocks: weakref.WeakKeyDictionary[torch.fx.GraphModule, Callable[..., Any]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The blocks built for graphs that torch's own class compiled."""
+
+
+def accelerated_call(
+    backend: Any, graph_module: torch.fx.GraphModule, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a graph that was found convertible, building its session at the first call."""
+    block = _blocks.get(graph_module)
+    if block is None:
+
+        def compiled() -> Callable[..., Any]:
+            complete_metadata(graph_module, args)
+            return compilation.make_block(graph_module, make_recipe(backend))
+
+        fallback = _options(backend).fallback
+        block = _blocks[graph_module] = guarded(
+            compiled, lambda: graph_module.forward, graph_module, fallback=fallback
+        )
+    return block(*args)
+
+
+def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recipe:
+    """What a backend does with a graph of ATen operators, with its options or others."""
+    options = options or _options(backend)
+    return Recipe(
+        dispatcher=make_dispatcher(),
+        options=options,
+        select_providers=selection_of(backend, options),
+        on_built=functools.partial(_record, backend),
+        around=functools.partial(_watch, backend),
+    )
+
+
+def _recipe_of_aot(backend: Any, options: OrtBackendOptions) -> Recipe:
+    """The recipe of graphs that only their own calls run: nobody else feeds the models."""
+    return dataclasses.replace(make_recipe(backend, options), as_stored=True)
+
+
+def _options(backend: Any) -> OrtBackendOptions:
+    """The options of a backend; those of torch's class have some of our fields."""
+    return as_own(backend._options)
+
+
+def _record(backend: Any, built: BuiltBlock) -> None:
+    table = backend._all_ort_execution_info
+    known = table.execution_info_per_graph_module
+    if not isinstance(known, weakref.WeakKeyDictionary):
+        # That of torch's class is a dict: graphs and sessions would outlive torch._dynamo.reset().
+        table.execution_info_per_graph_module = ByGraph(known)
+    table.cache_session_execution_info(built.graph_module, ExecutionInfo(built))
+
+
+def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> RunBoxed:
+    """Count the runs of a block, and compare them with torch when the backend asks for it."""
+
+    def call(args: list[Any]) -> Any:
+        given = list(args) if backend._assert_allclose_to_baseline else None
+        results = run(args)
+        backend.execution_count += 1
+        if given is None:
+            return results
+        expected = graph_module.forward(*given)
+        expected = expected if isinstance(expected, list | tuple) else (expected,)
+        torch.testing.assert_close(list(results), list(expected))
+        return results
+
+    return call

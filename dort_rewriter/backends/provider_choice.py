@@ -1,0 +1,53 @@
+"""Which execution providers run a graph, best first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dort_rewriter.backends.blocks import Providers
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.providers import CPU, ProviderSpec, infer
+
+__all__ = ["select_providers", "selection_of"]
+
+
+def selection_of(
+    backend: Any, options: OrtBackendOptions
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Providers]:
+    """How a backend selects its providers: its own method, but for that of torch's class.
+
+    NOTE: torch's puts the CPU before CUDA, and leaves out which device.
+    """
+    if (backend._select_eps.__module__ or "").startswith("torch."):
+        return functools.partial(select_providers, options)
+    return lambda graph_module, args: backend._select_eps(graph_module, *args)
+
+
+def select_providers(
+    options: OrtBackendOptions, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """The providers of a session, best first, each once."""
+    wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
+    if options.infer_execution_providers:
+        devices = [a.device for a in args if isinstance(a, torch.Tensor)]
+        wanted.extend(infer(devices or _result_devices(graph_module)))
+    wanted.extend(options.default_execution_providers or (CPU,))
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for spec in wanted:
+        if isinstance(spec, str):
+            chosen.setdefault(spec, {})
+        elif isinstance(spec, tuple):
+            chosen.setdefault(spec[0], spec[1] or {})
+        else:  # inferred: what the user left open follows the tensors, as the device's number
+            chosen[spec.name] = {**spec.options, **chosen.get(spec.name, {})}
+    return list(chosen.items())
+
+
+def _result_devices(graph_module: torch.fx.GraphModule) -> list[torch.device]:
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    values = [n.meta.get("val") for n in output.all_input_nodes]
+    return [v.device for v in values if isinstance(v, torch.Tensor)]

@@ -28,7 +28,7 @@ class HookStatus:
     """What the hook did; printed, it reads as a short report."""
 
     state: Literal["disabled", "not installed", "waiting", "installed", "failed"]
-    """``waiting``: installed, and some of the modules to change are not imported yet."""
+    """``waiting``: installed, and ``torch.onnx`` is not imported yet."""
     torch: str | None
     """The version of torch, imported or not; None if there is none."""
     applied: tuple[str, ...]
@@ -83,7 +83,8 @@ def _state(
     pending: tuple[str, ...],
 ) -> Literal["disabled", "not installed", "waiting", "installed", "failed"]:
     if is_expected():
-        return "waiting" if pending else "installed"
+        waits = any(name.startswith(imports.TRIGGER) for name in pending)
+        return "waiting" if waits else "installed"
     if env.is_on("DORT_DISABLE"):
         return "disabled"
     return "failed" if STATE.failure else "not installed"

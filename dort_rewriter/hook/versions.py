@@ -35,6 +35,9 @@ REMOVED_IN: Series = (2, 9)
 BACKEND_MODULE = "torch.onnx._internal.onnxruntime"
 """Where ``OrtBackend`` stands, or stood."""
 
+REGISTRY_MODULE = "torch._dynamo.backends.registry"
+"""Where Dynamo keeps its backends by name."""
+
 BACKEND_FILE = "onnx/_internal/onnxruntime.py"
 """Its file, in the folder of torch."""
 
@@ -130,6 +133,14 @@ PATCHES: tuple[Patch, ...] = (
         reason="torch.onnx._internal.onnxruntime is there without being imported, as it was",
         since=REMOVED_IN,
         absent=wrappers.no_attribute("torch.onnx._internal"),
+    ),
+    Patch(
+        module=REGISTRY_MODULE,
+        attribute="register_backend",
+        replacement=wrappers.register_once,
+        reason="two threads that look a backend up by name for the first time both register it, "
+        "and torch refuses the second",
+        since=OLDEST,
     ),
 )
 """Applied in this order, taken back in the opposite one."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dort_rewriter import env
+from dort_rewriter.forks import SafeLock
 from dort_rewriter.hook.state import STATE
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "compile_graph",
     "instance_for_options",
     "no_attribute",
+    "register_once",
     "restore_names",
     "restore_submodule",
 ]
@@ -40,6 +42,10 @@ RESTORED_NAMES = {
     "is_onnxrt_backend_supported": "is_onnxrt_backend_supported",
 }
 """The names that torch.onnx had until torch 2.8."""
+
+_registering = SafeLock()
+_registered: dict[str, object] = {}
+"""What Dynamo was given from our entry points, by name."""
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
@@ -127,6 +133,24 @@ def restore_submodule(wrapped: Function, instance: None, args: Arguments, kwargs
     return wrapped(*args, **kwargs)
 
 
+def register_once(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for Dynamo's ``register_backend``: threads may load an entry point of ours at once.
+
+    NOTE: two backends of one name are still for torch to refuse, and so is all of others.
+    """
+    function, name = kwargs.get("compiler_fn"), kwargs.get("name")
+    if name is None or not _is_of_this_package(function):
+        return wrapped(*args, **kwargs)
+    with _registering:
+        try:
+            wrapped(*args, **kwargs)
+        except AssertionError:
+            if _registered.get(name) is not function:
+                raise
+        _registered[name] = function
+    return function
+
+
 def no_attribute(module: str) -> Function:
     """The ``__getattr__`` of a module that has none."""
 
@@ -139,6 +163,10 @@ def no_attribute(module: str) -> Function:
 def _is_on() -> bool:
     # Compiled graphs keep the methods they were given: uninstalled, these are torch's again.
     return env.is_on("ONNXRT_CHANGE_REWRITER") and STATE.installed
+
+
+def _is_of_this_package(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
 
 
 def _serves(backend: Any, graph_module: Any) -> bool:

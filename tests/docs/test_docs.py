@@ -122,7 +122,6 @@ def test_messages_of_troubleshooting_are_in_the_code() -> None:
     said += ["Support for dynamo_export has been dropped"]  # of onnxscript
     # Of torch.
     said += ["Metric(s) {'is_forward'} have already been set in the current context"]
-    said += ["duplicate name: onnxrt"]
     unknown = [t for t in titles if not any(t in s for s in said)]
     assert unknown == []
 

@@ -66,6 +66,9 @@ def test_importing_torch_stays_fast(program: Program) -> None:
 def test_the_hook_waits_for_its_modules(program: Program) -> None:
     assert program(f"import torch; {STATE}") == "waiting"
     assert program(f"import torch.onnx; {STATE}") == "installed"
+    left = "import dort_rewriter; print(*dort_rewriter.status().pending)"
+    assert program(f"import torch.onnx; {left}").startswith("torch._dynamo.backends.registry.")
+    assert program(f"import torch._dynamo; {left}") == ""
 
 
 GONE = "import sys; sys.modules['dort_rewriter'] = None\n"

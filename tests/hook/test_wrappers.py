@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dort_rewriter.hook import wrappers
+from dort_rewriter.hook.installer import installed
 from dort_rewriter.hook.state import STATE
 
 
@@ -119,3 +120,28 @@ def test_only_the_warning_about_the_exporter_is_silenced(
     monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "0")
     with pytest.warns(UserWarning, match="dynamo_export"):
         wrappers.build_backend(build, None, (), {})
+
+
+def test_a_backend_of_ours_is_registered_again_without_complaint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As two threads do that look it up for the first time; others are for torch to refuse."""
+    from torch._dynamo.backends import registry
+
+    monkeypatch.setattr(registry, "_COMPILER_FNS", dict(registry._COMPILER_FNS))
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    monkeypatch.setattr(wrappers, "_registered", {})
+
+    def function() -> None: ...
+
+    def another() -> None: ...
+
+    function.__module__ = another.__module__ = "dort_rewriter.backends.test"
+    with installed():
+        for _ in range(2):
+            assert registry.register_backend(compiler_fn=function, name="ours") is function
+        with pytest.raises(AssertionError, match="duplicate name: ours"):
+            registry.register_backend(compiler_fn=another, name="ours")
+        registry.register_backend(compiler_fn=torch_code, name="theirs")
+        with pytest.raises(AssertionError, match="duplicate name: theirs"):
+            registry.register_backend(compiler_fn=torch_code, name="theirs")

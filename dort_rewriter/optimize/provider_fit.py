@@ -12,6 +12,8 @@ from typing import Any
 import onnx.defs
 import onnx_ir as ir
 
+from dort_rewriter.optimize.replacing import take_place
+
 __all__ = ["HasKernel", "fit_to_provider"]
 
 HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
@@ -97,9 +99,8 @@ def _narrow_output(graph: ir.Graph, node: ir.Node, output: ir.Value, dtype: ir.D
     cast = _cast(node, output, output.dtype or dtype)
     result = cast.outputs[0]
     graph.insert_after(node, cast)
-    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    take_place(output, result)
     cast.replace_input_with(0, output)
-    result.name, output.name = output.name, f"{output.name}_wide"
     output.type = ir.TensorType(dtype)
 
 

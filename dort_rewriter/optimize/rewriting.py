@@ -18,6 +18,7 @@ from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.checking import RuleCheck
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.replacing import take_name
 from dort_rewriter.optimize.report import OptimizeReport, RuleReport
 from dort_rewriter.optimize.view import GraphView, operator
 
@@ -210,9 +211,7 @@ class Rewriting:
         is_output = old.is_graph_output()
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if is_output or (new.producer() in touched and not new.is_graph_output()):
-            name = old.name
-            old.name = f"{name}_replaced"
-            new.name = name
+            take_name(old, new)
 
     def _sweep(self, nodes: Sequence[ir.Node | None], touched: dict[ir.Node, None]) -> int:
         """Remove the nodes whose results nobody reads, and then those they alone kept alive.

@@ -21,6 +21,7 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
     operands,
     write_program,
 )
+from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["ElementwiseChains"]
@@ -215,10 +216,7 @@ def _replace(graph: ir.Graph, group: _Group) -> None:
     )
     graph.insert_after(members[-1], node)  # the whole graph is sorted in the end
     for old, new in zip(kept, node.outputs, strict=True):
-        new.type, new.shape = old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        name, old.name = old.name, f"{old.name}_replaced"
-        new.name = name
+        take_place(old, new)
     _remove(graph, members)
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.norms import factors
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["RmsNormGrad"]
@@ -25,7 +25,7 @@ class RmsNormGrad(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        found = _factors(node.inputs[0], graph)
+        found = list(factors(graph.producer(node.inputs[0], "Mul")))
         curve = _curve(node.outputs[0], graph)
         if not found or curve is None:
             return None
@@ -53,7 +53,11 @@ class RmsNormGrad(Rule):
         ends = _ends(straight[0].outputs[0], total, graph)
         if ends is None:
             return Refusal("the two parts are not added", scaled.name)
-        weights = [(g, w) for g, w in _factors(scaled, graph) if graph.static(w) == (width,)]
+        weights = [
+            (g, w)
+            for g, w in factors(graph.producer(scaled, "Mul"))
+            if graph.static(w) == (width,)
+        ]
         if not weights:
             return Refusal("there is no weight", scaled.name)
         g, w = weights[0]
@@ -71,11 +75,6 @@ class RmsNormGrad(Rule):
             return [result if kept is None else op.Add(kept, result)]
 
         return Match([last], build)
-
-
-def _factors(value: ir.Value | None, graph: GraphView) -> list[tuple[ir.Value, ir.Value]]:
-    product = graph.producer(value, "Mul")
-    return [] if product is None else list(factors(product))
 
 
 def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
@@ -112,8 +111,8 @@ def _curve(total: ir.Value, graph: GraphView) -> tuple[float, ir.Value, ir.Value
 
 
 def _root_of_cube(value: ir.Value, graph: GraphView) -> ir.Value | None:
-    for root, square in _factors(value, graph):
-        if any(a is root and b is root for a, b in _factors(square, graph)):
+    for root, square in factors(graph.producer(value, "Mul")):
+        if any(a is root and b is root for a, b in factors(graph.producer(square, "Mul"))):
             return root
     return None
 

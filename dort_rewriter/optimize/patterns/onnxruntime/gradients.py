@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.norms import factors
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["SoftmaxGrad"]

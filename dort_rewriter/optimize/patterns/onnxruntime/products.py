@@ -6,14 +6,13 @@ matrix and a vector wrongly, and fuses the Transpose before a MatMul by itself.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.norms import factors
+from dort_rewriter.optimize.patterns.recognize.arithmetic import scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["FusedMatMul", "FusedMatMulScale", "FusedMatMulTranspose"]
@@ -171,13 +170,13 @@ class FusedMatMulScale(Rule):
         """What to replace."""
         if node.op_type in ("Mul", "Div"):
             return self._after(node, graph)
-        scaled = [_scaled(graph.producer(v, "Mul", "Div"), graph) for v in node.inputs]
-        if not any(scaled):
+        found = [_scaled(graph.producer(v), graph) for v in node.inputs]
+        if not any(found):
             return None
         product = _read(node, graph)
         if not isinstance(product, _Product):
             return product
-        a, b = scaled
+        a, b = found
         if a is not None:
             product = replace(product, a=a[0], alpha=product.alpha * a[1])
         if b is not None:
@@ -197,23 +196,11 @@ class FusedMatMulScale(Rule):
         product = _read(inner, graph)
         if not isinstance(product, _Product):
             return product
-        scaled = replace(product, alpha=product.alpha * number)
-        return _fuse(node.outputs[0], scaled, graph)
+        product = replace(product, alpha=product.alpha * number)
+        return _fuse(node.outputs[0], product, graph)
 
 
 def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | None:
-    """x and s of a node that is ``x * s``, with the shape of x."""
-    if node is None or len(node.inputs) != 2 or None in node.inputs:
-        return None
-    pairs = list(factors(node))[: 1 if node.op_type == "Div" else 2]
-    for x, scale in pairs:
-        number = graph.scalar(scale)
-        if number is None or x.dtype not in _NARROW:
-            continue
-        rank = graph.rank(x)
-        if rank is None or rank != graph.rank(node.outputs[0]):
-            continue
-        number = float(number)
-        if math.isfinite(number) and number != 0:  # a product by 0 need not be computed
-            return x, number if node.op_type == "Mul" else 1.0 / number
-    return None
+    """x and s of a node that is ``x * s``, of a type the kernel scales."""
+    found = scaled(node, graph)
+    return found if found is not None and found[0].dtype in _NARROW else None

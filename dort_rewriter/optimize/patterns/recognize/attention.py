@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.norms import factors
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["Attention", "Located", "find_attention", "locate_attention"]
@@ -150,9 +149,4 @@ def _product(
 def _unscaled(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, float]:
     """x and s of a value that is ``x * s``, s a number; the value and 1 of any other."""
     assert value is not None
-    node = graph.producer(value, "Mul", "Div")
-    for x, scale in list(factors(node))[: 1 if node.op_type == "Div" else 2] if node else ():
-        number = graph.scalar(scale)
-        if number and math.isfinite(number) and graph.rank(x) == graph.rank(value):
-            return x, float(number) if node and node.op_type == "Mul" else 1 / float(number)
-    return value, 1.0
+    return scaled(graph.producer(value), graph) or (value, 1.0)

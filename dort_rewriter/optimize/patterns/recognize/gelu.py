@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.norms import factors
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["Gelu", "find_gelu"]
@@ -32,7 +32,7 @@ class Gelu:
 
 def find_gelu(gate: ir.Node, graph: GraphView) -> Gelu | Refusal | None:
     """Tell whether an Erf or a Tanh is the gate of a Gelu; refuse one that others read."""
-    argument = _scaled(gate.inputs[0], graph)
+    argument = scaled(graph.producer(gate.inputs[0]), graph)
     if argument is None or not _is_close(argument[1], _SLOPE[gate.op_type]):
         return None
     x = argument[0] if gate.op_type == "Erf" else _without_cube(argument[0], graph)
@@ -48,21 +48,10 @@ def _is_close(number: float, wanted: float) -> bool:
     return math.isclose(number, wanted, rel_tol=_TOLERANCE)
 
 
-def _scaled(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, float] | None:
-    """x and s where a value is ``x * s`` or ``x / (1 / s)``, s a number."""
-    node = graph.producer(value, "Mul", "Div")
-    if node is None:
-        return None
-    for x, scale in list(factors(node))[: 1 if node.op_type == "Div" else 2]:
-        if (number := graph.scalar(scale)) is not None and number != 0:
-            return x, float(number) if node.op_type == "Mul" else 1 / float(number)
-    return None
-
-
 def _without_cube(value: ir.Value, graph: GraphView) -> ir.Value | None:
     """x where a value is ``x + 0.044715 * x * x * x``."""
     total = graph.producer(value, "Add")
-    for x, cube in factors(total) if total is not None else ():
+    for x, cube in factors(total):
         scale, count = 1.0, 0
         for factor in _leaves(cube, x, graph):
             if factor is x:
@@ -125,5 +114,5 @@ def _part(value: ir.Value, x: ir.Value, graph: GraphView) -> tuple[float, int] |
         return 1.0, 1
     if (number := graph.scalar(value)) is not None:
         return float(number), 0
-    scaled = _scaled(value, graph)
-    return (scaled[1], 1) if scaled is not None and scaled[0] is x else None
+    found = scaled(graph.producer(value), graph)
+    return (found[1], 1) if found is not None and found[0] is x else None

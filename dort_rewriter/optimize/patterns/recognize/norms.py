@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Refusal
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["RmsNorm", "RootMeanSquare", "factors", "find_rms_norm", "find_root_mean_square"]
+__all__ = ["RmsNorm", "RootMeanSquare", "find_rms_norm", "find_root_mean_square"]
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,6 @@ def _with_weight(
     if (scale := norm.needed(standard, graph)) is not None:
         replaces.append(scale)
     return RmsNorm(x, weight, norm.epsilon, replaces, norm.rstd is None)
-
-
-def factors(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """The inputs of a commutative node in both orders."""
-    a, b = node.inputs
-    if a is not None and b is not None:
-        yield a, b
-        yield b, a
 
 
 def find_root_mean_square(

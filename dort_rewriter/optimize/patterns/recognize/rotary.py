@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.norms import factors
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
 from dort_rewriter.optimize.patterns.recognize.pieces import slice_of
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Rotary", "find_rotary"]
+__all__ = ["Rotary", "Turn", "find_rotary", "find_turn"]
 
 _OF_TABLES = ("Concat", "Cos", "Sin", "Mul", "Cast", "Unsqueeze")
 _STEPS = 16
@@ -22,6 +22,19 @@ _STEPS = 16
 
 Half = Callable[[Writer], ir.Value]
 """Builds the first half of a value along the last axis."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``x * cos + concat(-x[half:], x[:half]) * sin``, or the gradient of that,
+    ``x * cos + concat(u[half:], -u[:half])`` with ``u = x * sin``."""
+
+    x: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    is_gradient: bool
+    inside: Sequence[tuple[ir.Value, int]]
+    """What lies between, and how often it is read here."""
 
 
 @dataclass(frozen=True)
@@ -37,42 +50,86 @@ class Rotary:
 
 def find_rotary(total: ir.Node, graph: GraphView) -> Rotary | Refusal | None:
     """Tell whether a sum is a rotary embedding: four axes, one table for all batches and heads."""
-    for plain, turned in factors(total):
-        product = graph.producer(turned, "Mul")
-        for rotated, sin in factors(product) if product is not None else ():
-            x = _rotated(rotated, graph)
-            if x is None:
-                continue
-            other = graph.producer(plain, "Mul")
-            cos = next((b for a, b in factors(other) if a is x), None) if other else None
-            return None if cos is None else _measure(x, cos, sin, graph)
+    turn = find_turn(total, graph)
+    return None if turn is None or turn.is_gradient else _measure(turn, graph)
+
+
+def find_turn(total: ir.Node, graph: GraphView) -> Turn | None:
+    """Tell whether a sum turns pairs of elements by angles."""
+    for straight, turned in factors(total):
+        found = _forward(straight, turned, graph) or _gradient(straight, turned, graph)
+        if found is not None:
+            return found
     return None
 
 
-def _rotated(value: ir.Value, graph: GraphView) -> ir.Value | None:
-    """x where a value is ``concat(-x[half:], x[:half])``."""
+def _forward(straight: ir.Value, turned: ir.Value, graph: GraphView) -> Turn | None:
+    for rotated, sin in factors(graph.producer(turned, "Mul")):
+        halves = _halves(rotated, graph)
+        if halves is None or not halves[1]:
+            continue
+        for x, cos in factors(graph.producer(straight, "Mul")):
+            if x is halves[0]:
+                return Turn(x, cos, sin, False, [(straight, 1), (turned, 1), (rotated, 1)])
+    return None
+
+
+def _gradient(straight: ir.Value, rotated: ir.Value, graph: GraphView) -> Turn | None:
+    halves = _halves(rotated, graph)
+    if halves is None or halves[1]:
+        return None
+    for x, sin in factors(graph.producer(halves[0], "Mul")):
+        for again, cos in factors(graph.producer(straight, "Mul")):
+            if again is x:
+                return Turn(x, cos, sin, True, [(straight, 1), (rotated, 1), (halves[0], 2)])
+    return None
+
+
+def _halves(value: ir.Value, graph: GraphView) -> tuple[ir.Value, bool] | None:
+    """x of a value that has the halves of x along the last axis in the other order, one of them
+    negative, and whether that is the upper one of x."""
     concat = graph.producer(value, "Concat")
     if concat is None or len(concat.inputs) != 2:
         return None
-    negative = graph.producer(concat.inputs[0], "Neg")
-    if negative is None:
+    if graph.attribute(concat, "axis") not in (-1, (graph.rank(value) or 0) - 1):
         return None
-    last = slice_of(graph.producer(negative.inputs[0]), graph)
-    first = slice_of(graph.producer(concat.inputs[1]), graph)
-    if last is None or first is None or last.source is not first.source:
+    negatives = [graph.producer(v, "Neg") for v in concat.inputs]
+    if (negatives[0] is None) == (negatives[1] is None):
         return None
-    dims = graph.dims(first.source)
-    axis = len(dims) - 1 if dims else 0
-    size = dims[axis] if dims else None
-    if not isinstance(size, int) or graph.attribute(concat, "axis") not in (axis, -1):
+    upper, lower = (
+        _half_of(v if negative is None else negative.inputs[0], graph)
+        for v, negative in zip(concat.inputs, negatives, strict=True)
+    )
+    if upper is None or lower is None or upper[0] is not lower[0]:
         return None
-    bounds = (first.axis, first.start, first.end, last.axis, last.start, last.end)
-    return first.source if bounds == (axis, 0, size // 2, axis, size // 2, size) else None
+    if (upper[1], lower[1]) != (1, 0):
+        return None
+    return upper[0], negatives[0] is not None
 
 
-def _measure(
-    x: ir.Value, cos: ir.Value, sin: ir.Value, graph: GraphView
-) -> Rotary | Refusal | None:
+def _half_of(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, int] | None:
+    """What a value is half of, along the last axis, and which of the two."""
+    part = graph.producer(value, "Slice", "Split")
+    source = None if part is None else part.inputs[0]
+    dims = graph.dims(source)
+    if part is None or value is None or source is None or not dims:
+        return None
+    size, last = dims[-1], len(dims) - 1
+    if not isinstance(size, int) or size % 2:
+        return None
+    if part.op_type == "Split":
+        axis = graph.attribute(part, "axis", 0) % len(dims)
+        is_half = axis == last and (graph.dims(value) or (None,))[-1] == size // 2
+        return (source, value.index() or 0) if is_half and len(part.outputs) == 2 else None
+    piece = slice_of(part, graph)
+    for i, start in enumerate((0, size // 2)):
+        if piece == (source, last, start, start + size // 2):
+            return source, i
+    return None
+
+
+def _measure(turn: Turn, graph: GraphView) -> Rotary | Refusal:
+    x, cos, sin = turn.x, turn.cos, turn.sin
     dims = graph.dims(x)
     if dims is None or len(dims) != 4:
         return Refusal("not four axes", str(dims))

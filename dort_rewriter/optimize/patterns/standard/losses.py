@@ -13,8 +13,8 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
 from dort_rewriter.optimize.patterns.recognize.fillings import filling
-from dort_rewriter.optimize.patterns.recognize.norms import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["CrossEntropyScatter"]

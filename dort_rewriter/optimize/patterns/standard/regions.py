@@ -16,6 +16,7 @@ from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.elementwise import BROADCASTING, UNARY
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
+from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import Dim, GraphView
 
 __all__ = ["ReshapeElementwise"]
@@ -221,6 +222,4 @@ def _redirect(old: ir.Value, new: ir.Value, back: ir.Value | None, region: _Regi
         elif reader not in region.nodes and back is not None:
             reader.replace_input_with(index, back)
     if back is not None and old.is_graph_output():
-        back.type, back.shape, name = old.type, old.shape, old.name
-        old.replace_all_uses_with(back, replace_graph_outputs=True)
-        old.name, back.name = f"{name}_replaced", name
+        take_place(old, back)

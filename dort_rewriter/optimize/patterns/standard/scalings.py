@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognize.arithmetic import factors, number_of, scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["DivToMul", "MulMulMul", "MulMulScalar", "ScaleSmaller"]
@@ -29,7 +30,7 @@ class DivToMul(Rule):
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
         x, divisor = node.inputs
-        number = _factor(divisor, graph)
+        number = number_of(divisor, graph)
         if x is None or number is None or divisor is None or not _is_float(x):
             return None
         if not _is_power_of_two(number):
@@ -44,10 +45,10 @@ class MulMulScalar(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        if (outer := _scaled(node, graph)) is None:
+        if (outer := scaled(node, graph)) is None:
             return None
         product, c = outer
-        if (inner := _scaled(graph.producer(product, "Mul"), graph)) is None:
+        if (inner := scaled(graph.producer(product, "Mul"), graph)) is None:
             return None
         x, d = inner
         if not graph.used_once(product):
@@ -64,19 +65,17 @@ class MulMulMul(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        if (outer := _scaled(node, graph)) is None:
+        if (outer := scaled(node, graph)) is None:
             return None
         value, c = outer
         product = graph.producer(value, "Mul")
         if product is None or not _is_float(value):
             return None
-        a, b = product.inputs
-        for scaled, y in ((a, b), (b, a)):
-            found = _scaled(graph.producer(scaled, "Mul"), graph)
-            if found is None or scaled is None or y is None:
+        for inner, y in factors(product):
+            if (found := scaled(graph.producer(inner, "Mul"), graph)) is None:
                 continue
             x, d = found
-            if not graph.used_once(value) or not graph.used_once(scaled):
+            if not graph.used_once(value) or not graph.used_once(inner):
                 return Refusal("a product between is needed", value.name)
             if not _is_power_of_two(c):
                 return Refusal("the outer factor is no power of two", c)
@@ -97,41 +96,19 @@ class ScaleSmaller(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        a, scaled = node.inputs
-        found = _scaled(graph.producer(scaled, "Mul"), graph)
-        if found is None:
-            a, scaled = scaled, a
-            found = _scaled(graph.producer(scaled, "Mul"), graph)
-        if found is None or a is None or scaled is None or _factor(a, graph) is not None:
-            return None
-        b, c = found
-        if not _is_smaller(a, b, graph) and _scaled(graph.producer(a), graph) is None:
-            return None
-        if not graph.used_once(scaled):
-            return Refusal("the scaled operand is needed", scaled.name)
-        if not _is_power_of_two(c) or not _is_float(b):
-            return Refusal("the factor is no power of two", c)
-        return Match([node.outputs[0]], lambda op: op.Mul(op.Mul(a, c), b))
-
-
-def _scaled(node: ir.Node | None, graph: GraphView) -> tuple[ir.Value, float] | None:
-    """What a Mul multiplies by a constant that does not make it larger."""
-    if node is None or node.op_type != "Mul" or node.domain:
+        for a, operand in factors(node):
+            if (found := scaled(graph.producer(operand, "Mul"), graph)) is None:
+                continue
+            b, c = found
+            is_scaled = scaled(graph.producer(a, "Mul"), graph) is not None
+            if number_of(a, graph) is not None or not (is_scaled or _is_smaller(a, b, graph)):
+                return None
+            if not graph.used_once(operand):
+                return Refusal("the scaled operand is needed", operand.name)
+            if not _is_power_of_two(c) or not _is_float(b):
+                return Refusal("the factor is no power of two", c)
+            return Match([node.outputs[0]], lambda op: op.Mul(op.Mul(a, c), b))  # noqa: B023
         return None
-    a, b = node.inputs
-    for x, constant in ((a, b), (b, a)):
-        number = _factor(constant, graph)
-        if number is not None and x is not None and graph.same_shape(x, node.outputs[0]):
-            return x, number
-    return None
-
-
-def _factor(value: ir.Value | None, graph: GraphView) -> float | None:
-    """The constant of one element that a value is, when it is a finite number."""
-    number = graph.scalar(value)
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _is_float(value: ir.Value) -> bool:

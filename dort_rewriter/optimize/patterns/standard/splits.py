@@ -10,6 +10,7 @@ import onnx_ir as ir
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.recognize.pieces import Piece, slice_of
+from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["SlicesSplit"]
@@ -63,8 +64,5 @@ def _split(
     parts = emitter.Split(first.source, sizes, axis=first.axis)
     graph.insert_before(nodes[0], emitter.nodes)
     for part, (_, node) in zip(parts, ordered, strict=True):
-        old = node.outputs[0]
-        part.type, part.shape, name = old.type, old.shape, old.name
-        old.replace_all_uses_with(part)
-        old.name, part.name = f"{name}_replaced", name
+        take_place(node.outputs[0], part)
     graph.remove(nodes, safe=True)

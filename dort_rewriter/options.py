@@ -227,9 +227,10 @@ class OrtBackendOptions:
     ``.to()``, statistics of a batch norm made in training mode. What moves no version outside of
     an optimizer is not: ``weight.data.add_()``, ``weight.numpy()``, ``torch._fused_sgd_`` called
     by hand."""
-    placement: Mapping[str, Literal["torch", "onnxruntime"]] | None = None
+    placement: Mapping[str, Literal["torch", "onnxruntime", "torch kernel"]] | None = None
     """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
-    None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table."""
+    None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table.
+    ``"torch kernel"`` is inside the model, by a kernel of torch where there is one."""
     autotune: bool = False
     """Let the first calls of each graph try ONNX Runtime, ONNX Runtime with some operators in
     torch, and torch alone, and keep the fastest on the arguments they get."""
@@ -263,8 +264,8 @@ class OrtBackendOptions:
         object.__setattr__(self, "optimization", inner)
         _check_values(self)
         for op, place in (self.placement or {}).items():
-            if place not in ("torch", "onnxruntime"):
+            if place not in ("torch", "onnxruntime", "torch kernel"):
                 raise OptionError(
-                    f"placement says 'torch' or 'onnxruntime' of an operator, not {place!r} "
-                    f"of {op!r}."
+                    "placement says 'torch', 'onnxruntime' or 'torch kernel' of an operator, "
+                    f"not {place!r} of {op!r}."
                 )

@@ -25,6 +25,7 @@ from dort_rewriter.backends.instances import as_own
 from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
+from dort_rewriter.backends.torch_kernels import with_torch_kernels
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.errors import OptionError
@@ -152,7 +153,7 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
     """What a backend does with a graph of ATen operators, with its options or others."""
     options = options or _options(backend)
     return Recipe(
-        dispatcher=make_dispatcher(),
+        dispatcher=with_torch_kernels(make_dispatcher(), options),
         options=options,
         select_providers=selection_of(backend, options),
         on_built=functools.partial(_record, backend),

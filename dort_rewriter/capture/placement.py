@@ -7,15 +7,18 @@ each part is a session of its own. ``scripts/calibrate.py`` measures the table a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-__all__ = ["COSTS", "PLACED", "Cost", "Place", "choose_place", "work_of"]
+__all__ = ["COSTS", "KERNEL", "PLACED", "Cost", "Place", "choose_place", "work_of"]
 
-Place = Literal["torch", "onnxruntime"]
+Place = Literal["torch", "onnxruntime", "torch kernel"]
+"""Outside of a model, in it by a kernel of onnxruntime or ours, in it by torch's own kernel."""
+
+KERNEL: Place = "torch kernel"
 
 PLACED = "it runs faster in torch"
 """Why a placed operator is not in a model."""
@@ -53,6 +56,18 @@ COSTS: Mapping[str, Cost] = {
 """The operators that are at least twice as slow in ONNX Runtime (1.31.1, AVX-512, torch 2.13)."""
 
 
+_HALVES = (torch.bfloat16, torch.float16)
+
+KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
+    "aten::mm": _HALVES,
+    "aten::bmm": _HALVES,
+    "aten::addmm": _HALVES,
+    "aten::baddbmm": _HALVES,
+}
+"""The operators that torch's kernels compute inside a model, by the types of their results:
+ONNX Runtime has no products of these types, and makes them in float32, at a third of the speed."""
+
+
 def choose_place(
     node: torch.fx.Node, name: str, overrides: Mapping[str, Place] | None = None
 ) -> Place:
@@ -62,12 +77,19 @@ def choose_place(
     chosen = overrides.get(name) or overrides.get(base) or overrides.get("*")
     if chosen is not None:
         return chosen
+    if _has_type(node, KERNEL_TYPES.get(base, ())) and _on_cpu(node):
+        return KERNEL
     cost = COSTS.get(base)
     if cost is None or not _on_cpu(node):
         return "onnxruntime"
     saved = (cost.onnxruntime - cost.torch) * work_of(node, base)
     boundary = BOUNDARY if torch.get_num_threads() == 1 else THREADED_BOUNDARY
     return "torch" if saved > boundary else "onnxruntime"
+
+
+def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in types
 
 
 def _on_cpu(node: torch.fx.Node) -> bool:

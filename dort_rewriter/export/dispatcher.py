@@ -59,6 +59,10 @@ class Dispatcher:
         """
         return self._find_first(name) is not None
 
+    def standard(self) -> Dispatcher:
+        """The dispatcher of models that run without torch."""
+        return self
+
     def description(self) -> str | None:
         """What is the same for dispatchers that convert alike, in any process; None when there is
         no telling, as with functions of a user and classes that are not of this package."""

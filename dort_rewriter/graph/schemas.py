@@ -11,10 +11,13 @@ import onnx_ir.schemas
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["OWN_DOMAIN", "OWN_MOST_AXES", "UNLISTED", "OpInfo", "Slot", "op_info"]
+__all__ = ["OWN_DOMAIN", "OWN_MOST_AXES", "TORCH_KERNELS", "UNLISTED", "OpInfo", "Slot", "op_info"]
 
 OWN_DOMAIN = "dort_rewriter"
 """The domain of the operators with kernels of our own."""
+
+TORCH_KERNELS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+"""Those of that domain that torch's kernels compute: they read transposed inputs as they lie."""
 
 OWN_MOST_AXES = 12
 """The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/kernel.h``."""

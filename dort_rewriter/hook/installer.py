@@ -81,10 +81,10 @@ def installed() -> Iterator[HookStatus]:
 
 
 def _watch() -> None:
-    version = versions.loaded_version()
-    if version is not None and versions.is_too_old(version):
+    series = versions.loaded_series()
+    if series is not None and series < versions.OLDEST:
         raise HookError(
-            f"torch {version} is not supported: it takes "
+            f"torch {versions.loaded_version()} is not supported: it takes "
             f"{'.'.join(map(str, versions.OLDEST))} or newer."
         )
     imports.serve_missing(versions.BACKEND_MODULE, _restore_backend_module)

@@ -117,7 +117,9 @@ def find_compiler(named: str) -> list[str] | None:
 
 def command(compiler: Sequence[str], level: Level, target: Path) -> list[str]:
     """The command that compiles the library of a level."""
-    return [*compiler, *_flags(level), str(SOURCES / "library.cpp"), "-o", str(target)]
+    needed = ["-ldl"] if sys.platform == "linux" else []  # which glibc has inside since 2.34
+    source = str(SOURCES / "library.cpp")
+    return [*compiler, *_flags(level), source, *needed, "-o", str(target)]
 
 
 def _flags(level: Level) -> list[str]:

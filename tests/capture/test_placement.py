@@ -43,6 +43,19 @@ def test_what_is_not_in_the_table_stays() -> None:
     assert choose_place(_softmax_backward(4096), "aten::mm") == "onnxruntime"
 
 
+def _product(dtype: torch.dtype) -> torch.fx.Node:
+    graph = make_fx(torch.mm)(torch.zeros(2, 3, dtype=dtype), torch.zeros(3, 4, dtype=dtype))
+    return next(n for n in graph.graph.nodes if n.op == "call_function")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_halves_go_to_torchs_kernels(dtype: torch.dtype) -> None:
+    """Inside the model, unless a user chooses otherwise."""
+    assert choose_place(_product(dtype), "aten::mm") == "torch kernel"
+    assert choose_place(_product(dtype), "aten::mm", {"*": "onnxruntime"}) == "onnxruntime"
+    assert choose_place(_product(torch.float32), "aten::mm") == "onnxruntime"
+
+
 @pytest.mark.parametrize("key", [SOFTMAX, "*"])
 def test_overrides_come_first(key: str) -> None:
     """By operator, or for all of them."""

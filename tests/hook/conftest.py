@@ -13,10 +13,10 @@ import torch
 
 from dort_rewriter import install, uninstall
 from dort_rewriter.hook.report import is_expected
-from dort_rewriter.hook.versions import ships_backend
+from dort_rewriter.hook.versions import REMOVED_IN, parse_series
 from tests.gates.sources import ROOT
 
-HAS_ORT_BACKEND = ships_backend(torch.__version__)
+HAS_ORT_BACKEND = parse_series(torch.__version__) < REMOVED_IN
 
 Program = Callable[..., str]
 

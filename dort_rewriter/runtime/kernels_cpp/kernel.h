@@ -289,6 +289,15 @@ class Info {
     return values;
   }
 
+  // Whether there is a list of integers of this name.
+  ONCE bool has_integers(const char* name) const {
+    size_t n = 0;
+    OrtStatus* status = api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n);
+    if (status == nullptr) return true;
+    api.ReleaseStatus(status);
+    return false;
+  }
+
   // An order of axes.
   ONCE Integers permutation(const char* name) const {
     Integers perm = integers(name), sorted = perm;

@@ -8,6 +8,7 @@
 #include "rotary.h"
 #include "rows.h"
 #include "scatter.h"
+#include "torch_products.h"
 #include "transpose.h"
 #include "tri_matrix.h"
 #include "windows.h"
@@ -29,6 +30,9 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TriMatrix>(), operator_of<Order>()}) {
+        check(api.CustomOpDomain_Add(created, op));
+      }
+      for (const OrtCustomOp* op : torch_products()) {
         check(api.CustomOpDomain_Add(created, op));
       }
       return created;

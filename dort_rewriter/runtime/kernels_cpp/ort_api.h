@@ -37,10 +37,15 @@ struct OrtApiBase {
 enum ElementType : int {
   kAny = 0,
   kFloat = 1,
+  kUInt8 = 2,
+  kInt8 = 3,
+  kInt16 = 5,
+  kInt32 = 6,
   kInt64 = 7,
   kBool = 9,
   kFloat16 = 10,
-  kDouble = 11
+  kDouble = 11,
+  kBFloat16 = 16
 };
 enum Arity : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };

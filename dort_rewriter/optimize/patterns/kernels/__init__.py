@@ -12,6 +12,7 @@ from dort_rewriter.optimize.patterns.kernels.scatter import (
     MaskedShapeScatterND,
 )
 from dort_rewriter.optimize.patterns.kernels.sums import Sums
+from dort_rewriter.optimize.patterns.kernels.torch_inputs import TransposeTorch
 from dort_rewriter.optimize.patterns.kernels.transposes import (
     AddMulTranspose,
     TransposeCast,
@@ -29,6 +30,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     RmsNormGrad,
     TransposeCast,
     Sums,
+    TransposeTorch,
     ElementwiseChains,
     AddMulTranspose,
 )

@@ -1,0 +1,29 @@
+"""Which nodes of a graph torch's own kernels compute inside a session."""
+
+from __future__ import annotations
+
+import torch
+
+from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.capture.placement import KERNEL, choose_place
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.export.torch_kernels import TorchKernels
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.torch_library import has_function
+
+__all__ = ["with_torch_kernels"]
+
+
+def with_torch_kernels(dispatcher: Dispatcher, options: OrtBackendOptions) -> Dispatcher:
+    """The dispatcher of a backend whose models run here: torch's kernels are at hand.
+
+    NOTE: our kernels are asked for last, since that may compile them.
+    """
+
+    def wants(node: torch.fx.Node) -> bool:
+        place = choose_place(node, op_name(node.target), options.placement)
+        return place == KERNEL and uses_own_kernels(options.optimization)
+
+    described = str(sorted((options.placement or {}).items()))
+    return TorchKernels(dispatcher, wants, has_function, described)

@@ -1,0 +1,122 @@
+"""Nodes that torch's own kernels compute inside a session: ATen operators under their own names.
+
+Such a model runs only in a process that has loaded torch, so that only a backend asks for them,
+never an export to a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Converter, make_converter, op_name
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.values import Value
+
+__all__ = ["TorchKernels"]
+
+Asks = Callable[[torch.fx.Node], bool]
+HasFunction = Callable[[str], bool]
+
+
+class TorchKernels(Dispatcher):
+    """A dispatcher, before which torch's kernels get the nodes that are meant for them."""
+
+    def __init__(
+        self, others: Dispatcher, wants: Asks, has_function: HasFunction, described: str
+    ) -> None:
+        """Keep who converts the rest.
+
+        ``wants`` tells whether a node is meant for a kernel of torch, ``has_function`` whether
+        torch's library has a function of that name; ``described`` is the same where they answer
+        alike.
+        """
+        self.others = others
+        self._described = described
+        self._wants = wants
+        self._has_function = has_function
+
+    def find(self, node: torch.fx.Node) -> Converter | str:
+        """The converter of an FX node, or the reason why there is none."""
+        found = self.others.find(node)
+        if node.op != "call_function" or not self._wants(node):
+            return found
+        return self._kernel(node) or found
+
+    def _kernel(self, node: torch.fx.Node) -> Converter | None:
+        name = op_name(node.target)
+        known = _KERNELS.get(name)
+        if known is None or known.refusal(node) is not None:
+            return None
+        function = f"aoti_torch_cpu_{name.removeprefix('aten::')}{_SUFFIXES.get(name, '')}"
+        return known if self._has_function(function) else None
+
+    def standard(self) -> Dispatcher:
+        """The dispatcher of models that run without torch."""
+        return self.others.standard()
+
+    def description(self) -> str | None:
+        """What is the same for dispatchers that convert alike."""
+        known = self.others.description()
+        return None if known is None else f"{known}, kernels of torch: {self._described}"
+
+    def converts(self, name: str) -> bool:
+        """Tell whether an operator has a converter, whatever its arguments."""
+        return self.others.converts(name)
+
+    def prefers(self, name: str) -> bool:
+        """Tell whether an operator is better converted than decomposed by torch."""
+        return self.others.prefers(name)
+
+    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
+        """The converter of a random operator, for a model that draws its own numbers."""
+        return self.others.find_drawing(node)
+
+
+def _of_numbers(node: torch.fx.Node) -> bool:
+    """Its factors are computed by the graph."""
+    return all(isinstance(node.kwargs.get(key, 1), int | float) for key in ("beta", "alpha"))
+
+
+def _mm(op: Recorder, x: Value, mat2: Value) -> Value:
+    result: Value = op.call("mm", x, mat2, domain=OWN_DOMAIN)
+    return result
+
+
+def _bmm(op: Recorder, x: Value, mat2: Value) -> Value:
+    result: Value = op.call("bmm", x, mat2, domain=OWN_DOMAIN)
+    return result
+
+
+def _addmm(
+    op: Recorder, x: Value, mat1: Value, mat2: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    result: Value = op.call(
+        "addmm", x, mat1, mat2, domain=OWN_DOMAIN, beta=float(beta), alpha=float(alpha)
+    )
+    return result
+
+
+def _baddbmm(
+    op: Recorder, x: Value, batch1: Value, batch2: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    result: Value = op.call(
+        "baddbmm", x, batch1, batch2, domain=OWN_DOMAIN, beta=float(beta), alpha=float(alpha)
+    )
+    return result
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "aten::mm": _mm,
+    "aten::bmm": _bmm,
+    "aten::addmm": _addmm,
+    "aten::baddbmm": _baddbmm,
+}
+_SUFFIXES = dict.fromkeys(_FUNCTIONS, "_out")
+"""How the names of their functions end in torch's library."""
+
+_KERNELS = {name: make_converter(name, f, _of_numbers) for name, f in _FUNCTIONS.items()}

@@ -1,0 +1,187 @@
+// torch's kernels, called through its stable C interface in the process that has loaded torch.
+//
+// No header of torch is read, and nothing is linked: functions are found by name among those of the
+// library that is loaded, when a kernel is made. Where there is no torch, or it has no such
+// function, the kernel is refused, and nothing else.
+//
+// NOTE: tensors made here describe memory that they do not own. They end before the kernel returns,
+// so that none is left when ONNX Runtime uses the memory again.
+#pragma once
+
+#include <string>
+
+#include "kernel.h"
+
+#if defined(_WIN32)
+extern "C" __declspec(dllimport) void* __stdcall GetModuleHandleA(const char*);
+extern "C" __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
+#else
+#include <dlfcn.h>
+#endif
+
+namespace torch_library {
+
+// The library of torch that the process has loaded already; null when there is none.
+inline void* loaded() {
+#if defined(_WIN32)
+  return GetModuleHandleA("torch_cpu.dll");
+#else
+  for (const char* name : {"libtorch_cpu.so", "libtorch_cpu.dylib", "@rpath/libtorch_cpu.dylib"}) {
+    // NOTE: that makes one user more, who never leaves: torch stays loaded anyway.
+    if (void* found = dlopen(name, RTLD_LAZY | RTLD_NOLOAD)) return found;
+  }
+  return nullptr;
+#endif
+}
+
+inline void* optional_symbol(const char* name) {
+  void* library = loaded();
+  if (library == nullptr) return nullptr;
+#if defined(_WIN32)
+  return GetProcAddress(library, name);
+#else
+  return dlsym(library, name);
+#endif
+}
+
+ONCE inline void* symbol(const char* name) {
+  if (loaded() == nullptr) {
+    fail(kNotImplemented,
+         "a kernel of torch runs only in a Python process that has imported torch");
+  }
+  void* found = optional_symbol(name);
+  if (found == nullptr) fail(kNotImplemented, std::string("this torch has no ") + name);
+  return found;
+}
+
+// A function of torch by its name.
+template <typename F>
+struct Function {
+  F* call;
+  explicit Function(const std::string& name)
+      : call(reinterpret_cast<F*>(symbol(name.c_str()))) {}
+};
+
+using Error = int32_t;
+using Handle = void*;
+
+// What every kernel needs of torch.
+struct Interface {
+  Function<Error(void*, int64_t, const int64_t*, const int64_t*, int64_t, int32_t, int32_t,
+                 int32_t, Handle*)>
+      create{"aoti_torch_create_tensor_from_blob"};
+  Function<Error(Handle)> remove{"aoti_torch_delete_tensor_object"};
+  const char* (*said)() = reinterpret_cast<const char* (*)()>(
+      optional_symbol("torch_exception_get_what_without_backtrace"));
+
+  void check(Error error, const std::string& name) const {
+    if (error == 0) return;
+    const char* words = said == nullptr ? nullptr : said();
+    fail(kFail, "torch's " + name + " failed: " +
+                    (words == nullptr ? "it wrote why to the error stream" : words));
+  }
+
+  static const Interface& get() {
+    static const Interface found;  // tried again by the next kernel if it throws
+    return found;
+  }
+};
+
+// torch's number of an element type; -1 for one that its kernels are not called with.
+inline int32_t number_of(ElementType type) {
+  struct Known {
+    ElementType type;
+    const char* function;
+  };
+  static constexpr Known known[] = {
+      {kFloat, "aoti_torch_dtype_float32"},   {kDouble, "aoti_torch_dtype_float64"},
+      {kFloat16, "aoti_torch_dtype_float16"}, {kBFloat16, "aoti_torch_dtype_bfloat16"},
+      {kInt64, "aoti_torch_dtype_int64"},     {kInt32, "aoti_torch_dtype_int32"},
+      {kInt16, "aoti_torch_dtype_int16"},     {kInt8, "aoti_torch_dtype_int8"},
+      {kUInt8, "aoti_torch_dtype_uint8"},     {kBool, "aoti_torch_dtype_bool"},
+  };
+  for (const Known& one : known) {
+    if (one.type == type) return Function<int32_t()>(one.function).call();
+  }
+  return -1;
+}
+
+// How torch is to see an input: its number of an element type, and an order of its axes.
+class View {
+ public:
+  View() = default;
+  View(ElementType type, int32_t number) : type_(type), number_(number) {}
+
+  // Of the input of a kernel: its type now, its order from the attribute `perm<index>`.
+  View(const Info& info, size_t index) : type_(info.input_type(index)) {
+    number_ = number_of(type_);
+    if (number_ < 0) fail(kNotImplemented, "torch's kernels have no such element type");
+    std::string name = "perm" + std::to_string(index);
+    if (info.has_integers(name.c_str())) perm_ = info.permutation(name.c_str());
+  }
+
+  ElementType type() const { return type_; }
+  int32_t number() const { return number_; }
+
+  // The sizes that torch sees.
+  Shape sizes(const Shape& shape) const {
+    if (perm_.empty()) return shape;
+    if (perm_.size() != shape.size()) fail(kInvalidArgument, "an order of other axes");
+    return ordered(shape);
+  }
+
+  // The steps along them.
+  Shape strides(const Shape& shape) const {
+    Shape dense(shape.size());
+    int64_t step = 1;
+    for (size_t d = shape.size(); d-- > 0;) {
+      dense[d] = step;
+      step *= std::max<int64_t>(shape[d], 1);
+    }
+    return perm_.empty() ? dense : ordered(dense);
+  }
+
+ private:
+  Shape ordered(const Shape& numbers) const {
+    Shape result(numbers.size());
+    for (size_t d = 0; d < numbers.size(); ++d) result[d] = numbers[perm_[d]];
+    return result;
+  }
+
+  ElementType type_ = kAny;
+  int32_t number_ = -1;
+  Integers perm_;
+};
+
+// A tensor of torch.
+class Owned {
+ public:
+  Owned() = default;
+
+  // Of memory that belongs to ONNX Runtime.
+  Owned(void* data, const Shape& shape, const View& view) {
+    Shape sizes = view.sizes(shape), strides = view.strides(shape);
+    const Interface& torch = Interface::get();
+    constexpr int32_t cpu = 0, index = -1;
+    torch.check(torch.create.call(data, static_cast<int64_t>(sizes.size()), sizes.data(),
+                                  strides.data(), 0, view.number(), cpu, index, &handle_),
+                "tensor");
+  }
+
+  Owned(const Tensor& tensor, const View& view) : Owned(tensor.data, tensor.shape, view) {}
+
+  Owned(Owned&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (handle_ != nullptr) Interface::get().remove.call(handle_);
+  }
+
+  Handle get() const { return handle_; }
+  Handle* place() { return &handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+
+}  // namespace torch_library

@@ -1,0 +1,88 @@
+// Products of matrices by torch's kernels: mm, bmm, and with a tensor that is added.
+//
+// Transposed inputs are read as they lie, results are written where ONNX Runtime wants them.
+#pragma once
+
+#include "torch_library.h"
+
+template <bool batched, bool added>
+class TorchProduct {
+ public:
+  static constexpr const char* name =
+      batched ? (added ? "baddbmm" : "bmm") : (added ? "addmm" : "mm");
+  // what is added, if anything, and two factors, all of one type
+  static constexpr ElementType inputs[] = {kAny};
+  static constexpr ElementType outputs[] = {kAny};
+  static constexpr bool variadic = true;
+  static constexpr size_t in_place = 0;
+
+  explicit TorchProduct(const Info& info) : out_(named("_out")) {
+    if (info.inputs() != 2 + added || info.outputs() != 1) {
+      fail(kInvalidArgument, "a product has two factors and one result");
+    }
+    for (size_t i = 0; i < 2 + added; ++i) views_[i] = torch_library::View(info, i);
+    ElementType type = views_[0].type();
+    if (type != kFloat && type != kFloat16 && type != kBFloat16) {
+      fail(kNotImplemented, "products are of float, float16 and bfloat16");
+    }
+    result_ = torch_library::View(type, views_[0].number());
+    if (added) {
+      beta_ = info.number("beta");
+      alpha_ = info.number("alpha");
+    }
+    torch_library::Interface::get();
+  }
+
+  void compute(const Context& context) const {
+    Tensor given[2 + added];
+    for (size_t i = 0; i < 2 + added; ++i) given[i] = context.input(i);
+    const Tensor &a = given[added], &b = given[1 + added];
+    Shape left = views_[added].sizes(a.shape), right = views_[1 + added].sizes(b.shape);
+    constexpr size_t rank = batched ? 3 : 2;
+    if (left.size() != rank || right.size() != rank || left[rank - 1] != right[rank - 2] ||
+        (batched && left[0] != right[0])) {
+      fail(kInvalidArgument, "the sizes of the factors do not fit");
+    }
+    Shape shape = left;
+    shape[rank - 1] = right[rank - 1];
+    if (added) check_addend(views_[0].sizes(given[0].shape), shape);
+    torch_library::Owned y(context.output(0, shape), shape, result_);
+    torch_library::Owned x(a, views_[added]), w(b, views_[1 + added]);
+    const auto& torch = torch_library::Interface::get();
+    if constexpr (added) {
+      torch_library::Owned c(given[0], views_[0]);
+      torch.check(out_.call(y.get(), c.get(), x.get(), w.get(), beta_, alpha_), name);
+    } else {
+      torch.check(out_.call(y.get(), x.get(), w.get()), name);
+    }
+  }
+
+ private:
+  using Handle = torch_library::Handle;
+  using Out = std::conditional_t<
+      added, torch_library::Error(Handle, Handle, Handle, Handle, double, double),
+      torch_library::Error(Handle, Handle, Handle)>;
+
+  static std::string named(const char* suffix) {
+    return std::string("aoti_torch_cpu_") + name + suffix;
+  }
+
+  static void check_addend(const Shape& addend, const Shape& shape) {
+    size_t missing = shape.size() - std::min(shape.size(), addend.size());
+    bool fits = addend.size() <= shape.size();
+    for (size_t d = 0; fits && d < addend.size(); ++d) {
+      fits = addend[d] == 1 || addend[d] == shape[d + missing];
+    }
+    if (!fits) fail(kInvalidArgument, "what is added does not broadcast to the product");
+  }
+
+  torch_library::Function<Out> out_;
+  torch_library::View views_[2 + added];
+  torch_library::View result_;
+  double beta_ = 1, alpha_ = 1;
+};
+
+inline std::vector<const OrtCustomOp*> torch_products() {
+  return {operator_of<TorchProduct<false, false>>(), operator_of<TorchProduct<false, true>>(),
+          operator_of<TorchProduct<true, false>>(), operator_of<TorchProduct<true, true>>()};
+}

@@ -1,0 +1,35 @@
+"""The functions of torch's C++ library that our kernels call: which ones there are."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+import torch
+
+__all__ = ["has_function", "torch_library"]
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def torch_library() -> ctypes.CDLL | None:
+    """The library with torch's kernels for the CPU; None where it is not found as a file."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
+        if not (path := folder / name).exists():
+            continue
+        try:
+            return ctypes.CDLL(str(path))  # loaded already, it is counted once more
+        except OSError as error:
+            logger.info("torch's library cannot be asked for its functions: %s", error)
+    return None
+
+
+@functools.cache
+def has_function(name: str) -> bool:
+    """Tell whether torch exports a function of its C interface."""
+    library = torch_library()
+    return library is not None and hasattr(library, name)

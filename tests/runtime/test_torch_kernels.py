@@ -1,0 +1,213 @@
+"""torch's own kernels as operators of a session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper
+
+from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.graph.schemas import TORCH_KERNELS
+from dort_rewriter.runtime.custom_kernels import DOMAIN, custom_ops_library
+from dort_rewriter.runtime.installed import bindings
+from dort_rewriter.runtime.ort_values import to_capsule
+from dort_rewriter.runtime.providers import ort_device
+from dort_rewriter.runtime.session import create_session
+from dort_rewriter.runtime.torch_library import has_function
+
+TYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def model_of(
+    name: str, types: Sequence[torch.dtype], results: Sequence[torch.dtype], **attributes: Any
+) -> onnx.ModelProto:
+    """A model of one node, whose sizes are known when it runs."""
+    given = [f"x{i}" for i in range(len(types))]
+    made = [f"y{i}" for i in range(len(results))]
+    node = helper.make_node(name, given, made, domain=DOMAIN, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "kernel",
+        [_info(n, t) for n, t in zip(given, types, strict=True)],
+        [_info(n, t) for n, t in zip(made, results, strict=True)],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, ir_version=8, opset_imports=opsets)
+
+
+def _info(name: str, dtype: torch.dtype) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, int(to_onnx_type(dtype)), None)
+
+
+def run(model: onnx.ModelProto, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results of a model, whatever the types."""
+    session = create_session(model).ort
+    state = bindings()
+    feeds, fetches = state.OrtValueVector(), state.OrtValueVector()
+    for tensor in tensors:
+        feeds.push_back(to_capsule(tensor.contiguous()), tensor.dtype == torch.bool)
+    names = [i.name for i in session.get_inputs()], [o.name for o in session.get_outputs()]
+    cpu = ort_device(None)
+    session.run_with_ortvaluevector(
+        onnxruntime.RunOptions(), names[0], feeds, names[1], fetches, [cpu] * len(names[1])
+    )
+    return tuple(torch.from_dlpack(v.to_dlpack()) for v in fetches)
+
+
+def product(name: str, *tensors: torch.Tensor, **attributes: Any) -> torch.Tensor:
+    dtype = tensors[0].dtype
+    (result,) = run(model_of(name, [t.dtype for t in tensors], [dtype], **attributes), *tensors)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_torch_has_them_all() -> None:
+    """On all versions that are tested."""
+    functions = (f"aoti_torch_cpu_{name}_out" for name in TORCH_KERNELS)
+    assert all(map(has_function, functions))
+    assert not has_function("aoti_torch_cpu_no_such_operator")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [(5, 7, 3), (64, 96, 33), (1, 1, 1), (0, 4, 3), (4, 0, 3)])
+def test_products_are_those_of_eager_mode(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    """Bit for bit, since the kernel is the same; also of nothing."""
+    m, k, n = sizes
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    assert torch.equal(product("mm", a, b), a @ b)
+    c, d = torch.randn(2, m, k).to(dtype), torch.randn(2, k, n).to(dtype)
+    assert torch.equal(product("bmm", c, d), torch.bmm(c, d))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("addend", [(5, 3), (3,), (1, 3), (5, 1), ()])
+def test_something_is_added(dtype: torch.dtype, addend: tuple[int, ...]) -> None:
+    """What broadcasts to the product, times a number."""
+    a, b, x = (torch.randn(s).to(dtype) for s in [(5, 7), (7, 3), addend])
+    got = product("addmm", x, a, b, beta=0.5, alpha=3.0)
+    assert torch.equal(got, torch.addmm(x, a, b, beta=0.5, alpha=3.0))
+    a, b = torch.stack([a, -a]), torch.stack([b, b + 1])
+    got = product("baddbmm", x, a, b, beta=1.0, alpha=0.25)
+    assert torch.equal(got, torch.baddbmm(x, a, b, beta=1.0, alpha=0.25))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_transposed_factors_are_read_as_they_lie(dtype: torch.dtype) -> None:
+    """Steps through memory, as those of eager mode."""
+    a, b = torch.randn(7, 33).to(dtype), torch.randn(20, 7).to(dtype)
+    assert torch.equal(product("mm", a, b, perm0=[1, 0], perm1=[1, 0]), a.t() @ b.t())
+    x = torch.randn(20).to(dtype)
+    got = product("addmm", x, a, b, perm1=[1, 0], perm2=[1, 0], beta=1.0, alpha=1.0)
+    assert torch.equal(got, torch.addmm(x, a.t(), b.t()))
+    c, d = torch.randn(4, 3, 8).to(dtype), torch.randn(3, 8, 5).to(dtype)
+    got = product("bmm", c, d, perm0=[1, 0, 2])
+    assert torch.equal(got, torch.bmm(c.permute(1, 0, 2), d))
+
+
+BAD_NODES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "one factor": ("mm", 1, {}),
+    "three factors": ("bmm", 3, {}),
+    "no order of axes": ("mm", 2, {"perm0": [0, 0]}),
+    "an order of many axes": ("mm", 2, {"perm1": list(range(14))}),
+    "no factor": ("addmm", 3, {"beta": 1.0}),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NODES)
+def test_a_node_that_nobody_wrote_is_refused(case: str) -> None:
+    """When its kernel is made."""
+    name, inputs, attributes = BAD_NODES[case]
+    model = model_of(name, [torch.float32] * inputs, [torch.float32], **attributes)
+    with pytest.raises(ExecutionError):
+        create_session(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
+def test_other_types_are_refused(dtype: torch.dtype) -> None:
+    """They have standard operators."""
+    with pytest.raises(ExecutionError, match="products are of float"):
+        create_session(model_of("mm", [dtype] * 2, [dtype]))
+
+
+BAD_SIZES = [
+    ("mm", [(2, 3), (4, 2)], {}),
+    ("mm", [(2, 3), (3,)], {}),
+    ("mm", [(2, 3), (3, 2)], {"perm0": [1, 0]}),
+    ("mm", [(2, 3), (3, 2)], {"perm0": [0, 1, 2]}),
+    ("bmm", [(2, 3), (3, 2)], {}),
+    ("bmm", [(2, 3, 4), (3, 4, 5)], {}),
+    ("addmm", [(4,), (2, 3), (3, 5)], {"beta": 1.0, "alpha": 1.0}),
+    ("addmm", [(1, 2, 5), (2, 3), (3, 5)], {"beta": 1.0, "alpha": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "attributes"), BAD_SIZES)
+def test_sizes_that_do_not_fit_are_refused(
+    name: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any]
+) -> None:
+    """Before torch sees them."""
+    with pytest.raises(Exception, match=r"sizes of the factors|broadcast|order of other axes"):
+        product(name, *(torch.randn(s) for s in shapes), **attributes)
+
+
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+
+sys.modules["torch"] = None  # the packages of some versions import it where they can
+import onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+options.register_custom_ops_library(sys.argv[1])
+own, torchs = sys.argv[2:]
+session = onnxruntime.InferenceSession(own, options, providers=["CPUExecutionProvider"])
+x = np.ones((2, 2), np.float32)
+assert (session.run(None, {"x0": x, "x1": x})[0] == 2).all()
+try:
+    onnxruntime.InferenceSession(torchs, options, providers=["CPUExecutionProvider"])
+except Exception as error:
+    print(error)
+"""
+
+
+def test_without_torch_the_others_run(tmp_path: Any) -> None:
+    """The library is loaded by a plain onnxruntime; what needs torch says so in a line."""
+    types = [torch.float32, torch.float32]
+    own = model_of("Elementwise", types, types[:1])
+    own.graph.node[0].attribute.append(helper.make_attribute("program", [0, 0, -1, -2, 0]))
+    own.graph.node[0].attribute.append(helper.make_attribute("results", [0]))
+    onnx.save(own, str(tmp_path / "own.onnx"))
+    onnx.save(model_of("mm", types, types[:1]), str(tmp_path / "torch.onnx"))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, custom_ops_library()),
+            *(str(tmp_path / "own.onnx"), str(tmp_path / "torch.onnx")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a kernel of torch runs only in a Python process that has imported torch" in done.stdout
+
+
+def test_results_outlive_their_session() -> None:
+    """The memory is that of ONNX Runtime; torch only sees it."""
+    a = torch.randn(8, 8).to(torch.bfloat16)
+    kept = product("mm", a, a)
+    others = [product("mm", a + i, a) for i in range(5)]
+    assert torch.equal(kept, a @ a)
+    assert all(o.float().isfinite().all() for o in others)

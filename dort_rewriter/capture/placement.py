@@ -58,14 +58,19 @@ COSTS: Mapping[str, Cost] = {
 
 _HALVES = (torch.bfloat16, torch.float16)
 
+_FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
     "aten::mm": _HALVES,
     "aten::bmm": _HALVES,
     "aten::addmm": _HALVES,
     "aten::baddbmm": _HALVES,
+    _FLASH: (torch.float32, *_HALVES),
+    f"{_FLASH}_backward": (torch.float32, *_HALVES),
 }
-"""The operators that torch's kernels compute inside a model, by the types of their results:
-ONNX Runtime has no products of these types, and makes them in float32, at a third of the speed."""
+"""The operators that torch's kernels compute inside a model, by the types of their first results:
+ONNX Runtime has no products of halves, and makes them in float32, at a third of the speed; torch's
+attention never makes the scores."""
 
 
 def choose_place(
@@ -89,7 +94,8 @@ def choose_place(
 
 def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in types
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, torch.Tensor) and first.dtype in types
 
 
 def _on_cpu(node: torch.fx.Node) -> bool:

@@ -43,7 +43,7 @@ class TorchKernels(Dispatcher):
     def find(self, node: torch.fx.Node) -> Converter | str:
         """The converter of an FX node, or the reason why there is none."""
         found = self.others.find(node)
-        if node.op != "call_function" or not self._wants(node):
+        if isinstance(found, str) or not self._wants(node):
             return found
         return self._kernel(node) or found
 
@@ -52,8 +52,9 @@ class TorchKernels(Dispatcher):
         known = _KERNELS.get(name)
         if known is None or known.refusal(node) is not None:
             return None
-        function = f"aoti_torch_cpu_{name.removeprefix('aten::')}{_SUFFIXES.get(name, '')}"
-        return known if self._has_function(function) else None
+        function = f"aoti_torch_cpu_{name.removeprefix('aten::')}"
+        there = self._has_function(function) or self._has_function(f"{function}_out")
+        return known if there else None
 
     def standard(self) -> Dispatcher:
         """The dispatcher of models that run without torch."""
@@ -110,13 +111,68 @@ def _baddbmm(
     return result
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "aten::mm": _mm,
-    "aten::bmm": _bmm,
-    "aten::addmm": _addmm,
-    "aten::baddbmm": _baddbmm,
-}
-_SUFFIXES = dict.fromkeys(_FUNCTIONS, "_out")
-"""How the names of their functions end in torch's library."""
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
-_KERNELS = {name: make_converter(name, f, _of_numbers) for name, f in _FUNCTIONS.items()}
+
+def _takes_attention(node: torch.fx.Node) -> bool:
+    """It is of nothing, of float64, or its scale is computed by the graph."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    scale = node.kwargs.get("scale")
+    return (scale is None or isinstance(scale, float)) and all(
+        isinstance(v, torch.Tensor)
+        and 0 not in v.shape
+        and v.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for v in values
+    )
+
+
+def _attention(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    given = [v for v in (query, key, value, attn_mask) if v is not None]
+    how: dict[str, Any] = {"is_causal": int(is_causal), "scale": scale}
+    results: tuple[Value, ...] = op.call(_FLASH, *given, domain=OWN_DOMAIN, outputs=2, **how)
+    return results
+
+
+def _attention_backward(
+    op: Recorder,
+    grad_out: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    out: Value,
+    logsumexp: Value,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, ...]:
+    read = (grad_out, query, key, value, out, logsumexp, attn_mask)
+    given = [v for v in read if v is not None]
+    how: dict[str, Any] = {"is_causal": int(is_causal), "scale": scale}
+    name = f"{_FLASH}_backward"
+    results: tuple[Value, ...] = op.call(name, *given, domain=OWN_DOMAIN, outputs=3, **how)
+    return results
+
+
+_KERNELS: Mapping[str, Converter] = {
+    f"aten::{name}": make_converter(f"aten::{name}", function, when)
+    for name, function, when in (
+        ("mm", _mm, _of_numbers),
+        ("bmm", _bmm, _of_numbers),
+        ("addmm", _addmm, _of_numbers),
+        ("baddbmm", _baddbmm, _of_numbers),
+        (_FLASH, _attention, _takes_attention),
+        (f"{_FLASH}_backward", _attention_backward, _takes_attention),
+    )
+}

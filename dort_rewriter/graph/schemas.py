@@ -11,13 +11,27 @@ import onnx_ir.schemas
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["OWN_DOMAIN", "OWN_MOST_AXES", "TORCH_KERNELS", "UNLISTED", "OpInfo", "Slot", "op_info"]
+__all__ = [
+    "OWN_DOMAIN",
+    "OWN_MOST_AXES",
+    "TORCH_ATTENTION",
+    "TORCH_PRODUCTS",
+    "UNLISTED",
+    "OpInfo",
+    "Slot",
+    "op_info",
+]
 
 OWN_DOMAIN = "dort_rewriter"
 """The domain of the operators with kernels of our own."""
 
-TORCH_KERNELS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
-"""Those of that domain that torch's kernels compute: they read transposed inputs as they lie."""
+TORCH_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+"""Operators of that domain that torch's kernels compute: they read transposed inputs as they
+lie."""
+
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+TORCH_ATTENTION = frozenset({_FLASH, f"{_FLASH}_backward"})
+"""The same for attention, where the last axis stays the last; results too have any order."""
 
 OWN_MOST_AXES = 12
 """The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/kernel.h``."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, to_onnx
-from dort_rewriter.graph.schemas import TORCH_KERNELS
+from dort_rewriter.graph.schemas import TORCH_PRODUCTS
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -44,7 +44,7 @@ def operators(dumped: Path) -> list[str]:
 
 
 def chosen(dumped: Path) -> set[str]:
-    return set(operators(dumped)) & TORCH_KERNELS
+    return set(operators(dumped)) & TORCH_PRODUCTS
 
 
 @pytest.mark.usefixtures("silent")
@@ -122,4 +122,77 @@ def test_files_have_none(patterns: str) -> None:
     args = (torch.randn(3, 5, 24).to(torch.bfloat16),)
     exported = to_onnx(model, args, options={"patterns": patterns})
     assert isinstance(exported, onnx.ModelProto)
-    assert not {n.op_type for n in exported.graph.node} & TORCH_KERNELS
+    assert not {n.op_type for n in exported.graph.node} & TORCH_PRODUCTS
+
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+class Heads(torch.nn.Module):
+    """Attention between two layers."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.heads = heads
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, causal: bool = False
+    ) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.first(x).view(batch, length, 3, self.heads, -1).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        return self.last(y.transpose(1, 2).reshape(batch, length, width))
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("kind", ["full", "causal", "mask", "numbers"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_runs_by_torchs_kernel(dtype: torch.dtype, kind: str, dumped: Path) -> None:
+    """Forward and backward, sizes that are symbols too; no scores are made."""
+    model = Heads().to(dtype)
+    ours = compiled(model)
+    weights = list(model.parameters())
+    for length in (10, 17, 12):
+        x = torch.randn(2, length, 32).to(dtype)
+        masks = {
+            "mask": torch.rand(2, 1, length, length) > 0.3,
+            "numbers": torch.randn(length, length).to(dtype),
+        }
+        args = (x, masks.get(kind), kind == "causal")
+        expected, got = model(*args), ours(*args)
+        torch.testing.assert_close(got, expected)
+        gradients = (torch.autograd.grad(y.sum(), weights) for y in (expected, got))
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(b, a)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(*args), expected)
+    found = operators(dumped)
+    assert {FLASH, f"{FLASH}_backward"} <= set(found)
+    assert not {"Softmax", "Exp", "MatMul"} & set(found) or dtype is torch.float32
+
+
+def test_attention_copies_no_heads(dumped: Path) -> None:
+    """Transposes before and behind it are steps through memory."""
+    ours = compiled(Heads())
+    with torch.no_grad():
+        ours(torch.randn(2, 10, 32))
+    found = operators(dumped)
+    assert FLASH in found
+    assert "Transpose" not in found
+
+
+def test_attention_with_dropout_is_left_to_torch(dumped: Path) -> None:
+    """Its random numbers are torch's."""
+    q = torch.randn(1, 2, 6, 8)
+
+    def attention(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    ours = compiled(attention, fallback=True)
+    torch.manual_seed(1)
+    expected = attention(q)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours(q), expected)
+    assert FLASH not in operators(dumped)

@@ -15,7 +15,7 @@ from onnx import helper
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.graph.schemas import TORCH_KERNELS
+from dort_rewriter.graph.schemas import TORCH_PRODUCTS
 from dort_rewriter.runtime.custom_kernels import DOMAIN, custom_ops_library
 from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.ort_values import to_capsule
@@ -75,7 +75,7 @@ def seed() -> None:
 
 def test_torch_has_them_all() -> None:
     """On all versions that are tested."""
-    functions = (f"aoti_torch_cpu_{name}_out" for name in TORCH_KERNELS)
+    functions = (f"aoti_torch_cpu_{name}_out" for name in TORCH_PRODUCTS)
     assert all(map(has_function, functions))
     assert not has_function("aoti_torch_cpu_no_such_operator")
 
@@ -211,3 +211,121 @@ def test_results_outlive_their_session() -> None:
     others = [product("mm", a + i, a) for i in range(5)]
     assert torch.equal(kept, a @ a)
     assert all(o.float().isfinite().all() for o in others)
+
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def attend(
+    *tensors: torch.Tensor, results: tuple[torch.dtype, ...] = (), **attributes: Any
+) -> tuple[torch.Tensor, ...]:
+    types = [t.dtype for t in tensors]
+    return run(
+        model_of(FLASH, types, results or (types[0], torch.float32), **attributes), *tensors
+    )
+
+
+def qkv(dtype: torch.dtype, heads: int = 4, groups: int = 4) -> list[torch.Tensor]:
+    sizes = [(2, heads, 9, 8), (2, groups, 13, 8), (2, groups, 13, 8)]
+    return [torch.randn(s).to(dtype) for s in sizes]
+
+
+MASKS: dict[str, Any] = {
+    "none": None,
+    "of all": (2, 4, 9, 13),
+    "broadcast": (2, 1, 1, 13),
+    "a matrix": (9, 13),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_is_that_of_eager_mode(dtype: torch.dtype, mask: str) -> None:
+    """Forward and backward, bit for bit; a row that masks everything too."""
+    q, k, v = given = qkv(dtype)
+    shape = MASKS[mask]
+    masked = {}
+    if shape is not None:
+        values = torch.randn(shape)
+        values[values < -0.5] = -torch.inf
+        values[..., 0, :] = -torch.inf
+        masked["attn_mask"] = values.to(dtype)
+    out, sums = getattr(torch.ops.aten, FLASH)(q, k, v, 0.0, False, **masked, scale=0.3)
+    got = attend(*given, *masked.values(), is_causal=0, scale=0.3)
+    assert torch.equal(got[0], out)
+    assert torch.equal(got[1], sums)
+    read = (torch.randn(out.shape).to(dtype), q, k, v, out, sums)
+    backward = getattr(torch.ops.aten, f"{FLASH}_backward")
+    expected = backward(*read, 0.0, False, **masked, scale=0.3)
+    types = [t.dtype for t in (*read, *masked.values())]
+    model = model_of(f"{FLASH}_backward", types, [dtype] * 3, is_causal=0, scale=0.3)
+    for a, b in zip(run(model, *read, *masked.values()), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_heads_in_groups_have_the_result_of_torch(groups: int) -> None:
+    """Several heads of queries share one of keys, where torch's kernel takes that."""
+    q, k, v = qkv(torch.float32, 4, groups)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    wide = [t.repeat_interleave(4 // groups, 1) for t in (k, v)]
+    got, _ = attend(q, *wide)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_attention_reads_and_gives_any_order_of_heads(dtype: torch.dtype) -> None:
+    """Without a copy: heads lie beside each other, as a product gives them."""
+    q, k, v = qkv(dtype)
+    turned = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+    perms = {f"perm{i}": [0, 2, 1, 3] for i in range(3)}
+    got, sums = attend(*turned, **perms, order0=[0, 2, 1, 3], order1=[2, 0, 1], is_causal=1)
+    seen = [t.transpose(1, 2) for t in turned]
+    out, expected = getattr(torch.ops.aten, FLASH)(*seen, 0.0, True)
+    assert torch.equal(got, out.transpose(1, 2))
+    assert torch.equal(sums, expected.permute(2, 0, 1))
+
+
+BAD_ATTENTION: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
+    "other heads": ([(2, 3, 4, 8), (2, 2, 5, 8), (2, 2, 5, 8)], {}),
+    "other batches": ([(2, 2, 4, 8), (1, 2, 5, 8), (1, 2, 5, 8)], {}),
+    "other widths": ([(2, 2, 4, 8), (2, 2, 5, 4), (2, 2, 5, 4)], {}),
+    "fewer values": ([(2, 2, 4, 8), (2, 2, 5, 8), (2, 2, 4, 8)], {}),
+    "three axes": ([(2, 4, 8), (2, 5, 8), (2, 5, 8)], {}),
+    "nothing": ([(2, 2, 4, 8), (2, 2, 0, 8), (2, 2, 0, 8)], {}),
+    "another mask": ([(2, 2, 4, 8), (2, 2, 5, 8), (2, 2, 5, 8), (4, 4)], {}),
+    "a mask of three axes": ([(2, 2, 4, 8), (2, 2, 5, 8), (2, 2, 5, 8), (2, 4, 5)], {}),
+    "an order of numbers": ([(2, 2, 4, 8)] * 3, {"perm1": [0, 1, 3, 2]}),
+    "an order of three axes": ([(2, 2, 4, 8)] * 3, {"order0": [0, 2, 1]}),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ATTENTION)
+def test_attention_of_other_sizes_is_refused(case: str) -> None:
+    """Before torch's kernel, which trusts what it is told, reads any memory."""
+    shapes, attributes = BAD_ATTENTION[case]
+    refusals = r"attention is of|do not fit|nothing to attend|mask does not|last axis|other axes"
+    with pytest.raises(Exception, match=refusals):
+        attend(*(torch.randn(s) for s in shapes), **attributes)
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        [torch.float32, torch.float32, torch.bfloat16],
+        [torch.float32, torch.float32, torch.float32, torch.bfloat16],
+        [torch.float64] * 3,
+        [torch.float32] * 2,
+    ],
+)
+def test_attention_of_other_types_is_refused(types: list[torch.dtype]) -> None:
+    """When its kernel is made."""
+    with pytest.raises(ExecutionError):
+        create_session(model_of(FLASH, types, [types[0], torch.float32]))
+
+
+def test_results_of_other_types_are_refused() -> None:
+    """ONNX Runtime made memory of the type that the model says."""
+    for results in ([torch.bfloat16, torch.float32], [torch.float32, torch.bfloat16]):
+        with pytest.raises(ExecutionError, match="a result is of another type"):
+            create_session(model_of(FLASH, [torch.float32] * 3, results))

@@ -289,6 +289,14 @@ class Info {
     return values;
   }
 
+  ONCE double number(const char* name, double otherwise) const {
+    float value = 0;
+    OrtStatus* status = api.KernelInfoGetAttribute_float(info_, name, &value);
+    if (status == nullptr) return value;
+    api.ReleaseStatus(status);
+    return otherwise;
+  }
+
   // Whether there is a list of integers of this name.
   ONCE bool has_integers(const char* name) const {
     size_t n = 0;
@@ -369,6 +377,13 @@ constexpr bool kLastOptional = false;
 template <typename K>
 constexpr bool kLastOptional<K, std::void_t<decltype(K::last_optional)>> = K::last_optional;
 
+// Whether the inputs of an operator, and its results, may each be of any type, which it checks
+// itself: it says so with `mixed`. The model has to say of which types the results are.
+template <typename K, typename = void>
+constexpr bool kMixed = false;
+template <typename K>
+constexpr bool kMixed<K, std::void_t<decltype(K::mixed)>> = K::mixed;
+
 // Check the numbers and the types of the inputs and results of a node of the class `K`.
 template <typename K>
 void check_signature(const Info& info) {
@@ -379,6 +394,7 @@ void check_signature(const Info& info) {
       made > (K::variadic ? kMost : results)) {
     fail(kInvalidArgument, "there are too few or too many inputs or results");
   }
+  if (kMixed<K>) return;
   ElementType any = kAny;  // the type of the inputs, and results, that may have one of several
   for (size_t i = 0; i < given; ++i) {
     ElementType expected = K::inputs[std::min(i, n - 1)], type = info.input_type(i);
@@ -421,9 +437,15 @@ const OrtCustomOp* operator_of() {
     o.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
     auto one = [](const OrtCustomOp*) { return 1; };
     o.GetVariadicInputMinArity = one;
-    o.GetVariadicInputHomogeneity = one;
+    auto same = [](const OrtCustomOp*) { return kMixed<K> ? 0 : 1; };
+    o.GetVariadicInputHomogeneity = same;
     o.GetVariadicOutputMinArity = one;
-    o.GetVariadicOutputHomogeneity = one;
+    o.GetVariadicOutputHomogeneity = same;
+    if (kMixed<K>) {  // results are of types that nothing tells but the model
+      o.InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext*) -> OrtStatus* {
+        return nullptr;
+      };
+    }
     o.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info,
                           void** kernel) {
       return guarded([&] {

@@ -8,6 +8,7 @@
 #include "rotary.h"
 #include "rows.h"
 #include "scatter.h"
+#include "torch_attention.h"
 #include "torch_products.h"
 #include "transpose.h"
 #include "tri_matrix.h"
@@ -32,8 +33,8 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<TriMatrix>(), operator_of<Order>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
-      for (const OrtCustomOp* op : torch_products()) {
-        check(api.CustomOpDomain_Add(created, op));
+      for (const auto& ops : {torch_products(), torch_attention()}) {
+        for (const OrtCustomOp* op : ops) check(api.CustomOpDomain_Add(created, op));
       }
       return created;
     }();

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "kernel.h"
 
@@ -110,7 +111,8 @@ inline int32_t number_of(ElementType type) {
 class View {
  public:
   View() = default;
-  View(ElementType type, int32_t number) : type_(type), number_(number) {}
+  View(ElementType type, int32_t number, Integers perm = {})
+      : type_(type), number_(number), perm_(std::move(perm)) {}
 
   // Of the input of a kernel: its type now, its order from the attribute `perm<index>`.
   View(const Info& info, size_t index) : type_(info.input_type(index)) {
@@ -122,6 +124,11 @@ class View {
 
   ElementType type() const { return type_; }
   int32_t number() const { return number_; }
+
+  // Whether the last axis stays the last.
+  bool keeps_last() const {
+    return perm_.empty() || perm_.back() == static_cast<int64_t>(perm_.size()) - 1;
+  }
 
   // The sizes that torch sees.
   Shape sizes(const Shape& shape) const {
@@ -182,6 +189,44 @@ class Owned {
 
  private:
   Handle handle_ = nullptr;
+};
+
+using Copy = Function<Error(Handle to, Handle from, int32_t non_blocking)>;
+
+// A result that torch makes: its type, and the order of axes in which ONNX Runtime gets it, from
+// the attribute `order<index>`.
+class Result {
+ public:
+  Result(const Info& info, size_t index, ElementType type) : index_(index) {
+    const ElementType declared = info.output_type(index);
+    if (declared != type && declared != kAny) {
+      fail(kInvalidArgument, "a result is of another type");
+    }
+    std::string name = "order" + std::to_string(index);
+    if (info.has_integers(name.c_str())) order_ = info.permutation(name.c_str());
+    Integers back(order_.size());
+    for (size_t d = 0; d < order_.size(); ++d) back[order_[d]] = static_cast<int64_t>(d);
+    view_ = View(type, number_of(type), back);
+  }
+
+  // Give ONNX Runtime what torch made, if anybody reads it.
+  void take(const Context& context, const Owned& made, const Shape& shape,
+            const Copy& copy) const {
+    Shape lies = shape;
+    if (!order_.empty()) {
+      if (order_.size() != shape.size()) fail(kInvalidArgument, "an order of other axes");
+      for (size_t d = 0; d < shape.size(); ++d) lies[d] = shape[order_[d]];
+    }
+    void* data = context.optional_output(index_, lies);
+    if (data == nullptr) return;
+    Owned to(data, lies, view_);
+    Interface::get().check(copy.call(to.get(), made.get(), 0), "copy");
+  }
+
+ private:
+  size_t index_;
+  Integers order_;
+  View view_;
 };
 
 }  // namespace torch_library

@@ -12,7 +12,7 @@ from dort_rewriter.optimize.patterns.kernels.scatter import (
     MaskedShapeScatterND,
 )
 from dort_rewriter.optimize.patterns.kernels.sums import Sums
-from dort_rewriter.optimize.patterns.kernels.torch_inputs import TransposeTorch
+from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
 from dort_rewriter.optimize.patterns.kernels.transposes import (
     AddMulTranspose,
     TransposeCast,
@@ -31,6 +31,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     TransposeCast,
     Sums,
     TransposeTorch,
+    TorchTranspose,
     ElementwiseChains,
     AddMulTranspose,
 )

@@ -1,23 +1,24 @@
-"""Inputs of torch's kernels: they read tensors as they lie, in any order of the axes."""
+"""Transposes around torch's kernels, which read tensors as they lie, in any order of the axes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
+from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_PRODUCTS
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["TransposeTorch"]
+__all__ = ["TorchTranspose", "TransposeTorch"]
 
 
 class TransposeTorch(Rule):
     """``mm(Transpose(x, perm), y) -> mm<perm0=perm>(x, y)``   for each input of torch's
-    kernels."""
+    kernels, of attention where the last axis stays the last."""
 
-    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_KERNELS))
+    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_PRODUCTS | TORCH_ATTENTION))
     lowers = "kernels of torch that read a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -29,19 +30,61 @@ class TransposeTorch(Rule):
             if before is None or (rank := graph.rank(before.inputs[0])) is None:
                 continue
             first = list(graph.attribute(before, "perm", range(rank - 1, -1, -1)))
-            then = attributes.get(f"perm{i}", range(rank))
-            inputs[i], perm = before.inputs[0], [first[d] for d in then]
+            perm = [first[d] for d in attributes.get(f"perm{i}", range(rank))]
+            if node.op_type in TORCH_ATTENTION and perm[-1] != rank - 1:
+                continue
+            inputs[i] = before.inputs[0]
             attributes[f"perm{i}"] = perm if perm != sorted(perm) else None
         if inputs == list(node.inputs):
             return None
+        return Match(list(node.outputs), lambda op: _call(op, node, inputs, attributes))
 
-        types = [result.type for result in node.outputs]
 
-        def build(op: Any) -> Any:
-            count = len(types)
-            made = op.call(node.op_type, *inputs, domain=OWN_DOMAIN, outputs=count, **attributes)
-            for result, known in zip(made if count > 1 else (made,), types, strict=True):
-                result.type = known
-            return made
+class TorchTranspose(Rule):
+    """``Transpose(attention(...), perm) -> attention<order0=perm>(...)``   for each result that
+    only Transposes of one order read."""
 
-        return Match(list(node.outputs), build)
+    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_ATTENTION))
+    lowers = "Transposes of results of torch's kernels"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
+        replaced: list[list[ir.Value]] = []
+        found = False
+        for i, value in enumerate(node.outputs):
+            readers = [] if value.is_graph_output() else graph.consumers(value)
+            orders = {tuple(_perm(reader, graph)) for reader in readers}
+            if len(orders) != 1 or f"order{i}" in attributes or orders == {()}:
+                replaced.append([value])
+                continue
+            found = True
+            (attributes[f"order{i}"],) = map(list, orders)
+            replaced.append([reader.outputs[0] for reader in readers])
+        if not found:
+            return None
+        results = [value for values in replaced for value in values]
+
+        def build(op: Any) -> list[ir.Value]:
+            made = _call(op, node, node.inputs, attributes)
+            return [m for m, values in zip(made, replaced, strict=True) for _ in values]
+
+        return Match(results, build)
+
+
+def _perm(node: ir.Node, graph: GraphView) -> list[int]:
+    """The order of a Transpose; nothing for another node."""
+    rank = graph.rank(node.inputs[0]) if node.inputs else None
+    if node.op_type != "Transpose" or node.domain or rank is None:
+        return []
+    return list(graph.attribute(node, "perm", range(rank - 1, -1, -1)))
+
+
+def _call(op: Any, node: ir.Node, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """The same node with other inputs and attributes; its results have the types they had."""
+    types = [result.type for result in node.outputs]
+    count = len(types)
+    made = op.call(node.op_type, *inputs, domain=OWN_DOMAIN, outputs=count, **attributes)
+    for result, known in zip(made if count > 1 else (made,), types, strict=True):
+        result.type = known
+    return made

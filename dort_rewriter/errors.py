@@ -17,6 +17,7 @@ __all__ = [
     "ExecutionError",
     "ExportError",
     "HookError",
+    "NoKernelError",
     "OptimizeError",
     "OptionError",
     "ResultReachedError",
@@ -53,6 +54,11 @@ class OptimizeError(DortError):
 
 class ExecutionError(DortError):
     """A session could not be built or run."""
+
+
+class NoKernelError(ExecutionError):
+    """A session could not be built for the types of a model: an operator has no kernel for them,
+    or does not allow them."""
 
 
 class DivergenceError(DortError):

@@ -17,7 +17,7 @@ from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.transforms import before_transforms, transform
 from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
-from dort_rewriter.errors import ExecutionError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place, source_line
@@ -210,9 +210,8 @@ def build_session(model: Any, providers: Providers, options: OrtBackendOptions) 
     settings = session_settings(options)
     try:
         return create_session(model, providers=providers, options=settings)
-    except ExecutionError as e:
-        if not any(code in str(e) for code in ("NOT_IMPLEMENTED", "INVALID_GRAPH")):
-            raise  # these two are about types: one in which the operator has no kernel, or is not
+    except NoKernelError:
+        pass
     fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
     add_casts(fitted, provider=str(providers[0][0]))
     return create_session(fitted, providers=providers, options=settings)

@@ -25,6 +25,7 @@ from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.capture.ties import TIES
 from dort_rewriter.errors import UnsupportedOp, UnsupportedOpError
+from dort_rewriter.export.dispatcher import RANDOM
 
 __all__ = ["compile_graph", "cut", "make_block"]
 
@@ -113,4 +114,4 @@ def _report(partition: Partition, recipe: Recipe) -> None:
 
 
 def _belongs_in_torch(fallback: UnsupportedOp) -> bool:
-    return fallback.reason.startswith("random") or fallback.reason in (PLACED, SHARED, TIES)
+    return fallback.reason in (PLACED, RANDOM, SHARED, TIES)

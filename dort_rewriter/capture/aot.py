@@ -108,6 +108,6 @@ def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:
         return frozenset()
     names = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
     mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
-    # torch 2.3 does not tell which inputs are weights.
+    # Where torch does not tell which inputs are weights (2.3), none is.
     fixed = getattr(metadata, "static_input_indices", None) or ()
     return frozenset(names[i] for i in fixed if i not in mutated)

@@ -81,10 +81,10 @@ def installed() -> Iterator[HookStatus]:
 
 
 def _watch() -> None:
-    series = versions.loaded_series()
-    if series is not None and series < versions.OLDEST:
+    version = versions.loaded_version()
+    if version is not None and versions.is_too_old(version):
         raise HookError(
-            f"torch {versions.loaded_version()} is not supported: it takes "
+            f"torch {version} is not supported: it takes "
             f"{'.'.join(map(str, versions.OLDEST))} or newer."
         )
     imports.serve_missing(versions.BACKEND_MODULE, _restore_backend_module)

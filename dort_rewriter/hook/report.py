@@ -99,7 +99,7 @@ def _pending(torch: str | None, applied: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _rewriter_is_on(torch: str | None) -> bool:
-    if torch is not None and versions.parse_series(torch) >= versions.REMOVED_IN:
+    if torch is not None and not versions.ships_backend(torch):
         return env.read("ONNXRT_CHANGE_REWRITER") != "0"
     return env.is_on("ONNXRT_CHANGE_REWRITER") and is_expected()
 

@@ -1,6 +1,7 @@
-"""Everything that depends on the version of torch: what to patch where, and its files by content.
+"""Everything that the version of torch decides: what to patch where, and its files by content.
 
-A new torch broke something: this file, or one :class:`Patch` of it, is where to go.
+A new torch broke something: this file, or one :class:`Patch` of it, is where to go. The rest of
+the package compares no version: it looks at what torch hands over (a recorded type, an attribute).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ __all__ = [
     "PATCHES",
     "PRISTINE",
     "REMOVED_IN",
+    "is_too_old",
     "loaded_series",
     "loaded_version",
     "parse_series",
+    "ships_backend",
 ]
 
 OLDEST: Series = (2, 3)
@@ -144,10 +147,23 @@ PATCHES: tuple[Patch, ...] = (
 
 
 def parse_series(version: str) -> Series:
-    """The series of a version: ``(2, 8)`` for ``2.8.0+cpu``."""
+    """The series of a version: ``(2, 8)`` for ``2.8.0+cpu``.
+
+    NOTE: without ``packaging``, which takes 20 ms that each ``import torch`` would wait for.
+    """
     found = re.match(r"(\d+)\.(\d+)", version)
     assert found is not None, version
     return int(found[1]), int(found[2])
+
+
+def ships_backend(version: str) -> bool:
+    """Tell whether this version of torch has ``OrtBackend``, which newer ones get back."""
+    return parse_series(version) < REMOVED_IN
+
+
+def is_too_old(version: str) -> bool:
+    """Tell whether this version of torch is older than all that are supported."""
+    return parse_series(version) < OLDEST
 
 
 def loaded_version() -> str | None:

@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 from onnx import helper
+from packaging.version import Version
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.custom_kernels import DOMAIN, is_available, register
@@ -98,8 +99,7 @@ def _is_slow(op_type: str, domain: str, provider: str) -> bool:
     slow = _SLOW_ON_CPU.get(op_type)
     if slow is None or domain != "com.microsoft" or provider != CPU:
         return False
-    numbers = load_onnxruntime().__version__.split(".")[:2]
-    return slow(tuple(int(n) for n in numbers))
+    return slow(Version(load_onnxruntime().__version__).release)
 
 
 def kernel_query(provider: str = CPU) -> Callable[..., bool]:

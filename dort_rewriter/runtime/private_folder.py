@@ -60,6 +60,9 @@ def why_not_private(folder: Path) -> str:
 
 
 def _default_folder() -> Path:
+    of_programs = Path(env.read("XDG_CACHE_HOME"))
+    if of_programs.is_absolute():
+        return of_programs / "dort_rewriter"
     try:
         return Path.home() / ".cache" / "dort_rewriter"
     except RuntimeError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
@@ -191,7 +191,8 @@ def _build(
         )
     except ort_errors() as error:
         names = ", ".join(p.name for p in providers)
-        raise ExecutionError(
+        about_types = (bindings().NotImplemented, bindings().InvalidGraph)
+        raise (NoKernelError if isinstance(error, about_types) else ExecutionError)(
             f"{describe()} cannot build a session on {names}: "
             f"{explain_failure(error, _node_places(model))}"
         ) from error

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
-from dort_rewriter.hook.versions import REMOVED_IN, parse_series
+from dort_rewriter.hook.versions import ships_backend
 from dort_rewriter.runtime.kernel_build import find_compiler
 from dort_rewriter.runtime.kernel_library import installed_library, kernel_library
 from dort_rewriter.runtime.private_folder import (
@@ -181,7 +181,7 @@ def check_hook(report: HookStatus) -> Iterator[Finding]:
         yield Finding("ok", "hook", f"{report.state}, {len(report.applied)} change(s) to torch")
     if report.rewriter:
         yield Finding("ok", "rewriter", "on: graphs are exported by this package")
-    elif report.torch is not None and parse_series(report.torch) < REMOVED_IN:
+    elif report.torch is not None and ships_backend(report.torch):
         yield Finding(
             "note",
             "rewriter",

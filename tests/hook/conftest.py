@@ -13,10 +13,10 @@ import torch
 
 from dort_rewriter import install, uninstall
 from dort_rewriter.hook.report import is_expected
-from dort_rewriter.hook.versions import REMOVED_IN, parse_series
+from dort_rewriter.hook.versions import ships_backend
 from tests.gates.sources import ROOT
 
-HAS_ORT_BACKEND = parse_series(torch.__version__) < REMOVED_IN
+HAS_ORT_BACKEND = ships_backend(torch.__version__)
 
 Program = Callable[..., str]
 

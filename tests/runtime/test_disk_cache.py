@@ -256,7 +256,7 @@ def test_no_home(switch: str, tmp_path: Path) -> None:
         "from dort_rewriter.runtime.disk_cache import disk_cache\n"
         "assert disk_cache() is None and disk_cache() is None\n"
     )
-    left_out = ("HOME", "DORT_CACHE_DIR", "DORT_CACHE")
+    left_out = ("HOME", "XDG_CACHE_HOME", "DORT_CACHE_DIR", "DORT_CACHE")
     environment = {k: v for k, v in os.environ.items() if k not in left_out}
     done = subprocess.run(
         [sys.executable, "-c", program],

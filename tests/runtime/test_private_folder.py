@@ -123,7 +123,11 @@ def test_the_cache_folder_is_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cache_folder() == tmp_path
     monkeypatch.delenv("DORT_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "dort_rewriter"
+    for of_programs in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", of_programs)
+        assert cache_folder() == tmp_path / "home" / ".cache" / "dort_rewriter"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "programs"))
+    assert cache_folder() == tmp_path / "programs" / "dort_rewriter"
 
 
 def test_without_a_home_there_is_no_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +137,7 @@ def test_without_a_home_there_is_no_cache_folder(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("DORT_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", fail)
     with pytest.raises(OSError, match="no home folder"):
         cache_folder()

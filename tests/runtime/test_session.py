@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.runtime import model_files
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.installed import load_onnxruntime
@@ -139,6 +139,18 @@ def test_node_that_fails_at_run_time_is_named() -> None:
     run = Executor(create_session(model), signature([tensor("a"), tensor("b")], [result("y")]))
     with pytest.raises(ExecutionError, match=r"Node 'sum_3' is Add\(a, b\)"):
         run(torch.ones(2), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(double[N] x) => (double[N] y) { y = Erf(x) }",
+        "(bool[N] x) => (bool[N] y) { y = Add(x, x) }",
+    ],
+)
+def test_types_without_a_kernel_have_their_own_error(body: str) -> None:
+    with pytest.raises(NoKernelError, match="cannot build a session"):
+        create_session(parse(body))
 
 
 def test_bytes_that_are_no_model() -> None:

@@ -144,7 +144,7 @@ def attend(
 def _probabilities(op: Recorder, attention: _Attention, log_sum: Value, is_masked: bool) -> Value:
     scores = _scores(op, attention)
     zero = op.constant(0.0, attention.dtype)
-    if log_sum.dtype is not attention.dtype:  # torch 2.8 hands over float32 with float64 inputs
+    if log_sum.dtype is not attention.dtype:  # seen with float64 inputs (torch 2.8)
         probabilities = op.Softmax(scores, axis=-1)
         return (
             op.Where(op.IsNaN(probabilities), zero, probabilities) if is_masked else probabilities

@@ -128,7 +128,7 @@ def floor_remainder(op: Recorder, a: Any, b: Any) -> Value:
 @converter("aten::div.Tensor", "aten::div.Scalar")
 def div(op: Recorder, x: Value, other: Any) -> Value:
     """div.Tensor(Tensor self, Tensor other) -> Tensor"""
-    if not op.dtype.is_floating_point():  # torch 2.8, symbolic sizes
+    if not op.dtype.is_floating_point():  # seen with symbolic sizes (torch 2.8)
         raise Refused("its recorded result is made of integers, which is not what torch computes")
     return op.Div(x, other)
 

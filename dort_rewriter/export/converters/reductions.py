@@ -246,7 +246,7 @@ def _holds(op: Recorder, x: Value, dim: Dims, keepdim: bool, *, everywhere: bool
     """Count what decides: an element that is set for any, one that is not for all."""
     truth = op.cast(x, ir.DataType.BOOL)
     if dim == []:
-        raise Refused("no dimension: torch 2.8 records another shape than it computes")
+        raise Refused("no dimension: the shape that torch records may not be the one it computes")
     decides = op.Not(truth) if everywhere else truth
     count = reduce(op, "ReduceSum", op.cast(decides, ir.DataType.INT64), dim, keepdim)
     found = op.cast(count, ir.DataType.BOOL)

@@ -31,7 +31,7 @@ def unique_consecutive(
     if dim is not None and x.rank > 1:
         raise Refused("runs of equal slices (dim=...) have no converter")
     if (return_inverse or return_counts) and _holds_few(op.result[1].dtype):
-        # torch 2.8 and older: the type of the elements, whatever they are.
+        # Up to torch 2.8 it is the type of the elements, whatever they are.
         raise Refused(f"torch declares its indices as {op.result[1].dtype}")
     flat = flatten(op, x)
     compared = op.Cast(flat, to=ir.DataType.INT32) if x.dtype in _COMPARED else flat

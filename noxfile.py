@@ -112,6 +112,17 @@ def tests_old(session: nox.Session) -> None:
     run_pytest(session)
 
 
+@nox.session(python=OLD_PYTHON)
+@nox.parametrize("stack", ["new", "old"])
+def repeats(session: nox.Session, stack: str) -> None:
+    """Run the tests that a busy machine could disturb 20 times; ``-- --times 5`` for fewer."""
+    if stack == "new":
+        install(session, "cpu,test", *NEW)
+    else:
+        install(session, "training,test", *OLD)
+    session.run("python", "scripts/repeat_tests.py", *session.posargs)
+
+
 @nox.session(name="tests-latest")
 def tests_latest(session: nox.Session) -> None:
     """Test with torch 2.15.0 and the newest onnxruntime."""

@@ -85,6 +85,7 @@ def libraries(names: list[str]) -> set[str]:
     return {name.removeprefix(BUILT) for name in names if name.startswith(BUILT)}
 
 
+@pytest.mark.load_sensitive
 def test_a_wheel_with_kernels_is_for_a_platform(project: Project) -> None:
     """And for all versions of Python; they are not compiled again for the next wheel."""
     tag, names = project.build(project.compiler())
@@ -96,6 +97,7 @@ def test_a_wheel_with_kernels_is_for_a_platform(project: Project) -> None:
     assert project.compilations() == len(LEVELS)
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("compiler", ["none", "one that fails"])
 def test_a_wheel_without_kernels_is_for_all_platforms(project: Project, compiler: str) -> None:
     """Also where there was one with kernels before."""
@@ -118,6 +120,7 @@ def test_what_the_compiler_does_not_know_is_left_out(project: Project) -> None:
     assert libraries(names) == ({"built.json", *others} if others else set())
 
 
+@pytest.mark.load_sensitive
 def test_an_editable_installation_compiles_for_this_processor(project: Project) -> None:
     """In the sources, where other environments find it; again when they change."""
     best = kernel_build.supported_levels()[0]

@@ -55,6 +55,7 @@ def test_verbosity_is_the_level_of_the_package(
         LOGGER.setLevel(before)
 
 
+@pytest.mark.load_sensitive
 def test_a_program_without_logging_sees_the_lines() -> None:
     program = (
         "import logging\n"

@@ -22,6 +22,7 @@ def _fresh() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.load_sensitive
 def test_the_fastest_candidate_is_kept() -> None:
     """After a round to warm up and a few that are timed, the others are forgotten."""
     calls: list[str] = []
@@ -99,6 +100,7 @@ def test_weights_may_change_while_candidates_are_tried() -> None:
             module[0].weight.add_(0.1)  # type: ignore[operator, union-attr]
 
 
+@pytest.mark.load_sensitive
 def test_a_candidate_may_call_the_graph_again() -> None:
     """So does what interrupts one: a signal handler, the end of an object."""
     calls: list[str] = []

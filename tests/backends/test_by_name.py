@@ -28,6 +28,7 @@ print("runs", backend.execution_count)
 BUILT_IN = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 8)
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.skipif(BUILT_IN, reason="this torch has its own backend of that name")
 def test_found_by_name_and_trains() -> None:
     done = subprocess.run(

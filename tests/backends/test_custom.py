@@ -137,6 +137,7 @@ print("models", len(storage["instance"]))
 """
 
 
+@pytest.mark.load_sensitive
 def test_by_name(tmp_path: Path) -> None:
     """The entry point of pyproject.toml, in a distribution of its own, is what torch finds."""
     done = subprocess.run(

@@ -11,9 +11,10 @@ import pytest
 
 from tests.gates.sources import ROOT
 
-pytestmark = pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"
-)
+pytestmark = [
+    pytest.mark.load_sensitive,
+    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
+]
 
 
 @pytest.mark.parametrize(

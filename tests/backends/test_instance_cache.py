@@ -34,6 +34,7 @@ def test_build_runs_once() -> None:
     assert cache.get_or_build("k", lambda: [2]) is built
 
 
+@pytest.mark.load_sensitive
 def test_first_built_wins() -> None:
     cache: InstanceCache[str, object] = InstanceCache()
     barrier = threading.Barrier(4)
@@ -72,6 +73,7 @@ class StoringBackend:
         return lambda *args: run(*args)
 
 
+@pytest.mark.load_sensitive
 def test_sessions_die_with_torch_reset() -> None:
     # NOTE: torch 2.8 never frees the first thing that a process compiles.
     torch.compile(lambda x: x - 1, backend="eager")(torch.ones(3))

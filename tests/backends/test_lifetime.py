@@ -41,6 +41,7 @@ def _train(compiled: Any) -> None:
     compiled(torch.randn(2, 4)).sum().backward()
 
 
+@pytest.mark.load_sensitive
 def test_reset_releases_sessions_and_graphs() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     compiled, backend = compile_strictly(model)
@@ -55,6 +56,7 @@ def test_reset_releases_sessions_and_graphs() -> None:
     assert _infos(backend) == []
 
 
+@pytest.mark.load_sensitive
 def test_a_backend_used_after_a_reset_makes_new_sessions() -> None:
     model = nn.Linear(4, 4)
     compiled, backend = compile_strictly(model)
@@ -66,6 +68,7 @@ def test_a_backend_used_after_a_reset_makes_new_sessions() -> None:
     assert len(_infos(backend)) == 2
 
 
+@pytest.mark.load_sensitive
 @needs_proc
 @needs_glibc
 def test_200_cycles_of_compiling_and_resetting_leave_nothing() -> None:
@@ -83,6 +86,7 @@ def test_200_cycles_of_compiling_and_resetting_leave_nothing() -> None:
     assert size - size_of_torch < 120_000
 
 
+@pytest.mark.load_sensitive
 @needs_proc
 def test_10000_calls_leave_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
@@ -103,6 +107,7 @@ def test_10000_calls_leave_nothing() -> None:
     assert more_memory - memory < 8_000_000
 
 
+@pytest.mark.load_sensitive
 def test_threads_call_one_compiled_model() -> None:
     gc.collect()  # the backend is shared: a graph of before may still be in its table
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
@@ -130,6 +135,7 @@ def test_threads_call_one_compiled_model() -> None:
     assert len(_infos(backend)) == 2
 
 
+@pytest.mark.load_sensitive
 def test_the_number_of_threads_of_torch_is_that_of_a_session() -> None:
     before = torch.get_num_threads()
     try:
@@ -158,6 +164,7 @@ class Compiled(torch.utils.data.Dataset):
         return self.compiled(torch.full((64,), float(index)))
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_forked_data_loader() -> None:
     compiled, _ = compile_strictly(lambda x: x.relu() + 1)

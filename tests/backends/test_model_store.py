@@ -82,6 +82,7 @@ def test_a_graph_met_before_is_not_exported(exports: list[str], folder: Path) ->
     assert len(exports) == 2
 
 
+@pytest.mark.load_sensitive
 def test_another_process_finds_it(folder: Path) -> None:
     """The key is the same there."""
     program = """
@@ -216,6 +217,7 @@ def test_weights_are_not_stored(exports: list[str], folder: Path) -> None:
     assert not folder.exists() or not list(folder.iterdir())
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("name", ["rule.py", "kernel.cpp", "kernel.h"])
 def test_sources_count(name: str, tmp_path: Path) -> None:
     """A model of yesterday's rules or kernels is not today's: by content, whatever the time."""
@@ -236,6 +238,7 @@ def test_sources_count(name: str, tmp_path: Path) -> None:
     assert fingerprint(tmp_path, now) in found
 
 
+@pytest.mark.load_sensitive
 def test_what_was_changed_since_is_not_what_runs(tmp_path: Path) -> None:
     """As by an update of the package while a program runs, also with times that are set back."""
     (tmp_path / "rule.py").write_text("1")
@@ -345,6 +348,7 @@ def test_a_guard_on_two_symbols_counts(asked: str) -> None:
 # -- places where nothing can be kept -----------------------------------------------------------
 
 
+@pytest.mark.load_sensitive
 def test_no_home_is_no_error(tmp_path: Path) -> None:
     """Whether the cache is wanted or not."""
     program = (

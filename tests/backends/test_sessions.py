@@ -177,6 +177,7 @@ def test_strict_mode_raises_when_a_session_fails(failing: Failing) -> None:
             compiled(x)
 
 
+@pytest.mark.load_sensitive
 def test_threads_share_a_failure(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
     compiled, _ = compile_strictly(torch.relu, fallback=True)
     x = torch.randn(64)

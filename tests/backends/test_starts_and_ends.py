@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.entry_points import environment_with_entry_points
 from tests.gates.sources import ROOT
+
+pytestmark = pytest.mark.load_sensitive
 
 LIMIT = 500
 """Seconds for a program that takes ten on a quiet machine."""

@@ -269,6 +269,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.load_sensitive
 def test_a_folder_that_takes_no_file() -> None:
     # Root may write everywhere but into the file system of the kernel.
     with pytest.raises(ExportError, match=r"Cannot write /proc/model\.onnx: .* is writable"):

@@ -9,6 +9,8 @@ import pytest
 
 from tests.gates.sources import ROOT
 
+pytestmark = pytest.mark.load_sensitive
+
 HEAVY = ("torch", "numpy", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
 
 

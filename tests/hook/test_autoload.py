@@ -47,6 +47,7 @@ def test_importing_torch_loads_the_package_and_nothing_heavy(program: Program) -
     assert not {"torch.onnx", "onnxscript", "onnxruntime"} & set(without.split())
 
 
+@pytest.mark.load_sensitive
 @needs_entry_points
 def test_importing_torch_stays_fast(program: Program) -> None:
     code = (

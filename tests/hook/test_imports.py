@@ -118,6 +118,7 @@ def test_a_module_missing_everywhere_stays_missing() -> None:
         imports.forget(name)
 
 
+@pytest.mark.load_sensitive
 def test_waiting_for_an_import_of_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_module_told_twice_is_patched_once() -> None:
     assert len(STATE.changes) == before
 
 
+@pytest.mark.load_sensitive
 def test_threads_install_once() -> None:
     barrier = threading.Barrier(8)
     failures: list[BaseException] = []

@@ -55,6 +55,7 @@ def test_another_word_is_refused() -> None:
         session_options(arena=wrong)
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("arena", ARENAS)
 def test_results_outlive_the_session(arena: Any) -> None:
     run = _executor(arena)
@@ -68,6 +69,7 @@ def test_results_outlive_the_session(arena: Any) -> None:
     assert all(s[0].eq(0).all() for s in scratch)
 
 
+@pytest.mark.load_sensitive
 @needs_glibc
 def test_the_shared_arena_is_given_back() -> None:
     large, small = torch.ones(20_000_000), torch.ones(4000)
@@ -82,6 +84,7 @@ def test_the_shared_arena_is_given_back() -> None:
     assert run(small)[0].eq(0).all()
 
 
+@pytest.mark.load_sensitive
 @needs_glibc
 @pytest.mark.parametrize("arena", ARENAS)
 def test_sizes_that_grow_do_not_leave_each_a_piece(arena: Any) -> None:
@@ -95,6 +98,7 @@ def test_sizes_that_grow_do_not_leave_each_a_piece(arena: Any) -> None:
     give_back()
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("arena", ARENAS)
 def test_threads_share_it(arena: Any) -> None:
     executors = [_executor(arena) for _ in range(2)]

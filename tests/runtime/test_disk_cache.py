@@ -47,6 +47,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.load_sensitive
 def test_the_oldest_go_first(tmp_path: Path) -> None:
     """What was read lately stays."""
     cache = DiskCache(tmp_path / "c", limit=1000)
@@ -92,6 +93,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.load_sensitive
 def test_many_writers_and_readers(tmp_path: Path) -> None:
     """A reader finds all of an entry or none of it."""
     content = {_key(str(i)): bytes([i]) * 20000 for i in range(8)}
@@ -132,6 +134,7 @@ def _precious(folder: Path) -> list[Path]:
     return [*files, folder / f"{key}.dort-model"]
 
 
+@pytest.mark.load_sensitive
 def test_only_our_names_are_removed(tmp_path: Path) -> None:
     """A user's files are neither counted nor removed, in any folder."""
     folder = tmp_path / "c"
@@ -151,6 +154,7 @@ def test_only_our_names_are_removed(tmp_path: Path) -> None:
     assert linked.read_bytes() == b"x" * 5000
 
 
+@pytest.mark.load_sensitive
 def test_a_folder_of_models_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable may name a folder in which a user keeps models."""
     monkeypatch.setenv("DORT_CACHE_DIR", str(tmp_path))
@@ -167,6 +171,7 @@ def test_a_folder_of_models_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert {p.name for p in tmp_path.iterdir()} == {"models", FOLDER}
 
 
+@pytest.mark.load_sensitive
 def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
     """After an hour: until then somebody may be writing it."""
     folder = tmp_path / "c"
@@ -245,6 +250,7 @@ def test_a_cache_that_is_read_only(read_only: Path, caplog: pytest.LogCaptureFix
     assert [r.levelname for r in caplog.records if r.levelno >= logging.INFO] == ["WARNING"]
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("switch", ["", "0"])
 def test_no_home(switch: str, tmp_path: Path) -> None:
     """Without a place there is no cache: one line, none when it is switched off."""

@@ -346,6 +346,7 @@ def test_outputs_keep_order_and_may_repeat() -> None:
     assert third is first or torch.equal(third, first)
 
 
+@pytest.mark.load_sensitive
 def test_threads_share_one_executor() -> None:
     run = add_one()
     failures: list[int] = []

@@ -15,6 +15,8 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.disk_cache import DiskCache
 from dort_rewriter.runtime.dump import dump_graph
 
+pytestmark = pytest.mark.load_sensitive
+
 resource = pytest.importorskip("resource", reason="the system has no limits of this kind")
 
 ROOM = 2**16

@@ -63,6 +63,7 @@ def test_what_a_level_uses_it_needs() -> None:
         assert {kernel.get(name, name) for name in used} <= level.needs
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("level", supported_levels(), ids=lambda level: level.name)
 def test_the_compiler_knows_the_flags(level: Level, tmp_path: Path) -> None:
     """A library of nothing is made, in silence."""

@@ -35,6 +35,7 @@ def test_bfloat16_outlives_the_tensor() -> None:
     assert back.eq(3).all()
 
 
+@pytest.mark.load_sensitive
 def test_result_outlives_session_and_arguments() -> None:
     run = add_one()
     x = torch.zeros(10_000)
@@ -58,6 +59,7 @@ def test_identity_of_an_input_is_not_the_input() -> None:
     assert y.data_ptr() != x.data_ptr()
 
 
+@pytest.mark.load_sensitive
 def test_session_dies_with_the_executor_without_a_collection() -> None:
     run = add_one()
     assert run.session is not None
@@ -85,6 +87,7 @@ def _growth(run: Executor, calls: int) -> int:
     return _resident_bytes() - before
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("name", ["float", "bfloat16"])
 def test_calls_do_not_grow_memory(name: str) -> None:
@@ -101,6 +104,7 @@ def test_calls_do_not_grow_memory(name: str) -> None:
     assert _growth(run, 10_000) < 4_000_000
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 def test_failures_do_not_grow_memory() -> None:
     from dort_rewriter.errors import ExecutionError
@@ -140,6 +144,7 @@ class Doubled(torch.utils.data.Dataset):
         return self.run(torch.full((64,), float(index)))[0]
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_forked_data_loader() -> None:
     run = add_one()

@@ -81,6 +81,7 @@ def test_it_belongs_to_nobody_else(tmp_path: Path, place: str) -> None:
         private_folder(tmp_path / "a" / "b")
 
 
+@pytest.mark.load_sensitive
 @needs_root
 def test_what_is_root_s_is_trusted(tmp_path: Path) -> None:
     """A folder that the image of a container brings."""

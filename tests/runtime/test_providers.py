@@ -119,6 +119,7 @@ def test_old_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         installed.load_onnxruntime.__wrapped__()
 
 
+@pytest.mark.load_sensitive
 def test_importing_and_running_prints_nothing() -> None:
     code = """
 import warnings; warnings.simplefilter("error")

@@ -53,6 +53,7 @@ def arguments() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ones(8, 64), torch.ones(64, 64)
 
 
+@pytest.mark.load_sensitive
 def test_it_is_the_openmp_that_torch_loaded() -> None:
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     loaded = {line.split()[-1] for line in lines if "omp" in Path(line.split()[-1]).name}
@@ -60,6 +61,7 @@ def test_it_is_the_openmp_that_torch_loaded() -> None:
     assert (omp_pause() is not None) == bool(ending)
 
 
+@pytest.mark.load_sensitive
 @ending
 def test_a_run_ends_the_waiting_threads_of_torch(torch_threads: int) -> None:
     run = executor(2)
@@ -76,6 +78,7 @@ def test_a_run_ends_the_waiting_threads_of_torch(torch_threads: int) -> None:
     assert running() == alone + 1
 
 
+@pytest.mark.load_sensitive
 @ending
 def test_a_run_of_a_moment_is_not_worth_new_threads(torch_threads: int) -> None:
     run = executor(2)

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+pytestmark = pytest.mark.load_sensitive
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 

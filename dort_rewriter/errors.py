@@ -23,6 +23,8 @@ __all__ = [
     "ResultReachedError",
     "UnsupportedOp",
     "UnsupportedOpError",
+    "calling",
+    "given_function_of",
     "place_of",
     "working_on",
 ]
@@ -143,3 +145,29 @@ _PLACE = "dort_place"
 def place_of(error: BaseException) -> str:
     """The place that an exception remembers, ``model.py:12 in forward: x.sort()``."""
     return str(getattr(error, _PLACE, ""))
+
+
+class calling:
+    """A call of a function that the program gave: what it raises remembers whose it is."""
+
+    def __init__(self, name: str, function: object) -> None:
+        self._name = name
+        self._function = function
+
+    def __enter__(self) -> None:
+        """Nothing is done."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Write the function to an exception, which goes on its way."""
+        if error is not None and not given_function_of(error):
+            code = getattr(self._function, "__code__", None)
+            place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+            setattr(error, _GIVEN, f"{self._name}{place}")
+
+
+_GIVEN = "dort_given_function"
+
+
+def given_function_of(error: BaseException) -> str:
+    """The function of the program that raised, as :class:`calling` knows it."""
+    return str(getattr(error, _GIVEN, ""))

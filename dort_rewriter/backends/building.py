@@ -14,7 +14,7 @@ from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, Providers
 from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.backends.transforms import before_transforms, transform
+from dort_rewriter.backends.transforms import before_transforms, check_results, transform
 from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
@@ -25,7 +25,7 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.runtime.dump import dump_graph
+from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.providers import CPU
@@ -64,6 +64,8 @@ def build_block(
         session = None
         if block.computed:
             session = build_session(block.model, providers, recipe.options)
+            if block.proto is not None:
+                check_results(session, block.exported.model)
         executor = make_executor(session, block, recipe.options)
         return BuiltBlock(**fields, session=session, runner=executor)
 
@@ -118,7 +120,7 @@ def export_block(
     proto = None
     if asked.options.pre_ort_model_transforms:
         proto = transform(model, asked, provider)
-    dump_graph(proto or model, str(graph_module.graph), recipe.dump_prefix)
+    try_dump(proto or model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
         for s in plan.slots

@@ -34,7 +34,7 @@ from dort_rewriter.runtime.stored_inputs import describe_inputs, store_case
 if TYPE_CHECKING:
     from dort_rewriter.backends.blocks import ExportedBlock
 
-__all__ = ["FOLDER", "report_problem", "report_when_asked"]
+__all__ = ["FOLDER", "report_problem", "report_when_asked", "unwritten"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,17 +60,33 @@ def report_problem(
     problem: str,
     block: ExportedBlock | None = None,
 ) -> Path | None:
-    """Write a folder about a graph and return it; None, with a warning, if that fails."""
+    """Write a folder about a graph and return it; None, with a warning, if that fails.
+
+    It appears complete or not at all.
+    """
     place = Path(env.read("DORT_REPORT_DIR") or FOLDER)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="problem_", dir=place))
-        _write(folder, graph_module, args, options, problem, block)
+        with tempfile.TemporaryDirectory(prefix=".problem-", dir=place) as around:
+            staged = Path(around) / "problem"
+            staged.mkdir(mode=0o700)
+            _write(staged, graph_module, args, options, problem, block)
+            folder = place / f"problem_{Path(around).name.removeprefix('.problem-')}"
+            staged.rename(folder)
     except (OSError, DortError) as error:
         logger.warning("The report of a problem cannot be written to %s: %s", place, error)
+        _unwritten.append(problem)
         return None
     logger.warning("What happened is written to %s: reproduce.py there runs it again.", folder)
     return folder
+
+
+_unwritten: list[str] = []
+
+
+def unwritten() -> tuple[str, ...]:
+    """The problems of this process that could not be written about, the oldest first."""
+    return tuple(_unwritten)
 
 
 def _write(

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from dort_rewriter import env
-from dort_rewriter.errors import OptionError, place_of
+from dort_rewriter.errors import OptionError, given_function_of, place_of
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.trace import CompileTrace
 
@@ -61,10 +61,13 @@ def guarded(
 
 def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
     """The class, the message and the Python line of what went wrong, and what to do."""
-    lines = str(error).strip().splitlines() or [""]
+    first = str(error).strip().partition("\n")[0].rstrip(".")
     where = place_of(error) or _first_place(graph_module)
+    said = f"{type(error).__name__}: {first}{f' (at {where})' if where else ''}"
+    if given := given_function_of(error):
+        return f"{said}. It was raised in {given}; with fallback=False you see it whole."
     return (
-        f"{type(error).__name__}: {lines[0]}{f' (at {where})' if where else ''}. This is a defect "
+        f"{said}. This is a defect "
         "of dort_rewriter, or of what it stands on: `dort-rewriter report PROGRAM` writes what "
         "shows it, and with fallback=False it is raised."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import is_convertible
+from dort_rewriter.errors import calling
 from dort_rewriter.export.onnxscript_functions import (
     is_onnxscript_function,
     onnxscript_converter,
@@ -134,7 +136,14 @@ class Dispatcher:
 def _make_converter(name: str, function: Callable[..., Any]) -> Converter:
     if is_onnxscript_function(function):
         return onnxscript_converter(name, function)
-    return make_converter(name, function)
+    made = make_converter(name, function)
+    guard = calling(f"the converter of {name}", function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with guard:
+            return function(*args, **kwargs)
+
+    return dataclasses.replace(made, function=call)
 
 
 class ForceDispatcher(Dispatcher):

@@ -323,6 +323,8 @@ class _Interpreter:
         """Give the results of a converter the types, shapes and names of the FX node."""
         meta = node.meta.get("val")
         if not isinstance(meta, list | tuple):
+            if results is None and meta is not None:
+                raise Refused("its converter gave nothing")
             return self._settle_one(results, meta, node.name)
         count = len(results) if isinstance(results, list | tuple) else 1
         if count != len(meta):
@@ -336,7 +338,11 @@ class _Interpreter:
         if value is None or meta is None:
             return None
         if not isinstance(value, Value):
-            value = self.recorder.constant(value, element_type(meta))
+            try:
+                value = self.recorder.constant(value, element_type(meta))
+            except (TypeError, ValueError) as e:
+                kind = type(value).__name__
+                raise Refused(f"its converter gave a {kind} instead of a value") from e
         want = element_type(meta)
         if value.dtype is not None and value.dtype != want:
             value = self.recorder.cast(value, want)

@@ -6,6 +6,7 @@ replaced keeps its name, type and shape; nodes that nobody needs any more are re
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dort_rewriter.errors import OptimizeError
+from dort_rewriter.errors import OptimizeError, calling
 from dort_rewriter.optimize.checking import RuleCheck
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
@@ -64,11 +65,11 @@ class Rewriting:
         self.observer = observer
         self.check = check
         self.emitter = Emitter(view.graph, view.opset)
-        self._by_root: dict[str, list[tuple[Rule, RuleReport]]] = defaultdict(list)
+        self._by_root: dict[str, list[tuple[Rule, RuleReport, _Guard]]] = defaultdict(list)
         for rule in rules:
             entry = report.rule(rule.name)
             for root in rule.roots:
-                self._by_root[root].append((rule, entry))
+                self._by_root[root].append((rule, entry, _guard(rule)))
         self.gave_up = False
         """Whether rules undid each other for so long that the work was stopped."""
         self._budget = 1000 + 10 * self.graph.num_nodes()
@@ -99,11 +100,14 @@ class Rewriting:
 
     def _try(self, node: ir.Node, touched: dict[ir.Node, None]) -> bool:
         """Apply the first rule that matches at a node."""
-        for rule, entry in self._by_root.get(operator(node), ()):
+        for rule, entry, guard in self._by_root.get(operator(node), ()):
             start = time.perf_counter()
             entry.tried += 1
-            found = rule.match(node, self.view)
-            done = isinstance(found, Match) and self._apply(rule, entry, node, found, touched)
+            with guard:
+                found = rule.match(node, self.view)
+                if found is not None and not isinstance(found, Match | Refusal):
+                    raise OptimizeError(f"{rule.name}.match gave {found!r}, no Match or Refusal.")
+                done = isinstance(found, Match) and self._apply(rule, entry, node, found, touched)
             if isinstance(found, Refusal):
                 _count(entry, found)
             entry.seconds += time.perf_counter() - start
@@ -122,7 +126,11 @@ class Rewriting:
         emitter = self.emitter
         emitter.begin({**node.metadata_props, "rule": rule.name})
         built = match.build(emitter)
-        results = [built] if isinstance(built, ir.Value) else list(built)
+        results = [built] if isinstance(built, ir.Value) else built
+        if not isinstance(results, list | tuple) or not all(
+            isinstance(v, ir.Value) for v in results
+        ):
+            raise OptimizeError(f"{rule.name} builds {built!r}, no values of the graph.")
         if len(results) != len(match.replaces):
             raise OptimizeError(f"{rule.name} builds {len(results)} results, not as declared.")
         if refusal := self._refuse(rule, match.replaces, results):
@@ -236,6 +244,16 @@ class Rewriting:
             removed[node] = None
         self.graph.remove(removed)
         return len(removed)
+
+
+_Guard = contextlib.AbstractContextManager[None]
+
+
+def _guard(rule: Rule) -> _Guard:
+    """What a rule is called in: an error of the user's is told from one of this package."""
+    if type(rule).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return contextlib.nullcontext()
+    return calling(f"the rule {rule.name}", type(rule).match)
 
 
 def _unsafe(node: ir.Node) -> str | None:

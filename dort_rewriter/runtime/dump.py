@@ -6,6 +6,7 @@ from 0 for each prefix in the life of the process, or since :func:`restart_numbe
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,10 +15,14 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.runtime.model_files import Model, write_model
 
-__all__ = ["dump_graph", "restart_numbers"]
+__all__ = ["dump_graph", "restart_numbers", "try_dump"]
+
+logger = logging.getLogger(__name__)
 
 _lock = SafeLock()
 _next_number: dict[str, int] = {}
+_refused: set[str] = set()
+"""The prefixes under which files could not be written."""
 
 
 def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | None:
@@ -43,6 +48,20 @@ def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | Non
             ) from error
         _next_number[prefix] = number + 1
     return path
+
+
+def try_dump(model: Model, text: str, prefix: str | None = None) -> None:
+    """Do what :func:`dump_graph` does; what cannot be written is warned of, once a prefix.
+
+    NOTE: a program that is looked at in this way is to run as it does otherwise.
+    """
+    prefix = env.read("ONNXRT_DUMP_PATH") if prefix is None else prefix
+    try:
+        dump_graph(model, text, prefix)
+    except ExecutionError as error:
+        if prefix not in _refused:
+            _refused.add(prefix)
+            logger.warning("%s", error)
 
 
 def restart_numbers(prefix: str) -> None:

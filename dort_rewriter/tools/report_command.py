@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dort_rewriter import env
-from dort_rewriter.backends.problem_report import FOLDER
+from dort_rewriter.backends.problem_report import FOLDER, unwritten
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.command import answer, brief, make_parser
 
@@ -37,7 +37,7 @@ def run_report(arguments: Sequence[str]) -> int:
     if not Path(options.program).is_file():
         raise OptionError(f"There is no file {options.program!r}.")
     folder = Path(options.folder).resolve()
-    before = set(_folders(folder))
+    before, lost = set(_folders(folder)), len(unwritten())
     with ExitStack() as stack:
         stack.enter_context(env.temporarily("DORT_REPORT_DIR", str(folder)))
         if options.verify:
@@ -45,12 +45,15 @@ def run_report(arguments: Sequence[str]) -> int:
         ended = _run(options.program, options.rest)
     found = [f for f in _folders(folder) if f not in before]
     lines = [f"{f}: {_problem(f)}" for f in found]
-    lines.append(f"{len(found)} graph(s) written." if found else "No graph was given up.")
+    missing = list(unwritten()[lost:])
+    lines += [f"not written: {_first_line(problem)}" for problem in missing]
+    some = bool(found or missing)
+    lines.append(f"{len(found)} graph(s) written." if some else "No graph was given up.")
     if ended:
         lines.append(f"The program ended with {ended}")
-    data = {"folders": [str(f) for f in found], "error": ended}
+    data = {"folders": [str(f) for f in found], "not_written": missing, "error": ended}
     answer(options.json, data, "\n".join(lines))
-    return int(bool(found) or bool(ended))
+    return int(some or bool(ended))
 
 
 def _run(program: str, arguments: Sequence[str]) -> str:
@@ -78,4 +81,8 @@ def _folders(folder: Path) -> list[Path]:
 def _problem(folder: Path) -> str:
     """The first line of what a report is about."""
     content = json.loads((folder / "problem.json").read_text(encoding="utf-8"))
-    return str(content["problem"]).partition("\n")[0]
+    return _first_line(content["problem"])
+
+
+def _first_line(problem: str) -> str:
+    return problem.partition("\n")[0]

@@ -28,7 +28,7 @@ PHASES = {
     "the export": "dort_rewriter.backends.building.convert_graph",
     "a converter": "dort_rewriter.export.interpreter.promote",
     "the optimizer": "dort_rewriter.backends.building.optimize",
-    "the dump": "dort_rewriter.backends.building.dump_graph",
+    "the dump": "dort_rewriter.backends.building.try_dump",
     "the session": "dort_rewriter.backends.building.create_session",
     "the executor": "dort_rewriter.backends.building.Executor",
     "what looks at built blocks": "dort_rewriter.backends.lazy_block.describe",
@@ -139,7 +139,7 @@ def test_one_broken_block_does_not_cost_the_others(monkeypatch: pytest.MonkeyPat
     def cut(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout((x * 2).exp(), 0.0).bernoulli(0.5).sin() * 3
 
-    monkeypatch.setattr("dort_rewriter.backends.building.dump_graph", breaks_once)
+    monkeypatch.setattr("dort_rewriter.backends.building.try_dump", breaks_once)
     compiled = torch.compile(cut, backend=(backend := OrtBackend()))
     x = torch.randn(3, 4)
     for _ in range(2):

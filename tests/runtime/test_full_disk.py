@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from dort_rewriter.backends.problem_report import report_problem, unwritten
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.disk_cache import DiskCache
-from dort_rewriter.runtime.dump import dump_graph
+from dort_rewriter.runtime.dump import dump_graph, try_dump
 
 pytestmark = pytest.mark.load_sensitive
 
@@ -51,3 +54,32 @@ def test_dumps(tmp_path: Path) -> None:
         dump_graph(bytes(2 * ROOM), "graph", prefix)
     assert list(tmp_path.iterdir()) == []
     assert dump_graph(bytes(2 * ROOM), "graph", prefix) == tmp_path / "dump_0.onnx"
+
+
+def test_a_dump_that_is_only_tried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with little_room():
+        for _ in range(2):
+            try_dump(bytes(2 * ROOM), "graph", str(tmp_path / "dump_"))
+    assert ["cannot be written" in r.getMessage() for r in caplog.records] == [True]
+    try_dump(bytes(2 * ROOM), "graph", str(tmp_path / "dump_"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dump_0.onnx", "dump_0.txt"]
+
+
+def test_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of a folder is there, or nothing."""
+    monkeypatch.setenv("DORT_REPORT_DIR", str(tmp_path))
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    given = (graph, [torch.zeros(ROOM)], OrtBackendOptions(), "something went wrong")
+    before = len(unwritten())
+    with little_room():
+        assert report_problem(*given) is None
+    assert list(tmp_path.iterdir()) == []
+    assert unwritten()[before:] == ("something went wrong",)
+    assert ["cannot be written" in r.getMessage() for r in caplog.records] == [True]
+    folder = report_problem(*given)
+    assert folder is not None
+    assert list(tmp_path.iterdir()) == [folder]
+    names = ["graph.txt", "problem.json", "reproduce.py", "test_case_0"]
+    assert sorted(p.name for p in folder.iterdir()) == names

@@ -62,6 +62,16 @@ def test_wrong_numbers_are_packed_when_asked_for(tmp_path: Path) -> None:
     assert "does not give what torch gives" in done.stdout
 
 
+def test_what_cannot_be_written_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "found").write_text("no folder")
+    done = report(tmp_path, "invalid")
+    assert done.returncode == 1, done.stderr
+    assert "cannot be written to" in done.stderr
+    number, problem, last = done.stdout.splitlines()
+    assert (number, last) == ("12.0", "0 graph(s) written.")
+    assert problem.startswith("not written: ")
+
+
 def test_nothing_is_written_about_a_program_that_runs(tmp_path: Path) -> None:
     done = report(tmp_path, "Exp")
     assert done.returncode == 0, done.stderr

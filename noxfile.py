@@ -115,7 +115,7 @@ def tests_old(session: nox.Session) -> None:
 @nox.session(python=OLD_PYTHON)
 @nox.parametrize("stack", ["new", "old"])
 def repeats(session: nox.Session, stack: str) -> None:
-    """Run the tests that a busy machine could disturb 20 times; ``-- --times 5`` for fewer."""
+    """Run the tests that a busy machine could disturb, 20 times or ``--times``."""
     if stack == "new":
         install(session, "cpu,test", *NEW)
     else:

@@ -57,6 +57,11 @@ class OptimizeError(DortError):
 class ExecutionError(DortError):
     """A session could not be built or run."""
 
+    def __init__(self, message: str, *, unfinished: bool = False) -> None:
+        super().__init__(message)
+        self.unfinished = unfinished
+        """Whether arguments may have been written to: the graph must not run again on them."""
+
 
 class NoKernelError(ExecutionError):
     """A session could not be built for the types of a model: an operator has no kernel for them,

@@ -25,6 +25,7 @@ __all__ = [
     "SizeExpression",
     "SlotKind",
     "ViewStep",
+    "Writes",
     "describe_value",
     "input_slots",
     "inverse_order",
@@ -139,6 +140,16 @@ class OutputSlot:
     """The value of a ``constant``."""
     size: Size | None = None
     """What to compute when the source is ``size``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writes:
+    """Results of a model that may be written where arguments are, if those do not overlap."""
+
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    """The position of the argument for each output of the model, by name."""
+    checks: frozenset[str] = frozenset()
+    """The nodes that may fail, by name: when one of them does, nothing is written yet."""
 
 
 SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (

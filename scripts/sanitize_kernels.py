@@ -21,8 +21,26 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sanitize_cases import (  # beside this file
+    DOUBLE,
+    FLOAT,
+    FLOATS,
+    HALF,
+    INT64,
+    TYPES,
+    Case,
+    Tensor,
+    draw_dims,
+    draw_part,
+    elementwise,
+    elementwise_list,
+    integers,
+    write_rows,
+)
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "dort_rewriter" / "runtime" / "kernels_cpp"
@@ -32,108 +50,26 @@ FLAGS = [
 ]
 SETTINGS = {"ASAN_OPTIONS": "max_allocation_size_mb=1024:detect_leaks=1"}
 
-FLOAT, INT64, BOOL, HALF, DOUBLE = 1, 7, 9, 10, 11
-FLOATS = (FLOAT, DOUBLE, HALF)
-TYPES = (*FLOATS, INT64, BOOL, 16, 0)
 EDGES = (-(2**63), -(2**31), -21, -2, -1, 0, 1, 2, 3, 13, 2**24, 2**31, 2**40, 2**62, 2**63 - 1)
 """Integers at which arithmetic goes wrong."""
 
-OPERATIONS = {1: (6, 7, 8, 9, 10, 11, 12, 19, 20, 21, 22), 3: (18,)}
-"""The operations of a program by their number of operands, where it is not two."""
-OPERATIONS[2] = tuple(i for i in range(23) if i not in OPERATIONS[1] + OPERATIONS[3])
-
-
-@dataclass
-class Tensor:
-    """An input: its type, its sizes, and its content where it is integers that matter."""
-
-    type: int
-    dims: list[int]
-    content: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Case:
-    """A node with its inputs; an attribute is an integer, a list of them, or a float."""
-
-    op: str
-    attributes: dict[str, int | float | list[int]]
-    inputs: list[Tensor]
-    results: list[int]
-    """The types of the results; 0 for one that nobody reads."""
-
-    def line(self, seed: int) -> str:
-        """What the program reads."""
-        words: list[object] = [self.op, seed, len(self.attributes)]
-        for name, value in self.attributes.items():
-            kind = "I" if isinstance(value, list) else "f" if isinstance(value, float) else "i"
-            single = round(1024 * value) if isinstance(value, float) else value
-            numbers = single if isinstance(single, list) else [single]
-            words += [name, kind, len(numbers), *numbers]
-        words.append(len(self.inputs))
-        for x in self.inputs:
-            words += [x.type, len(x.dims), *x.dims, len(x.content), *x.content]
-        return " ".join(map(str, [*words, len(self.results), *self.results]))
-
-
-def _dims(r: random.Random, least: int = 0, most: int = 4) -> list[int]:
-    """Sizes: some are one, some make vectors, few are zero."""
-    return [
-        r.choice((1, 1, 2, 3, 4, 5, 8, 9, 17, 33, 0 if r.random() < 0.1 else 7))
-        for _ in range(r.randint(least, most))
-    ]
-
-
-def _integers(values: Sequence[int]) -> Tensor:
-    return Tensor(INT64, [len(values)], list(values))
-
-
-def _part(r: random.Random, dims: Sequence[int]) -> list[int]:
-    """Sizes that broadcast to others."""
-    kept = [1 if r.random() < 0.3 else d for d in dims]
-    return kept[r.randint(0, len(kept)) :] if r.random() < 0.4 else kept
-
-
-def _elementwise(r: random.Random, op: str) -> Case:
-    masks = int(op == "MaskedElementwise")
-    dims, dtype = _dims(r, int(op.startswith("Transposed"))), r.choice(FLOATS)
-    inputs = [Tensor(BOOL, _part(r, dims)) for _ in range(masks)]
-    inputs += [Tensor(dtype, _part(r, dims)) for _ in range(r.randint(1, 5))]
-    inputs.append(Tensor(dtype, dims))
-    program: list[int] = []
-    written: list[int] = []
-    for i in range(r.randint(1, 8)):
-        arity = r.choice((1, 2, 3))
-        read = [
-            r.choice(written) if written and r.random() < 0.5 else -r.randint(1, len(inputs))
-            for _ in range(arity)
-        ]
-        register = r.choice([*written, i])
-        program += [r.choice(OPERATIONS[arity]), register, *read, *[0] * (3 - arity)]
-        written.append(register)
-    results = [r.choice(written) for _ in range(r.randint(1, 3))]
-    attributes: dict[str, int | float | list[int]] = {"program": program, "results": results}
-    if op.startswith("Transposed"):
-        attributes["perm"] = r.sample(range(len(dims)), len(dims))
-    return Case(op, attributes, inputs, [dtype] * len(results))
-
 
 def _rotary(r: random.Random, op: str) -> Case:
-    dims, dtype = [*_dims(r), 2 * r.randint(1, 9)], r.choice(FLOATS)
-    others = [[*_part(r, dims[:-1]), dims[-1]] for _ in range(2)]
+    dims, dtype = [*draw_dims(r), 2 * r.randint(1, 9)], r.choice(FLOATS)
+    others = [[*draw_part(r, dims[:-1]), dims[-1]] for _ in range(2)]
     inputs = [Tensor(dtype, d) for d in (dims, *others)]
     return Case(op, {"gradient": r.randint(0, 1)}, inputs, [dtype])
 
 
 def _scatter(r: random.Random, op: str) -> Case:
-    shape, dtype = _dims(r, 1), r.choice(FLOATS)
+    shape, dtype = draw_dims(r, 1), r.choice(FLOATS)
     depth, places = r.randint(0, len(shape)), r.randint(0, 9)
     index = [r.randint(-d, d - 1) if d else 0 for _ in range(places) for d in shape[:depth]]
     updates = Tensor(dtype, [places, *shape[depth:]])
     attributes: dict[str, int | float | list[int]] = {"add": r.randint(0, 1)}
     if r.random() < 0.3:
         attributes |= {"masked": 1, "skip": -100}
-    inputs = [_integers(shape), Tensor(INT64, [places, depth], index), updates]
+    inputs = [integers(shape), Tensor(INT64, [places, depth], index), updates]
     return Case(op, attributes, inputs, [dtype])
 
 
@@ -153,7 +89,7 @@ def _count(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 
 def _pooled(r: random.Random, op: str) -> Case:
-    dims = [*_dims(r, 0, 2), r.randint(8, 40), r.randint(8, 40)]
+    dims = [*draw_dims(r, 0, 2), r.randint(8, 40), r.randint(8, 40)]
     windows = _windows(r)
     counted = [_count(d, *windows[i : i + 5]) for d, i in zip(dims[-2:], (0, 5), strict=True)]
     shape = [*dims[:-2], *counted]
@@ -162,7 +98,7 @@ def _pooled(r: random.Random, op: str) -> Case:
             op, {"windows": windows}, [Tensor(FLOAT, dims)], [FLOAT, INT64][: r.choice((1, 2))]
         )
     places = [r.randint(-1, 70) for _ in range(math.prod(shape))]
-    inputs = [Tensor(FLOAT, shape), Tensor(INT64, shape, places), _integers(dims)]
+    inputs = [Tensor(FLOAT, shape), Tensor(INT64, shape, places), integers(dims)]
     return Case(op, {}, inputs, [FLOAT])
 
 
@@ -174,11 +110,11 @@ def _columns(r: random.Random, op: str) -> Case:
         return Case(op, {"windows": windows}, [Tensor(FLOAT, dims)], [FLOAT])
     area = _count(dims[2], *windows[:5]) * _count(dims[3], *windows[5:])
     given = Tensor(FLOAT, [dims[1] * windows[0] * windows[5], dims[0] * area])
-    return Case(op, {"windows": windows}, [given, _integers(dims)], [FLOAT])
+    return Case(op, {"windows": windows}, [given, integers(dims)], [FLOAT])
 
 
 def _batch_norm(r: random.Random, op: str) -> Case:
-    dims = _dims(r, 2)
+    dims = draw_dims(r, 2)
     x, each = Tensor(FLOAT, dims), Tensor(FLOAT, [dims[1]])
     if op == "BatchNorm":
         return Case(op, {"epsilon": 0.5}, [x, each, each], [FLOAT] * 4)
@@ -187,7 +123,7 @@ def _batch_norm(r: random.Random, op: str) -> Case:
 
 
 def _layer_norm(r: random.Random, op: str) -> Case:
-    dims = _dims(r, 1)
+    dims = draw_dims(r, 1)
     axes = r.randint(1, len(dims))
     x, inner = Tensor(FLOAT, dims), Tensor(FLOAT, dims[-axes:])
     rows = Tensor(FLOAT, [*dims[:-axes], *[1] * axes])
@@ -197,7 +133,7 @@ def _layer_norm(r: random.Random, op: str) -> Case:
 
 
 def _sum(r: random.Random, op: str) -> Case:
-    dims = _dims(r)
+    dims = draw_dims(r)
     leading = r.randint(0, len(dims))
     trailing = r.randint(0, len(dims) - leading)
     flags = {"keepdims": r.randint(0, 1), "mean": r.randint(0, 1)}
@@ -206,11 +142,11 @@ def _sum(r: random.Random, op: str) -> Case:
 
 
 def _rows(r: random.Random, op: str) -> Case:
-    dims = _dims(r, 1)
+    dims = draw_dims(r, 1)
     if op == "Order":  # long rows too: few of many are chosen in another way
         long = Tensor(r.choice((FLOAT, DOUBLE, INT64)), [*dims[:2], dims[-1] * r.choice((1, 9))])
         flags = {name: r.randint(0, 1) for name in ("largest", "select", "sorted")}
-        return Case(op, {**flags}, [long, _integers([r.randint(0, dims[-1])])], [INT64])
+        return Case(op, {**flags}, [long, integers([r.randint(0, dims[-1])])], [INT64])
     x, rows = Tensor(FLOAT, dims), Tensor(FLOAT, dims[:-1])
     if op == "RmsNormGrad":
         return Case(op, {}, [x, x, rows, Tensor(FLOAT, dims[-1:])], [FLOAT])
@@ -222,7 +158,7 @@ def _rows(r: random.Random, op: str) -> Case:
 
 
 def _transpose(r: random.Random, op: str) -> Case:
-    dims = _dims(r, 1)
+    dims = draw_dims(r, 1)
     given, made = (HALF, FLOAT) if op == "TransposeToFloat" else (FLOAT, HALF)
     perm = r.sample(range(len(dims)), len(dims))
     return Case(op, {"perm": perm}, [Tensor(given, dims)], [made])
@@ -231,13 +167,15 @@ def _transpose(r: random.Random, op: str) -> Case:
 def _tri_matrix(r: random.Random, op: str) -> Case:
     dtype = r.choice(FLOATS)
     sizes = [Tensor(INT64, [1], [r.randint(0, 40)]) for _ in range(2)]
-    values = [Tensor(dtype, _part(r, [1, 1])) for _ in range(3)]
+    values = [Tensor(dtype, draw_part(r, [1, 1])) for _ in range(3)]
     attributes = {"rank": r.randint(2, 5), "diagonal": r.randint(-50, 50)}
     return Case(op, {**attributes}, [*sizes, *values], [dtype])
 
 
 MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
-    **dict.fromkeys(("Elementwise", "MaskedElementwise", "TransposedElementwise"), _elementwise),
+    **dict.fromkeys(("Elementwise", "MaskedElementwise", "TransposedElementwise"), elementwise),
+    "ElementwiseList": elementwise_list,
+    "WriteRows": write_rows,
     "Rotary": _rotary,
     "ScatterZeros": _scatter,
     **dict.fromkeys(("MaxPool", "MaxPoolGrad"), _pooled),

@@ -15,6 +15,7 @@ from dort_rewriter.backends.model_store import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.transforms import before_transforms, check_results, transform
+from dort_rewriter.backends.written_arguments import find_writes
 from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
@@ -79,6 +80,7 @@ def make_executor(
         session,
         block.signature,
         name=f"ONNX Runtime: {nodes} nodes{f' from {where}' if where else ''}",
+        writes=find_writes(block),
         preallocate=options.preallocate_output,
         pause_torch_threads=options.pause_torch_threads,
     )

@@ -168,6 +168,8 @@ class Block:
 
     def _recover(self, error: ExecutionError, args: list[Any]) -> Any:
         """Run the graph on arguments that its session failed on."""
+        if error.unfinished:
+            raise error
         taken = signature_of(self.graph_module)
         if self._origin is not None or taken.accepts(args):
             return self._blame(error, args)
@@ -183,8 +185,7 @@ class Block:
         """Find out whether a run failed because of its arguments, by running the graph in torch.
 
         If torch raises too, that is what the user gets, and the session stays. If not, the graph
-        is left to torch. NOTE: no operator of a block writes to its arguments: a run that fails
-        has changed none of them.
+        is left to torch. NOTE: a run that fails has changed no argument, or says so.
         """
         given = list(args)
         results = boxed_module(self.graph_module)(args)

@@ -26,6 +26,7 @@ from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.torch_kernels import with_torch_kernels
+from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.errors import OptionError
@@ -184,7 +185,7 @@ def _watch(backend: Any, graph_module: torch.fx.GraphModule, run: RunBoxed) -> R
     """Count the runs of a block, and compare them with torch when the backend asks for it."""
 
     def call(args: list[Any]) -> Any:
-        given = list(args) if backend._assert_allclose_to_baseline else None
+        given = copies(args) if backend._assert_allclose_to_baseline else None
         results = run(args)
         backend.execution_count += 1
         if given is None:

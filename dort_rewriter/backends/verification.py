@@ -17,11 +17,12 @@ from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.divergence import TorchResults, describe_difference
 from dort_rewriter.backends.problem_report import report_problem
 from dort_rewriter.backends.recipe import RunBoxed
+from dort_rewriter.capture.updates import updates_of
 from dort_rewriter.errors import DivergenceError, ExecutionError, OptionError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.reference import ReferenceExecutor, tensor_to_array
 
-__all__ = ["CALLS", "calls_to_verify", "verified"]
+__all__ = ["CALLS", "calls_to_verify", "copies", "verified"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,28 +47,29 @@ def calls_to_verify(options: OrtBackendOptions) -> int:
 def verified(built: BuiltBlock, run: RunBoxed, options: OrtBackendOptions, calls: int) -> RunBoxed:
     """What runs a block, and compares its first calls with torch."""
     graph_module, left = built.graph_module, calls
+    updated = _updated(graph_module)
 
     def call(args: list[Any]) -> Any:
         nonlocal left
         if left <= 0:
             return run(args)
         left -= 1
-        given = _copies(args)  # what runs the block may write to its arguments
+        given = copies(args)  # what runs the block may write to its arguments
         ours = list(args)
         results = run(args)
-        reference = _copies(given)
+        reference = copies(given)
         expected = _in_torch(graph_module, reference)
-        found = _compare([*results, *ours], [*expected, *reference])
-        if found and not _is_noise(
-            graph_module, given, [*results, *ours], [*expected, *reference]
-        ):
+        got = [*results, *_but(updated, ours)]
+        expected += _but(updated, reference)
+        found = _compare(got, expected)
+        if found and not _is_noise(graph_module, given, got, expected):
             raise _divergence(built, given, options, found)
         return results
 
     return call
 
 
-def _copies(args: Sequence[Any]) -> list[Any]:
+def copies(args: Sequence[Any]) -> list[Any]:
     """Arguments with memory of their own, laid out as it was.
 
     NOTE: each has its own: AOTAutograd gives no graph two arguments of one memory to write to.
@@ -82,6 +84,15 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     reach = 1 + sum((d - 1) * s for d, s in zip(plain.shape, plain.stride(), strict=True))
     whole = plain.as_strided((reach,), (1,), plain.storage_offset()).clone()
     return whole.as_strided(plain.shape, plain.stride())
+
+
+def _updated(graph_module: torch.fx.GraphModule) -> frozenset[int]:
+    """The arguments that have their new value among the results, and may have it already."""
+    return frozenset(updates_of(graph_module.graph).values())
+
+
+def _but(left_out: frozenset[int], args: Sequence[Any]) -> list[Any]:
+    return [a for i, a in enumerate(args) if i not in left_out]
 
 
 def _in_torch(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
@@ -115,10 +126,10 @@ def _is_noise(
     """Tell whether torch's own results move as far when the arguments move by a rounding."""
     gaps = [_gap(a, b) for a, b in zip(got, expected, strict=True)]
     noise = [0.0] * len(gaps)
-    generator = torch.Generator().manual_seed(0)
+    generator, updated = torch.Generator().manual_seed(0), _updated(graph_module)
     for _ in range(_ROUNDINGS):
-        moved = [_moved(a, generator) for a in _copies(args)]
-        results = [*_in_torch(graph_module, moved), *moved]
+        moved = [_moved(a, generator) for a in copies(args)]
+        results = [*_in_torch(graph_module, moved), *_but(updated, moved)]
         noise = [max(n, _gap(r, b)) for n, r, b in zip(noise, results, expected, strict=True)]
     tolerable = all(gap <= _NOISE * n for gap, n in zip(gaps, noise, strict=True) if gap)
     if tolerable:
@@ -167,7 +178,7 @@ def _divergence(
 def _first_difference(built: BuiltBlock, args: Sequence[Any]) -> DivergenceError | None:
     """Run the model one node at a time, and compare each result with torch's."""
     torch_results = TorchResults(built.graph_module, built.computed)
-    torch_results.compute(_copies(args))
+    torch_results.compute(copies(args))
 
     def see(name: str, value: Any, node: Any) -> None:
         if node is not None:
@@ -178,7 +189,7 @@ def _first_difference(built: BuiltBlock, args: Sequence[Any]) -> DivergenceError
         executor = ReferenceExecutor(
             built.model, built.signature, on_result=see, engine="onnxruntime"
         )
-        executor(*_copies(args))
+        executor(*copies(args))
     except DivergenceError as error:
         return error
     except ExecutionError as error:

@@ -13,6 +13,7 @@ from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 
@@ -41,9 +42,10 @@ def compile_with_aot(
 
     def inference(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         _release_updates(graph)
+        updated = take_updates(graph)
         if compile_inference is None:
-            return compile_graph(graph, given)
-        return compile_inference(graph, _weights(graph))
+            return apply_updates(compile_graph(graph, given), updated)
+        return apply_updates(compile_inference(graph, _weights(graph)), updated)
 
     def forward(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         _release_updates(graph)
@@ -55,6 +57,7 @@ def compile_with_aot(
         inference_compiler=inference,
         partition_fn=_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
+        keep_inference_input_mutations=is_inference(args),
     )
     flat = flatten_interface(graph_module)
     with keep_resizing(decompositions):

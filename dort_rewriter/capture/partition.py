@@ -56,7 +56,8 @@ def partition_graph(
 def copy_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A graph with nodes of its own, of the same names and metadata."""
     graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(graph_module.graph, {}))
+    output = graph.output(graph.graph_copy(graph_module.graph, {}))
+    output.meta = dict(next(n for n in graph_module.graph.nodes if n.op == "output").meta)
     graph.set_codegen(graph_module.graph._codegen)
     return torch.fx.GraphModule(graph_module, graph)
 

@@ -17,6 +17,7 @@ import torch
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.call_plan import CallPlan, plan_call
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import (
     DLPACK_TYPES,
@@ -25,19 +26,20 @@ from dort_rewriter.runtime.ort_values import (
     element_type,
     empty_address,
     to_capsule,
+    unmade_value,
 )
 from dort_rewriter.runtime.providers import CPU, ort_device
 from dort_rewriter.runtime.recognition import KnownArguments
-from dort_rewriter.runtime.session import Session, explain_failure, ort_errors
+from dort_rewriter.runtime.session import Session, explain_failure, failed_nodes, ort_errors
 from dort_rewriter.runtime.straightline import (
     Allocation,
-    CallPlan,
     GeneratedCode,
-    plan_call,
+    fetch_order,
     write_call,
 )
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
-from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
+from dort_rewriter.runtime.writing import Apart
+from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, Writes
 
 __all__ = ["Executor"]
 
@@ -60,6 +62,7 @@ class Executor:
         session: Session | None,
         signature: GraphSignature,
         *,
+        writes: Writes | None = None,
         preallocate: bool = False,
         pause_torch_threads: bool = True,
         name: str = "ONNX Runtime",
@@ -68,6 +71,8 @@ class Executor:
 
         ``name`` is what ``torch.profiler`` calls a run.
 
+        What ``writes`` names is written to the memory of arguments, and these are returned, when
+        they are fed as they are and do not overlap; otherwise the results are new tensors.
         With ``preallocate`` torch makes the tensors of the results, where all have fixed sizes.
         With ``pause_torch_threads`` those of torch do not spin beside several of the session.
         """
@@ -81,11 +86,15 @@ class Executor:
             _check_interface(session, signature)
         plan = plan_call(signature)
         allocated = _allocations(session, signature) if preallocate else ()
+        if writes is None or session is None or allocated or plan.capsules:
+            writes = Writes()
         constants = _call_constants(session, signature, plan, allocated)
+        if session is not None and writes.arguments:
+            constants |= _write_constants(session, signature, plan, writes)
         if session is not None:
             constants |= _profiling(session, name)
         pause = pause_torch_threads and _shares_cores(session)
-        written = write_call(signature, plan, allocated, pause=pause)
+        written = write_call(signature, plan, allocated, writes, pause=pause)
         self.source = written.text
         self.boxed = _compile(written, constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
@@ -174,6 +183,27 @@ def _call_constants(
     }
 
 
+def _write_constants(
+    session: Session, signature: GraphSignature, plan: CallPlan, writes: Writes
+) -> dict[str, Any]:
+    """What the generated code refers to where it writes to arguments."""
+    order = fetch_order(signature, writes.arguments)
+    slots = [signature.inputs[i] for i in writes.arguments.values()]
+    types = [signature.inputs[i].dtype for i in plan.batched]
+    return {
+        "APART": Apart(
+            [1 if t is None else t.itemsize for t in types],
+            [i in writes.arguments.values() for i in plan.batched],
+        ),
+        "FETCHES": order,
+        "FETCH_DEVICES": [ort_device(None)] * len(order),
+        "UNMADE": unmade_value(session.ort),
+        "WRITE_NONES": (None,) * len(slots),
+        "WRITE_TYPES": tuple(element_type(s.dtype) for s in slots if s.dtype is not None),
+        "failure": _Failure(session, writes),
+    }
+
+
 def _profiling(session: Session, name: str) -> dict[str, Any]:
     """What shows a run to torch's profilers, while there is one."""
     run = session.ort.run_with_ortvaluevector
@@ -227,11 +257,18 @@ def _nothing() -> None:
 class _Failure:
     """Turns an error of a run into ours; a class, so that the session's notes are not copied."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, writes: Writes | None = None) -> None:
         self.nodes = session.nodes
+        self.checks = frozenset() if writes is None else writes.checks
 
-    def __call__(self, error: Exception) -> ExecutionError:
-        return ExecutionError(f"ONNX Runtime failed: {explain_failure(error, self.nodes)}")
+    def __call__(self, error: Exception, wrote: bool = False) -> ExecutionError:
+        text = f"ONNX Runtime failed: {explain_failure(error, self.nodes)}"
+        if not wrote or self.checks.intersection(failed_nodes(error)):
+            return ExecutionError(text)
+        return ExecutionError(
+            f"{text} Arguments of the graph may have their new values by now, or parts of them.",
+            unfinished=True,
+        )
 
 
 def _check_interface(session: Session, signature: GraphSignature) -> None:

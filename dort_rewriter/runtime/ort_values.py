@@ -5,6 +5,7 @@ Who owns the memory:
 - torch to onnxruntime, by address (every numpy type): **torch does**. The OrtValue keeps no
   reference; the tensor must stay alive until the run is over, then either may go first.
 - torch to onnxruntime, by dlpack (bfloat16): **shared**. The OrtValue keeps torch's storage alive.
+- a result written to an argument, by address: **torch does**, as above.
 - onnxruntime to torch, by dlpack: **shared**. The tensor keeps the OrtValue's buffer alive, and
   the allocator behind it, after the vector and the session are gone. onnxruntime copies an output
   that is an input or a constant: a returned tensor never overlaps either.
@@ -38,6 +39,7 @@ __all__ = [
     "is_ready",
     "to_capsule",
     "to_ort",
+    "unmade_value",
 ]
 
 DLPACK_TYPES = frozenset({torch.bfloat16})
@@ -133,6 +135,13 @@ def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
             [None], [address], [element_type(tensor.dtype)], [tensor.shape], [device]
         )
     return vector
+
+
+def unmade_value(session: Any) -> Any:
+    """A value without memory: among fetches it stands for what onnxruntime is to make."""
+    binding = bindings().SessionIOBinding(session._sess)
+    binding.bind_output(session.get_outputs()[0].name, ort_device(None))
+    return binding.get_outputs()[0]
 
 
 def from_ort(vector: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:

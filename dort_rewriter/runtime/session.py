@@ -30,6 +30,7 @@ __all__ = [
     "Session",
     "create_session",
     "explain_failure",
+    "failed_nodes",
     "ort_errors",
     "session_options",
     "try_session",
@@ -211,7 +212,7 @@ _IMPLEMENTATION = re.compile(r"implementation for ([\w.:]+)\(\d+\)")
 def explain_failure(error: BaseException, nodes: dict[str, str]) -> str:
     """Onnxruntime's words, then what is known about the node they name."""
     text = str(error).strip()
-    named = [n.rstrip(".,:") for n in _NODE.findall(text)]
+    named = failed_nodes(error)
     known = [f"Node {name!r} is {nodes[name]}." for name in named if name in nodes]
     if not known and (op := _IMPLEMENTATION.search(text)):
         wanted = op.group(1).split(":")[-1]
@@ -221,6 +222,11 @@ def explain_failure(error: BaseException, nodes: dict[str, str]) -> str:
             if place.split("(")[0].split("::")[-1] == wanted
         ][:3]
     return " ".join([text, *dict.fromkeys(known)])
+
+
+def failed_nodes(error: BaseException) -> list[str]:
+    """The nodes that an error of onnxruntime names."""
+    return [n.rstrip(".,:") for n in _NODE.findall(str(error))]
 
 
 def _node_places(model: Model) -> dict[str, str]:

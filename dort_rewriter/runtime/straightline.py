@@ -8,14 +8,14 @@ outputs differently. The text is readable (``Executor.source``) and depends on t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.runtime.ort_values import DLPACK_TYPES, check_transferable
+from dort_rewriter.runtime.call_plan import TYPECODES, CallPlan, plan_call
 from dort_rewriter.runtime.spelling import (
     arguments_needed,
     find_step,
@@ -24,25 +24,16 @@ from dort_rewriter.runtime.spelling import (
     spell_size,
     spell_tuple,
 )
-from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, ViewStep
+from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, ViewStep, Writes
 
 __all__ = [
     "Allocation",
-    "CallPlan",
     "GeneratedCode",
-    "plan_call",
+    "fetch_order",
     "write_assemble",
     "write_call",
 ]
 
-_TYPECODES = {
-    torch.int64: "q",
-    torch.int32: "i",
-    torch.float64: "d",
-    torch.float32: "f",
-    torch.bool: "B",
-}
-"""How :mod:`array` stores each scalar type."""
 
 _METHODS = {
     "aten::as_strided": "as_strided",
@@ -73,69 +64,27 @@ class Allocation:
     device: torch.device | None
 
 
-@dataclass(frozen=True)
-class CallPlan:
-    """The arguments of a call by the way they reach the session."""
-
-    batched: tuple[int, ...]
-    """Tensors that go by address."""
-    scalars: dict[torch.dtype, tuple[int, ...]]
-    """Python numbers: one small array for each type."""
-    capsules: tuple[int, ...]
-    """Tensors that go by dlpack, after all the others."""
-    feed_order: tuple[int, ...]
-    """The arguments in the order of the vector."""
-
-
-def plan_call(signature: GraphSignature) -> CallPlan:
-    """Sort the arguments by how they travel; refuse the types that cannot."""
-    batched: list[int] = []
-    capsules: list[int] = []
-    scalars: dict[torch.dtype, list[int]] = {}
-    for index, slot in enumerate(signature.inputs):
-        if slot.name is None or slot.kind == "none":
-            continue
-        if slot.dtype is None:
-            raise ExecutionError(f"Input {slot.name!r} of the signature has no dtype.")
-        if slot.kind != "tensor":
-            _check_scalar(slot)
-            scalars.setdefault(slot.dtype, []).append(index)
-            continue
-        check_transferable(slot.dtype, f"Input {slot.name!r}")
-        (capsules if slot.dtype in DLPACK_TYPES else batched).append(index)
-    for out in signature.outputs:
-        if out.source == "model" and out.dtype is not None:
-            check_transferable(out.dtype, f"Output {out.name!r}")
-    order = [*batched, *(i for group in scalars.values() for i in group), *capsules]
-    return CallPlan(
-        batched=tuple(batched),
-        scalars={dtype: tuple(group) for dtype, group in scalars.items()},
-        capsules=tuple(capsules),
-        feed_order=tuple(order),
-    )
-
-
-def _check_scalar(slot: InputSlot) -> None:
-    if slot.dtype not in _TYPECODES:
-        raise ExecutionError(
-            f"Input {slot.name!r} is a Python {slot.kind} and cannot be given as {slot.dtype}."
-        )
-
-
 def write_call(
     signature: GraphSignature,
     plan: CallPlan,
     allocated: Sequence[Allocation] = (),
+    writes: Writes | None = None,
     *,
     pause: bool = False,
 ) -> GeneratedCode:
     """Write the function ``call``; the session's names are left to the caller to define.
 
     ``allocated`` says what torch makes for the session to write the model's outputs to; without
-    it onnxruntime makes its own. With ``pause`` torch's threads are paused before the runs that
-    gain by it.
+    it onnxruntime makes its own. What ``writes`` names is written to the memory of arguments, and
+    these are the results, in calls that allow it. With ``pause`` torch's threads are paused before
+    the runs that gain by it.
     """
-    return _Writer(signature, plan, allocated, pause).write_call()
+    return _Writer(signature, plan, allocated, writes, pause).write_call()
+
+
+def fetch_order(signature: GraphSignature, written: Mapping[str, int]) -> list[str]:
+    """The outputs of a model in the order they are asked for: those written to arguments first."""
+    return [*written, *(n for n in signature.output_names if n not in written)]
 
 
 def write_assemble(signature: GraphSignature) -> GeneratedCode:
@@ -149,11 +98,13 @@ class _Writer:
         signature: GraphSignature,
         plan: CallPlan,
         allocated: Sequence[Allocation] = (),
+        writes: Writes | None = None,
         pause: bool = False,
     ) -> None:
         self.signature = signature
         self.plan = plan
         self.allocated = allocated
+        self.written = {} if writes is None else writes.arguments
         self.pause = pause
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
@@ -166,8 +117,7 @@ class _Writer:
             self._run()
         self._release(names)
         if self.signature.output_names and not self.allocated:
-            produced = [f"y{i}" for i in range(len(self.signature.output_names))]
-            self.lines.append(_unpack(produced, "fetches.to_dlpacks(to_tensor)"))
+            self._produced()
         self._results()
         return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
@@ -189,7 +139,7 @@ class _Writer:
         addresses = [f"p{i}" for i in self.plan.batched]
         numbers = 0
         for number, (dtype, group) in enumerate(self.plan.scalars.items()):
-            code = _TYPECODES[dtype]
+            code = TYPECODES[dtype]
             self._line(f"n{number} = array({code!r}, {spell_tuple(f'a{i}' for i in group)})")
             self._line(f"q{number} = n{number}.buffer_info()[0]")
             size = dtype.itemsize
@@ -197,6 +147,9 @@ class _Writer:
                 f"q{number} + {k * size}" if k else f"q{number}" for k in range(len(group))
             ]
             numbers += len(group)
+        if self.written:
+            places = spell_tuple(f"p{i}" for i in self.plan.batched)
+            self._line(f"writes = as_given and APART({places}, shapes)")
         self._line("feeds = OrtValueVector()")
         if addresses:
             self._line(f"addresses = {spell_tuple(addresses)}")
@@ -215,11 +168,16 @@ class _Writer:
         self._line("check, shapes = KNOWN.latest")
         self._line(f"if check({given}):")
         self._line(f"    {ready} = {spell_tuple(f'a{i}' for i in self.plan.batched)}")
+        if self.written:
+            self._line("    as_given = True")
         self._line("else:")
         for index in self.plan.batched:
             for line in self._make_ready(index):
                 self._line(f"    {line}")
         self._line(f"    shapes = KNOWN.learn({ready})")
+        if self.written:
+            pairs = [f"t{i}.data_ptr() == a{i}.data_ptr()" for i in self.written.values()]
+            self._line(f"    as_given = {' and '.join(pairs)}")
         for index in self.plan.batched:
             name = self.signature.inputs[index].name
             self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {name!r})")
@@ -244,6 +202,7 @@ class _Writer:
         on_cuda = self._on_cuda()
         self._line("fetches = OrtValueVector()")
         self._allocate()
+        self._write_to_arguments()
         if on_cuda:
             self._line("before()")
         if self.pause:
@@ -255,7 +214,7 @@ class _Writer:
         self._line("    here = recorded if profiler_enabled() else run")
         self._line("    here(OPTIONS, FEEDS, feeds, FETCHES, fetches, FETCH_DEVICES)")
         self._line("except ERRORS as error:")
-        self._line("    raise failure(error) from error")
+        self._line(f"    raise failure(error{', writes' if self.written else ''}) from error")
         if self.pause:
             self._line("LAST[0] = now() - started")
         if on_cuda:
@@ -276,6 +235,37 @@ class _Writer:
             "FETCH_DEVICES)"
         )
 
+    def _write_to_arguments(self) -> None:
+        """Give the session the memory of arguments, in calls that allow it."""
+        if not self.written:
+            return
+        fed = {index: k for k, index in enumerate(self.plan.batched)}
+        places = spell_tuple(f"p{i}" for i in self.written.values())
+        shapes = spell_tuple(f"shapes[{fed[i]}]" for i in self.written.values())
+        self._line("if writes:")
+        self._line(
+            f"    fetches.push_back_batch(WRITE_NONES, {places}, WRITE_TYPES, {shapes}, "
+            "FETCH_DEVICES)"
+        )
+        for _ in range(len(self.signature.output_names) - len(self.written)):
+            self._line("    fetches.push_back(UNMADE)")
+
+    def _produced(self) -> None:
+        """Take what the session made, and the arguments that it wrote to."""
+        position = {name: i for i, name in enumerate(self.signature.output_names)}
+        order = fetch_order(self.signature, self.written)
+        everything = _unpack([f"y{position[n]}" for n in order], "fetches.to_dlpacks(to_tensor)")
+        if not self.written:
+            self.lines.append(everything)
+            return
+        self._line("if writes:")
+        for k, name in enumerate(order):
+            made = f"to_tensor(fetches.dlpack_at({k}))"
+            value = f"a{self.written[name]}" if name in self.written else made
+            self._line(f"    y{position[name]} = {value}")
+        self._line("else:")
+        self._line(everything)
+
     def _on_cuda(self) -> bool:
         devices = [s.device for s in self.signature.inputs]
         devices += [s.device for s in self.signature.outputs]
@@ -284,7 +274,7 @@ class _Writer:
     def _release(self, names: list[str]) -> None:
         """Drop every argument that no result needs: the caller gave its list away."""
         self._line("arguments.clear()")
-        needed = set(arguments_needed(self.signature))
+        needed = {*arguments_needed(self.signature), *self.written.values()}
         gone = [n for i, n in enumerate(names) if i not in needed]
         if self.signature.output_names:
             gone += [f"t{i}" for i in (*self.plan.batched, *self.plan.capsules)]

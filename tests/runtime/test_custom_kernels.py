@@ -83,8 +83,9 @@ OPERATIONS: dict[int, Any] = {
     20: lambda a, b, c: np.tanh(a.astype(np.float64)).astype(a.dtype),
     21: lambda a, b, c: np.log(a.astype(np.float64)).astype(a.dtype),
     22: lambda a, b, c: (a == 0).astype(a.dtype),
+    23: lambda a, b, c: np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype),
 }
-EXACT = set(OPERATIONS) - {11, 12, 19, 20, 21}
+EXACT = set(OPERATIONS) - {11, 12, 19, 20, 21, 23}
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -116,6 +117,77 @@ SHAPES = [
     [(), (), ()],
     [(70, 9, 130), (9, 1), (70, 1, 130)],
 ]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "shapes", [[(), (1,), ()], [(0,), (3, 0), (7,)], [(40_000,), (3, 5), (), (9, 3000), (2,)]]
+)
+def test_a_list_runs_a_program_on_each_group(shapes: list[tuple[int, ...]], dtype: Any) -> None:
+    groups = [(_random(*s, dtype=dtype), _random(*s[-1:], dtype=dtype)) for s in shapes]
+    program = [0, 0, -1, -2, 0, 2, 1, 0, -2, 0]
+    how = {"program": program, "results": [1, 0], "count": len(groups)}
+    ranks = [len(s) for s in shapes for _ in range(2)]
+    got = _run("ElementwiseList", *(x for g in groups for x in g), ranks=ranks, **how)
+    for (a, b), product, total in zip(groups, got[::2], got[1::2], strict=True):
+        alone = {"program": program, "results": [1, 0], "ranks": [a.ndim] * 2}
+        expected = _run("Elementwise", a, b, **alone)
+        np.testing.assert_array_equal(product, expected[0])
+        np.testing.assert_array_equal(total, expected[1])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("shape", "axis", "places"),
+    [
+        ((5,), 0, [4, 0]),
+        ((2, 6, 3), 1, [3]),
+        ((2, 6, 3), 2, [2, 2, 1]),
+        ((300, 700), 0, [7, 299]),
+        ((2, 0, 3), 2, [1]),
+        ((2, 4), 1, []),
+    ],
+)
+def test_rows_are_written(
+    shape: tuple[int, ...], axis: int, places: list[int], dtype: Any
+) -> None:
+    data = _random(*shape, dtype=dtype)
+    expected, where = data.copy(), (*[slice(None)] * axis, np.array(places, dtype=np.int64))
+    rows = _random(*expected[where].shape, dtype=dtype)
+    for i, place in enumerate(places):  # the last of several wins
+        where = (*[slice(None)] * axis, place)
+        expected[where] = rows[(*[slice(None)] * axis, i)]
+    index = np.array(places, dtype=np.int64)
+    for given, wrap in ((index, 0), (index - shape[axis], 1)):
+        (got,) = _run("WriteRows", given, data, rows, axis=axis, wrap=wrap, ranks=[len(shape)])
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "how", "words"),
+    [
+        ([5], (1, 3), {}, "outside"),
+        ([-1], (1, 3), {}, "outside"),
+        ([-6], (1, 3), {"wrap": 1}, "outside"),
+        ([1], (2, 3), {}, "do not fit"),
+        ([1], (3,), {}, "do not fit"),
+        ([1], (1, 3), {"axis": 2}, "no such axis"),
+        ([[1]], (1, 3), {}, "no such axis"),
+    ],
+)
+def test_rows_that_do_not_fit(
+    index: Any, shape: tuple[int, ...], how: dict[str, int], words: str
+) -> None:
+    places = np.array(index, dtype=np.int64)
+    with pytest.raises(Exception, match=words):
+        _run("WriteRows", places, _random(5, 3), _random(*shape), ranks=[2], **how)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, -1, 2**40])
+def test_a_list_of_another_length_is_refused(count: int) -> None:
+    how = {"program": [0, 0, -1, -2, 0], "results": [0], "count": count}
+    with pytest.raises(ExecutionError, match=r"out of its range|other inputs"):
+        _run("ElementwiseList", *[_random(2)] * 4, ranks=[1], **how)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

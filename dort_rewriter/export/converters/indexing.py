@@ -24,6 +24,7 @@ from dort_rewriter.export.converters.axes import (
     to_front,
 )
 from dort_rewriter.export.converters.bounds import OUTSIDE
+from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -134,6 +135,11 @@ def index_put(
     selection = _selection(op, indices)
     if 0 in x.dims or any(0 in i.dims for i in selection.indices):
         return x
+    if not accumulate and _is_rows(op, x, selection, values):
+        (axis,), (places,) = selection.axes, selection.indices
+        sizes = [op.size(places, 0) if i == axis else op.size(x, i) for i in range(x.rank)]
+        rows = op.Expand(values, op.vector(sizes))
+        return write_rows(op, x, places, rows, axis, wrap=True)
     source = _source(op, x, selection, values)
     moved = to_front(op, x, selection.axes)
     if accumulate:
@@ -141,6 +147,13 @@ def index_put(
     else:
         changed = op.ScatterND(moved, _tuples(op, selection.indices), source)
     return from_front(op, changed, selection.axes)
+
+
+def _is_rows(op: Recorder, x: Value, selection: _Selection, values: Value) -> bool:
+    """Tell whether rows along one axis are written, and a kernel of ours does that."""
+    if len(selection.axes) != 1 or not op.takes_own(x, values):
+        return False
+    return selection.indices[0].rank == 1 and values.rank <= x.rank
 
 
 def _add(op: Recorder, a: Value, b: Value) -> Value:

@@ -28,6 +28,7 @@ __all__ = [
     "max_pool_gradient",
     "order",
     "softmax_gradient",
+    "write_rows",
 ]
 
 
@@ -179,4 +180,15 @@ def softmax_gradient(op: Recorder, grad: Value, output: Value, *, log: bool) -> 
 def gelu_gradient(op: Recorder, grad: Value, x: Value, *, tanh: bool) -> Value:
     """The gradient of a Gelu with an error function, or its approximation by a tanh."""
     result: Value = op.own("GeluGrad", grad, x, tanh=int(tanh))
+    return result
+
+
+def write_rows(
+    op: Recorder, x: Value, index: Value, rows: Value, axis: int, *, wrap: bool = False
+) -> Value:
+    """x with the rows at these places along an axis replaced; with ``wrap`` places may count from
+    the end. The memory of x may be that of the result."""
+    places = op.Reshape(op.cast(index, ir.DataType.INT64), [-1])
+    result: Value = op.own("WriteRows", places, x, rows, axis=axis, wrap=int(wrap))
+    result.shape = x.shape
     return result

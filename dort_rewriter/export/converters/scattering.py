@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters.axes import at_least_1d, flatten
 from dort_rewriter.export.converters.bounds import refuse_negative
+from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -191,6 +192,8 @@ def index_copy(op: Recorder, x: Value, dim: int, index: Value, source: Value) ->
     """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
     if 0 in source.dims:
         return x
+    if x.rank and source.rank == x.rank and op.takes_own(x, source):
+        return write_rows(op, x, index, source, dim % x.rank)
     places, updates = _along(op, x, dim, index, source)
     return scatter(op, x, dim, places, updates)
 

@@ -35,13 +35,15 @@ enum Operation : int64_t {
   kTanh,
   kLog,
   kNot,
+  kPow,
   kOperations,
 };
 
 // How many operands an operation reads: what stands in the place of others is not looked at.
 constexpr size_t arity_of(int64_t operation) {
   if (operation == kWhere) return 3;
-  bool single = (operation >= kNeg && operation <= kExp) || operation >= kErf;
+  bool single =
+      (operation >= kNeg && operation <= kExp) || (operation >= kErf && operation <= kNot);
   return single ? 1 : 2;
 }
 
@@ -78,6 +80,7 @@ ELEMENTWISE(erf_all, error_function(a[i]))
 ELEMENTWISE(tanh_all, hyperbolic_tangent(a[i]))
 ELEMENTWISE(log_all, logarithm(a[i]))
 ELEMENTWISE(opposite, a[i] == C(0) ? C(1) : C(0))
+ELEMENTWISE(power, std::pow(a[i], b[i]))
 #undef ELEMENTWISE
 
 template <typename C>
@@ -86,7 +89,7 @@ constexpr Step<C> kSteps[kOperations] = {
     minimum<C>,     negate<C>,     absolute<C>,      square_root<C>, reciprocal<C>,
     relu<C>,        sigmoid<C>,    exp_all<C>,       equal<C>,   less<C>,
     less_or_equal<C>, greater<C>,  greater_or_equal<C>, choose<C>,
-    erf_all<C>,     tanh_all<C>,   log_all<C>,       opposite<C>,
+    erf_all<C>,     tanh_all<C>,   log_all<C>,       opposite<C>, power<C>,
 };
 
 // How the elements of an input are found from those of the result.
@@ -196,21 +199,24 @@ class Program {
   static constexpr bool variadic = true;
 
   // The first `masks` inputs are truth values: 1 and 0 to the program.
-  ONCE Program(const Info& info, size_t masks, Integers perm)
+  // With `entries` it runs over so many groups of inputs, one after the other.
+  ONCE Program(const Info& info, size_t masks, Integers perm, size_t entries = 1)
       : program_(info.integers("program")),
         results_(info.integers("results")),
         perm_(std::move(perm)),
+        width_(info.inputs() / entries),
         masks_(masks) {
     dispatch(info.input_type(masks), [](auto, auto) {});
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
     }
-    if (results_.size() != info.outputs()) {
+    if (results_.size() * entries != info.outputs() || width_ * entries != info.inputs() ||
+        width_ > kMost || results_.size() > kMost) {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
     std::vector<bool> written;
     for (size_t i = 0; i < program_.size(); i += 5) {
-      read_instruction(&program_[i], static_cast<int64_t>(info.inputs()), written);
+      read_instruction(&program_[i], static_cast<int64_t>(width_), written);
     }
     registers_ = static_cast<int64_t>(written.size());
     last_only_ = perm_.empty() && results_.size() == 1 &&
@@ -223,31 +229,49 @@ class Program {
   }
 
   ONCE void compute(const Context& context) const {
+    Entry entry;
+    prepare(context, 0, entry);
+    if (entry.size == 0) return;
+    dispatch(entry.inputs[masks_].type, [&](auto stored, auto computed) {
+      using T = decltype(stored);
+      using C = decltype(computed);
+      context.parallel(entry.size, kPart, [&](int64_t begin, int64_t end) {
+        run<T, C>(entry, begin, end);
+      });
+    });
+  }
+
+ protected:
+  // What a program runs over.
+  struct Entry {
     Tensors inputs;
-    inputs.resize(context.inputs());
-    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = context.input(i);
+    Few<Reach, kMost> reaches;
+    Few<void*, kMost> outputs;
+    Reach target;
+    int64_t size;
+  };
+
+  // Find what the program runs over: of several, the one at this place.
+  ONCE void prepare(const Context& context, size_t place, Entry& entry) const {
+    Tensors& inputs = entry.inputs;
+    inputs.resize(width_);
+    for (size_t i = 0; i < width_; ++i) inputs[i] = context.input(place * width_ + i);
     Shape shape = broadcast(inputs), result = shape;
     if (!perm_.empty()) {
       if (perm_.size() != shape.size()) fail(kInvalidArgument, "the axes are not the inputs'");
       for (size_t d = 0; d < perm_.size(); ++d) result[d] = shape[perm_[d]];
     }
-    Few<void*, kMost> outputs(results_.size());
-    for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = context.output(i, result);
-    if (count(shape) == 0) return;
-    Few<Reach, kMost> reaches;
-    for (const Tensor& input : inputs) reaches.push_back(Reach(input.shape, shape));
-    Reach target;
-    if (!perm_.empty()) target = Reach::transposed(shape, perm_);
-    dispatch(inputs[masks_].type, [&](auto stored, auto computed) {
-      using T = decltype(stored);
-      using C = decltype(computed);
-      context.parallel(count(shape), kPart, [&](int64_t begin, int64_t end) {
-        run<T, C>(inputs, reaches, outputs, target, begin, end);
-      });
-    });
+    size_t results = results_.size();
+    entry.outputs.resize(results);
+    for (size_t i = 0; i < results; ++i) {
+      entry.outputs[i] = context.output(place * results + i, result);
+    }
+    entry.size = count(shape);
+    entry.reaches.resize(0);
+    for (const Tensor& input : inputs) entry.reaches.push_back(Reach(input.shape, shape));
+    entry.target = perm_.empty() ? Reach() : Reach::transposed(shape, perm_);
   }
 
- private:
   static constexpr int64_t kTile = 512;
   static constexpr int64_t kPart = 32 * kTile;
   static constexpr int64_t kMostRegisters = 256;
@@ -274,9 +298,11 @@ class Program {
   }
 
   template <typename T, typename C>
-  void run(const Tensors& inputs, const Few<Reach, kMost>& reaches,
-           const Few<void*, kMost>& outputs, const Reach& target, int64_t begin,
-           int64_t end) const {
+  void run(const Entry& entry, int64_t begin, int64_t end) const {
+    const Tensors& inputs = entry.inputs;
+    const Few<Reach, kMost>& reaches = entry.reaches;
+    const Few<void*, kMost>& outputs = entry.outputs;
+    const Reach& target = entry.target;
     static thread_local std::vector<C> memory;
     size_t tiles = registers_ + inputs.size();
     if (memory.size() < tiles * kTile) memory.resize(tiles * kTile);
@@ -351,7 +377,7 @@ class Program {
   }
 
   Integers program_, results_, perm_;
-  size_t masks_;
+  size_t width_, masks_;
   int64_t registers_ = 0;
   bool last_only_ = false;  // the last instruction computes the only result, in its place
 };
@@ -373,6 +399,53 @@ class MaskedElementwise : public Program {
   static constexpr size_t in_place = 16;
 
   explicit MaskedElementwise(const Info& info) : Program(info, 1, {}) {}
+};
+
+// A program run over several groups of inputs, which may have other shapes: what the nodes of an
+// optimizer's step have in common. The groups are computed in any order, and at the same time.
+class ElementwiseList : public Program {
+ public:
+  static constexpr const char* name = "ElementwiseList";
+  static constexpr ElementType inputs[] = {kAny};
+  static constexpr size_t in_place = 0;
+  static constexpr size_t most = 2048;  // inputs, or results
+
+  explicit ElementwiseList(const Info& info) : Program(info, 0, {}, entries(info)) {
+    entries_ = entries(info);
+  }
+
+  ONCE void compute(const Context& context) const {
+    static thread_local std::vector<Entry> memory;  // too much for a stack
+    static thread_local std::vector<int64_t> starts;
+    if (memory.size() < entries_) memory.resize(entries_);
+    starts.assign(1, 0);
+    for (size_t i = 0; i < entries_; ++i) {
+      prepare(context, i, memory[i]);
+      if (memory[i].size > INT64_MAX - starts.back()) fail(kInvalidArgument, "sizes are too large");
+      starts.push_back(starts.back() + memory[i].size);
+    }
+    const Entry* entries = memory.data();  // those of this thread, for all threads
+    const int64_t* from = starts.data();
+    dispatch(entries[0].inputs[0].type, [&](auto stored, auto computed) {
+      using T = decltype(stored);
+      using C = decltype(computed);
+      context.parallel(from[entries_], kPart, [&](int64_t begin, int64_t end) {
+        size_t i = std::upper_bound(from, from + entries_ + 1, begin) - from - 1;
+        for (; begin < end; ++i) {
+          int64_t until = std::min(end, from[i + 1]);
+          if (until > begin) run<T, C>(entries[i], begin - from[i], until - from[i]);
+          begin = std::max(begin, until);
+        }
+      });
+    });
+  }
+
+ private:
+  static size_t entries(const Info& info) {
+    return static_cast<size_t>(info.integer("count", 1, 1, most));
+  }
+
+  size_t entries_;
 };
 
 // With results transposed as `perm` says.

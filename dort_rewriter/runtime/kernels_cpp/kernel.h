@@ -384,14 +384,20 @@ constexpr bool kMixed = false;
 template <typename K>
 constexpr bool kMixed<K, std::void_t<decltype(K::mixed)>> = K::mixed;
 
+// How many inputs, or results, a variadic operator may have: it says so with `most`.
+template <typename K, typename = void>
+constexpr size_t kMostOf = kMost;
+template <typename K>
+constexpr size_t kMostOf<K, std::void_t<decltype(K::most)>> = K::most;
+
 // Check the numbers and the types of the inputs and results of a node of the class `K`.
 template <typename K>
 void check_signature(const Info& info) {
   constexpr size_t n = std::size(K::inputs), results = std::size(K::outputs);
   size_t given = info.inputs(), made = info.outputs();
   size_t fewest = results - (kLastOptional<K> ? 1 : 0);
-  if (given < n || given > (K::variadic ? kMost : n) || made < fewest ||
-      made > (K::variadic ? kMost : results)) {
+  if (given < n || given > (K::variadic ? kMostOf<K> : n) || made < fewest ||
+      made > (K::variadic ? kMostOf<K> : results)) {
     fail(kInvalidArgument, "there are too few or too many inputs or results");
   }
   if (kMixed<K>) return;

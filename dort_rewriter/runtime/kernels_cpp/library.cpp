@@ -13,6 +13,7 @@
 #include "transpose.h"
 #include "tri_matrix.h"
 #include "windows.h"
+#include "write_rows.h"
 
 // Make the operators known to the sessions of some options.
 OrtStatus* add_operators(OrtSessionOptions* options) {
@@ -29,6 +30,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(), operator_of<CrossEntropyGrad>(),
             operator_of<RmsNormGrad>(),
             operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
+            operator_of<ElementwiseList>(), operator_of<WriteRows>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TriMatrix>(), operator_of<Order>()}) {
         check(api.CustomOpDomain_Add(created, op));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
+from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
 from dort_rewriter.optimize.patterns.kernels.losses import CrossEntropyGrad
 from dort_rewriter.optimize.patterns.kernels.norms import RmsNormGrad
 from dort_rewriter.optimize.patterns.kernels.rotary import Rotary
@@ -34,6 +35,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     TorchTranspose,
     ElementwiseChains,
     AddMulTranspose,
+    ElementwiseLists,
 )
 """In the order they are tried; measured on whole models. What they compute differs from the
 operators they stand for by rounding, if at all."""

@@ -109,7 +109,7 @@ def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
         own = _Group(_key(node), {node: None})
         read = operands(node)
         found = [group_of.get(p) for v in read if (p := v.producer()) is not None]
-        found += [reading.get(v) for v in read if v.const_value is None]
+        found += [reading.get(v) for v in read if v.const_value is None and not _is_number(v)]
         candidates = dict.fromkeys(g for g in found if g is not None and g.key == own.key)
         for group in _joinable(candidates, node, place):
             own.members.update(group.members)
@@ -120,6 +120,11 @@ def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
         for value in read:
             reading[value] = own
     return list(dict.fromkeys(group_of.values()))
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Tell whether a value has no axes: to read it again costs nothing."""
+    return value.shape is not None and len(value.shape) == 0
 
 
 def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:

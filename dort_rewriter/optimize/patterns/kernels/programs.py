@@ -26,6 +26,7 @@ OPERATIONS: Mapping[str, int] = {
     **dict.fromkeys(("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"), 2),
     "Where": 3,
     **dict.fromkeys(("Erf", "Tanh", "Log", "Not"), 1),
+    "Pow": 2,
 }
 """What the kernel computes, in the order of its numbers, and of how many operands."""
 _CODES: Mapping[str, int] = {name: code for code, name in enumerate(OPERATIONS)}
@@ -62,6 +63,8 @@ def is_instruction(node: ir.Node) -> bool:
     read = operands(node)
     if any(v.shape is None for v in read):
         return False
+    if node.op_type == "Pow" and any(len(v.shape or ()) for v in read):
+        return False  # of numbers alone: others have kernels that are faster
     numbers = [v for v in read if v.dtype != ir.DataType.BOOL]
     if node.op_type == "Cast":
         return not numbers

@@ -1,0 +1,220 @@
+"""Which results of a model may be written where an argument is, proved on its graph.
+
+ONNX Runtime is given the memory of the argument for the result. That is right when
+
+- the node that computes the result is one of ours, and may stand where it reads: ``Elementwise``
+  reads each element before it writes it, ``WriteRows`` reads no row that it writes. NOTE: of the
+  other operators nothing is known: ONNX Runtime fuses them, in an order of its own. It leaves
+  ours alone;
+- nobody reads the old value later: what depends on the argument is needed to compute the result,
+  or made of the result. So nothing that is fused or moved afterwards can change that;
+- no node can fail once something is written: whatever may is needed for all that is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_PRODUCTS
+
+__all__ = ["checks_of", "written_in_place"]
+
+_PROGRAMS = frozenset({"Elementwise", "MaskedElementwise", "ElementwiseList"})
+
+_NEVER_FAIL = frozenset(
+    (
+        "Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape Cos Div Equal Erf Exp Expand "
+        "Flatten Floor Gelu Gemm Greater GreaterOrEqual Identity IsInf IsNaN "
+        "LayerNormalization Less LessOrEqual Log MatMul Max Mean Min Mul Neg Not Or Pow "
+        "Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+        "ReduceSumSquare Relu Reshape Round Shape Sigmoid Sign Sin Slice Softmax Softplus Split "
+        "SimplifiedLayerNormalization Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu "
+        "Unsqueeze Where Xor"
+    ).split()
+)
+"""Standard operators that run on all values of inputs whose types and shapes fit."""
+
+_ORT_NEVER_FAIL = frozenset(
+    "BiasGelu FastGelu FusedMatMul Gelu MultiHeadAttention QuickGelu SimplifiedLayerNormalization "
+    "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+)
+"""Likewise, of onnxruntime's domain."""
+
+_OWN_NEVER_FAIL = (
+    _PROGRAMS
+    | TORCH_ATTENTION
+    | TORCH_PRODUCTS
+    | {
+        "GeluGrad",
+        "LayerNorm",
+        "LayerNormGrad",
+        "RmsNormGrad",
+        "Rotary",
+        "SoftmaxGrad",
+        "Sum",
+        "TransposedElementwise",
+        "TriMatrix",
+    }
+)
+
+
+def written_in_place(graph: ir.Graph, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Which of the wanted pairs, of an output and the input that it may stand in, are right."""
+    if not wanted:
+        return {}
+    inputs = {v.name: v for v in graph.inputs}
+    results = {v.name: v for v in graph.outputs}
+    order = _Order(graph)
+    found: dict[str, str] = {}
+    for output, argument in wanted.items():
+        old, new = inputs.get(argument), results.get(output)
+        if old is not None and new is not None and _may_stand(old, new, order):
+            found[output] = argument
+    writers = {node for o in found if (node := results[o].producer()) is not None}
+    return found if _fail_before(graph, writers, order) else {}
+
+
+def checks_of(graph: ir.Graph) -> frozenset[str]:
+    """The nodes that may fail, by name: none does once something is written in place."""
+    return frozenset(str(n.name) for n in graph if not _never_fails(n) and n.name)
+
+
+class _Order:
+    """What runs before what, whatever the order of the rest."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._place: dict[ir.Node, ir.Node] = {}
+        """The node of the graph itself that each node is, or is inside of."""
+        for node in graph:
+            for inner in (node, *_inside(node)):
+                self._place[inner] = node
+        self._before: dict[ir.Node, set[ir.Node]] = {}
+
+    def readers(self, value: ir.Value) -> set[ir.Node]:
+        """The nodes of the graph that read a value, in their subgraphs too."""
+        return {self._place[node] for node, _ in value.uses()}
+
+    def before(self, node: ir.Node) -> set[ir.Node]:
+        """All that a node needs."""
+        if node not in self._before:
+            found: set[ir.Node] = set()
+            waiting = [node]
+            while waiting:
+                for producer in self._producers(waiting.pop()):
+                    if producer not in found:
+                        found.add(producer)
+                        waiting.append(producer)
+            self._before[node] = found
+        return self._before[node]
+
+    def _producers(self, node: ir.Node) -> Iterator[ir.Node]:
+        for inner in (node, *_inside(node)):
+            for value in inner.inputs:
+                producer = None if value is None else value.producer()
+                if producer is not None and (place := self._place[producer]) is not node:
+                    yield place
+
+    def after(self, values: Iterable[ir.Value], until: ir.Node) -> Iterator[ir.Node]:
+        """All that reads values, or what is made of them, on the ways that do not pass a node."""
+        seen: set[ir.Node] = {until}
+        waiting = list(values)
+        while waiting:
+            for node in self.readers(waiting.pop()) - seen:
+                seen.add(node)
+                waiting += node.outputs
+                yield node
+
+
+def _inside(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.value:
+                yield inner
+                yield from _inside(inner)
+
+
+def _may_stand(old: ir.Value, new: ir.Value, order: _Order) -> bool:
+    """Tell whether a result may be written where an argument is, but for what may fail."""
+    node = new.producer()
+    if node is None or node.domain != OWN_DOMAIN or old.is_graph_output():
+        return False
+    if not _is_alike(old, new) or not _reads_before_it_writes(node, old, new):
+        return False
+    others = list(order.after([old], node))
+    return not others or order.before(node).issuperset(others)
+
+
+def _is_alike(old: ir.Value, new: ir.Value) -> bool:
+    """Tell whether two values have one type and one shape, all of it known."""
+    if old.dtype is None or old.dtype != new.dtype or old.shape is None or new.shape is None:
+        return False
+    sizes = [d if isinstance(d, int) else d.value for d in old.shape]
+    return None not in sizes and sizes == [d if isinstance(d, int) else d.value for d in new.shape]
+
+
+def _reads_before_it_writes(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:
+    """Tell whether a node of ours may write a result where it reads an argument.
+
+    NOTE: of a program all results have the shape of the argument, so that it is read element by
+    element; what is smaller is not written to. The programs of a list run in any order.
+    """
+    if node.op_type == "WriteRows":
+        return node.inputs[1] is old and len(old.uses()) == 1
+    if node.op_type == "ElementwiseList":
+        if {n for n, _ in old.uses()} != {node}:
+            return False
+        own = node.outputs.index(new) // (len(node.outputs) // _count(node))
+        width = len(node.inputs) // _count(node)
+        readers = {i // width for i, v in enumerate(node.inputs) if v is old}
+        return readers <= {own}
+    return node.op_type in _PROGRAMS
+
+
+def _count(node: ir.Node) -> int:
+    return int(node.attributes["count"].as_int())
+
+
+def _fail_before(graph: ir.Graph, writers: Iterable[ir.Node], order: _Order) -> bool:
+    """Tell whether all that may fail has run before anything is written.
+
+    NOTE: what writes rows may fail after others have written theirs if it needs them, as in eager
+    mode; those that write at the same places fail together.
+    """
+    written = list(writers)
+    rows = [n for n in written if n.op_type == "WriteRows"]
+    risky = {n for n in graph if not _never_fails(n)}.difference(rows)
+    if not all(order.before(w).issuperset(risky) for w in written):
+        return False
+    return all(_fail_together(w, r, order) for r in rows for w in written)
+
+
+def _fail_together(writer: ir.Node, rows: ir.Node, order: _Order) -> bool:
+    """Tell whether a node has written nothing that eager mode would not, when one that writes
+    rows fails."""
+    if rows in order.before(writer) or writer in order.before(rows):
+        return writer.op_type == "WriteRows" or rows in order.before(writer)
+    return writer.op_type == "WriteRows" and _rows_written(writer) == _rows_written(rows)
+
+
+def _rows_written(node: ir.Node) -> tuple[object, ...]:
+    """What decides whether a node that writes rows fails."""
+    index, data = node.inputs[:2]
+    axis = node.attributes["axis"].as_int()
+    shape = None if data is None else data.shape
+    size = None if shape is None else shape[axis]
+    return index, size if isinstance(size, int) else getattr(size, "value", node)
+
+
+def _never_fails(node: ir.Node) -> bool:
+    """Tell whether a node, and what is inside of it, runs on all values."""
+    if any(True for _ in _inside(node)):
+        return False
+    if node.domain == OWN_DOMAIN:
+        return node.op_type in _OWN_NEVER_FAIL
+    if node.domain == "com.microsoft":
+        if node.op_type == "RotaryEmbedding":  # the places of its angles are looked up
+            return node.inputs[1] is not None and node.inputs[1].const_value is not None
+        return node.op_type in _ORT_NEVER_FAIL
+    return node.op_type in _NEVER_FAIL

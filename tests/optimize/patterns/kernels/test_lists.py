@@ -1,0 +1,39 @@
+"""Nodes of one program become one, where nothing waits for what it does not need."""
+
+from __future__ import annotations
+
+from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
+from tests.optimize.rewrites import assert_refuses, assert_rewrites
+
+SUM = "dort_rewriter.Elementwise <program = [0, 0, -1, -2, 0], results = [0]>"
+PRODUCT = "dort_rewriter.Elementwise <program = [2, 0, -1, -2, 0], results = [0]>"
+LIST = "dort_rewriter.ElementwiseList <program = [0, 0, -1, -2, 0], results = [0], count = 2>"
+HEAD = "(float[2,N] p, float[3] r, float g, float h) => (float[2,N] q, float[3] s)"
+
+
+def test_results_of_one_program() -> None:
+    assert_rewrites(
+        ElementwiseLists,
+        f"{HEAD} {{ q = {SUM} (p, g)\n s = {SUM} (r, h) }}",
+        f"{HEAD} {{ q, s = {LIST} (p, g, r, h) }}",
+        reference=False,
+    )
+
+
+def test_one_after_the_other_stay_two() -> None:
+    head = "(float[3] p, float[3] g) => (float[3] q, float[3] s)"
+    text = f"{head} {{ q = {SUM} (p, g)\n s = {SUM} (q, g) }}"
+    assert_refuses(ElementwiseLists, text)
+
+
+def test_other_programs_stay_two() -> None:
+    text = f"{HEAD} {{ q = {SUM} (p, g)\n s = {PRODUCT} (r, h) }}"
+    assert_refuses(ElementwiseLists, text)
+
+
+def test_what_others_wait_for_stays_alone() -> None:
+    text = f"""{HEAD} {{ a = {SUM} (p, g)
+        b = {SUM} (r, h)
+        q = Neg(a)
+        s = Neg(b) }}"""
+    assert_refuses(ElementwiseLists, text)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, Providers
-from dort_rewriter.backends.model_store import ModelEntry
+from dort_rewriter.backends.models_on_disk import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.transforms import before_transforms, check_results, transform

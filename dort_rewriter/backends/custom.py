@@ -24,7 +24,7 @@ from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.provider_choice import select_providers
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
-from dort_rewriter.backends.storage import StorageKeeper
+from dort_rewriter.backends.user_storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.capture.lowering import is_lowered

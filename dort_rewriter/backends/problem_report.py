@@ -107,8 +107,7 @@ def _write(
     (folder / "reproduce.py").write_text(
         _script(graph_module, given, options, problem), encoding="utf-8"
     )
-    with tempfile.TemporaryDirectory(prefix=".staged-", dir=folder) as staged:
-        store_case(describe_inputs([*given, tensors]), Path(staged), folder)
+    store_case(describe_inputs([*given, tensors]), folder / "test_case_0")
 
 
 def _versions() -> dict[str, str]:

@@ -16,13 +16,13 @@ from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.export.files import check_target, save_model, to_proto
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import rename_symbols
 from dort_rewriter.export.opsets import convert_opset, read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
+from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
 
 __all__ = ["to_onnx"]
 

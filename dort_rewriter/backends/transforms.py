@@ -12,12 +12,12 @@ import onnx_ir as ir
 
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.errors import ExecutionError, calling
-from dort_rewriter.export.files import to_proto
 from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.selection import get_pattern_list
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.model_files import to_proto
 from dort_rewriter.runtime.session import Session
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ patched.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from typing import Literal
 from dort_rewriter.errors import HookError
 from dort_rewriter.hook import diffs
 from dort_rewriter.hook.versions import BACKEND_FILE, OLDEST, PRISTINE, REMOVED_IN
+from dort_rewriter.staging import write_whole
 
 __all__ = ["SourceFile", "apply", "check", "diff_of", "find_torch_file", "revert"]
 
@@ -121,33 +122,21 @@ def _revert(content: bytes, series: str) -> bytes | None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # NOTE: never write into the file itself, nor follow a link: installers link it from their
-    # cache, and the content would change in every other environment.
+    # NOTE: never into the file itself, nor through a link: installers link it from their cache,
+    # and the content would change in every other environment.
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_whole(path, content, finish=functools.partial(_copy_rights, path))
     except OSError as error:
-        raise HookError(f"Cannot write beside {path}: {error}.") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        _copy_rights(path, name)
-        os.replace(name, path)
-    except BaseException as error:  # an interruption as well
-        os.unlink(name)
-        if isinstance(error, OSError):
-            raise HookError(f"Cannot replace {path}: {error}.") from error
-        raise
+        raise HookError(f"Cannot replace {path}: {error}.") from error
 
 
-def _copy_rights(path: Path, name: str) -> None:
+def _copy_rights(path: Path, aside: Path) -> None:
     """Give a file the owner, the group and the mode of another; OSError when they cannot be kept.
 
     NOTE: a change of the owner takes bits of the mode away, so it comes first.
     """
     if hasattr(os, "chown"):
-        wanted, made = path.stat(), os.stat(name)
+        wanted, made = path.stat(), aside.stat()
         if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
-            os.chown(name, wanted.st_uid, wanted.st_gid)
-    shutil.copymode(path, name)
+            os.chown(aside, wanted.st_uid, wanted.st_gid)
+    shutil.copymode(path, aside)

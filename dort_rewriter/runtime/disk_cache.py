@@ -1,8 +1,7 @@
 """Bytes kept between processes, by key: files in a private folder, bounded, checked when read.
 
 Every file holds the digest of its key and its content first: what is damaged, or stands under
-another name, is ignored. Files are written under another name and moved, so that a reader sees all
-of one or nothing.
+another name, is ignored.
 
 NOTE: the folder may be one that a user chose, with files of the user's in it: nothing is counted
 or removed but regular files with names that this module gives.
@@ -16,13 +15,13 @@ import logging
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from dort_rewriter import env
 from dort_rewriter.runtime.private_folder import cache_folder, private_folder
+from dort_rewriter.staging import UNFINISHED, write_whole
 
 __all__ = ["FOLDER", "LIMIT", "DiskCache", "disk_cache"]
 
@@ -35,7 +34,7 @@ LIMIT = 512 * 2**20
 
 _DIGEST = hashlib.sha256().digest_size
 _ENTRY = re.compile(r"[0-9a-f]{64}\.dort-model")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{64}-[a-z0-9_]{8}\.dort-new")
+_UNFINISHED = re.compile(rf"\.[0-9a-f]{{64}}-[a-z0-9_]{{8}}{re.escape(UNFINISHED)}")
 _ABANDONED = 3600.0
 """Seconds after which nobody is writing a file any more."""
 
@@ -76,16 +75,7 @@ class DiskCache:
         if not self._is_usable() or len(data) > self.limit // 4:
             return
         try:
-            handle, temporary = tempfile.mkstemp(
-                prefix=f".{key}-", suffix=".dort-new", dir=self.folder
-            )  # mode 0600
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_digest_of(key, data) + data)
-                os.replace(temporary, self._path(key))
-            except BaseException:  # an interruption as well
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            write_whole(self._path(key), _digest_of(key, data) + data)
             self._shrink()
         except OSError as error:
             self._complain(f"{self.folder} cannot be written: {error}")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.runtime.model_files import Model, write_model
+from dort_rewriter.staging import staged
 
 __all__ = ["dump_graph", "restart_numbers", "try_dump"]
 
@@ -71,18 +71,6 @@ def restart_numbers(prefix: str) -> None:
 
 
 def _write(model: Model, text: str, path: Path) -> None:
-    """Write everything beside the target first, then move it there under its names."""
-    with TemporaryDirectory(prefix=".dort-dump-", dir=path.parent) as folder:
-        staged = Path(folder)
-        write_model(model, staged / path.name)
-        (staged / path.with_suffix(".txt").name).write_text(text, encoding="utf-8")
-        moved: list[Path] = []
-        try:
-            for file in sorted(staged.iterdir()):
-                target = path.parent / file.name
-                file.replace(target)
-                moved.append(target)
-        except OSError:
-            for target in moved:
-                target.unlink(missing_ok=True)
-            raise
+    with staged(path.parent) as aside:
+        write_model(model, aside / path.name)
+        (aside / path.with_suffix(".txt").name).write_text(text, encoding="utf-8")

@@ -26,6 +26,7 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime import kernel_build
 from dort_rewriter.runtime.kernel_build import Level
 from dort_rewriter.runtime.private_folder import cache_folder, private_folder, spare_folder
+from dort_rewriter.staging import staged
 
 if sys.platform != "win32":
     import fcntl
@@ -149,20 +150,22 @@ def _is_whole(library: Path) -> bool:
 
 
 def _compile(compiler: Sequence[str], level: Level, library: Path) -> None:
-    """Compile in a folder of its own, and move the library to its name when it is on the disk."""
-    with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=library.parent) as name:
-        made = Path(name) / "library.so"
+    """Compile aside, and let the library have its name when it is on the disk."""
+    noted = _digest_file(library)
+    # A library without its digest is made again; a digest without its library is not found.
+    with (
+        tempfile.TemporaryDirectory(prefix=_BUILDING, dir=library.parent) as name,
+        staged(library.parent, prefix=_BUILDING, last=noted.name) as aside,
+    ):
+        made = aside / library.name
         done = _run(kernel_build.command(compiler, level, made), Path(name))
         if done.returncode != 0 or not made.exists():
             said = done.stderr.decode(errors="replace")[-2000:]
             raise ExecutionError(f"{compiler[0]} cannot compile the kernels: {said}")
-        noted = Path(name) / "digest"
-        noted.write_text(f"{kernel_build.digest(made)}\n", encoding="ascii")
-        # A library without its digest is made again; a digest without its library is not found.
-        for path, target in ((made, library), (noted, _digest_file(library))):
+        (aside / noted.name).write_text(f"{kernel_build.digest(made)}\n", encoding="ascii")
+        for path in aside.iterdir():
             path.chmod(0o600)
             _to_disk(path)
-            os.replace(path, target)
     _to_disk(library.parent)
     logger.info("Kernels compiled by %s to %s.", compiler[0], library)
 

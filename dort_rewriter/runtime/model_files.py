@@ -19,20 +19,28 @@ import onnx_ir as ir
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError, Message
 
+from dort_rewriter.errors import ExportError
+from dort_rewriter.staging import staged
+
 __all__ = [
     "INLINE_LIMIT",
     "Model",
+    "check_target",
     "check_tensor",
     "from_message",
     "read_model",
+    "save_model",
     "serialized",
+    "to_proto",
+    "weight_bytes",
     "write_model",
 ]
 
 Model: TypeAlias = onnx.ModelProto | ir.Model | bytes
 
-INLINE_LIMIT = 2**31 - 2**24
-"""Bytes of weights that fit in one message: protobuf refuses 2 GB, nodes and names take some."""
+INLINE_LIMIT = 1_800_000_000
+"""Bytes of weights that fit in one message: protobuf holds 2 GB and more, but refuses to serialize
+it, and nodes with where they come from take some."""
 
 _UNREADABLE = (
     *(DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError),
@@ -189,6 +197,45 @@ def _brief(error: BaseException) -> str:
 # -- writing ------------------------------------------------------------------------------------
 
 
+def weight_bytes(model: ir.Model) -> int:
+    """The size of all initializers."""
+    return sum(weight.nbytes for weight in _weights(model))
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model as a protobuf message, all weights in it.
+
+    NOTE: not in files of our own beyond 2 GB: neither onnx nor onnxruntime takes weights from
+    another folder than the model's. ``onnx.save(..., save_as_external_data=True)`` writes it.
+    """
+    return ir.to_proto(ir.external_data.load_to_model(model))
+
+
+def check_target(filename: str | os.PathLike[str]) -> Path:
+    """The path of a file that can be made; an ExportError says why it cannot."""
+    target = Path(filename)
+    if target.is_dir():
+        raise ExportError(f"Cannot write {target}: it is a folder; add the name of a file.")
+    if not target.parent.is_dir():
+        raise ExportError(
+            f"Cannot write {target}: the folder {target.parent} does not exist; create it first."
+        )
+    return target
+
+
+def save_model(model: ir.Model, filename: str | os.PathLike[str]) -> None:
+    """Write a model as :func:`write_model` does, completely or not at all."""
+    target = check_target(filename)
+    try:
+        with staged(target.parent, last=target.name) as aside:
+            write_model(model, aside / target.name)
+    except OSError as e:
+        raise ExportError(
+            f"Cannot write {target}: {e}. Choose a folder that is writable and has "
+            f"{weight_bytes(model):,} bytes free."
+        ) from e
+
+
 @contextlib.contextmanager
 def serialized(model: Model) -> Iterator[bytes | str]:
     """The model as bytes, or the path of files that are there for a while if it does not fit.
@@ -223,8 +270,11 @@ def _needs_data_file(model: onnx.ModelProto | ir.Model) -> bool:
             return bool(model.ByteSize() >= INLINE_LIMIT)
         except EncodeError:  # protobuf holds 2 GB and more, but refuses to measure them
             return True
-    values = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
-    weights = [w for w in values if w is not None]
     # Weights that are in a file already are named by a path that means nothing elsewhere.
-    in_files = any(isinstance(w, ir.ExternalTensor) for w in weights)
-    return in_files or sum(w.nbytes for w in weights) >= INLINE_LIMIT
+    in_files = any(isinstance(w, ir.ExternalTensor) for w in _weights(model))
+    return in_files or weight_bytes(model) >= INLINE_LIMIT
+
+
+def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    values = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
+    return (weight for weight in values if weight is not None)

@@ -52,17 +52,14 @@ def describe_inputs(inputs: Sequence[Any]) -> StoredInputs:
     return StoredInputs(described, tensors)
 
 
-def store_case(inputs: StoredInputs, staged: Path, target: Path) -> Path:
-    """Write a case aside, then give it its name: it is there complete or not at all."""
+def store_case(inputs: StoredInputs, case: Path) -> None:
+    """Write a case to a folder, which is made."""
     described, tensors = inputs
-    case = staged / "case"
     case.mkdir()
     for i, tensor in enumerate(tensors):
         (case / f"input_{i}.pb").write_bytes(tensor.SerializeToString())
     text = json.dumps({"format": FORMAT, "inputs": described}, indent=1)
     (case / INPUTS).write_text(text, encoding="utf-8")
-    number = 1 + max(case_numbers(target), default=-1)
-    return case.rename(target / f"test_case_{number}")
 
 
 def case_numbers(folder: Path) -> Iterator[int]:

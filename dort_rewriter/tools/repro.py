@@ -11,7 +11,6 @@ from __future__ import annotations
 import filecmp
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from dort_rewriter.runtime.stored_inputs import (
     store_case,
 )
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
+from dort_rewriter.staging import staged
 from dort_rewriter.tools.models import AnyModel, load_model
 
 __all__ = ["Replay", "dump_for_debug", "replay_dumped_data"]
@@ -74,23 +74,23 @@ def dump_for_debug(folder: str | Path, *inputs: Any, model: AnyModel | None = No
     stored = describe_inputs(inputs)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".dort-debug-", dir=target) as staged:
+        case = f"test_case_{1 + max(case_numbers(target), default=-1)}"
+        with staged(target) as aside:
             if model is not None:
-                _store_model(load_model(model), Path(staged), target)
-            return store_case(stored, Path(staged), target)
+                _store_model(load_model(model), aside, target)
+            store_case(stored, aside / case)
     except OSError as error:
         raise OptionError(f"Nothing can be written to {str(folder)!r}: {error}.") from error
+    return target / case
 
 
-def _store_model(model: ir.Model, staged: Path, target: Path) -> None:
-    write_model(model, staged / MODEL)
+def _store_model(model: ir.Model, aside: Path, target: Path) -> None:
+    write_model(model, aside / MODEL)
     existing = target / MODEL
-    if existing.exists() and not filecmp.cmp(staged / MODEL, existing, shallow=False):
+    if existing.exists() and not filecmp.cmp(aside / MODEL, existing, shallow=False):
         raise OptionError(
             f"{str(target)!r} holds the cases of another model: choose another folder."
         )
-    for path in staged.iterdir():
-        path.replace(target / path.name)
 
 
 def replay_dumped_data(

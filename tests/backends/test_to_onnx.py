@@ -30,7 +30,7 @@ from dort_rewriter import (
     to_onnx,
 )
 from dort_rewriter.errors import UnsupportedOpError
-from dort_rewriter.export import files
+from dort_rewriter.runtime import model_files
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.installed import max_ir_version, max_opset
 from dort_rewriter.runtime.session import create_session
@@ -276,7 +276,7 @@ def test_a_folder_that_takes_no_file() -> None:
         to_onnx(Affine(), (X,), filename="/proc/model.onnx")
 
 
-@pytest.mark.parametrize("limit", [files.INLINE_LIMIT, 4], ids=["one file", "two files"])
+@pytest.mark.parametrize("limit", [model_files.INLINE_LIMIT, 4], ids=["one file", "two files"])
 def test_a_full_disk_leaves_nothing(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,8 +288,8 @@ def test_a_full_disk_leaves_nothing(
         Path(f"{path}.data").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "INLINE_LIMIT", limit)
-    monkeypatch.setattr(files.ir, "save", write_half)
+    monkeypatch.setattr(model_files, "INLINE_LIMIT", limit)
+    monkeypatch.setattr(model_files.ir, "save", write_half)
     with pytest.raises(ExportError, match=r"No space left on device.*16 bytes free"):
         to_onnx(Affine(), (X,), filename=old)
     assert [f.name for f in tmp_path.iterdir()] == ["model.onnx"]
@@ -298,7 +298,7 @@ def test_a_full_disk_leaves_nothing(
 
 def test_large_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the message that is returned, and in a file of their own beside the model's."""
-    monkeypatch.setattr(files, "INLINE_LIMIT", 1000)
+    monkeypatch.setattr(model_files, "INLINE_LIMIT", 1000)
     _check_large(torch.nn.Linear(64, 32), tmp_path)
 
 

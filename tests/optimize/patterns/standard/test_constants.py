@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dort_rewriter import optimize_onnx
-from dort_rewriter.export.files import to_proto
 from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding
 from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.runtime.model_files import to_proto
 from tests.optimize.rewrites import assert_refuses, assert_rewrites, model_of
 
 

@@ -12,8 +12,8 @@ import torch
 from dort_rewriter.backends.model_key import model_key
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.outputs import ModelOutput
-from dort_rewriter.export.files import to_proto, weight_bytes
 from dort_rewriter.runtime.disk_cache import DiskCache, disk_cache
+from dort_rewriter.runtime.model_files import to_proto, weight_bytes
 
 __all__ = ["ModelEntry"]
 

@@ -8,7 +8,7 @@ import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.recipe import RunBoxed
-from dort_rewriter.export.files import to_proto
+from dort_rewriter.runtime.model_files import to_proto
 
 __all__ = ["StorageKeeper"]
 

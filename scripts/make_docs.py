@@ -27,15 +27,15 @@ NOTE = "<!-- Written by scripts/make_docs.py. -->"
 
 
 def options_page() -> str:
-    """A section for each dataclass of ``options.py``, read without being imported."""
-    source = (ROOT / "dort_rewriter" / "options.py").read_text(encoding="utf-8")
+    """A section for each dataclass of options, read without being imported."""
+    # What users meet first comes first; in a file, what is used must come before its user.
     classes = [
         node
-        for node in ast.parse(source).body
+        for name in ("options.py", "backends/arguments.py", "backends/debug.py")
+        for node in reversed(ast.parse((ROOT / "dort_rewriter" / name).read_text("utf-8")).body)
         if isinstance(node, ast.ClassDef) and node.name.endswith("Options")
     ]
-    # What users meet first comes first; in the file, what is used must come before its user.
-    sections = [section(node) for node in reversed(classes)]
+    sections = [section(node) for node in classes]
     introduction = (
         "Frozen dataclasses of `dort_rewriter`, with keyword arguments only. Wherever one is "
         "expected, a mapping with the same keys will do; an unknown key is refused with the "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -20,6 +21,7 @@ __all__ = [
     "level_name",
     "log_as_asked",
     "select_patterns",
+    "takes_fields_of",
     "with_mode",
 ]
 
@@ -34,9 +36,12 @@ _LEVELS: dict[str, OptimizationLevel] = {
 }
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
 @dataclass(frozen=True, kw_only=True)
 class CustomBackendOptions:
-    """What ``onnx_custom_backend`` takes, besides the graph and its arguments."""
+    """What ``onnx_custom_backend`` takes by name, besides ``options``."""
 
     target_opset: int | None = None
     """The opset of the exported models, 18 to 23; None is 18."""
@@ -51,7 +56,9 @@ class CustomBackendOptions:
     disable_pattern: str | Sequence[str] | None = None
     """Rules to leave out of them."""
     storage: dict[str, Any] | None = None
-    """A dictionary to fill: ``storage["instance"]`` gets a dictionary for each compiled graph."""
+    """A dictionary to fill: ``storage["instance"]`` gets a dictionary for each compiled graph,
+    ``graph_module, onnx, builder, sess, providers, is_dimension_in, is_dimension_out, inputs,
+    outputs``. See ``pprint_storage``."""
     dump_prefix: str | None = None
     """Write each model to ``<dump_prefix>0.onnx``, ``<dump_prefix>1.onnx``, ... and its FX graph
     beside it; None reads ``ONNXRT_DUMP_PATH``."""
@@ -60,7 +67,8 @@ class CustomBackendOptions:
     providers: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
     """Execution providers, best first; None chooses by the devices of the arguments."""
     raise_exc: bool = True
-    """Raise when a graph cannot be converted or run; False leaves what fails to torch."""
+    """Raise when a graph cannot be converted or run; False leaves what fails to torch. Random
+    operators always run there: torch owns the generator."""
     pre_ort_model_transforms: (
         Callable[[onnx.ModelProto], None] | Sequence[Callable[[onnx.ModelProto], None]] | None
     ) = None
@@ -77,6 +85,21 @@ class CustomBackendOptions:
     """Where the models are to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there."""
     order_algorithm: str | None = None
     """The order of the nodes: None keeps it, ``"memory"`` looks for a lower peak."""
+
+
+def takes_fields_of(options: type[Any]) -> Callable[[F], F]:
+    """Let the signature of a function with ``**settings`` name the fields of a dataclass."""
+
+    def described(function: F) -> F:
+        given = inspect.signature(function)
+        named = [p for p in given.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        fields = [p for p in inspect.signature(options).parameters.values() if p not in named]
+        function.__signature__ = given.replace(  # type: ignore[attr-defined]
+            parameters=[*named, *fields]
+        )
+        return function
+
+    return described
 
 
 def level_name(level: str | None) -> OptimizationLevel | None:

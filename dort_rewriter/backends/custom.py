@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from dort_rewriter.backends.arguments import (
     level_name,
     log_as_asked,
     select_patterns,
+    takes_fields_of,
 )
 from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.conventions import unboxed
@@ -29,7 +30,6 @@ from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.capture.lowering import is_lowered
 from dort_rewriter.export.decompositions import resolve_decomposition_table
-from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import (
     ExportOptions,
@@ -38,38 +38,19 @@ from dort_rewriter.options import (
     from_mapping,
 )
 
-if TYPE_CHECKING:
-    import onnx
-
 __all__ = ["compile_any_graph", "make_recipe", "merge_options", "onnx_custom_backend"]
 
 Settings = TypeVar("Settings", bound=CustomBackendOptions)
-Transform = Callable[["onnx.ModelProto"], None]
 
 
+@takes_fields_of(CustomBackendOptions)
 @raises_options_at_call
 def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
-    target_opset: int | None = None,
-    verbose: int = 0,
     options: OptimizationOptions | Mapping[str, Any] | None = None,
-    export_options: ExportOptions | Mapping[str, Any] | None = None,
-    optimize: bool = True,
-    enable_pattern: str | Sequence[Any] | None = "default",
-    disable_pattern: str | Sequence[str] | None = None,
-    storage: dict[str, Any] | None = None,
-    dump_prefix: str | None = None,
-    dump_patterns: str | None = None,
-    providers: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-    raise_exc: bool = True,
-    pre_ort_model_transforms: Transform | Sequence[Transform] | None = None,
-    ort_optimization_level: str | None = None,
-    dispatcher: Dispatcher | None = None,
-    rename_inputs: bool = True,
-    processor: str = "CPU",
-    order_algorithm: str | None = None,
+    **settings: Any,
 ) -> Callable[..., Any]:
     """Compile a graph to sessions of ONNX Runtime.
 
@@ -81,53 +62,14 @@ def onnx_custom_backend(
     Args:
         graph_module: a graph of Dynamo, or of ATen operators.
         args: the arguments it is compiled for.
-        target_opset: the opset of the exported models, 18 to 23; None is 18.
-        verbose: 1 logs a summary of each graph, more logs each step and each rule.
         options: what to do with the exported models, in place of what `enable_pattern` and the
             like say. The mapping that ``torch.compile(..., options={...})`` passes may also name
             any other argument of this function.
-        export_options: how a graph of Dynamo is lowered: its ``decomposition_table``.
-        optimize: False leaves the models as they are exported.
-        enable_pattern: rules to apply, ``"default+onnxruntime"``, a list of names, or None.
-        disable_pattern: rules to leave out of them.
-        storage: a dictionary to fill, ``storage["instance"]`` gets a dictionary for each graph:
-            ``graph_module, onnx, builder, sess, providers, is_dimension_in, is_dimension_out,
-            inputs, outputs``. See ``pprint_storage``.
-        dump_prefix: write each model to ``<dump_prefix>0.onnx``, ``<dump_prefix>1.onnx``, ...
-        dump_patterns: a folder to write each application of a rule to.
-        providers: execution providers; None chooses by the devices of the arguments.
-        raise_exc: raise when a graph cannot be converted or run; False leaves it to torch.
-            Random operators always run in torch, which owns the generator.
-        pre_ort_model_transforms: called once on each model, to change it in place.
-        ort_optimization_level: ONNX Runtime's own optimizations; None leaves its default.
-        dispatcher: who converts an operator; None is this package, then torchlib.
-        rename_inputs: call the inputs ``input0``, ``input1``, ...; False keeps their names.
-        processor: ``"CPU"`` or ``"CUDA"``: some rules need a kernel there.
-        order_algorithm: the order of the nodes: None keeps it, ``"memory"`` looks for a lower
-            peak.
+        settings: the fields of :class:`CustomBackendOptions`, which says what each does.
 
     """
-    settings = CustomBackendOptions(
-        target_opset=target_opset,
-        verbose=verbose,
-        export_options=export_options,
-        optimize=optimize,
-        enable_pattern=enable_pattern,
-        disable_pattern=disable_pattern,
-        storage=storage,
-        dump_prefix=dump_prefix,
-        dump_patterns=dump_patterns,
-        providers=providers,
-        raise_exc=raise_exc,
-        pre_ort_model_transforms=pre_ort_model_transforms,
-        ort_optimization_level=ort_optimization_level,
-        dispatcher=dispatcher,
-        rename_inputs=rename_inputs,
-        processor=processor,
-        order_algorithm=order_algorithm,
-    )
-    settings, optimization = merge_options(settings, options)
-    return compile_any_graph(graph_module, args, settings, make_recipe(settings, optimization))
+    chosen, optimization = merge_options(from_mapping(CustomBackendOptions, settings), options)
+    return compile_any_graph(graph_module, args, chosen, make_recipe(chosen, optimization))
 
 
 def merge_options(

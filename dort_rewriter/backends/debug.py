@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import torch
 
-from dort_rewriter.backends.arguments import CustomBackendOptions
+from dort_rewriter.backends.arguments import CustomBackendOptions, takes_fields_of
 from dort_rewriter.backends.blocks import ExportedBlock
 from dort_rewriter.backends.custom import compile_any_graph, make_recipe, merge_options
 from dort_rewriter.backends.divergence import TorchResults
 from dort_rewriter.backends.safety_net import raises_options_at_call
 from dort_rewriter.errors import OptionError, ResultReachedError
 from dort_rewriter.options import OptimizationOptions, from_mapping
-from dort_rewriter.runtime.reference import ReferenceExecutor
+from dort_rewriter.runtime.reference import ReferenceExecutor, describe_node
 
 __all__ = ["DebugBackendOptions", "DebugRunner", "onnx_debug_backend"]
 
@@ -34,15 +34,17 @@ PRINT_RESULTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBackendOptions(CustomBackendOptions):
-    """What ``onnx_debug_backend`` takes, besides the graph and its arguments."""
+    """What ``onnx_debug_backend`` takes by name, besides ``options``. From a ``verbose`` of 10 on
+    every result of every run is printed."""
 
     backend: Engine = "reference"
-    """``"reference"``: ONNX's reference evaluator, in numpy; ``"onnxruntime"``: a session for each
-    node."""
+    """``"reference"``: ONNX's reference evaluator, in numpy, which needs no onnxruntime but knows
+    standard operators only; ``"onnxruntime"``: a session for each node."""
     raise_list: Sequence[str] = ()
-    """Names of results at which a run stops, with :class:`ResultReachedError`."""
+    """Names of results at which a run stops, with ``ResultReachedError``, which has the value."""
     compare: bool = False
-    """Compare every result with torch's; the first that differs raises ``DivergenceError``."""
+    """Compare every result with torch's; the first that differs raises ``DivergenceError``, which
+    names the ONNX node, the FX node and its Python line."""
     tolerance: float | None = None
     """The largest difference accepted, relative to the largest value of a result (at least 0.01);
     None is 1e-4 for float32, 1e-7 for float64, 1e-2 and 5e-2 for float16 and bfloat16."""
@@ -52,71 +54,36 @@ class DebugBackendOptions(CustomBackendOptions):
     """Where results are printed; None is the standard output."""
 
 
+@takes_fields_of(DebugBackendOptions)
 @raises_options_at_call
 def onnx_debug_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
-    target_opset: int | None = None,
-    verbose: int = 0,
     options: OptimizationOptions | Mapping[str, Any] | None = None,
-    backend: Engine = "reference",
-    raise_list: Sequence[str] = (),
-    compare: bool = False,
-    tolerance: float | None = None,
-    new_ops: Sequence[type[Any]] = (),
-    stream: TextIO | None = None,
-    storage: dict[str, Any] | None = None,
-    **others: Any,
+    **settings: Any,
 ) -> Callable[..., Any]:
     """Compile a graph to a model whose nodes run one at a time, to see what each computes.
 
-    It is used as ``onnx_custom_backend`` is, takes its arguments too (`others`), and gives the
-    same models: a result that is wrong here is wrong in the model, one that is right here and
-    wrong there is onnxruntime's.
+    It is used as ``onnx_custom_backend`` is, takes its arguments too, and gives the same models:
+    a result that is wrong here is wrong in the model, one that is right here and wrong there is
+    onnxruntime's.
 
     Args:
         graph_module: a graph of Dynamo, or of ATen operators.
         args: the arguments it is compiled for.
-        target_opset: the opset of the exported models.
-        verbose: 1 logs a summary of each graph; 10 and more prints every result of every run.
         options: as for ``onnx_custom_backend``; a mapping may also name any argument.
-        backend: ``"reference"`` runs ONNX's reference evaluator, which needs no onnxruntime but
-            knows standard operators only; ``"onnxruntime"`` a session for each node.
-        raise_list: names of results at which a run stops, with :class:`ResultReachedError`,
-            which has the value.
-        compare: compare every result with what torch computes; the first that differs raises
-            :class:`DivergenceError`, which names the ONNX node, the FX node and its Python line.
-        tolerance: the largest difference accepted, relative to the largest value of a result.
-        new_ops: implementations to add to the reference evaluator.
-        stream: where results are printed; None is the standard output.
-        storage: as for ``onnx_custom_backend``; ``sess`` runs the model node by node.
-        others: any other argument of ``onnx_custom_backend``.
+        settings: the fields of :class:`DebugBackendOptions`, which says what each does.
 
     """
-    settings = from_mapping(
-        DebugBackendOptions,
-        {
-            "target_opset": target_opset,
-            "verbose": verbose,
-            "backend": backend,
-            "raise_list": raise_list,
-            "compare": compare,
-            "tolerance": tolerance,
-            "new_ops": new_ops,
-            "stream": stream,
-            "storage": storage,
-            **others,
-        },
-    )
-    settings, optimization = merge_options(settings, options)
-    if settings.backend not in ("reference", "onnxruntime"):
-        raise OptionError(f"backend is 'reference' or 'onnxruntime', not {settings.backend!r}.")
+    chosen, optimization = merge_options(from_mapping(DebugBackendOptions, settings), options)
+    if chosen.backend not in ("reference", "onnxruntime"):
+        raise OptionError(f"backend is 'reference' or 'onnxruntime', not {chosen.backend!r}.")
     recipe = replace(
-        make_recipe(settings, optimization),
-        make_runner=functools.partial(DebugRunner, settings=settings),
+        make_recipe(chosen, optimization),
+        make_runner=functools.partial(DebugRunner, settings=chosen),
     )
-    return compile_any_graph(graph_module, args, settings, recipe)
+    return compile_any_graph(graph_module, args, chosen, recipe)
 
 
 class DebugRunner:
@@ -162,12 +129,6 @@ class DebugRunner:
                 name=name,
                 value=value,
             )
-
-
-def describe_node(node: onnx.NodeProto) -> str:
-    """A node as a call: ``Add(x, y)``."""
-    domain = f"{node.domain}::" if node.domain else ""
-    return f"{domain}{node.op_type}({', '.join(node.input)})"
 
 
 def describe_result(name: str, value: Any, node: onnx.NodeProto | None) -> str:

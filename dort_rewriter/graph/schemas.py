@@ -20,6 +20,7 @@ __all__ = [
     "OpInfo",
     "Slot",
     "op_info",
+    "qualified",
 ]
 
 OWN_DOMAIN = "dort_rewriter"
@@ -74,15 +75,18 @@ def _slot(parameter: onnx_ir.schemas.Parameter) -> Slot:
     return Slot(parameter.name, parameter.type_constraint.name, only, is_sequence)
 
 
+def qualified(domain: str, name: str) -> str:
+    """The name of an operator or a function as ONNX writes it: ``com.microsoft.FusedMatMul``."""
+    return f"{domain}.{name}" if domain else name
+
+
 @functools.cache
 def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
     """The schema of an operator as it stands in an opset."""
     try:
         schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError as e:
-        raise ExportError(
-            f"Operator {domain or 'ai.onnx'}::{name} is not in opset {opset}."
-        ) from e
+        raise ExportError(f"Operator {qualified(domain, name)} is not in opset {opset}.") from e
     signature = onnx_ir.schemas.OpSignature.from_op_schema(schema)
     inputs = tuple(_slot(p) for p in signature.inputs)
     return OpInfo(

@@ -17,11 +17,19 @@ from onnx.reference import ReferenceEvaluator
 
 from dort_rewriter.dtypes import to_numpy
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.node_session import NodeSession
 from dort_rewriter.runtime.straightline import write_assemble
 from dort_rewriter.signature import GraphSignature
 
-__all__ = ["OnResult", "ReferenceExecutor", "ReferenceModel", "array_to_tensor", "tensor_to_array"]
+__all__ = [
+    "OnResult",
+    "ReferenceExecutor",
+    "ReferenceModel",
+    "array_to_tensor",
+    "describe_node",
+    "tensor_to_array",
+]
 
 Array = Any
 """A numpy array, or a list of them for a sequence."""
@@ -71,8 +79,8 @@ class ReferenceModel:
             )
         except (NotImplementedError, RuntimeError) as error:
             raise ExecutionError(
-                f"ONNX's reference evaluator has no {_call(node)}: give an implementation in "
-                f"new_ops, or run the model with onnxruntime. {error}"
+                f"ONNX's reference evaluator has no {describe_node(node)}: give an "
+                f"implementation in new_ops, or run the model with onnxruntime. {error}"
             ) from error
 
     def run(
@@ -89,7 +97,8 @@ class ReferenceModel:
                 values = evaluator.run(None, results)
             except Exception as error:  # numpy and the evaluator raise anything
                 raise ExecutionError(
-                    f"The model, run by nodes, failed at {node.name!r}, {_call(node)}: {error}"
+                    f"The model, run by nodes, failed at {node.name!r}, "
+                    f"{describe_node(node)}: {error}"
                 ) from error
             for name, value in zip(node.output, values, strict=True):
                 if not name:
@@ -170,6 +179,6 @@ def array_to_tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(values.view(bits)).view(dtype)
 
 
-def _call(node: onnx.NodeProto) -> str:
-    domain = f"{node.domain}::" if node.domain else ""
-    return f"{domain}{node.op_type}({', '.join(node.input)})"
+def describe_node(node: onnx.NodeProto) -> str:
+    """A node as a call: ``Add(x, y)``."""
+    return f"{qualified(node.domain, node.op_type)}({', '.join(node.input)})"

@@ -15,6 +15,7 @@ import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
@@ -219,7 +220,7 @@ def explain_failure(error: BaseException, nodes: dict[str, str]) -> str:
         known = [
             f"Node {name!r} is {place}."
             for name, place in nodes.items()
-            if place.split("(")[0].split("::")[-1] == wanted
+            if place.split("(")[0].split(".")[-1] == wanted
         ][:3]
     return " ".join([text, *dict.fromkeys(known)])
 
@@ -247,6 +248,6 @@ def _place_ir(node: ir.Node) -> str:
 
 
 def _place(op: str, domain: str, inputs: Iterable[str], metadata: dict[str, str]) -> str:
-    call = f"{domain + '::' if domain else ''}{op}({', '.join(inputs)})"
+    call = f"{qualified(domain, op)}({', '.join(inputs)})"
     origin = ", ".join(f"{key}={value}" for key, value in metadata.items() if value)
     return f"{call}, from {origin}" if origin else call

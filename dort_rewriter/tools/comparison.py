@@ -30,7 +30,7 @@ from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.reference import array_to_tensor, tensor_to_array
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
-from dort_rewriter.tools.show_command import count_nodes
+from dort_rewriter.tools.models import count_nodes
 
 __all__ = ["EXPORTERS", "Comparison", "ExporterResult", "compare_exporters"]
 

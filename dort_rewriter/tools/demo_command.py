@@ -12,8 +12,7 @@ from dort_rewriter.tools.charts import sparkline
 from dort_rewriter.tools.command import answer, make_parser
 from dort_rewriter.tools.demo import BACKENDS, DemoResult, run_demo
 from dort_rewriter.tools.demo_page import COLUMNS, speed_rows, write_page
-from dort_rewriter.tools.models import load_model
-from dort_rewriter.tools.show_command import count_nodes
+from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["run_demo_command"]
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.tools.onnx_text import attribute_text, shape_list, tensor_text, type_text
 
 __all__ = ["Arrow", "Box", "Diagram", "Frame", "make_diagram"]
@@ -100,7 +101,7 @@ class _Builder:
         self._nodes(root, graph)
         self._outputs(root, graph.outputs)
         for function in model.functions.values() if isinstance(model, ir.Model) else ():
-            frame = Frame(title=f"function {function.domain}.{function.name}")
+            frame = Frame(title=f"function {qualified(function.domain, function.name)}")
             self._inputs(frame, function.inputs)
             self._nodes(frame, function)
             self._outputs(frame, function.outputs)
@@ -150,7 +151,7 @@ class _Builder:
         lines += ["..."] * (len(plain) > ATTRIBUTES)
         box = self._add(
             frame,
-            f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
+            qualified(node.domain, node.op_type),
             lines=(*self._constant_lines(node.inputs), *map(_short, lines)),
             domain=node.domain,
             tooltip=node.metadata_props.get("source", "") or node.name or "",

@@ -29,6 +29,7 @@ from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.tools.explain_times import Stopwatch, Times, left_as_it_was, measure
+from dort_rewriter.tools.models import count_nodes
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["AtenGraph", "CapturedGraph", "Explanation", "GraphBreak", "InTorch", "explain"]
@@ -254,7 +255,7 @@ class _Recorder:
             AtenGraph(
                 kind=kind,
                 ops=_count(op_name(n.target) for n in calls.values()),
-                models=tuple(_nodes(b) for b in built if b.computed),
+                models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
                 in_onnxruntime=len(calls) - len(outside),
                 in_torch=_left_to_torch(outside, trace),
             )
@@ -285,13 +286,6 @@ def _kind(graph_module: torch.fx.GraphModule) -> Literal["forward", "backward", 
     if any(name.startswith("tangents_") for name in names):
         return "backward"
     return "forward" if any(name.startswith("primals_") for name in names) else "inference"
-
-
-def _nodes(built: BuiltBlock) -> dict[str, int]:
-    return _count(
-        f"{n.domain}.{n.op_type}" if n.domain else n.op_type
-        for n in built.exported.model.graph.all_nodes()
-    )
 
 
 def _left_to_torch(nodes: Sequence[torch.fx.Node], trace: CompileTrace) -> tuple[InTorch, ...]:

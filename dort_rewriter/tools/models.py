@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,9 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.model_files import from_message, read_model
 
-__all__ = ["AnyModel", "load_model", "load_part"]
+__all__ = ["AnyModel", "count_nodes", "load_model", "load_part"]
 
 AnyModel: TypeAlias = onnx.ModelProto | ir.Model | bytes | str | Path
 """A model, its bytes, or the path of its file."""
@@ -36,6 +38,12 @@ def load_model(model: Any) -> ir.Model:
         return read_model(model) if isinstance(model, str | Path) else from_message(model)
     except (OSError, ValueError) as error:
         raise OptionError(f"No ONNX model can be read from {source}: {error}.") from error
+
+
+def count_nodes(model: ir.Model) -> dict[str, int]:
+    """The number of nodes by type, those of subgraphs too, the most frequent first."""
+    counts = Counter(qualified(n.domain, n.op_type) for n in model.graph.all_nodes())
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def load_part(model: Any) -> Any:

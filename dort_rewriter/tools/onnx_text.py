@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.tools.models import load_part
 
 __all__ = ["attribute_text", "pretty_onnx", "shape_list", "tensor_text", "type_text"]
@@ -99,7 +100,7 @@ class _Writer:
         yield from _indent(lines)
 
     def _node(self, node: ir.Node) -> Iterator[str]:
-        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        name = qualified(node.domain, node.op_type)
         name += f":{node.overload}" if node.overload else ""
         subgraphs: list[tuple[str, ir.Graph]] = []
         written = [_name(value) for value in node.inputs]

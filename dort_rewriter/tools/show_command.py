@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.tools.command import answer, brief, make_parser
 from dort_rewriter.tools.dot import plot_dot
 from dort_rewriter.tools.feeds import inputs_from_onnx_model
-from dort_rewriter.tools.models import load_model
+from dort_rewriter.tools.models import count_nodes, load_model
 from dort_rewriter.tools.onnx_text import pretty_onnx, shape_list
 
-__all__ = ["count_nodes", "run_show", "summarize"]
+__all__ = ["run_show", "summarize"]
 
 
 def run_show(arguments: Sequence[str]) -> int:
@@ -56,15 +56,6 @@ def _counts_text(counts: Mapping[str, int]) -> str:
     return "\n".join(f"{name:<{width}} {count:>5}" for name, count in counts.items())
 
 
-def count_nodes(model: ir.Model) -> dict[str, int]:
-    """The number of nodes by type, those of subgraphs too, the most frequent first."""
-    counts = Counter(
-        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        for node in model.graph.all_nodes()
-    )
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
 def summarize(model: ir.Model) -> dict[str, Any]:
     """What a program asks of a model first."""
     counts = count_nodes(model)
@@ -90,7 +81,7 @@ def summarize(model: ir.Model) -> dict[str, Any]:
         ],
         "initializers": len(model.graph.initializers),
         "initializer_bytes": sum(tensor.nbytes for tensor in weights),
-        "functions": [f"{f.domain}.{f.name}" for f in model.functions.values()],
+        "functions": [qualified(f.domain, f.name) for f in model.functions.values()],
         "nodes": sum(counts.values()),
         "nodes_by_type": counts,
     }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.signature import InputSlot, OutputSlot
 
 __all__ = ["pprint_storage"]
@@ -37,7 +38,7 @@ def _text(storage: Any) -> str:
 def _summary(instance: Mapping[str, Any]) -> str:
     model, signature = instance["onnx"], instance["builder"].signature
     opsets = ", ".join(f"{o.domain or 'ai.onnx'}:{o.version}" for o in model.opset_import)
-    types = Counter(f"{n.domain}::{n.op_type}".lstrip(":") for n in model.graph.node)
+    types = Counter(qualified(n.domain, n.op_type) for n in model.graph.node)
     counts = ", ".join(f"{count} {name}" for name, count in types.most_common())
     return "\n    ".join(
         [

@@ -84,7 +84,7 @@ CUSTOM = "(float[N] x) => (float[N] y) { y = com.microsoft.QuickGelu(x) }"
 
 
 def test_unknown_operator_is_named() -> None:
-    with pytest.raises(ExecutionError, match=r"com.microsoft::QuickGelu\(x\)"):
+    with pytest.raises(ExecutionError, match=r"com.microsoft\.QuickGelu\(x\)"):
         ReferenceModel(parse(CUSTOM))
 
 

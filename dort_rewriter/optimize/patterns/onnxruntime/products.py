@@ -63,6 +63,14 @@ def _read(node: ir.Node | None, graph: GraphView) -> _Product | Refusal | None:
     )
 
 
+def _read_alone(value: ir.Value, graph: GraphView) -> _Product | Refusal | None:
+    """The product that a value is; refuse one that others read."""
+    inner = graph.producer(value, "MatMul", _FUSED)
+    if inner is not None and not graph.used_once(value):
+        return Refusal("others read the product", value.name)
+    return _read(inner, graph)
+
+
 def _fuse(value: ir.Value, product: _Product, graph: GraphView) -> Match | Refusal:
     if not graph.runs("FusedMatMul", [product.a, product.b]):
         return Refusal("no kernel for the type", product.a.dtype)
@@ -143,13 +151,7 @@ class FusedMatMulTranspose(Rule):
         turned = _turned(node.outputs[0], graph)
         if turned is None or not turned.is_plain:
             return None
-        value = turned.x
-        inner = graph.producer(value, "MatMul", _FUSED)
-        if inner is None:
-            return None
-        if not graph.used_once(value):
-            return Refusal("others read the product", value.name)
-        product = _read(inner, graph)
+        product = _read_alone(turned.x, graph)
         if not isinstance(product, _Product):
             return product
         a, b = product.a, product.b
@@ -188,12 +190,7 @@ class FusedMatMulScale(Rule):
         if found is None:
             return None
         value, number = found
-        inner = graph.producer(value, "MatMul", _FUSED)
-        if inner is None:
-            return None
-        if not graph.used_once(value):
-            return Refusal("others read the product", value.name)
-        product = _read(inner, graph)
+        product = _read_alone(value, graph)
         if not isinstance(product, _Product):
             return product
         product = replace(product, alpha=product.alpha * number)

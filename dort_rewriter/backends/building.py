@@ -26,6 +26,7 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, kernel_query
@@ -199,11 +200,18 @@ def _output_names(plan: OutputPlan) -> list[str]:
     return [names[i] for i in range(len(plan.model_outputs))]
 
 
-def session_settings(options: OrtBackendOptions) -> Any:
-    """The ``SessionOptions`` that a user gave, or new ones."""
+def session_settings(options: OrtBackendOptions, model: Any) -> Any:
+    """The ``SessionOptions`` that a user gave, or new ones.
+
+    NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
+    its time.
+    """
     if options.ort_session_options is not None:
         return options.ort_session_options
-    policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=options.spinning)
+    spinning = options.spinning
+    if spinning == "stop" and uses_torch_kernels(model):
+        spinning = "off"
+    policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=spinning)
     return session_options(
         optimization_level=options.ort_optimization_level, threads=policy, arena=options.arena
     )
@@ -211,7 +219,7 @@ def session_settings(options: OrtBackendOptions) -> Any:
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
-    settings = session_settings(options)
+    settings = session_settings(options, model)
     try:
         return create_session(model, providers=providers, options=settings)
     except NoKernelError:

@@ -15,6 +15,7 @@ __all__ = [
     "OWN_DOMAIN",
     "OWN_MOST_AXES",
     "TORCH_ATTENTION",
+    "TORCH_KERNELS",
     "TORCH_PRODUCTS",
     "UNLISTED",
     "OpInfo",
@@ -33,6 +34,8 @@ lie."""
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 TORCH_ATTENTION = frozenset({_FLASH, f"{_FLASH}_backward"})
 """The same for attention, where the last axis stays the last; results too have any order."""
+
+TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION
 
 OWN_MOST_AXES = 12
 """The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/kernel.h``."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.kernel_library import kernel_library
 
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 
     from dort_rewriter.runtime.model_files import Model
 
-__all__ = ["DOMAIN", "custom_ops_library", "is_available", "register", "uses_custom_kernels"]
+__all__ = [
+    "DOMAIN",
+    "custom_ops_library",
+    "is_available",
+    "register",
+    "uses_custom_kernels",
+    "uses_torch_kernels",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +66,14 @@ def uses_custom_kernels(model: Model) -> bool:
     if isinstance(model, onnx.ModelProto):
         return any(opset.domain == DOMAIN for opset in model.opset_import)
     return isinstance(model, ir.Model) and DOMAIN in model.graph.opset_imports
+
+
+def uses_torch_kernels(model: Model) -> bool:
+    """Tell whether kernels of torch compute nodes of a model, in torch's own threads."""
+    if isinstance(model, bytes):
+        return False
+    nodes: Iterable[Any] = model.graph.node if isinstance(model, onnx.ModelProto) else model.graph
+    return any(n.domain == DOMAIN and n.op_type in TORCH_KERNELS for n in nodes)
 
 
 def register(options: onnxruntime.SessionOptions) -> None:

@@ -119,6 +119,8 @@ def _shares_cores(session: Session | None) -> bool:
     """Tell whether threads of torch's OpenMP can stand in the way of those of a session."""
     if session is None or session.threads == 1 or omp_pause() is None:
         return False
+    if session.beside_torch:  # which needs these threads at once
+        return False
     return {p.name for p in session.providers} == {CPU}
 
 

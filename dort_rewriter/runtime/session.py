@@ -18,7 +18,11 @@ from dort_rewriter.forks import at_fork, forked_alone
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
-from dort_rewriter.runtime.custom_kernels import register, uses_custom_kernels
+from dort_rewriter.runtime.custom_kernels import (
+    register,
+    uses_custom_kernels,
+    uses_torch_kernels,
+)
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.model_files import Model, serialized
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
@@ -62,6 +66,8 @@ class Session:
     """How many work on one operator, the calling one included."""
     pooled: bool = False
     """Whether it has threads of its own."""
+    beside_torch: bool = False
+    """Whether kernels of torch run inside it, in torch's threads."""
     stream: torch.cuda.Stream | None = None
     """Where the CUDA provider queues its work; the executor orders it against torch's stream."""
 
@@ -145,6 +151,7 @@ def create_session(
         nodes=_node_places(model),
         threads=threads,
         pooled=threads > 1 or options.execution_mode != sequential,
+        beside_torch=uses_torch_kernels(model),
         stream=stream,
     )
 

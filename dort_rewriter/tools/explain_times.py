@@ -228,7 +228,7 @@ class _Profiled:
 
     def _build(self, prefix: Path) -> Executor:
         assert self.built.session is not None
-        settings = session_settings(self.options)
+        settings = session_settings(self.options, self.built.model)
         options = dataclasses.replace(self.options, ort_session_options=settings)
         providers = [(p.name, p.options) for p in self.built.session.providers]
         with profiling(settings, prefix):

@@ -196,3 +196,24 @@ def test_attention_with_dropout_is_left_to_torch(dumped: Path) -> None:
     torch.manual_seed(1)
     torch.testing.assert_close(ours(q), expected)
     assert FLASH not in operators(dumped)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "expected"),
+    [
+        (torch.bfloat16, {}, "0"),
+        (torch.float32, {}, "1"),
+        (torch.bfloat16, {"spinning": "on"}, "1"),
+    ],
+)
+def test_threads_do_not_spin_beside_those_of_torch(
+    dtype: torch.dtype, options: dict[str, Any], expected: str
+) -> None:
+    """Unless a user wants them to."""
+    backend = OrtBackend({"intra_op_threads": 2, **options})
+    a = torch.randn(8, 8).to(dtype)
+    torch.compile(lambda a: a @ a, backend=backend)(a)
+    ((info,),) = backend._all_ort_execution_info.execution_info_per_graph_module.values()
+    used = info.session.get_session_options()
+    assert used.get_session_config_entry("session.intra_op.allow_spinning") == expected
+    assert "pause(PAUSE_SOFT)" not in info.executor.source or expected == "1"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -16,7 +17,11 @@ from onnx import helper
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import TORCH_PRODUCTS
-from dort_rewriter.runtime.custom_kernels import DOMAIN, custom_ops_library
+from dort_rewriter.runtime.custom_kernels import (
+    DOMAIN,
+    custom_ops_library,
+    uses_torch_kernels,
+)
 from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.ort_values import to_capsule
 from dort_rewriter.runtime.providers import ort_device
@@ -329,3 +334,14 @@ def test_results_of_other_types_are_refused() -> None:
     for results in ([torch.bfloat16, torch.float32], [torch.float32, torch.bfloat16]):
         with pytest.raises(ExecutionError, match="a result is of another type"):
             create_session(model_of(FLASH, [torch.float32] * 3, results))
+
+
+def test_a_session_says_that_torchs_threads_work_in_it() -> None:
+    """They are not ended before a run, nor starved by threads that spin."""
+    types = [torch.bfloat16] * 2
+    model = model_of("mm", types, types[:1])
+    assert uses_torch_kernels(model)
+    assert uses_torch_kernels(ir.from_proto(model))
+    assert create_session(model).beside_torch
+    other = model_of("Elementwise", [torch.float32], [torch.float32], program=[6, 0, -1, 0, 0])
+    assert not uses_torch_kernels(other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_PRODUCTS
+from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_KERNELS
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
@@ -18,7 +18,7 @@ class TransposeTorch(Rule):
     """``mm(Transpose(x, perm), y) -> mm<perm0=perm>(x, y)``   for each input of torch's
     kernels, of attention where the last axis stays the last."""
 
-    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_PRODUCTS | TORCH_ATTENTION))
+    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_KERNELS))
     lowers = "kernels of torch that read a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -20,11 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-SHRINKING = 120.0
-"""Seconds for making one failing program smaller."""
 
-
-def run(first: int, count: int, steps: tuple[int, int]) -> int:
+def run(first: int, count: int, steps: tuple[int, int], shrinking: float) -> int:
     """How many of the programs fail."""
     from tests.backends.program_check import failure, shrink
     from tests.backends.random_programs import RandomProgram, generate
@@ -35,7 +32,7 @@ def run(first: int, count: int, steps: tuple[int, int]) -> int:
         if not (found := failure(program)):
             continue
         failed += 1
-        given_up, until = found.startswith("given up"), time.monotonic() + SHRINKING
+        given_up, until = found.startswith("given up"), time.monotonic() + shrinking
 
         def fails(smaller: RandomProgram, given_up: bool = given_up, until: float = until) -> bool:
             left = failure(smaller) if time.monotonic() < until else ""
@@ -56,6 +53,9 @@ def main() -> int:
     )
     parser.add_argument("--programs", type=int, default=5000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--shrinking", type=float, default=120.0, help="seconds for making one failure smaller"
+    )
     parser.add_argument("--steps", type=int, nargs=2, default=(5, 40), help="steps of a program")
     options = parser.parse_args()
     os.environ["DORT_CACHE"] = "0"
@@ -67,7 +67,7 @@ def main() -> int:
     import dort_rewriter
 
     dort_rewriter.install()
-    failed = run(options.first, options.programs, tuple(options.steps))
+    failed = run(options.first, options.programs, tuple(options.steps), options.shrinking)
     print(f"seeds {options.first} to {options.first + options.programs - 1}: {failed} failed")
     return int(failed > 0)
 

@@ -111,6 +111,9 @@ class _Raised:
 
     words: str = dataclasses.field(compare=False)
 
+    def __str__(self) -> str:
+        return self.words
+
 
 @dataclasses.dataclass(frozen=True)
 class _Call:

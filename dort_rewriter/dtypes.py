@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "holds",
     "is_convertible",
     "to_numpy",
     "to_onnx_type",
@@ -47,6 +48,24 @@ for _name in ("uint16", "uint32", "uint64"):  # torch >= 2.3 on some platforms o
         _TORCH_TO_ONNX[getattr(torch, _name)] = ir.DataType[_name.upper()]
 
 _ONNX_TO_TORCH = {value: key for key, value in _TORCH_TO_ONNX.items()}
+
+_CONTAINS: dict[ir.DataType, frozenset[ir.DataType]] = {
+    _D.DOUBLE: frozenset(
+        {_D.FLOAT, _D.FLOAT16, _D.BFLOAT16, _D.INT8, _D.INT16, _D.INT32, _D.UINT8, _D.BOOL}
+    ),
+    _D.FLOAT: frozenset({_D.FLOAT16, _D.BFLOAT16, _D.INT8, _D.INT16, _D.UINT8, _D.BOOL}),
+    _D.FLOAT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
+    _D.BFLOAT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
+    _D.INT64: frozenset({_D.INT32, _D.INT16, _D.INT8, _D.UINT8, _D.BOOL}),
+    _D.INT32: frozenset({_D.INT16, _D.INT8, _D.UINT8, _D.BOOL}),
+    _D.INT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
+}
+"""For each type, those whose every value it holds exactly."""
+
+
+def holds(wide: ir.DataType, narrow: ir.DataType) -> bool:
+    """Tell whether a type has every value of another, exactly."""
+    return wide == narrow or narrow in _CONTAINS.get(wide, ())
 
 
 def is_convertible(dtype: torch.dtype) -> bool:

@@ -59,7 +59,7 @@ def diagonal_scatter(
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
     if 0 in src.dims:
         return x
-    axes = [dim1 % x.rank, dim2 % x.rank]
+    axes, src = [dim1 % x.rank, dim2 % x.rank], op.cast(src, op.dtype)
     moved = to_front(op, x, axes)  # rows, columns, batch; the source: batch, diagonal
     rows, columns = op.size(moved, 0), op.size(moved, 1)
     before = max(-offset, 0)

@@ -80,10 +80,7 @@ def mean_dim(
     op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    x = op.cast(x, op.dtype)
-    if 0 in (x.dims[axis] for axis in _axes(x, dim)):
-        return op.Div(reduce(op, "ReduceSum", x, dim, keepdim), 0.0)  # ORT's ReduceMean gives 0
-    return reduce(op, "ReduceMean", x, dim, keepdim)
+    return reduce(op, "ReduceMean", op.cast(x, op.dtype), dim, keepdim)
 
 
 def _product(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:

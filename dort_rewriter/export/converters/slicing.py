@@ -50,7 +50,7 @@ def slice_scatter(
     step: Any = 1,
 ) -> Value:
     """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
-    axis = dim % x.rank
+    axis, src = dim % x.rank, op.cast(src, op.dtype)
     size = op.size(x, axis)
     first = normalize_position(op, 0 if start is None else start, size)
     last = normalize_position(op, END if end is None else end, size)
@@ -84,7 +84,7 @@ def select_scatter(op: Recorder, x: Value, src: Value, dim: int, index: Any) -> 
     axis = dim % x.rank
     first = normalize_position(op, index, op.size(x, axis))
     last = first + 1 if isinstance(first, int) else op.Add(first, 1)
-    return _replace(op, x, op.Unsqueeze(src, [axis]), axis, first, last)
+    return _replace(op, x, op.Unsqueeze(op.cast(src, op.dtype), [axis]), axis, first, last)
 
 
 @converter("aten::slice_backward")

@@ -136,6 +136,7 @@ def as_strided_scatter(
     offset: int = origin if storage_offset is None else storage_offset
     if 0 in size:
         return x
+    src = op.cast(src, op.dtype)
     places = _positions(base, size, stride, offset - origin).ravel()
     if len(np.unique(places)) != len(places):
         raise Refused("as_strided_scatter writes to the same element more than once")

@@ -39,3 +39,34 @@ def test_prim(name: str, args: tuple[object, ...]) -> None:
     assert name in [op_name(n.target) for n in traced.graph.nodes]
     (got,) = run(traced, [x], 18)
     torch.testing.assert_close(got, function(x, *args))
+
+
+@pytest.mark.parametrize(
+    ("types", "numbers"),
+    [
+        ((torch.int64, torch.bool), [0.5, -0.3, 0.0, 1.0]),
+        ((torch.int32, torch.bool), [0.5, -0.3, 0.0, 1.0]),
+        ((torch.int8, torch.bool), [0.5, -0.3, 0.0, 1.0]),
+        ((torch.uint8, torch.bool), [0.5, 0.0, 1.0]),
+        ((torch.float16, torch.bool), [1e-9, 0.0, -1.0, math.nan]),
+        ((torch.bfloat16, torch.bool), [1e-42, 0.0, -1.0]),
+        ((torch.int64, torch.int32), [2.0**33, 2.0**33 + 2048, -1.5, 3.0]),
+        ((torch.int64, torch.int16), [2.0**33, 70000.5, -1.5, 3.0]),
+        ((torch.int64, torch.uint8), [2.0**33, 300.5, 3.0]),
+        ((torch.int64, torch.int32, torch.bool), [2.0**33, 0.5, 3.0]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("first", [torch.float32, torch.float64])
+def test_casts_are_not_merged(
+    first: torch.dtype, types: tuple[torch.dtype, ...], numbers: list[float]
+) -> None:
+    def convert(x: torch.Tensor) -> torch.Tensor:
+        for dtype in types:
+            x = x.to(dtype)
+        return x
+
+    x = torch.tensor(numbers, dtype=first)
+    traced = make_fx(convert, tracing_mode="fake")(x)
+    (got,) = run(traced, [x], 18)
+    torch.testing.assert_close(got, convert(x))

@@ -16,6 +16,7 @@ CASES = [
     Case("aten::diag_embed", (T(2, 3), 2, 0, -1)),
     Case("aten::diag_embed", (T(3, dtype=torch.int64), -1, 1, 0)),
     Case("aten::diagonal_scatter", (T(3, 4), T(3))),
+    Case("aten::diagonal_scatter", (T(3, 4) > 0, T(3, dtype=torch.int64))),
     Case("aten::diagonal_scatter", (T(2, 3, 4), T(2, 2), -1, 1, 2)),
     Case("aten::diagonal_scatter", (T(4, 2, 3), T(2, 3), 1, -1, 0)),
     Case("aten::diagonal_scatter", (T(3, 4), T(0), 9), dynamic=False),

@@ -27,6 +27,10 @@ CASES = [
     *rows(T(4, 3, dtype=torch.float64), T(6, 3, dtype=torch.float64), 2.0),
     *rows(T(4, 3, dtype=torch.float64), T(6, 3, dtype=torch.float64), 3.0),
     Case("aten::_cdist_forward", (T(30, 4), T(28, 4), 2.0, None)),
+    *(
+        Case("aten::_cdist_forward", (T(3, 0), T(4, 0), p, None), dynamic=False)
+        for p in (0.0, 1.0, 2.0, 3.0)
+    ),
 ]
 
 

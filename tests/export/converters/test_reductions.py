@@ -31,6 +31,17 @@ CASES = [
     Case("aten::sum.dim_IntList", (BOOL, [1])),
     Case("aten::sum.dim_IntList", (T(dtype=torch.float32), [0])),
     Case("aten::sum.dim_IntList", (T(2, 0), [1])),
+    *(
+        Case(f"aten::{name}", (T(3, 4, 0), *dims), dynamic=False)
+        for name in ("sum.dim_IntList", "mean.dim", "logsumexp", "nansum", "any.dims", "all.dims")
+        for dims in (([-1],), ([-1], True), ([0, 2],), ([0, 2], True))
+    ),
+    *(
+        Case("aten::linalg_vector_norm", (T(3, 4, 0), order, [-1]), dynamic=False)
+        for order in (0, 1, 2, 3)
+    ),
+    Case("aten::prod.dim_int", (T(3, 4, 0), -1), dynamic=False),
+    Case("aten::var.correction", (T(3, 4, 0), [-1]), {"correction": 0}, dynamic=False),
     Case("aten::sum.dim_IntList", (X, [0]), {"dtype": torch.float64}),
     Case("aten::nansum", (ODD, [0])),
     Case("aten::sum", (INT,), {"dtype": torch.bool}),

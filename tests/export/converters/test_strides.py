@@ -20,6 +20,7 @@ CASES = [
     Case("aten::as_strided", (T(12), [2, 0], [1, 1]), dynamic=False),
     Case("aten::as_strided_copy", (T(3, 4), [4], [1], 4), dynamic=False),
     Case("aten::as_strided_scatter", (T(3, 4), T(2, 2), [2, 2], [4, 2], 1), dynamic=False),
+    Case("aten::as_strided_scatter", (T(3, 4), T(2, 2) > 0, [2, 2], [4, 2], 1), dynamic=False),
     Case("aten::as_strided_scatter", (T(3, 4), T(12), [12], [1]), dynamic=False),
     Case("aten::as_strided_scatter", (T(3, 4), T(0), [0], [1]), dynamic=False),
 ]

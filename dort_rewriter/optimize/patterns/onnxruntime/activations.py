@@ -16,6 +16,8 @@ def _match(node: ir.Node, operator: str, graph: GraphView) -> Match | Refusal | 
     if not isinstance(found, Gelu):
         return found
     x, result = found.x, found.result
+    if operator == "FastGelu" and x.shape is not None and len(x.shape) == 0:
+        return Refusal("the kernel wants a dimension", x.name)
     if not graph.runs(operator, [x]):
         return Refusal("no kernel for the type", x.dtype)
     return Match([result], lambda op: op.call(operator, x, domain="com.microsoft"))

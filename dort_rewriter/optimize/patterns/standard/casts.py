@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from dort_rewriter.dtypes import holds
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["CastCast", "CastOpCast"]
-
-_D = ir.DataType
-_CONTAINS: dict[ir.DataType, frozenset[ir.DataType]] = {
-    _D.DOUBLE: frozenset(
-        {_D.FLOAT, _D.FLOAT16, _D.BFLOAT16, _D.INT8, _D.INT16, _D.INT32, _D.UINT8, _D.BOOL}
-    ),
-    _D.FLOAT: frozenset({_D.FLOAT16, _D.BFLOAT16, _D.INT8, _D.INT16, _D.UINT8, _D.BOOL}),
-    _D.FLOAT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
-    _D.BFLOAT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
-    _D.INT64: frozenset({_D.INT32, _D.INT16, _D.INT8, _D.UINT8, _D.BOOL}),
-    _D.INT32: frozenset({_D.INT16, _D.INT8, _D.UINT8, _D.BOOL}),
-    _D.INT16: frozenset({_D.INT8, _D.UINT8, _D.BOOL}),
-}
-"""For each type, those whose every value it holds exactly."""
 
 
 class CastCast(Rule):
@@ -37,7 +24,7 @@ class CastCast(Rule):
         between, last = node.inputs[0].dtype, node.outputs[0].dtype  # type: ignore[union-attr]
         if between is None or last is None:
             return None
-        if between != x.dtype and x.dtype not in _CONTAINS.get(between, ()):
+        if not holds(between, x.dtype):
             return Refusal("the type between rounds", f"{x.dtype} -> {between}")
         return Match([node.outputs[0]], lambda op: op.cast(x, last))
 
@@ -63,7 +50,7 @@ class CastOpCast(Rule):
         if x.dtype is None or x.dtype != node.outputs[0].dtype:
             return None
         between = moved.dtype
-        if between is None or (between != x.dtype and x.dtype not in _CONTAINS.get(between, ())):
+        if between is None or not holds(between, x.dtype):
             return Refusal("the type between rounds", f"{x.dtype} -> {between}")
         if not graph.used_once(moved):
             return Refusal("the result of the type between is needed", moved.name)

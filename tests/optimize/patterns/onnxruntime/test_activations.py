@@ -109,3 +109,9 @@ def test_an_older_opset_has_no_gelu() -> None:
         Gelu, f"{HEADER} {{{ERF[0]}}}", "no kernel for the type", opset=20, kernels=False
     )
     assert_refuses(GeluErf, f"{HEADER} {{{ERF[0]}}}", "no kernel for the type", kernels=False)
+
+
+def test_a_number_has_no_fast_gelu() -> None:
+    """onnxruntime's kernel wants a dimension."""
+    header = HEADER.replace("[2,N]", "")
+    assert_refuses(FastGelu, f"{header} {{{TANH[0]}}}", "the kernel wants a dimension")

@@ -6,14 +6,13 @@ folded graph gives the same bits as an unfolded one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["FOLDABLE", "LIMIT", "OF_NOTHING", "fold"]
+__all__ = ["FOLDABLE", "LIMIT", "fold"]
 
 LIMIT = 64
 """Elements above which a constant is left alone."""
@@ -76,15 +75,6 @@ FOLDABLE: dict[str, Callable[[Sequence[Array], Attributes], Array | None]] = {
     "Max": _integers(np.maximum),
     "Div": _integers(_divide),
 }
-
-
-OF_NOTHING: dict[str, float] = {
-    **dict.fromkeys(("ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2"), 0.0),
-    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf),
-    "ReduceProd": 1.0,
-    "ReduceMean": math.nan,
-}
-"""What a reduction over no element gives. onnxruntime gives results of another shape."""
 
 
 def fold(

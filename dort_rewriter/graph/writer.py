@@ -18,9 +18,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.dtypes import holds, to_onnx_type
+from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExportError
-from dort_rewriter.graph import folding, shapes
+from dort_rewriter.graph import defects, folding, shapes
 from dort_rewriter.graph.schemas import UNLISTED, OpInfo, Slot, op_info
 from dort_rewriter.graph.values import Value
 
@@ -35,14 +35,6 @@ _SHARED = 64
 """Constants of at most this many elements are shared between nodes."""
 
 _BY_DTYPE_ATTRIBUTE = frozenset({"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
-
-
-_D = ir.DataType
-_COMPUTED_IN: dict[ir.DataType, ir.DataType] = {
-    **dict.fromkeys((_D.FLOAT16, _D.BFLOAT16), _D.FLOAT),
-    **dict.fromkeys((_D.INT8, _D.INT16, _D.UINT8), _D.INT32),
-}
-"""Types without a kernel of Max, and one that holds them."""
 
 
 class Writer:
@@ -90,8 +82,10 @@ class Writer:
                 info = op_info(name, self.opset)
             if (known := self._known(name, values, attributes)) is not None:
                 return known
-            if name == "Cast":
-                values = [self._kept_apart(values[0], ir.DataType(int(attributes["to"])))]
+            if name == "Cast" and values[0] is not None:
+                wide = defects.merged_casts(values[0], ir.DataType(int(attributes["to"])))
+                if wide is not None:
+                    values = [self.call("Max", self.cast(values[0], wide))]
         key = self._key(domain, name, values, attributes)
         if key is not None and (found := self._recorded.get(key)) is not None:
             return found if len(found) > 1 else found[0]
@@ -172,46 +166,11 @@ class Writer:
                 return self.constant(list(part), ir.DataType.INT64)
         if (folded := folding.fold(name, values, attributes)) is not None:
             return self.tensor(folded)
-        if name in folding.OF_NOTHING and first is not None and first.shape is not None:
-            return self._reduced_nothing(name, first, values, attributes)
+        nothing = defects.over_nothing(name, values, attributes)
+        if nothing is not None and first is not None:
+            result, dims = self.constant(nothing[0], first.dtype), [*nothing[1]]
+            return cast(Value, self.call("Expand", result, dims)) if dims else result
         return None
-
-    def _reduced_nothing(
-        self,
-        name: str,
-        x: ir.Value,
-        values: Sequence[ir.Value | None],
-        attributes: Mapping[str, Any],
-    ) -> Value | None:
-        """The result of a reduction over an axis without an element."""
-        dims = shapes.infer_shape(name, values, attributes)
-        reduced = shapes.infer_shape(name, values, {**attributes, "keepdims": 1})
-        if x.shape is None or x.dtype is None or dims is None or reduced is None or 0 in dims:
-            return None
-        if not any(m == 0 and n == 1 for m, n in zip(x.shape, reduced, strict=True)):
-            return None
-        result = self.constant(folding.OF_NOTHING[name], x.dtype)
-        if not attributes.get("keepdims", 1):
-            kept = [i for i, n in enumerate(reduced) if n == x.shape[i]]
-            sizes: list[Any] = [self.size(cast(Value, x), i) for i in kept]
-        else:
-            sizes = [n if n == 1 else self.size(cast(Value, x), i) for i, n in enumerate(reduced)]
-        return self.call("Expand", result, self.vector(sizes)) if sizes else result
-
-    def _kept_apart(self, x: ir.Value | None, dtype: ir.DataType) -> ir.Value | None:
-        """What a cast reads, behind a node where onnxruntime would merge it with the cast before.
-
-        NOTE: it makes one of two casts at every level of optimization, also where the type between
-        loses something: 0.5 is a true value then, though the integer of it is not.
-        """
-        before = None if x is None else x.producer()
-        if x is None or before is None or before.op_type != "Cast" or before.domain:
-            return x
-        first = before.inputs[0]
-        if first is None or not _merges_wrongly(first.dtype, x.dtype, dtype):
-            return x
-        wide = _COMPUTED_IN.get(x.dtype, x.dtype) if x.dtype is not None else None
-        return self.call("Max", x if wide is None else self.cast(x, wide))
 
     @staticmethod
     def _count_outputs(
@@ -360,18 +319,6 @@ class Writer:
         if axes is None:
             return self.call("Shape", value)
         return self.vector([self.size(value, axis) for axis in axes])
-
-
-def _merges_wrongly(
-    first: ir.DataType | None, between: ir.DataType | None, last: ir.DataType
-) -> bool:
-    """Tell whether two casts give other numbers than one from the first type to the last."""
-    if first is None or between is None or first == _D.BOOL:
-        return False
-    if last == _D.BOOL:
-        return between != _D.BOOL and not holds(between, first)
-    whole = not last.is_floating_point()
-    return first.is_floating_point() and between == _D.INT64 and whole and last != between
 
 
 def _is_identity(

@@ -1,0 +1,72 @@
+"""What onnxruntime computes wrongly of nodes that are right, at every level of optimization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.dtypes import holds
+from dort_rewriter.graph import shapes
+
+__all__ = ["merged_casts", "over_nothing"]
+
+_D = ir.DataType
+
+_COMPUTED_IN: dict[ir.DataType, ir.DataType] = {
+    **dict.fromkeys((_D.FLOAT16, _D.BFLOAT16), _D.FLOAT),
+    **dict.fromkeys((_D.INT8, _D.INT16, _D.UINT8), _D.INT32),
+}
+"""Types without a kernel of Max, and one that holds them."""
+
+_OF_NOTHING: dict[str, float] = {
+    **dict.fromkeys(("ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2"), 0.0),
+    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf),
+    "ReduceProd": 1.0,
+    "ReduceMean": math.nan,
+}
+
+
+def merged_casts(x: ir.Value, dtype: ir.DataType) -> ir.DataType | None:
+    """The type to keep a cast of `x` apart in from the cast that made `x`; None where they may
+    be merged.
+
+    NOTE: onnxruntime makes one of two casts, also where the type between loses something: 0.5
+    becomes a true value then, though the integer of it is zero. A Max between them prevents that.
+    """
+    before = x.producer()
+    if before is None or before.op_type != "Cast" or before.domain or x.dtype is None:
+        return None
+    first = before.inputs[0]
+    if first is None or first.dtype is None or not _lose(first.dtype, x.dtype, dtype):
+        return None
+    return _COMPUTED_IN.get(x.dtype, x.dtype)
+
+
+def _lose(first: ir.DataType, between: ir.DataType, last: ir.DataType) -> bool:
+    """Tell whether two casts give other numbers than one from the first type to the last."""
+    if first == _D.BOOL:
+        return False
+    if last == _D.BOOL:
+        return between != _D.BOOL and not holds(between, first)
+    whole = not last.is_floating_point()
+    return first.is_floating_point() and between == _D.INT64 and whole and last != between
+
+
+def over_nothing(
+    op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+) -> tuple[float, Sequence[int]] | None:
+    """The number and the sizes that a reduction over an axis of no elements gives, if it is one.
+
+    NOTE: onnxruntime gives a result of the shape of the input, without an element.
+    """
+    x = inputs[0] if inputs else None
+    if op not in _OF_NOTHING or x is None or x.shape is None or 0 not in x.shape:
+        return None
+    found = shapes.infer_shape(op, inputs, attributes)
+    dims = [d for d in found or () if isinstance(d, int)]
+    if found is None or len(dims) < len(found) or 0 in dims:
+        return None
+    return _OF_NOTHING[op], dims

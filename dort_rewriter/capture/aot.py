@@ -17,6 +17,8 @@ from dort_rewriter.capture.updates import apply_updates, is_inference, take_upda
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 
+_OUT_OF_BOUNDS = ("out of bounds", "out of range")
+
 CompileGraph = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes an ATen graph and its example arguments, returns a callable with the same arguments."""
 
@@ -62,10 +64,34 @@ def compile_with_aot(
     flat = flatten_interface(graph_module)
     with keep_resizing(decompositions):
         if flat is None:
-            compiled: Callable[..., Any] = compiler(graph_module, args)
-            return compiled
+            return _raising_as(graph_module, compiler(graph_module, args))
         compiled = compiler(flat.graph_module, flat.pack(*args))
-    return lambda *given: flat.unpack(list(compiled(*flat.pack(*given))))
+    return _raising_as(
+        graph_module, lambda *given: flat.unpack(list(compiled(*flat.pack(*given))))
+    )
+
+
+def _raising_as(
+    graph_module: torch.fx.GraphModule, compiled: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Let an index out of bounds raise what it raises in eager mode.
+
+    What an operator is decomposed into says something else of its arguments: a label that is no
+    class is an index of a ``gather`` there. NOTE: what the graph writes to was not written yet,
+    and is written as far as eager mode comes.
+    """
+
+    def call(*given: Any) -> Any:
+        try:
+            return compiled(*given)
+        except (IndexError, RuntimeError) as error:
+            if not any(words in str(error) for words in _OUT_OF_BOUNDS):
+                raise
+            found = error
+        graph_module.forward(*given)
+        raise found
+
+    return call
 
 
 def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:

@@ -110,6 +110,9 @@ class Block:
             self.graph_module,
             fallback=self.recipe.options.fallback,
             trace=self.recipe.trace,
+            report=functools.partial(
+                report_when_asked, self.graph_module, args, self.recipe.options
+            ),
         )
 
     def _build_model(self, args: Sequence[Any]) -> RunBoxed:

@@ -39,10 +39,12 @@ def guarded(
     *,
     fallback: bool,
     trace: CompileTrace | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> R:
     """What `work` makes of a graph; what `instead` makes when that fails.
 
-    With ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
+    `report` is told what happened. With ``fallback=False``, and with ``DORT_STRICT=1``, the
+    failure is raised.
     """
     try:
         return work()
@@ -56,6 +58,8 @@ def guarded(
         logger.debug("It was left to torch for this.", exc_info=error)
         if trace is not None:
             trace.failures.append(text)
+        if report is not None:
+            report(text)
         return instead()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,21 @@ def test_the_program_runs_and_is_told_once(
     caplog.clear()
     torch.testing.assert_close(train(compiled), train(program))
     assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("net")
+def test_a_report_is_written_where_one_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_phase(monkeypatch, "the export", KeyError)
+    monkeypatch.setenv("DORT_REPORT_DIR", str(tmp_path))
+    train(torch.compile(program, backend="onnxrt"))
+    folders = list(tmp_path.iterdir())
+    assert len(folders) == 2  # forward and backward
+    for folder in folders:
+        problem = json.loads((folder / "problem.json").read_text())["problem"]
+        assert "KeyError: 'broken on purpose'" in problem
+        assert (folder / "reproduce.py").exists()
 
 
 @pytest.mark.parametrize("phase", ["AOTAutograd", "the cut", "a converter", "the session"])

@@ -81,6 +81,16 @@ def run_pytest(session: nox.Session, *default: str) -> None:
     session.run("python", "-m", "pytest", "-n", "2", *chosen, env=env)
 
 
+def run_at_random(session: nox.Session) -> None:
+    """Run each generator of programs with the seeds that no test runs."""
+    env = {"OMP_NUM_THREADS": "1"}
+    session.run("python", "scripts/fuzz.py", *session.posargs, env=env)
+    if not session.posargs:
+        views, graphs = "tests.backends.random_views", "tests.optimize.random_graphs"
+        session.run("python", "-m", views, "--first", "100", "--count", "1000", env=env)
+        session.run("python", "-m", graphs, "--seed", "1000", "--count", "5000", env=env)
+
+
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Lint, types, layers, the documentation, then the whole suite on both stacks."""
@@ -155,7 +165,10 @@ def tests_recipes(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Run 5,000 programs at random on both stacks; ``-- --first SEED`` starts elsewhere."""
+    """Run programs, views and ONNX graphs at random on both stacks.
+
+    5,000 programs; ``-- --first SEED`` runs others, and those alone.
+    """
     for name in ("fuzz-new", "fuzz-old"):
         session.notify(name, session.posargs)
 
@@ -164,14 +177,14 @@ def fuzz(session: nox.Session) -> None:
 def fuzz_new(session: nox.Session) -> None:
     """Run programs at random with torch 2.13.0 and the newest onnxruntime."""
     install(session, "cpu,test", *NEW)
-    session.run("python", "scripts/fuzz.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    run_at_random(session)
 
 
 @nox.session(name="fuzz-old", python=OLD_PYTHON)
 def fuzz_old(session: nox.Session) -> None:
     """Run programs at random with torch 2.8.0 and onnxruntime-training."""
     install(session, "training,test", *OLD)
-    session.run("python", "scripts/fuzz.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    run_at_random(session)
 
 
 @nox.session(reuse_venv=False)

@@ -226,7 +226,8 @@ class OrtBackendOptions:
     optimizer (fused ones too), ``load_state_dict``, in-place operations, ``weight.data = ...``,
     ``.to()``, statistics of a batch norm made in training mode. What moves no version outside of
     an optimizer is not: ``weight.data.add_()``, ``weight.numpy()``, ``torch._fused_sgd_`` called
-    by hand."""
+    by hand. To see it every weight would be read at each call, which takes as long as many a run:
+    write under ``torch.no_grad()`` to the weight itself, or call ``torch._dynamo.reset()``."""
     placement: Mapping[str, Literal["torch", "onnxruntime", "torch kernel"]] | None = None
     """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
     None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table.

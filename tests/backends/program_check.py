@@ -141,8 +141,8 @@ def _differences(
                 continue
             if name.endswith(" layout") and _places(a) == _places(b):
                 continue
-            if name.endswith(" storage") and not eagers.get(f"{name.split()[0]} is a view"):
-                continue  # a kernel of torch may leave what it summed in behind its result
+            if name.endswith(" storage") and a is not None and b is not None and a < b:
+                continue  # mse_loss leaves what it summed in behind its result: see random_views
             if isinstance(b, torch.Tensor) and _is_kind(a, b):
                 exact = _in_float64(program, SIZES[i]) if exact is None else exact
                 noise = _distance(b, exact.get(name))

@@ -100,7 +100,8 @@ def expm1(op: Recorder, x: Value) -> Value:
     """expm1(Tensor self) -> Tensor"""
     x = widen(op, x)
     # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which keeps the digits of a small x.
-    return store(op, op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0)))
+    result = op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0))
+    return store(op, op.Where(op.Equal(x, 0), x, result))  # ORT's Tanh has no zero below zero
 
 
 @converter("aten::log1p")

@@ -18,6 +18,8 @@ def _match(node: ir.Node, operator: str, graph: GraphView) -> Match | Refusal | 
     x, result = found.x, found.result
     if operator == "FastGelu" and x.shape is not None and len(x.shape) == 0:
         return Refusal("the kernel wants a dimension", x.name)
+    if operator == "FastGelu" and x.dtype == ir.DataType.DOUBLE:
+        return Refusal("the kernel has constants of float32", x.name)
     if not graph.runs(operator, [x]):
         return Refusal("no kernel for the type", x.dtype)
     return Match([result], lambda op: op.call(operator, x, domain="com.microsoft"))

@@ -115,3 +115,9 @@ def test_a_number_has_no_fast_gelu() -> None:
     """onnxruntime's kernel wants a dimension."""
     header = HEADER.replace("[2,N]", "")
     assert_refuses(FastGelu, f"{header} {{{TANH[0]}}}", "the kernel wants a dimension")
+
+
+def test_float64_has_no_fast_gelu() -> None:
+    """Eight digits of sixteen were right."""
+    header = HEADER.replace("float", "double")
+    assert_refuses(FastGelu, f"{header} {{{TANH[0]}}}", "the kernel has constants of float32")

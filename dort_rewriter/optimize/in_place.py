@@ -217,4 +217,7 @@ def _never_fails(node: ir.Node) -> bool:
         if node.op_type == "RotaryEmbedding":  # the places of its angles are looked up
             return node.inputs[1] is not None and node.inputs[1].const_value is not None
         return node.op_type in _ORT_NEVER_FAIL
+    if node.op_type == "Range":
+        step = None if node.inputs[2] is None else node.inputs[2].const_value
+        return step is not None and bool(step.numpy().all())
     return node.op_type in _NEVER_FAIL

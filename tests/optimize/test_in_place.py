@@ -81,3 +81,12 @@ def test_the_programs_of_a_list_do_not_wait_for_each_other() -> None:
     assert _written(_list("p, g, r, g"), q="p", s="r") == {"q": "p", "s": "r"}
     assert _written(_list("p, g, r, p"), q="p", s="r") == {"s": "r"}
     assert _written(_list("p, r, r, p"), q="p", s="r") == {}
+
+
+@pytest.mark.parametrize(("step", "fails"), [(1, False), (0, True)])
+def test_a_range_fails_without_a_step(step: int, fails: bool) -> None:
+    text = f"""(float[3] p, float[3] g) => (float[3] q, int64[N] z)
+        <int64 first = {{0}}, int64 end = {{9}}, int64 step = {{{step}}}> {{
+        q = {SUM} (p, g)
+        z = Range(first, end, step) }}"""
+    assert _written(text, q="p") == ({} if fails else {"q": "p"})

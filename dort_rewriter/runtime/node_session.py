@@ -7,8 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx
+import torch
 from onnx import helper
 
+from dort_rewriter.dtypes import to_numpy, to_torch
+from dort_rewriter.runtime.custom_kernels import DOMAIN
+from dort_rewriter.runtime.installed import bindings, load_onnxruntime
+from dort_rewriter.runtime.ort_values import DLPACK_TYPES, capsule_to_tensor, to_capsule
+from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session, session_options
 
 __all__ = ["NodeSession"]
@@ -22,7 +28,7 @@ class NodeSession:
     """Runs a node in onnxruntime; the session is built when the types of its inputs are known.
 
     NOTE: onnxruntime takes numpy's own types only: a node that reads anything else (bfloat16,
-    a sequence) runs in what ``slow`` makes.
+    a sequence) runs in what ``slow`` makes, unless it is of our own: nobody else has these.
     """
 
     def __init__(
@@ -37,20 +43,40 @@ class NodeSession:
     def run(self, output_names: None, feeds: Mapping[str, Any]) -> Sequence[Any]:
         """The outputs of the node; None for those it leaves out."""
         given = {name: feeds[name] for name in self.reads if name in feeds}
-        if not all(_is_plain(v) for v in given.values()):
+        plain = all(_is_plain(v) for v in given.values())
+        if not plain and self.node.domain != DOMAIN:
             return self.slow().run(None, feeds)
         if self.session is None:
             self.session = self._build(given)
         wanted = [name for name in self.node.output if name]
-        values = dict(zip(wanted, self.session.ort.run(wanted, given), strict=True))
+        results = self.session.ort.run(wanted, given) if plain else self._run(wanted, given)
+        values = dict(zip(wanted, results, strict=True))
         return [values.get(name) for name in self.node.output]
+
+    def _run(self, wanted: Sequence[str], given: Mapping[str, Any]) -> list[Any]:
+        """The results of a node some of whose types numpy lacks."""
+        assert self.session is not None
+        feeds, fetches = bindings().OrtValueVector(), bindings().OrtValueVector()
+        for value in given.values():
+            feeds.push_back(to_capsule(_tensor(value)), value.dtype == np.bool_)
+        options, cpu = load_onnxruntime().RunOptions(), ort_device(None)
+        devices = [cpu] * len(wanted)
+        run = self.session.ort.run_with_ortvaluevector
+        run(options, list(given), feeds, list(wanted), fetches, devices)
+        return [_array(capsule_to_tensor(value.to_dlpack())) for value in fetches]
 
     def _build(self, given: Mapping[str, Any]) -> Session:
         inputs = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), None)
             for name, v in given.items()
         ]
-        outputs = [onnx.ValueInfoProto(name=name) for name in self.node.output if name]
+        # Some operators have results of types that nothing tells but the model.
+        known = {v.name: v for v in (*self.model.graph.value_info, *self.model.graph.output)}
+        outputs = [
+            _of_any_size(known.get(name, onnx.ValueInfoProto(name=name)))
+            for name in self.node.output
+            if name
+        ]
         graph = helper.make_graph([self.node], "node", inputs, outputs)
         one = helper.make_model(
             graph,
@@ -59,6 +85,28 @@ class NodeSession:
             functions=list(self.model.functions),
         )
         return create_session(one, options=session_options(optimization_level="disable"))
+
+
+def _of_any_size(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The type of a result, without its sizes."""
+    kept = onnx.ValueInfoProto(name=value.name)
+    if value.type.HasField("tensor_type"):
+        kept.type.tensor_type.elem_type = value.type.tensor_type.elem_type
+    return kept
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """An array as a tensor; of bfloat16 by its bits, which torch takes from nobody."""
+    if _is_plain(array):
+        return torch.from_numpy(np.ascontiguousarray(array))
+    bits = torch.from_numpy(np.ascontiguousarray(array).view(np.int16))
+    return bits.view(to_torch(helper.np_dtype_to_tensor_dtype(array.dtype)))
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    if tensor.dtype not in DLPACK_TYPES:
+        return tensor.numpy()
+    return tensor.view(torch.int16).numpy().view(to_numpy(tensor.dtype))
 
 
 def _is_plain(value: Any) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx.parser
 import onnx.reference
+import torch
 
 from dort_rewriter.runtime.reference import ReferenceModel
 
@@ -45,9 +47,25 @@ def test_inputs_may_be_left_out() -> None:
 
 
 def test_a_type_that_numpy_lacks_runs_in_the_reference() -> None:
-    import ml_dtypes
-
     text = BRANCHES.replace("float[2]", "bfloat16[2]").replace("Mul(double, x)", "Add(double, x)")
     x = np.array([1.0, 3.0], dtype=ml_dtypes.bfloat16)
     results = run(text, x=x, choice=np.array(True))
     np.testing.assert_allclose(results["y"].astype(np.float32), [3.0, 9.0])
+
+
+def test_a_kernel_of_torch_runs_on_a_type_that_numpy_lacks() -> None:
+    """And gives results of several types, of which the model alone knows."""
+    flash = "dort_rewriter._scaled_dot_product_flash_attention_for_cpu"
+    results = ReferenceModel(
+        onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["" : 18, "dort_rewriter" : 1]>
+            graph (bfloat16[1,2,3,4] q) => (bfloat16[1,2,3,4] y, float[1,2,3] s)
+            {{ y, s = {flash}(q, q, q) }}"""
+        ),
+        engine="onnxruntime",
+    ).run({"q": np.ones((1, 2, 3, 4), dtype=ml_dtypes.bfloat16)})
+    assert results["y"].dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(results["y"].astype(np.float32), 1)
+    q = torch.ones(1, 2, 3, 4).bfloat16()
+    _, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
+    np.testing.assert_array_equal(results["s"], sums.numpy())

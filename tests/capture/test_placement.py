@@ -56,6 +56,45 @@ def test_products_of_halves_go_to_torchs_kernels(dtype: torch.dtype) -> None:
     assert choose_place(_product(torch.float32), "aten::mm") == "onnxruntime"
 
 
+def _attention(length: int, dtype: torch.dtype, mode: str = "fake") -> list[torch.fx.Node]:
+    """Attention and its gradient."""
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def function(q: torch.Tensor) -> Any:
+        y, sums = forward(q, q, q)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            y, q, q, q, y, sums, 0.0, False
+        )
+
+    graph = make_fx(function, tracing_mode=mode)(torch.zeros(1, 2, length, 8, dtype=dtype))
+    return [n for n in graph.graph.nodes if "flash" in str(n.target)]
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize(
+    ("length", "dtype", "threads", "place"),
+    [
+        (64, torch.float32, 1, "torch kernel"),
+        (64, torch.float32, 2, "onnxruntime"),
+        (512, torch.float32, 2, "torch kernel"),
+        (64, torch.bfloat16, 2, "torch kernel"),
+    ],
+)
+def test_short_attention_of_threads_stays(
+    length: int,
+    dtype: torch.dtype,
+    threads: int,
+    place: str,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float32: threads that do not spin cost more than the scores; forward and backward."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    nodes = _attention(length, dtype, mode)
+    names = [f"aten::{n.target.__name__.split('.')[0]}" for n in nodes]
+    assert [choose_place(n, name) for n, name in zip(nodes, names, strict=True)] == [place, place]
+
+
 @pytest.mark.parametrize("key", [SOFTMAX, "*"])
 def test_overrides_come_first(key: str) -> None:
     """By operator, or for all of them."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
@@ -88,6 +89,8 @@ def _raising_as(
             if not any(words in str(error) for words in _OUT_OF_BOUNDS):
                 raise
             found = error
+        # Dynamo's graphs get their code when they are called, which would print what they raise.
+        _LazyGraphModule.force_recompile(graph_module)
         graph_module.forward(*given)
         raise found
 

@@ -90,7 +90,8 @@ def test_gradients_without_a_copy(dynamic: bool, copies: list[tuple[int, ...]]) 
     assert copies == []
 
 
-CHANNELS_LAST = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+# Positive: sums in another order differ by rounding only where nothing cancels.
+CHANNELS_LAST = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(

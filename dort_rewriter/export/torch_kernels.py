@@ -83,32 +83,27 @@ def _of_numbers(node: torch.fx.Node) -> bool:
     return all(isinstance(node.kwargs.get(key, 1), int | float) for key in ("beta", "alpha"))
 
 
-def _mm(op: Recorder, x: Value, mat2: Value) -> Value:
-    result: Value = op.call("mm", x, mat2, domain=OWN_DOMAIN)
-    return result
+def _product(name: str) -> Callable[..., Value]:
+    """The converter of a product of two factors."""
+
+    def convert(op: Recorder, left: Value, right: Value) -> Value:
+        result: Value = op.call(name, left, right, domain=OWN_DOMAIN)
+        return result
+
+    return convert
 
 
-def _bmm(op: Recorder, x: Value, mat2: Value) -> Value:
-    result: Value = op.call("bmm", x, mat2, domain=OWN_DOMAIN)
-    return result
+def _added_product(name: str) -> Callable[..., Value]:
+    """The converter of a product that something is added to."""
 
+    def convert(
+        op: Recorder, x: Value, left: Value, right: Value, *, beta: float = 1, alpha: float = 1
+    ) -> Value:
+        factors: dict[str, Any] = {"beta": float(beta), "alpha": float(alpha)}
+        result: Value = op.call(name, x, left, right, domain=OWN_DOMAIN, **factors)
+        return result
 
-def _addmm(
-    op: Recorder, x: Value, mat1: Value, mat2: Value, *, beta: float = 1, alpha: float = 1
-) -> Value:
-    result: Value = op.call(
-        "addmm", x, mat1, mat2, domain=OWN_DOMAIN, beta=float(beta), alpha=float(alpha)
-    )
-    return result
-
-
-def _baddbmm(
-    op: Recorder, x: Value, batch1: Value, batch2: Value, *, beta: float = 1, alpha: float = 1
-) -> Value:
-    result: Value = op.call(
-        "baddbmm", x, batch1, batch2, domain=OWN_DOMAIN, beta=float(beta), alpha=float(alpha)
-    )
-    return result
+    return convert
 
 
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -168,10 +163,10 @@ def _attention_backward(
 _KERNELS: Mapping[str, Converter] = {
     f"aten::{name}": make_converter(f"aten::{name}", function, when)
     for name, function, when in (
-        ("mm", _mm, _of_numbers),
-        ("bmm", _bmm, _of_numbers),
-        ("addmm", _addmm, _of_numbers),
-        ("baddbmm", _baddbmm, _of_numbers),
+        ("mm", _product("mm"), _of_numbers),
+        ("bmm", _product("bmm"), _of_numbers),
+        ("addmm", _added_product("addmm"), _of_numbers),
+        ("baddbmm", _added_product("baddbmm"), _of_numbers),
         (_FLASH, _attention, _takes_attention),
         (f"{_FLASH}_backward", _attention_backward, _takes_attention),
     )

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_PRODUCTS
+from dort_rewriter.optimize.bodies import nodes_inside, values_read
 
 __all__ = ["checks_of", "written_in_place"]
 
@@ -88,7 +89,7 @@ class _Order:
         self._place: dict[ir.Node, ir.Node] = {}
         """The node of the graph itself that each node is, or is inside of."""
         for node in graph:
-            for inner in (node, *_inside(node)):
+            for inner in (node, *nodes_inside(node)):
                 self._place[inner] = node
         self._before: dict[ir.Node, set[ir.Node]] = {}
 
@@ -110,11 +111,10 @@ class _Order:
         return self._before[node]
 
     def _producers(self, node: ir.Node) -> Iterator[ir.Node]:
-        for inner in (node, *_inside(node)):
-            for value in inner.inputs:
-                producer = None if value is None else value.producer()
-                if producer is not None and (place := self._place[producer]) is not node:
-                    yield place
+        for value in values_read(node):
+            producer = value.producer()
+            if producer is not None and (place := self._place[producer]) is not node:
+                yield place
 
     def after(self, values: Iterable[ir.Value], until: ir.Node) -> Iterator[ir.Node]:
         """All that reads values, or what is made of them, on the ways that do not pass a node."""
@@ -125,14 +125,6 @@ class _Order:
                 seen.add(node)
                 waiting += node.outputs
                 yield node
-
-
-def _inside(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.value:
-                yield inner
-                yield from _inside(inner)
 
 
 def _may_stand(old: ir.Value, new: ir.Value, order: _Order) -> bool:
@@ -209,7 +201,7 @@ def _rows_written(node: ir.Node) -> tuple[object, ...]:
 
 def _never_fails(node: ir.Node) -> bool:
     """Tell whether a node, and what is inside of it, runs on all values."""
-    if any(True for _ in _inside(node)):
+    if any(True for _ in nodes_inside(node)):
         return False
     if node.domain == OWN_DOMAIN:
         return node.op_type in _OWN_NEVER_FAIL

@@ -10,9 +10,11 @@ back, and looks at ours only between equals; other runtimes follow it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
+
+from dort_rewriter.optimize.bodies import values_read
 
 __all__ = ["order_by_memory", "peak_bytes"]
 
@@ -56,7 +58,7 @@ class _Memory:
         """Buffers that the graph returns."""
         buffers: dict[ir.Value, int] = {}
         for node in graph:
-            read = dict.fromkeys(v for v in _inputs(node) if v in buffers)
+            read = dict.fromkeys(v for v in values_read(node) if v in buffers)
             self.reads[node] = list(dict.fromkeys(buffers[v] for v in read))
             self.writes[node] = []
             shared = node.inputs[0] if node.op_type in _VIEWS and not node.domain else None
@@ -99,7 +101,9 @@ class _Memory:
 def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
     """The nodes in a new order: always the ready one that lets memory grow the least."""
     place = {node: i for i, node in enumerate(nodes)}
-    waits = {node: {p for v in _inputs(node) if (p := v.producer()) in place} for node in nodes}
+    waits = {
+        node: {p for v in values_read(node) if (p := v.producer()) in place} for node in nodes
+    }
     after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
     for node, before in waits.items():
         for producer in before:
@@ -130,19 +134,6 @@ def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
                     if reader not in chosen and not missing[reader]:
                         heapq.heappush(ready, entry(reader))
     return list(chosen)
-
-
-def _inputs(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield what a node reads, in its subgraphs too."""
-    yield from (v for v in node.inputs if v is not None)
-    for attribute in node.attributes.values():
-        graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else ()
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs = (attribute.value,)
-        for graph in graphs:
-            for inner in graph:
-                yield from _inputs(inner)
-            yield from graph.outputs
 
 
 def _nbytes(value: ir.Value) -> int:

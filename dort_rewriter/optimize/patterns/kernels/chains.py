@@ -7,12 +7,13 @@ for each pair of operators would fuse pairs, and write what is between the pairs
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.bodies import nodes_inside, values_read
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.kernels.programs import (
     conditions,
@@ -100,7 +101,7 @@ def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
     graph free of cycles, with a look at neighbours only.
     """
     order = _elementwise_first(graph, chosen)
-    place = {inner: i for i, node in enumerate(order) for inner in (node, *_nodes_inside(node))}
+    place = {inner: i for i, node in enumerate(order) for inner in (node, *nodes_inside(node))}
     group_of: dict[ir.Node, _Group] = {}
     reading: dict[ir.Value, _Group] = {}
     for node in order:
@@ -131,7 +132,7 @@ def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
     """The nodes in an order that keeps those to be fused together."""
     nodes = list(graph)
     index = {node: i for i, node in enumerate(nodes)}
-    waits = {n: {p for v in _reads(n) if (p := v.producer()) in index} for n in nodes}
+    waits = {n: {p for v in values_read(n) if (p := v.producer()) in index} for n in nodes}
     followers: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
     for node, before in waits.items():
         for producer in before:
@@ -148,21 +149,6 @@ def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
             if not missing[follower]:
                 heapq.heappush(ready, (follower not in chosen, index[follower]))
     return order
-
-
-def _nodes_inside(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes of the subgraphs of a node."""
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.value:
-                yield inner
-                yield from _nodes_inside(inner)
-
-
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield what a node reads, in its subgraphs too."""
-    for reader in (node, *_nodes_inside(node)):
-        yield from (v for v in reader.inputs if v is not None)
 
 
 def _joinable(

@@ -8,7 +8,9 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.bodies import values_read
 from dort_rewriter.optimize.patterns.base import GraphPass
+from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["ElementwiseLists"]
@@ -42,17 +44,9 @@ def _depths(graph: ir.Graph) -> dict[ir.Node, int]:
     """How many nodes stand before each on the longest way: those of one depth are apart."""
     depths: dict[ir.Node, int] = {}
     for node in graph:
-        read = [v.producer() for v in _reads(node)]
+        read = [v.producer() for v in values_read(node)]
         depths[node] = 1 + max((depths[p] for p in read if p in depths), default=0)
     return depths
-
-
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    yield from (v for v in node.inputs if v is not None)
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.value:
-                yield from _reads(inner)
 
 
 def _is_update(node: ir.Node) -> bool:
@@ -91,8 +85,5 @@ def _join(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     )
     graph.insert_after(nodes[-1], joined)  # the whole graph is sorted in the end
     for old, new in zip(outputs, joined.outputs, strict=True):
-        new.type, new.shape = old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        name, old.name = old.name, f"{old.name}_joined"
-        new.name = name
+        take_place(old, new)
     graph.remove(reversed(nodes), safe=True)

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.conventions import boxed_module, returns_tuple
+from dort_rewriter.backends.ending import hold_calls_at_end
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.problem_report import report_when_asked
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
@@ -139,6 +140,7 @@ class Block:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
+        hold_calls_at_end(Block.boxed.__code__, _living)
         run = built.runner.boxed
         if calls := calls_to_verify(self.recipe.options):
             run = verified(built, run, self.recipe.options, calls)
@@ -230,6 +232,11 @@ class Block:
             assert self._run is not None
             return self._run
 
+    def hold_back(self, run: Callable[[RunBoxed, list[Any]], Any]) -> None:
+        """Have each call made by another function, which is given what makes it now."""
+        if self._boxed is not None:
+            self._boxed = functools.partial(run, self._boxed)
+
     def forget_inherited(self) -> None:
         """In a forked child, leave the sessions of the parent alone: the next call builds."""
         inherits = self.recipe.make_runner is not None  # it may have sessions of its own
@@ -242,8 +249,12 @@ class Block:
 _blocks: weakref.WeakSet[Block] = weakref.WeakSet()
 
 
+def _living() -> list[Block]:
+    return list(_blocks)
+
+
 def _forget_inherited() -> None:
-    for block in list(_blocks):
+    for block in _living():
         block.forget_inherited()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,10 @@ LIMIT = 500
 
 
 def test_threads_compile_at_once_and_run_until_the_end(tmp_path: Path) -> None:
-    """It ends, and has done all it was to do.
+    """It ends, and has done all it was to do; no session runs in what is taken down.
 
-    NOTE: how it ends is not asked: with threads of this kind eager mode and onnxruntime alone
-    abort as well, in C++ that Python ends a thread in.
+    NOTE: it may abort: Python ends threads of this kind in the middle of C++, as those of eager
+    mode.
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.backends.starts_and_ends"],
@@ -32,5 +33,6 @@ def test_threads_compile_at_once_and_run_until_the_end(tmp_path: Path) -> None:
         check=False,
         timeout=LIMIT,
     )
-    assert done.stdout == "compiled\nends\n", done.stderr
+    assert done.stdout == "compiled\nends\ndrained\n", done.stderr
+    assert done.returncode in (0, -signal.SIGABRT), done.stderr
     assert "Traceback" not in done.stderr, done.stderr

@@ -189,22 +189,34 @@ def _build(
     model: Model,
 ) -> onnxruntime.InferenceSession:
     ort = load_onnxruntime()
-    try:
-        return ort.InferenceSession(
-            source,
-            options,
-            providers=[p.name for p in providers],
-            provider_options=[dict(p.options) for p in providers],
-            # Without it a provider that fails is printed about and silently replaced.
-            enable_fallback=False,
-        )
-    except ort_errors() as error:
-        names = ", ".join(p.name for p in providers)
-        about_types = (bindings().NotImplemented, bindings().InvalidGraph)
-        raise (NoKernelError if isinstance(error, about_types) else ExecutionError)(
-            f"{describe()} cannot build a session on {names}: "
-            f"{explain_failure(error, _node_places(model))}"
-        ) from error
+    without: set[str] = set()
+    while True:
+        try:
+            return ort.InferenceSession(
+                source,
+                options,
+                providers=[p.name for p in providers],
+                provider_options=[dict(p.options) for p in providers],
+                disabled_optimizers=without,
+                # Without it a provider that fails is printed about and silently replaced.
+                enable_fallback=False,
+            )
+        except ort_errors() as error:
+            made = _MADE_BY.search(str(error))
+            if made is not None and made[1] not in without:
+                without.add(made[1])
+                continue
+            names = ", ".join(p.name for p in providers)
+            about_types = (bindings().NotImplemented, bindings().InvalidGraph)
+            raise (NoKernelError if isinstance(error, about_types) else ExecutionError)(
+                f"{describe()} cannot build a session on {names}: "
+                f"{explain_failure(error, _node_places(model))}"
+            ) from error
+
+
+_MADE_BY = re.compile(r"Failed to find kernel .*?\(node:'[^']*/(\w+)/'")
+"""The optimizer of onnxruntime that made a node for which it has no kernel: 1.19 fuses transposed
+products of float64."""
 
 
 def ort_errors() -> tuple[type[Exception], ...]:

@@ -57,11 +57,13 @@ def _split(
     nodes: Sequence[ir.Node],
     ordered: Sequence[tuple[Piece, ir.Node]],
 ) -> None:
-    """Put a Split where the first of the Slices stands."""
-    first = ordered[0][0]
+    """Put a Split where the first of the Slices stands.
+
+    NOTE: it reads what the Slices read by now: their source may be a Slice that was replaced.
+    """
     emitter.begin({**nodes[0].metadata_props, "rule": SlicesSplit.__name__})
     sizes = [piece.end - piece.start for piece, _ in ordered]
-    parts = emitter.Split(first.source, sizes, axis=first.axis)
+    parts = emitter.Split(nodes[0].inputs[0], sizes, axis=ordered[0][0].axis)
     graph.insert_before(nodes[0], emitter.nodes)
     for part, (_, node) in zip(parts, ordered, strict=True):
         take_place(node.outputs[0], part)

@@ -51,3 +51,28 @@ def test_a_part_that_is_returned() -> None:
             y = Neg(a)
         }""",
     )
+
+
+def test_a_part_is_split_again() -> None:
+    """The second Split reads what the first one gives."""
+    assert_rewrites(
+        SlicesSplit,
+        """(float[2,8] x) => (float[1,8] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3},
+         int64[1] eight = {8}> {
+            a = Slice(x, zero, one, zero)
+            b = Slice(x, one, two, zero)
+            c = Slice(a, zero, three, one)
+            d = Slice(a, three, eight, one)
+            e = Concat<axis=1>(d, c)
+            y = Add(e, b)
+        }""",
+        """(float[2,8] x) => (float[1,8] y)
+        <int64[2] ones = {1, 1}, int64[2] parts = {3, 5}> {
+            a, b = Split<axis=0>(x, ones)
+            c, d = Split<axis=1>(a, parts)
+            e = Concat<axis=1>(d, c)
+            y = Add(e, b)
+        }""",
+        count=2,
+    )

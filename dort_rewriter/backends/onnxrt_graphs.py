@@ -24,7 +24,11 @@ from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
 from dort_rewriter.backends.instances import as_own
 from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
-from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
+from dort_rewriter.backends.safety_net import (
+    GRAPH_BREAKS,
+    guarded,
+    raises_options_at_call,
+)
 from dort_rewriter.backends.torch_kernels import with_torch_kernels
 from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
@@ -84,6 +88,7 @@ def call_backend(
         lambda: graph_module.forward,
         graph_module,
         fallback=chosen.fallback,
+        passed=GRAPH_BREAKS,
     )
 
 

@@ -14,13 +14,17 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from dort_rewriter import env
 from dort_rewriter.errors import OptionError, given_function_of, place_of
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.trace import CompileTrace
 
-__all__ = ["guarded", "raises_options_at_call"]
+__all__ = ["GRAPH_BREAKS", "guarded", "raises_options_at_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,10 @@ _PASSED = (OptionError, MemoryError, torch._dynamo.exc.TorchDynamoException)
 """What is not caught: a mistake in the options is the user's to see, torch needs memory too, and
 Dynamo steers itself by its exceptions (``RestartAnalysis``)."""
 
+GRAPH_BREAKS = (DataDependentOutputException, DynamicOutputShapeException)
+"""What a backend raises to have Dynamo break the graph: tracing needs a number that is not known
+yet. All but that operator is compiled then."""
+
 
 def guarded(
     work: Callable[[], R],
@@ -40,18 +48,19 @@ def guarded(
     fallback: bool,
     trace: CompileTrace | None = None,
     report: Callable[[str], None] | None = None,
+    passed: tuple[type[Exception], ...] = (),
 ) -> R:
     """What `work` makes of a graph; what `instead` makes when that fails.
 
-    `report` is told what happened. With ``fallback=False``, and with ``DORT_STRICT=1``, the
-    failure is raised.
+    `report` is told what happened. Exceptions that are `passed` are for whoever calls. With
+    ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
     """
     try:
         return work()
     except _PASSED:
         raise
     except Exception as error:  # NOTE: the one place: nobody knows what a defect raises
-        if not fallback or env.is_on("DORT_STRICT"):
+        if not fallback or isinstance(error, passed) or env.is_on("DORT_STRICT"):
             raise
         text = _describe(error, graph_module)
         logger.warning("A graph runs in torch from now on: %s", text)

@@ -26,6 +26,10 @@ __all__ = [
 
 Table = dict[Any, Callable[..., Any]]
 
+_WRONG_LAYOUT = frozenset({"aten::zero"})
+"""Operators that torch traces with another layout than they give (2.8), and that are decomposed
+into others that it traces right, whoever converts them."""
+
 TABLE_NAMES = ("all", "core", "default", "none")
 
 
@@ -102,7 +106,11 @@ _tracing_tables: dict[str, Table] = {}
 
 def _filter_tracing_table(dispatcher: Dispatcher) -> Table:
     table = {**_registered_table(), **foreach_decompositions()}
-    return {op: f for op, f in table.items() if not dispatcher.prefers(_name(op))}
+    return {
+        op: f
+        for op, f in table.items()
+        if _name(op) in _WRONG_LAYOUT or not dispatcher.prefers(_name(op))
+    }
 
 
 @functools.cache

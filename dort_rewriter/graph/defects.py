@@ -27,6 +27,7 @@ _OF_NOTHING: dict[str, float] = {
     "ReduceProd": 1.0,
     "ReduceMean": math.nan,
 }
+_REDUCTIONS = _OF_NOTHING.keys() | {"ReduceMax", "ReduceMin"}
 
 
 def merged_casts(x: ir.Value, dtype: ir.DataType) -> ir.DataType | None:
@@ -57,16 +58,22 @@ def _lose(first: ir.DataType, between: ir.DataType, last: ir.DataType) -> bool:
 
 def over_nothing(
     op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
-) -> tuple[float, Sequence[int]] | None:
-    """The number and the sizes that a reduction over an axis of no elements gives, if it is one.
+) -> tuple[float, Sequence[int | None]] | None:
+    """What a reduction of no elements gives, if it is one: the number, and for each of its axes
+    the one of the input that it has the size of, None for those of size one.
 
     NOTE: onnxruntime gives a result of the shape of the input, without an element.
     """
     x = inputs[0] if inputs else None
-    if op not in _OF_NOTHING or x is None or x.shape is None or 0 not in x.shape:
+    if op not in _REDUCTIONS or x is None or x.shape is None or 0 not in x.shape:
         return None
-    found = shapes.infer_shape(op, inputs, attributes)
-    dims = [d for d in found or () if isinstance(d, int)]
-    if found is None or len(dims) < len(found) or 0 in dims:
+    if (found := shapes.reduced_axes(inputs, attributes)) is None:
         return None
-    return _OF_NOTHING[op], dims
+    rank = len(x.shape)
+    reduced = {axis % rank for axis in found}
+    is_empty = any(x.shape[axis] == 0 for axis in range(rank) if axis not in reduced)
+    if op not in _OF_NOTHING and not is_empty:
+        return None  # the largest of nothing
+    keep = attributes.get("keepdims", 1)
+    axes = [None if i in reduced else i for i in range(rank) if keep or i not in reduced]
+    return _OF_NOTHING.get(op, 0.0), axes

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["Dim", "broadcast", "infer_shape", "missing_size", "same"]
+__all__ = ["Dim", "broadcast", "infer_shape", "missing_size", "reduced_axes", "same"]
 
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
@@ -182,13 +182,19 @@ def _reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
     dims = _dims(inputs[0])
     if dims is None:
         return None
-    axes = _integers(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else []
     keep = attributes.get("keepdims", 1)
+    axes = reduced_axes(inputs, attributes)
     if axes is None:
         return (UNKNOWN,) * len(dims) if keep else None
-    if not axes and attributes.get("noop_with_empty_axes"):
-        return dims
-    return _drop(dims, axes or range(len(dims)), bool(keep))
+    return _drop(dims, axes, bool(keep))
+
+
+def reduced_axes(inputs: Inputs, attributes: Attributes) -> Sequence[int] | None:
+    """The axes that a reduction of a known rank is over; None for those known at run time."""
+    axes = _integers(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else []
+    if axes or axes is None:
+        return axes
+    return [] if attributes.get("noop_with_empty_axes") else range(len(_dims(inputs[0]) or ()))
 
 
 def _drop(dims: Dims, axes: Sequence[int], keep: bool) -> Dims:

@@ -168,9 +168,20 @@ class Writer:
             return self.tensor(folded)
         nothing = defects.over_nothing(name, values, attributes)
         if nothing is not None and first is not None:
-            result, dims = self.constant(nothing[0], first.dtype), [*nothing[1]]
-            return cast(Value, self.call("Expand", result, dims)) if dims else result
+            return self._filled(nothing[0], first, nothing[1])
         return None
+
+    def _filled(self, number: float, like: ir.Value, axes: Sequence[int | None]) -> Value:
+        """A number in each element; a size is that of an axis of another value, or one."""
+        assert like.shape is not None
+        sizes: list[int | ir.Value] = []
+        for axis in axes:
+            dim = 1 if axis is None else like.shape[axis]
+            if not isinstance(dim, int):
+                dim = self.call("Shape", like, start=axis, end=(axis or 0) + 1)
+            sizes.append(dim)
+        result = self.constant(number, like.dtype)
+        return cast(Value, self.call("Expand", result, self.vector(sizes))) if sizes else result
 
     @staticmethod
     def _count_outputs(

@@ -187,31 +187,30 @@ def _build(
     providers: Sequence[Provider],
     options: onnxruntime.SessionOptions,
     model: Model,
+    without: frozenset[str] = frozenset(),
 ) -> onnxruntime.InferenceSession:
+    """Build a session, `without` some of onnxruntime's optimizers."""
     ort = load_onnxruntime()
-    without: set[str] = set()
-    while True:
-        try:
-            return ort.InferenceSession(
-                source,
-                options,
-                providers=[p.name for p in providers],
-                provider_options=[dict(p.options) for p in providers],
-                disabled_optimizers=without,
-                # Without it a provider that fails is printed about and silently replaced.
-                enable_fallback=False,
-            )
-        except ort_errors() as error:
-            made = _MADE_BY.search(str(error))
-            if made is not None and made[1] not in without:
-                without.add(made[1])
-                continue
-            names = ", ".join(p.name for p in providers)
-            about_types = (bindings().NotImplemented, bindings().InvalidGraph)
-            raise (NoKernelError if isinstance(error, about_types) else ExecutionError)(
-                f"{describe()} cannot build a session on {names}: "
-                f"{explain_failure(error, _node_places(model))}"
-            ) from error
+    try:
+        return ort.InferenceSession(
+            source,
+            options,
+            providers=[p.name for p in providers],
+            provider_options=[dict(p.options) for p in providers],
+            disabled_optimizers=set(without),
+            # Without it a provider that fails is printed about and silently replaced.
+            enable_fallback=False,
+        )
+    except ort_errors() as error:
+        made = _MADE_BY.search(str(error))
+        if made is not None and made[1] not in without:
+            return _build(source, providers, options, model, without | {made[1]})
+        names = ", ".join(p.name for p in providers)
+        about_types = (bindings().NotImplemented, bindings().InvalidGraph)
+        raise (NoKernelError if isinstance(error, about_types) else ExecutionError)(
+            f"{describe()} cannot build a session on {names}: "
+            f"{explain_failure(error, _node_places(model))}"
+        ) from error
 
 
 _MADE_BY = re.compile(r"Failed to find kernel .*?\(node:'[^']*/(\w+)/'")

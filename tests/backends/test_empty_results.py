@@ -40,3 +40,47 @@ def test_sizes_that_become_zero(rows: int) -> None:
     for size in (4, 5, rows):
         x = torch.randn(size, 3)
         torch.testing.assert_close(compiled(x), (x * 2).sum(0))
+
+
+OF_NOTHING = {
+    "sum": lambda x: x.sum(-1),
+    "sum kept": lambda x: x.sum(1, keepdim=True),
+    "mean of the last": lambda x: x.mean(-1),
+    "mean of nothing": lambda x: x.mean(0),
+    "var": lambda x: x.var(0, unbiased=False),
+    "amax": lambda x: x.amax(-1),
+    "max": lambda x: x.max(-1).values,
+    "argmax": lambda x: x.argmax(-1),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "norm": lambda x: x.norm(dim=-1),
+    "prod": lambda x: x.prod(-1),
+    "all": lambda x: (x > 0).all(-1),
+    "any of nothing": lambda x: (x > 0).any(0),
+    "cdist": lambda x: torch.cdist(x, x + 1),
+    "topk": lambda x: x.topk(1, -1).values,
+    "sort": lambda x: x.sort(-1).values,
+    "cumsum": lambda x: x.cumsum(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "layer norm": lambda x: torch.nn.functional.layer_norm(x, (3,)),
+    "product": lambda x: x @ x.mT,
+    "product of nothing": lambda x: x.permute(1, 2, 0) @ x.permute(1, 0, 2),
+    "median": lambda x: x.median() + x.sum(-1).sum(0),
+    "nanmedian": lambda x: x.nanmedian() + x.sum(-1).sum(0),
+    "count": lambda x: x.count_nonzero(-1),
+    "gather": lambda x: x.gather(-1, torch.zeros(0, 2, 1, dtype=torch.int64)),
+    "flip": lambda x: x.flip(-1),
+    "mode": lambda x: x.mode(-1).values,
+    "cat": lambda x: torch.cat([x, x], 1).sum(-1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("of", OF_NOTHING)
+def test_of_nothing_beside_a_symbolic_size(of: str) -> None:
+    """One size is zero, another is known at run time."""
+    function = OF_NOTHING[of]
+    compiled, _ = compile_strictly(lambda x: function(x) * 1, dynamic=True, fallback=True)
+    for n in (4, 6):
+        x = torch.zeros(0, n, 3)
+        got, expected = compiled(x), function(x) * 1
+        torch.testing.assert_close(got, expected, equal_nan=True)

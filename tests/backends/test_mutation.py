@@ -57,6 +57,20 @@ def test_a_view_of_what_was_written_is_returned(dynamic: bool) -> None:
     _check(function, torch.randn(2, 3), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("name", ["zero_", "fill_"])
+def test_what_is_filled_lies_in_memory_as_before(name: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        turned = x.abs().movedim(0, -1)
+        getattr(turned, name)(*([] if name == "zero_" else [3]))
+        return turned
+
+    compiled, _ = compile_strictly(function)
+    x = torch.randn(4, 3)
+    got, expected = compiled(x), function(x)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride() == (1, 3)
+
+
 def test_a_result_is_the_input_that_was_written() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from tests.backends.program_check import failure, shrink
+from tests.backends.program_check import judge, shrink
 from tests.backends.random_programs import SIZES, RandomProgram, generate
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
@@ -42,7 +44,7 @@ def test_a_failing_program_shrinks_to_what_fails() -> None:
 
 def test_a_right_program_does_not_fail() -> None:
     program = RandomProgram(("torch.randn((n, 3))",), ("v0 = a0.exp()", "v1 = v0.t()"), ("v1",))
-    assert failure(program) == ""
+    assert judge(program).kind == "right"
 
 
 def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +60,81 @@ def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     )
     program = RandomProgram(("torch.randn((n, 3))",), ("v0 = a0.exp()",), ("v0",))
-    assert failure(program).startswith("size 4, r0")
+    verdict = judge(program)
+    assert verdict.kind == "wrong"
+    assert verdict.failed
+    assert verdict.text.startswith("size 4, r0")
+
+
+def test_what_torch_alone_refuses_is_torchs() -> None:
+    """Functionalization refuses to write to what overlaps itself."""
+    program = RandomProgram(
+        ("torch.randn((n, 3))",), ("v0 = a0.unfold(0, 2, 1)", "v0.clamp_(-1, 1)"), ("v0",)
+    )
+    verdict = judge(program)
+    assert verdict.kind == "torch's"
+    assert not verdict.failed
+    assert "internal overlap" in verdict.text
+
+
+def test_a_defect_that_torch_does_not_share_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd has one in this program too: of another kind."""
+    program = RandomProgram(
+        ("torch.randn((n, 3))",),
+        ("v0 = a0.unfold(0, 2, 1)", "v0.clamp_(-1, 1)", "v1 = a0 + 1"),
+        ("v1",),
+    )
+    compile_it = torch.compile
+
+    def replaced(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+        return lambda *args: (function(*args)[0] + 1,)
+
+    monkeypatch.setattr(torch, "compile", replaced)
+    assert judge(program).kind == "wrong"
+
+
+def test_gradients_that_eager_mode_refuses_are_not_asked_for() -> None:
+    """What is left of the program is compared."""
+    program = RandomProgram(
+        ("torch.randn((n, 3))",),
+        ("v0 = a0.exp()", "v1 = v0 * 2", "v0.add_(1)"),
+        ("v1",),
+        grad=True,
+    )
+    assert judge(program).kind == "right"
+
+
+def test_what_eager_mode_refuses_is_no_program() -> None:
+    program = RandomProgram(("torch.randn((n, 3))",), ("v0 = a0 @ a0",), ("v0",))
+    assert judge(program).kind == "refused"
+
+
+def test_what_hangs_on_a_rounding_is_no_difference() -> None:
+    """Eager mode rounds between two operators, and just meets the threshold."""
+    program = RandomProgram(
+        ("torch.randn((2, 3, n, 2), dtype=torch.bfloat16)",),
+        (
+            "v0 = F.mish(a0)",
+            "v0.addcmul_(v0 * 1, a0, value=0.5)",
+            "v1 = F.threshold(v0, 0.1, 2.0)",
+        ),
+        ("v1",),
+    )
+    assert judge(program).kind == "right"
+
+
+def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = RandomProgram(
+        ("torch.full((n,), 0.25)",), ("v0 = F.threshold(a0, 0.1, 2.0)",), ("v0",)
+    )
+    compile_it = torch.compile
+
+    def replaced(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+        return lambda *args: (function(*args)[0] + 0.01,)
+
+    monkeypatch.setattr(torch, "compile", replaced)
+    assert judge(program).kind == "wrong"

@@ -102,6 +102,23 @@ def test_the_program_runs_and_is_told_once(
 
 
 @pytest.mark.usefixtures("net")
+def test_dynamo_breaks_the_graph_where_a_number_is_needed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """torch 2.8 reads a mask of rank 0 as a number: that line runs in torch, not the rest."""
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp() * 2
+        y[y > 1] = 0
+        return (y + 1).exp()
+
+    for x in (torch.tensor(2.0), torch.tensor(-2.0)):
+        compiled = torch.compile(masked, backend="onnxrt")
+        torch.testing.assert_close(compiled(x), masked(x))
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("net")
 def test_a_report_is_written_where_one_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -82,14 +82,14 @@ def _wrong(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return ~(same | close)
 
 
-def _compare(table: dict[str, Operator], given: Sequence[torch.Tensor]) -> None:
+def _compare(table: dict[str, Operator], given: Sequence[torch.Tensor], patterns: str) -> None:
     functions = list(table.values())
 
     def program(*args: torch.Tensor) -> list[torch.Tensor]:
         return [function(*args) for function in functions]
 
     torch._dynamo.reset()
-    compiled, _ = compile_strictly(program, fallback=True)
+    compiled, _ = compile_strictly(program, fallback=True, optimization={"patterns": patterns})
     found = []
     for name, got, expected in zip(table, compiled(*given), program(*given), strict=True):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
@@ -99,14 +99,19 @@ def _compare(table: dict[str, Operator], given: Sequence[torch.Tensor]) -> None:
     assert not found, "\n".join(found)
 
 
-# NOTE: of bfloat16 some differ with onnxruntime 1.19.
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_of_one_number(dtype: torch.dtype) -> None:
-    _compare(UNARY, [_numbers(dtype)])
+PATTERNS = ("default+onnxruntime+kernels", "default")
+"""With our kernels, and with those of onnxruntime alone."""
 
 
+@pytest.mark.parametrize("patterns", PATTERNS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_of_two_numbers(dtype: torch.dtype) -> None:
+def test_of_one_number(dtype: torch.dtype, patterns: str) -> None:
+    _compare(UNARY, [_numbers(dtype)], patterns)
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_of_two_numbers(dtype: torch.dtype, patterns: str) -> None:
     numbers = _numbers(dtype)
     a, b = torch.meshgrid(numbers, numbers, indexing="ij")
-    _compare(BINARY, [a.flatten(), b.flatten()])
+    _compare(BINARY, [a.flatten(), b.flatten()], patterns)

@@ -10,6 +10,7 @@ a kernel of ours, does what they do.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -161,7 +162,7 @@ def _take(op: Recorder, x: Value, place: Value, axis: int, keepdim: bool) -> Val
 @converter("aten::median")
 def median(op: Recorder, x: Value) -> Value:
     """median(Tensor self) -> Tensor"""
-    return median_dim(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+    return _of_all(op, x, median_dim)
 
 
 @converter("aten::median.dim")
@@ -185,7 +186,15 @@ def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple
 @converter("aten::nanmedian")
 def nanmedian(op: Recorder, x: Value) -> Value:
     """nanmedian(Tensor self) -> Tensor"""
-    return nanmedian_dim(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+    return _of_all(op, x, nanmedian_dim)
+
+
+def _of_all(op: Recorder, x: Value, median: Callable[..., tuple[Value, Value]]) -> Value:
+    if 0 not in x.dims:
+        return median(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+    if not is_float(x):
+        raise Refused("the median of nothing")
+    return op.constant(math.nan, op.dtype)
 
 
 @converter("aten::nanmedian.dim")

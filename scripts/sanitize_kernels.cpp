@@ -80,6 +80,7 @@ size_t bytes_of(ElementType type) {
     case kBool:
       return 1;
     case kFloat16:
+    case kBFloat16:
       return 2;
     case kFloat:
       return 4;

@@ -22,7 +22,7 @@ from dort_rewriter.optimize.bodies import nodes_inside, values_read
 
 __all__ = ["checks_of", "written_in_place"]
 
-_PROGRAMS = frozenset({"Elementwise", "MaskedElementwise", "ElementwiseList"})
+_PROGRAMS = frozenset({"Elementwise", "ElementwiseList"})
 
 _NEVER_FAIL = frozenset(
     (
@@ -51,8 +51,10 @@ _OWN_NEVER_FAIL = (
         "GeluGrad",
         "LayerNorm",
         "LayerNormGrad",
+        "RmsNorm",
         "RmsNormGrad",
         "Rotary",
+        "Softmax",
         "SoftmaxGrad",
         "Sum",
         "TransposedElementwise",

@@ -49,6 +49,7 @@ class NodeSession:
         if self.session is None:
             self.session = self._build(given)
         wanted = [name for name in self.node.output if name]
+        plain = plain and "tensor(bfloat16)" not in self.session.output_types.values()
         results = self.session.ort.run(wanted, given) if plain else self._run(wanted, given)
         values = dict(zip(wanted, results, strict=True))
         return [values.get(name) for name in self.node.output]

@@ -50,7 +50,7 @@ def compiled(
         results = run(list(args))
         nodes = [n for b in blocks for n in b.exported.model.graph]
         own = {n.op_type for n in nodes if n.domain == custom_kernels.DOMAIN}
-        used.update(own - {"Elementwise", "MaskedElementwise", "Sum"})  # which any rest may become
+        used.update(own - {"Elementwise", "Sum"})  # which any rest may become
         return results
 
     return call, used

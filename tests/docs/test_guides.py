@@ -49,7 +49,8 @@ def registered_kernels() -> list[str]:
 def test_the_steps_of_the_example_of_a_kernel() -> None:
     """Each file that the guide sends to has to do with its example, or serves all kernels."""
     guide = ROOT / "docs" / "add_a_kernel.md"
-    for_all = {"kernel.h", "sums.h", "own_kernels.py", "bench_models.py"}
+    for_all = {"kernel.h", "floats.h", "sums.h", "own_kernels.py"}
+    for_all |= {"bench_models.py", "sanitize_kernels.py"}
     files = [n for n in named_files(guide) if not n.endswith("/") and Path(n).name not in for_all]
     assert [n for n in files if "Rotary" not in text_of(n)] == []
     assert "Rotary" in registered_kernels()
@@ -61,7 +62,7 @@ def test_every_kernel_went_through_each_step(name: str) -> None:
     assert any(f'"{name}"' in h for h in headers)
     python = [p.read_text(encoding="utf-8") for p in PACKAGE.rglob("*.py")]
     assert any(f'"{name}"' in p for p in python), "nobody writes such a node"
-    assert f'"{name}"' in text_of("scripts/sanitize_kernels.py")
+    assert f'"{name}"' in text_of("scripts/kernel_cases.py")
     tests = [p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py")]
     assert any(name in t for t in tests)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -23,35 +25,69 @@ from dort_rewriter.runtime.kernels import has_kernel
 from dort_rewriter.runtime.session import create_session, session_options
 
 Array = np.ndarray[Any, Any]
-TYPES = [np.float32, np.float64, np.float16]
-TOLERANCE = {np.float32: 3e-7, np.float64: 1e-15, np.float16: 1e-3}
+BFLOAT16 = ml_dtypes.bfloat16
+TYPES = [np.float32, np.float64, np.float16, BFLOAT16]
+TOLERANCE = {np.float32: 3e-7, np.float64: 1e-15, np.float16: 1e-3, BFLOAT16: 8e-3}
 
 
 def _model(
-    op_type: str, arrays: Sequence[Array], ranks: Sequence[int], **attributes: Any
+    op_type: str,
+    arrays: Sequence[Array],
+    ranks: Sequence[int],
+    made: Sequence[Any] = (),
+    **attributes: Any,
 ) -> onnx.ModelProto:
-    names = [f"x{i}" for i in range(len(arrays))]
-    results = [f"y{i}" for i in range(len(ranks))]
-    types = [helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays]
-    node = helper.make_node(op_type, names, results, domain=DOMAIN, **attributes)
-    inputs = [
-        helper.make_tensor_value_info(n, t, [None] * a.ndim)
-        for n, t, a in zip(names, types, arrays, strict=True)
+    """A model of one node, whose results are of the type of its last input unless it is said.
+
+    NOTE: onnxruntime's Python takes no bfloat16: it is cast from and to float32 around the node.
+    """
+    count = len(ranks)
+    made = made or [arrays[-1].dtype] * count
+    types = [
+        helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (*[a.dtype for a in arrays], *made)
     ]
-    outputs = [
-        helper.make_tensor_value_info(n, types[-1], [None] * rank)
-        for n, rank in zip(results, ranks, strict=True)
+    names = [*(f"x{i}" for i in range(len(arrays))), *(f"y{i}" for i in range(count))]
+    inner = [
+        n if t != onnx.TensorProto.BFLOAT16 else f"{n}_inner"
+        for n, t in zip(names, types, strict=True)
     ]
+    outer = [t if t != onnx.TensorProto.BFLOAT16 else onnx.TensorProto.FLOAT for t in types]
+    n = len(arrays)
+    around = [(a, b, t) for a, b, t in zip(names, inner, types, strict=True) if a != b]
+    nodes = [
+        *(helper.make_node("Cast", [a], [b], to=t) for a, b, t in around if a[0] == "x"),
+        helper.make_node(op_type, inner[:n], inner[n:], domain=DOMAIN, **attributes),
+        *(helper.make_node("Cast", [b], [a], to=1) for a, b, t in around if a[0] == "y"),
+    ]
+    all_ranks = [*(a.ndim for a in arrays), *ranks]
+    values = [
+        helper.make_tensor_value_info(name, t, [None] * rank)
+        for name, t, rank in zip(names, outer, all_ranks, strict=True)
+    ]
+    known = [helper.make_tensor_value_info(b, t, None) for a, b, t in around]
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
-    graph = helper.make_graph([node], "kernels", inputs, outputs)
+    graph = helper.make_graph(nodes, "kernels", values[:n], values[n:], value_info=known)
     return helper.make_model(graph, ir_version=8, opset_imports=opsets)
 
 
-def _run(op_type: str, *arrays: Array, ranks: Sequence[int] = (), **attributes: Any) -> list[Any]:
-    ranks = ranks or [max(a.ndim for a in arrays)]
-    model = _model(op_type, arrays, ranks, **attributes)
+def _run(
+    op_type: str,
+    *arrays: Array,
+    ranks: Sequence[int] = (),
+    made: Sequence[Any] = (),
+    **attributes: Any,
+) -> list[Any]:
+    ranks = ranks or [max(a.ndim for a in arrays)] * max(len(made), 1)
+    made = made or [arrays[-1].dtype] * len(ranks)
+    model = _model(op_type, arrays, ranks, made, **attributes)
     session = create_session(model).ort
-    return session.run(None, {f"x{i}": a for i, a in enumerate(arrays)})
+    feeds = {f"x{i}": _fed(a) for i, a in enumerate(arrays)}
+    results = session.run(None, feeds)
+    return [r.astype(t) if t == BFLOAT16 else r for r, t in zip(results, made, strict=True)]
+
+
+def _fed(array: Array) -> Array:
+    return array.astype(np.float32) if array.dtype == BFLOAT16 else array
 
 
 def _random(*shape: int, dtype: Any = np.float32) -> Array:
@@ -100,6 +136,7 @@ def test_an_operation(operation: int, dtype: Any) -> None:
     (got,) = _run("Elementwise", a, b, c, program=[operation, 0, -1, -2, -3], results=[0])
     with np.errstate(all="ignore"):
         expected = OPERATIONS[operation](a, b, c)
+    got, expected = _fed(got), _fed(expected)
     if operation in EXACT:
         np.testing.assert_array_equal(got, expected)
     else:
@@ -198,10 +235,10 @@ def test_inputs_are_broadcast(shapes: list[tuple[int, ...]], dtype: Any) -> None
     program = [0, 0, -1, -2, 0, 2, 1, 0, -3, 0, 6, 2, 1, 0, 0, 1, 0, 2, -1, 0]
     rank = max(len(shape) for shape in shapes)
     first, second = _run("Elementwise", a, b, c, ranks=[rank] * 2, program=program, results=[1, 0])
-    wide = [x.astype(np.float32) if dtype is np.float16 else x for x in (a, b, c)]
+    wide = [x.astype(np.float32) if dtype in (np.float16, BFLOAT16) else x for x in (a, b, c)]
     product = (wide[0] + wide[1]) * wide[2]
-    np.testing.assert_array_equal(first, product.astype(dtype))
-    np.testing.assert_array_equal(second, (-product - wide[0]).astype(dtype))
+    np.testing.assert_array_equal(_fed(first), _fed(product.astype(dtype)))
+    np.testing.assert_array_equal(_fed(second), _fed((-product - wide[0]).astype(dtype)))
 
 
 PERMS = [
@@ -229,30 +266,194 @@ def test_results_are_transposed(shape: tuple[int, ...], perm: tuple[int, ...], d
             _run("TransposedElementwise", a, b, c, ranks=[0, 0], **how)
         return
     first, second = _run("TransposedElementwise", a, b, c, ranks=[len(shape)] * 2, **how)
-    wide = [x.astype(np.float32) if dtype is np.float16 else x for x in (a, b, c)]
+    wide = [x.astype(np.float32) if dtype in (np.float16, BFLOAT16) else x for x in (a, b, c)]
     total = wide[0] + wide[1]
-    np.testing.assert_array_equal(first, (total * wide[2]).astype(dtype).transpose(perm))
-    np.testing.assert_array_equal(second, total.astype(dtype).transpose(perm))
+    product = (total * wide[2]).astype(dtype).transpose(perm)
+    np.testing.assert_array_equal(_fed(first), _fed(product))
+    np.testing.assert_array_equal(_fed(second), _fed(total.astype(dtype).transpose(perm)))
 
 
-@pytest.mark.parametrize("to_half", [True, False])
+CONVERTING = {
+    "TransposeToFloat": [(np.float16, np.float32), (BFLOAT16, np.float32)],
+    "TransposeToFloat16": [(np.float32, np.float16)],
+    "TransposeToBfloat16": [(np.float32, BFLOAT16)],
+}
+
+
+@pytest.mark.parametrize(("name", "types"), [(n, t) for n, ts in CONVERTING.items() for t in ts])
 @pytest.mark.parametrize(("shape", "perm"), PERMS[:-1], ids=str)
 def test_transposes_that_convert(
-    shape: tuple[int, ...], perm: tuple[int, ...], to_half: bool
+    shape: tuple[int, ...], perm: tuple[int, ...], name: str, types: tuple[Any, Any]
 ) -> None:
     """In blocks and in rows, also of what is too large or too small for float16."""
     x = _random(*shape) * np.float32(10) ** (2 * _random(*shape))
     x.ravel()[:4] = [np.nan, np.inf, -0.0, 1e9][: x.size]
-    name, given, to = ("TransposeToFloat16", x, np.float16)
     with np.errstate(over="ignore"):
-        if not to_half:
-            name, given, to = ("TransposeToFloat", x.astype(np.float16), np.float32)
-        model = _model(name, [given], [len(shape)], perm=list(perm))
-        model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(
-            np.dtype(to)
-        )
-        (got,) = create_session(model).ort.run(None, {"x0": given})
-        np.testing.assert_array_equal(got, given.astype(to).transpose(perm))
+        given = x.astype(types[0])
+        (got,) = _run(name, given, made=[types[1]], perm=list(perm))
+        expected = given.astype(types[1]).transpose(perm)
+    np.testing.assert_array_equal(_fed(got), _fed(expected))
+
+
+def test_numbers_are_rounded_to_the_nearest() -> None:
+    """Ties to even, tiny ones, the largest, infinities and NaN: each bit pattern beside a tie."""
+    upper = np.arange(2**16, dtype=np.uint32) << 16
+    bits = np.concatenate([upper + n for n in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    x = bits.astype(np.uint32).view(np.float32)
+    copy = {"program": [4, 0, -1, -1, 0], "results": [0]}
+    rounding = {"program": [24, 0, -1, 0, 0], "results": [0]}
+    expected = torch.from_numpy(x).bfloat16().float().numpy()
+    np.testing.assert_array_equal(
+        _fed(_run("Elementwise", x, made=[BFLOAT16], **copy)[0]), expected
+    )
+    np.testing.assert_array_equal(_run("Elementwise", x, **rounding)[0], expected)
+    half = torch.from_numpy(x).half().float().numpy()
+    rounding["program"][0] = 23
+    np.testing.assert_array_equal(_run("Elementwise", x, **rounding)[0], half)
+    with np.errstate(all="ignore"):
+        narrow = x.astype(np.float16)
+    np.testing.assert_array_equal(_run("Elementwise", x, made=[np.float16], **copy)[0], narrow)
+
+
+def test_inputs_and_results_have_a_type_each() -> None:
+    """A mask is 1 and 0; what broadcasts is of any type too."""
+    x, y, z = _random(5, 700), _random(700).astype(np.float16), _random(5, 1).astype(BFLOAT16)
+    mask = x > 0
+    program = [0, 0, -1, -2, 0, 2, 1, 0, -3, 0, 18, 2, -4, 1, 0]
+    made = [np.float32, BFLOAT16, np.float16]
+    results = {"program": program, "results": [1, 2, 0]}
+    got = _run("Elementwise", x, y, z, mask, made=made, **results)
+    total = x + y.astype(np.float32)
+    product = total * z.astype(np.float32)
+    expected = product, np.where(mask, product, total).astype(BFLOAT16), total.astype(np.float16)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(_fed(a), _fed(b))
+
+
+ROWS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[str, Any]]] = {
+    "LayerNorm": ([(3, 2, 70)] + [(70,)] * 2, [(3, 2, 70)] + [(3, 2, 1)] * 2, {"epsilon": 1e-5}),
+    "LayerNormGrad": (
+        [(70, 33), (70, 33), (70, 1), (70, 1), (33,)],
+        [(33,), (33,), (70, 33)],
+        {},
+    ),
+    "RmsNorm": ([(5, 70), (70,)], [(5, 70), (5, 1)], {"epsilon": 1e-5}),
+    "RmsNormGrad": ([(5, 70), (5, 70), (5, 1), (70,)], [(5, 70)], {}),
+    "Softmax": ([(5, 70)], [(5, 70)], {}),
+    "log Softmax": ([(5, 70)], [(5, 70)], {"log": 1}),
+    "SoftmaxGrad": ([(5, 70)] * 2, [(5, 70)], {}),
+    "log SoftmaxGrad": ([(5, 70)] * 2, [(5, 70)], {"log": 1}),
+    "BatchNorm": (
+        [(3, 4, 70), (4,), (4,)],
+        [(3, 4, 70), (4,), (4,), (4,)],
+        {"epsilon": 1e-5},
+    ),
+    "BatchNormGrad": ([(3, 4, 70)] * 2 + [(4,)] * 3, [(4,), (4,), (3, 4, 70)], {}),
+    "constant BatchNormGrad": (
+        [(3, 4, 70)] * 2 + [(4,)] * 3,
+        [(4,), (4,), (3, 4, 70)],
+        {"training": 0},
+    ),
+    "GeluGrad": ([(5, 700)] * 2, [(5, 700)], {}),
+    "tanh GeluGrad": ([(5, 700)] * 2, [(5, 700)], {"tanh": 1}),
+    "Sum": ([(300, 70)], [(1, 70)], {"leading": 1}),
+    "rows Sum": ([(3, 5000)], [(3, 1)], {"trailing": 1, "mean": 1}),
+    "Rotary": ([(2, 3, 8), (3, 8), (3, 8)], [(2, 3, 8)], {}),
+    "gradient Rotary": ([(2, 3, 8), (3, 8), (3, 8)], [(2, 3, 8)], {"gradient": 1}),
+}
+MIXTURES = [
+    (np.float16,),
+    (BFLOAT16,),
+    (BFLOAT16, np.float32),
+    (np.float32, BFLOAT16, np.float16),
+]
+
+
+@pytest.mark.parametrize("types", MIXTURES, ids=lambda ts: " ".join(np.dtype(t).name for t in ts))
+@pytest.mark.parametrize("name", ROWS)
+def test_what_is_narrow_is_rounded_once(name: str, types: tuple[Any, ...]) -> None:
+    """What is read is what float32 would hold, and what is written is what float32 rounds to."""
+    shapes, results, attributes = ROWS[name]
+    op_type, ranks = name.split()[-1], [len(s) for s in results]
+    turn = itertools.cycle(types)
+    arrays = [_random(*s).astype(next(turn)) for s in shapes]
+    made = [next(turn) for _ in results]
+    got = _run(op_type, *arrays, ranks=ranks, made=made, **attributes)
+    wide = [np.float32] * len(made)
+    expected = _run(op_type, *map(_widened, arrays), ranks=ranks, made=wide, **attributes)
+    for a, b, dtype, shape in zip(got, expected, made, results, strict=True):
+        assert a.shape == shape
+        np.testing.assert_array_equal(_fed(a), _fed(b.astype(dtype)))
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_a_cross_entropy_of_16_bits(dtype: Any) -> None:
+    """As one of float32, rounded."""
+    x, places = _random(4, 90).astype(dtype), np.array([3, 0, 89, -1])
+    slopes = np.array([0.5, 0, 1, 2], np.float32)
+    how = {"ranks": [2], "made": [dtype]}
+    (got,) = _run("CrossEntropyGrad", x, places, slopes, **how)
+    (wide,) = _run("CrossEntropyGrad", _widened(x), places, slopes, ranks=[2])
+    np.testing.assert_array_equal(_fed(got), _fed(wide.astype(dtype)))
+
+
+SPECIAL = [
+    [0.0, 1, 2],
+    [np.inf, 0, 1],
+    [-np.inf, 0, 1],
+    [np.nan, 0, 1],
+    [-np.inf] * 3,
+    [1e4, 0, 3],
+]
+
+
+@pytest.mark.parametrize("log", [0, 1])
+@pytest.mark.parametrize("width", [3, 33, 5000])
+def test_softmax(width: int, log: int) -> None:
+    """Also of what is not finite; as close to float64 as torch's."""
+    x = 3 * _random(len(SPECIAL), width)
+    x[:, :3] = SPECIAL
+    (got,) = _run("Softmax", x, log=log)
+    tensor = torch.from_numpy(x)
+    function = torch.log_softmax if log else torch.softmax
+    exact = function(tensor.double(), -1).numpy()
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+    np.testing.assert_allclose(got, exact, rtol=2e-6, atol=2e-6 if log else 1e-37)
+
+
+def test_rms_norm() -> None:
+    """The root is a result too, or not."""
+    x, weight = 3 * _random(4, 5, 70), _random(70)
+    y, root = _run("RmsNorm", x, weight, ranks=[3, 3], epsilon=1e-3)
+    exact = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(root, exact, rtol=1e-6)
+    np.testing.assert_allclose(y, x * exact * weight, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(_run("RmsNorm", x, weight, epsilon=1e-3)[0], y)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+@pytest.mark.parametrize("gradient", [0, 1])
+def test_a_rotary_that_rounds(dtype: Any, gradient: int) -> None:
+    """Bit for bit as tensors of the type, one operator after the other."""
+    arrays = [_random(2, 3, 8), _random(3, 8), _random(1, 3, 8)]
+    narrow = [torch.from_numpy(a).to(TORCH[dtype]) for a in arrays]
+    x, cos, sin = narrow
+    if gradient:
+        u = x * sin
+        expected = x * cos + torch.cat((u[..., 4:], -u[..., :4]), -1)
+    else:
+        expected = x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+    code = int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    given = [a.astype(dtype) for a in arrays]
+    (got,) = _run("Rotary", *given, gradient=gradient, rounding=code)
+    np.testing.assert_array_equal(_fed(got).astype(np.float32), expected.float().numpy())
+
+
+TORCH = {np.float16: torch.float16, BFLOAT16: torch.bfloat16}
 
 
 def test_no_order_of_axes() -> None:
@@ -272,7 +473,8 @@ def test_results_may_be_written_over_inputs() -> None:
     x = _random(300, 20)
     model = ir.from_onnx_text(
         f"""<ir_version: 8, opset_import: ["": 18, "{DOMAIN}": 1]>
-        g (float[300,20] x) => (float[300,20] y, float[300,20] z) {{
+        g (float[300,20] x) => (float[300,20] y, float[300,20] z)
+            <float[300,20] p, float[300,20] q> {{
             a = Exp(x)
             b = Neg(x)
             p, q = {DOMAIN}.Elementwise<program=[2,0,-1,-2,0, 0,1,-1,-2,0], results=[0,1]>(a, b)
@@ -290,13 +492,13 @@ def test_results_may_be_written_over_inputs() -> None:
 @pytest.mark.parametrize("gradient", [0, 1])
 def test_rotary(dtype: Any, gradient: int) -> None:
     """As models write it, and as autograd differentiates that."""
-    x = torch.from_numpy(_random(2, 3, 5, 8, dtype=dtype)).double().requires_grad_()
-    cos = torch.from_numpy(_random(1, 1, 5, 8, dtype=dtype)).double()
-    sin = torch.from_numpy(_random(2, 1, 5, 8, dtype=dtype)).double()
+    x = torch.from_numpy(_fed(_random(2, 3, 5, 8, dtype=dtype))).double().requires_grad_()
+    cos = torch.from_numpy(_fed(_random(1, 1, 5, 8, dtype=dtype))).double()
+    sin = torch.from_numpy(_fed(_random(2, 1, 5, 8, dtype=dtype))).double()
     y = x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
     (dx,) = torch.autograd.grad(y, x, x.detach())
     arrays = [t.detach().numpy().astype(dtype) for t in (x, cos, sin)]
-    (got,) = _run("Rotary", *arrays, gradient=gradient)
+    (got,) = map(_fed, _run("Rotary", *arrays, gradient=gradient))
     expected = (dx if gradient else y).detach().numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=10 * TOLERANCE[dtype])
 
@@ -311,7 +513,7 @@ def test_scatter_zeros(dtype: Any, add: int) -> None:
     expected = np.zeros((6, 3), dtype=dtype)
     np.add.at(expected, indices[:, 0], updates)
     (got,) = _run("ScatterZeros", shape, indices, updates, ranks=[2], add=add)
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(_fed(got), _fed(expected))
 
 
 WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
@@ -340,7 +542,15 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     ("Elementwise", [_random(2)], {"program": [6, 1, -1, 0, 0]}, "a result is no register"),
     ("Elementwise", [_random(2)] * 21, {"program": [6, 0, -1, 0, 0]}, "too many inputs"),
     ("Rotary", [_random(2, 2)] * 3, {"gradient": 2}, "gradient is out of its range"),
-    ("Rotary", [_random(2, 2)] * 2, {}, "reads x, cos and sin"),
+    ("Rotary", [_random(2, 2)] * 2, {}, "too few or too many inputs"),
+    ("Rotary", [_random(2, 2)] * 3, {"rounding": 7}, "rounds to float16 or bfloat16"),
+    ("Rotary", [_random(2, 2)] * 2 + [_random(2, 2).astype("f8")], {}, "of other types"),
+    (
+        "Elementwise",
+        [_random(2, dtype=np.float64)],
+        {"program": [23, 0, -1, 0, 0]},
+        "does not know",
+    ),
     ("Sum", [_random(2, 2)], {"leading": 2**63 - 1, "trailing": 1}, "leading is out"),
     ("Sum", [_random(2, 2)], {"trailing": -1}, "trailing is out"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [1, 1, 2**62, 1, 0] * 2}, "five numbers"),
@@ -428,10 +638,13 @@ def test_an_index_outside_is_an_error() -> None:
 def test_types_with_a_kernel() -> None:
     """What rules ask before they emit one."""
     program = {"program": [0, 0, -1, -2, 0], "results": [0]}
-    for dtype, expected in ((1, True), (11, True), (10, True), (7, False), (16, False)):
-        assert has_kernel("Elementwise", DOMAIN, 1, [dtype] * 2, attributes=program) is expected
+    for dtype, expected in ((1, True), (11, True), (10, True), (7, False), (16, True), (9, False)):
+        types, made = [dtype] * 2, [ir.DataType(dtype)]
+        found = has_kernel("Elementwise", DOMAIN, 1, types, attributes=program, outputs=made)
+        assert found is expected
     assert not has_kernel("Unknown", DOMAIN, 1, [1])
-    assert not has_kernel("Rotary", DOMAIN, 1, [1] * 3, provider="CUDAExecutionProvider")
+    rotary = {"outputs": [ir.DataType.FLOAT], "provider": "CUDAExecutionProvider"}
+    assert not has_kernel("Rotary", DOMAIN, 1, [1] * 3, **rotary)
 
 
 def test_options_serve_several_sessions() -> None:

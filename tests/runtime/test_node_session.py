@@ -28,6 +28,14 @@ graph (float[1, 1, 2, 2] x, float top) => (float[1, 1, 1, 1] y) {
 }"""
 
 
+OWN = """<ir_version: 8, opset_import: ["" : 18, "dort_rewriter" : 1]>
+graph (float[4] x) => (float[4] y) <bfloat16[4] b, bfloat16[4] c> {
+    b = Cast <to = 16> (x)
+    c = dort_rewriter.Elementwise <program = [2, 0, -1, -1, 0], results = [0]> (b)
+    y = dort_rewriter.Elementwise <program = [6, 0, -1, 0, 0], results = [0]> (c)
+}"""
+
+
 def run(text: str, **feeds: Any) -> dict[str, Any]:
     return ReferenceModel(onnx.parser.parse_model(text), engine="onnxruntime").run(feeds)
 
@@ -69,3 +77,12 @@ def test_a_kernel_of_torch_runs_on_a_type_that_numpy_lacks() -> None:
     q = torch.ones(1, 2, 3, 4).bfloat16()
     _, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
     np.testing.assert_array_equal(results["s"], sums.numpy())
+
+
+def test_kernels_of_our_own_read_and_write_bfloat16() -> None:
+    """numpy has no such type, onnxruntime's Python neither."""
+    x = torch.randn(4)
+    results = run(OWN, x=x.numpy())
+    squared = x.bfloat16() * x.bfloat16()
+    np.testing.assert_array_equal(results["c"].astype(np.float32), squared.float().numpy())
+    np.testing.assert_array_equal(results["y"], -squared.float().numpy())

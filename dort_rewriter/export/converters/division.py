@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.converters.opmath import HALVES, is_float, store
+from dort_rewriter.export.converters.opmath import HALVES, is_float, store, widen_beside
 from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -130,7 +130,7 @@ def div(op: Recorder, x: Value, other: Any) -> Value:
     """div.Tensor(Tensor self, Tensor other) -> Tensor"""
     if not op.dtype.is_floating_point():  # seen with symbolic sizes (torch 2.8)
         raise Refused("its recorded result is made of integers, which is not what torch computes")
-    return op.Div(x, other)
+    return op.Div(widen_beside(op, x, other), other)
 
 
 @converter("aten::div.Tensor_mode", "aten::div.Scalar_mode")

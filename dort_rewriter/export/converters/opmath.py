@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.graph.values import Value
 
-__all__ = ["HALVES", "cast_like", "is_bool", "is_float", "like", "store", "widen"]
+__all__ = ["HALVES", "cast_like", "is_bool", "is_float", "like", "store", "widen", "widen_beside"]
 
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -22,6 +23,21 @@ def widen(op: Recorder, value: Any) -> Any:
     if isinstance(value, Value) and value.dtype in HALVES:
         return op.cast(value, ir.DataType.FLOAT)
     return value
+
+
+def widen_beside(op: Recorder, value: Any, number: Any) -> Any:
+    """A 16-bit factor or dividend as float32, where the number beside it is none of its type.
+
+    NOTE: torch rounds the numbers that it adds to the type of the tensor, but multiplies and
+    divides by them as they are; the result is rounded.
+    """
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        return value
+    if not isinstance(value, Value) or value.dtype not in HALVES:
+        return value
+    with np.errstate(over="ignore"):
+        rounded = float(np.asarray(number, np.float32).astype(value.dtype.numpy()))
+    return value if rounded == number or number != number else widen(op, value)
 
 
 def store(op: Recorder, value: Any) -> Value:

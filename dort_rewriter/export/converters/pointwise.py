@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dort_rewriter.export.converters.opmath import is_bool, is_float, like, store, widen
+from dort_rewriter.export.converters.opmath import (
+    HALVES,
+    cast_like,
+    is_bool,
+    is_float,
+    like,
+    store,
+    widen,
+    widen_beside,
+)
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -53,30 +62,40 @@ def _scale(op: Recorder, factor: Any, value: Any) -> Any:
     return op.Mul(value, like(op, factor, value))
 
 
+def _terms(op: Recorder, x: Any, factor: Any, value: Any) -> tuple[Any, Any]:
+    """x and factor * value; of 16 bits in float32: torch rounds the factor, and the sum."""
+    plain = isinstance(factor, Value) or factor == 1
+    if plain or not isinstance(value, Value) or value.dtype not in HALVES:
+        return x, _scale(op, factor, value)
+    return widen(op, x), op.Mul(widen(op, value), widen(op, cast_like(op, factor, value)))
+
+
 @converter("aten::add.Tensor", "aten::add.Scalar")
 def add(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     if is_bool(x) and is_bool(other):
         return op.Or(x, other) if alpha else op.Identity(x)
-    return op.Add(x, _scale(op, alpha, other))
+    return op.Add(*_terms(op, x, alpha, other))
 
 
 @converter("aten::sub.Tensor", "aten::sub.Scalar")
 def sub(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return op.Sub(x, _scale(op, alpha, other))
+    return op.Sub(*_terms(op, x, alpha, other))
 
 
 @converter("aten::rsub.Scalar")
 def rsub(op: Recorder, x: Value, other: Any, alpha: Any = 1) -> Value:
     """rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"""
-    return op.Sub(other, _scale(op, alpha, x))
+    return op.Sub(*_terms(op, other, alpha, x))
 
 
 @converter("aten::mul.Tensor", "aten::mul.Scalar")
 def mul(op: Recorder, x: Any, other: Any) -> Value:
     """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.And(x, other) if is_bool(x) and is_bool(other) else op.Mul(x, other)
+    if is_bool(x) and is_bool(other):
+        return op.And(x, other)
+    return op.Mul(widen_beside(op, x, other), widen_beside(op, other, x))
 
 
 @converter("aten::addcmul")

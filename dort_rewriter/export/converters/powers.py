@@ -73,14 +73,16 @@ def pow_scalar(op: Recorder, x: Value, exponent: Any) -> Value:
         return store(op, op.Reciprocal(op.Sqrt(wide)))
     if exponent in (-1, -2):
         return store(op, op.Reciprocal(integer_power(op, wide, -int(exponent))))
-    return op.Pow(x, cast_like(op, exponent, x))
+    return store(op, op.Pow(wide, widen(op, cast_like(op, exponent, x))))
 
 
 @converter("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
 def pow_tensor(op: Recorder, x: Any, exponent: Value) -> Value:
     """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"""
     base = cast_like(op, x, exponent)
-    return op.Pow(base, exponent) if is_float(exponent) else integer_power(op, base, exponent)
+    if not is_float(exponent):
+        return integer_power(op, base, exponent)
+    return store(op, op.Pow(widen(op, base), widen(op, exponent)))
 
 
 @converter("aten::rsqrt")
@@ -92,7 +94,8 @@ def rsqrt(op: Recorder, x: Value) -> Value:
 @converter("aten::exp2")
 def exp2(op: Recorder, x: Value) -> Value:
     """exp2(Tensor self) -> Tensor"""
-    return op.Pow(cast_like(op, 2, x), x)
+    wide = widen(op, x)
+    return store(op, op.Pow(cast_like(op, 2, wide), wide))
 
 
 @converter("aten::expm1")

@@ -3,6 +3,10 @@
 // The work goes tile by tile: intermediate results never leave the cache. Each instruction is five
 // numbers: operator, register to write, and up to three operands, registers or inputs (input i is
 // -1 - i). Sums, products, quotients and square roots round as single operators do, bit for bit.
+//
+// Inputs and results have a type each: float, float16 and bfloat16 are computed in float, double in
+// double; truth values are 1 and 0. What is written is rounded to its type; where a program needs
+// a number as rounded as the tensor that it stands for, it says so.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +40,9 @@ enum Operation : int64_t {
   kLog,
   kNot,
   kPow,
+  kToFloat16,
+  kToBfloat16,
+  kGelu,
   kOperations,
 };
 
@@ -43,12 +50,19 @@ enum Operation : int64_t {
 constexpr size_t arity_of(int64_t operation) {
   if (operation == kWhere) return 3;
   bool single =
-      (operation >= kNeg && operation <= kExp) || (operation >= kErf && operation <= kNot);
+      (operation >= kNeg && operation <= kExp) || (operation >= kErf && operation != kPow);
   return single ? 1 : 2;
 }
 
 template <typename C>
 using Step = void (*)(const C* a, const C* b, const C* c, C* out, int64_t n);
+
+inline float as_bfloat(float value) {
+  uint32_t bits = round_to_bfloat(value) & 0xffff0000u;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline double as_bfloat(double value) { return value; }  // refused when a program is read
 
 // The result may stand where an operand does: element i depends on element i only.
 #define ELEMENTWISE(name, expression)                                         \
@@ -81,7 +95,21 @@ ELEMENTWISE(tanh_all, hyperbolic_tangent(a[i]))
 ELEMENTWISE(log_all, logarithm(a[i]))
 ELEMENTWISE(opposite, a[i] == C(0) ? C(1) : C(0))
 ELEMENTWISE(power, std::pow(a[i], b[i]))
+ELEMENTWISE(to_bfloat, as_bfloat(a[i]))
+ELEMENTWISE(gelu, a[i] * (C(0.5) * (C(1) + error_function(a[i] * C(0.70710678118654752440)))))
 #undef ELEMENTWISE
+
+// By way of a few of them: processors convert vectors.
+template <typename C>
+void to_half(const C* a, const C*, const C*, C* out, int64_t n) {
+  constexpr int64_t kFew = 64;
+  Half few[kFew];
+  for (int64_t i = 0; i < n; i += kFew) {
+    int64_t m = std::min(kFew, n - i);
+    narrow_all(a + i, few, m);
+    widen_all(few, out + i, m);
+  }
+}
 
 template <typename C>
 constexpr Step<C> kSteps[kOperations] = {
@@ -90,6 +118,7 @@ constexpr Step<C> kSteps[kOperations] = {
     relu<C>,        sigmoid<C>,    exp_all<C>,       equal<C>,   less<C>,
     less_or_equal<C>, greater<C>,  greater_or_equal<C>, choose<C>,
     erf_all<C>,     tanh_all<C>,   log_all<C>,       opposite<C>, power<C>,
+    to_half<C>,     to_bfloat<C>,  gelu<C>,
 };
 
 // How the elements of an input are found from those of the result.
@@ -192,21 +221,36 @@ struct Truth {
 
 inline float widen(Truth truth) { return truth.value != 0 ? 1.0f : 0.0f; }
 
+// Call work with a value of a type that is computed in C.
+template <typename C, typename F>
+void by_storage(ElementType type, F&& work) {
+  if (type == kBool) {
+    work(Truth{});
+  } else if constexpr (std::is_same_v<C, double>) {
+    work(double{});
+  } else if (type == kFloat16) {
+    work(Half{});
+  } else if (type == kBFloat16) {
+    work(Bfloat{});
+  } else {
+    work(float{});
+  }
+}
+
 // What the operators below share: a program, and how it runs over tiles.
 class Program {
  public:
-  static constexpr ElementType outputs[] = {kAny};
+  static constexpr ElementType inputs[] = {kEach};
+  static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
 
-  // The first `masks` inputs are truth values: 1 and 0 to the program.
   // With `entries` it runs over so many groups of inputs, one after the other.
-  ONCE Program(const Info& info, size_t masks, Integers perm, size_t entries = 1)
+  ONCE Program(const Info& info, Integers perm, size_t entries = 1)
       : program_(info.integers("program")),
         results_(info.integers("results")),
         perm_(std::move(perm)),
         width_(info.inputs() / entries),
-        masks_(masks) {
-    dispatch(info.input_type(masks), [](auto, auto) {});
+        read_(width_) {
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
     }
@@ -214,12 +258,11 @@ class Program {
         width_ > kMost || results_.size() > kMost) {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
+    read_types(info);
     std::vector<bool> written;
-    for (size_t i = 0; i < program_.size(); i += 5) {
-      read_instruction(&program_[i], static_cast<int64_t>(width_), written);
-    }
+    for (size_t i = 0; i < program_.size(); i += 5) read_instruction(&program_[i], written);
     registers_ = static_cast<int64_t>(written.size());
-    last_only_ = perm_.empty() && results_.size() == 1 &&
+    last_only_ = perm_.empty() && results_.size() == 1 && made_[0] == (wide_ ? kDouble : kFloat) &&
                  program_[program_.size() - 4] == results_[0];
     for (int64_t result : results_) {
       if (result < 0 || result >= registers_ || !written[result]) {
@@ -232,12 +275,8 @@ class Program {
     Entry entry;
     prepare(context, 0, entry);
     if (entry.size == 0) return;
-    dispatch(entry.inputs[masks_].type, [&](auto stored, auto computed) {
-      using T = decltype(stored);
-      using C = decltype(computed);
-      context.parallel(entry.size, kPart, [&](int64_t begin, int64_t end) {
-        run<T, C>(entry, begin, end);
-      });
+    in_parts(context, entry.size, [&](auto computed, int64_t begin, int64_t end) {
+      run<decltype(computed)>(entry, begin, end);
     });
   }
 
@@ -272,13 +311,51 @@ class Program {
     entry.target = perm_.empty() ? Reach() : Reach::transposed(shape, perm_);
   }
 
+  // Call work(number of the type to compute with, begin, end) on parts of 0..total.
+  template <typename F>
+  void in_parts(const Context& context, int64_t total, F&& work) const {
+    if (wide_) {
+      context.parallel(total, kPart, [&](int64_t from, int64_t to) { work(double{}, from, to); });
+    } else {
+      context.parallel(total, kPart, [&](int64_t from, int64_t to) { work(float{}, from, to); });
+    }
+  }
+
   static constexpr int64_t kTile = 512;
   static constexpr int64_t kPart = 32 * kTile;
   static constexpr int64_t kMostRegisters = 256;
 
+  // Note the types of the results, and whether the program computes in double.
+  ONCE void read_types(const Info& info) {
+    bool narrow = false;
+    auto take = [&](ElementType type) {
+      if (type == kDouble) {
+        wide_ = true;
+      } else if (is_floating(type)) {
+        narrow = true;
+      } else {
+        fail(kNotImplemented, "float, double, float16 and bfloat16 have a kernel, not type " +
+                                  std::to_string(static_cast<int>(type)));
+      }
+    };
+    for (size_t i = 0; i < info.inputs(); ++i) {
+      if (ElementType type = info.input_type(i); type != kBool) take(type);
+    }
+    for (size_t i = 0; i < info.outputs(); ++i) {
+      ElementType type = info.output_type(i);
+      take(type);
+      if (i < results_.size()) made_.push_back(type);
+      if (type != made_[i % results_.size()]) {
+        fail(kInvalidArgument, "the results of a list are of other types");
+      }
+    }
+    if (wide_ && narrow) fail(kInvalidArgument, "a program is computed in one type");
+  }
+
   // Check an instruction, and note the register that it writes: what it reads is there already.
-  ONCE static void read_instruction(int64_t* code, int64_t inputs, std::vector<bool>& written) {
-    if (code[0] < 0 || code[0] >= kOperations || code[1] < 0 || code[1] >= kMostRegisters) {
+  ONCE void read_instruction(int64_t* code, std::vector<bool>& written) {
+    if (code[0] < 0 || code[0] >= kOperations || code[1] < 0 || code[1] >= kMostRegisters ||
+        (wide_ && (code[0] == kToFloat16 || code[0] == kToBfloat16))) {
       fail(kInvalidArgument, "Elementwise does not know this program");
     }
     size_t arity = arity_of(code[0]);
@@ -289,15 +366,16 @@ class Program {
       if (operand >= registers || (operand >= 0 && !written[operand])) {
         fail(kInvalidArgument, "a program reads a register before it writes it");
       }
-      if (operand < -inputs) {
+      if (operand < -static_cast<int64_t>(width_)) {
         fail(kInvalidArgument, "the program is for other inputs or outputs");
       }
+      if (operand < 0) read_[-1 - operand] = true;
     }
     if (static_cast<size_t>(code[1]) >= written.size()) written.resize(code[1] + 1);
     written[code[1]] = true;
   }
 
-  template <typename T, typename C>
+  template <typename C>
   void run(const Entry& entry, int64_t begin, int64_t end) const {
     const Tensors& inputs = entry.inputs;
     const Few<Reach, kMost>& reaches = entry.reaches;
@@ -311,47 +389,55 @@ class Program {
     Few<const C*, kMost> given(inputs.size());
     int64_t longest = std::min(kTile, end - begin);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (reaches[i].single) {
-        given[i] = loaded + i * kTile;
-        C value = i < masks_ ? C(widen(*inputs[i].as<Truth>())) : C(widen(*inputs[i].as<T>()));
+      if (!read_[i] || !reaches[i].single) continue;
+      given[i] = loaded + i * kTile;
+      by_storage<C>(inputs[i].type, [&](auto stored) {
+        C value = C(widen(*inputs[i].as<decltype(stored)>()));
         std::fill_n(loaded + i * kTile, longest, value);
-      }
+      });
     }
     for (int64_t at = begin; at < end; at += kTile) {
       int64_t n = std::min(kTile, end - at);
       for (size_t i = 0; i < inputs.size(); ++i) {
-        if (reaches[i].single) continue;
-        C* to = loaded + i * kTile;
-        given[i] = i < masks_ ? load(inputs[i].as<Truth>(), reaches[i], at, n, to)
-                              : load(inputs[i].as<T>(), reaches[i], at, n, to);
+        if (!read_[i] || reaches[i].single) continue;
+        by_storage<C>(inputs[i].type, [&](auto stored) {
+          using T = decltype(stored);
+          given[i] = load(inputs[i].as<T>(), reaches[i], at, n, loaded + i * kTile);
+        });
       }
       for (size_t i = 0; i < program_.size(); i += 5) {
         const int64_t* code = &program_[i];
         auto operand = [&](int64_t k) { return k < 0 ? given[-1 - k] : registers + k * kTile; };
         C* to = registers + code[1] * kTile;
-        if constexpr (std::is_same_v<T, C>) {
-          if (last_only_ && i + 5 == program_.size()) to = static_cast<T*>(outputs[0]) + at;
-        }
+        if (last_only_ && i + 5 == program_.size()) to = static_cast<C*>(outputs[0]) + at;
         kSteps<C>[code[0]](operand(code[2]), operand(code[3]), operand(code[4]), to, n);
       }
-      if (std::is_same_v<T, C> && last_only_) continue;
+      if (last_only_) continue;
       for (size_t i = 0; i < outputs.size(); ++i) {
-        const C* from = registers + results_[i] * kTile;
-        T* to = static_cast<T*>(outputs[i]);
-        if (perm_.empty()) {
-          narrow_all(from, to + at, n);
-          continue;
-        }
-        target.rows(at, n, [&](int64_t offset, int64_t step, int64_t length) {
-          if (step == 1) {
-            narrow_all(from, to + offset, length);
-          } else {
-            for (int64_t k = 0; k < length; ++k) narrow(from[k], to[offset + k * step]);
+        by_storage<C>(made_[i], [&](auto stored) {
+          using T = decltype(stored);
+          if constexpr (!std::is_same_v<T, Truth>) {
+            store(registers + results_[i] * kTile, static_cast<T*>(outputs[i]), target, at, n);
           }
-          from += length;
         });
       }
     }
+  }
+
+  template <typename C, typename T>
+  void store(const C* from, T* to, const Reach& target, int64_t at, int64_t n) const {
+    if (perm_.empty()) {
+      narrow_all(from, to + at, n);
+      return;
+    }
+    target.rows(at, n, [&](int64_t offset, int64_t step, int64_t length) {
+      if (step == 1) {
+        narrow_all(from, to + offset, length);
+      } else {
+        for (int64_t k = 0; k < length; ++k) narrow(from[k], to[offset + k * step]);
+      }
+      from += length;
+    });
   }
 
   // Return where the elements of a tile are: in the input itself when they are neighbours there.
@@ -377,7 +463,10 @@ class Program {
   }
 
   Integers program_, results_, perm_;
-  size_t width_, masks_;
+  size_t width_;                  // how many inputs a program has
+  std::vector<bool> read_;        // of each input, whether the program reads it
+  Few<ElementType, kMost> made_;  // the type of each result
+  bool wide_ = false;             // computed in double
   int64_t registers_ = 0;
   bool last_only_ = false;  // the last instruction computes the only result, in its place
 };
@@ -385,20 +474,9 @@ class Program {
 class Elementwise : public Program {
  public:
   static constexpr const char* name = "Elementwise";
-  static constexpr ElementType inputs[] = {kAny};
   static constexpr size_t in_place = 16;  // the most inputs that are written
 
-  explicit Elementwise(const Info& info) : Program(info, 0, {}) {}
-};
-
-// With a mask before the other inputs.
-class MaskedElementwise : public Program {
- public:
-  static constexpr const char* name = "MaskedElementwise";
-  static constexpr ElementType inputs[] = {kBool, kAny};
-  static constexpr size_t in_place = 16;
-
-  explicit MaskedElementwise(const Info& info) : Program(info, 1, {}) {}
+  explicit Elementwise(const Info& info) : Program(info, {}) {}
 };
 
 // A program run over several groups of inputs, which may have other shapes: what the nodes of an
@@ -406,13 +484,11 @@ class MaskedElementwise : public Program {
 class ElementwiseList : public Program {
  public:
   static constexpr const char* name = "ElementwiseList";
-  static constexpr ElementType inputs[] = {kAny};
   static constexpr size_t in_place = 0;
   static constexpr size_t most = 2048;  // inputs, or results
 
-  explicit ElementwiseList(const Info& info) : Program(info, 0, {}, entries(info)) {
-    entries_ = entries(info);
-  }
+  explicit ElementwiseList(const Info& info)
+      : Program(info, {}, entries(info)), entries_(entries(info)) {}
 
   ONCE void compute(const Context& context) const {
     static thread_local std::vector<Entry> memory;  // too much for a stack
@@ -426,17 +502,15 @@ class ElementwiseList : public Program {
     }
     const Entry* entries = memory.data();  // those of this thread, for all threads
     const int64_t* from = starts.data();
-    dispatch(entries[0].inputs[0].type, [&](auto stored, auto computed) {
-      using T = decltype(stored);
-      using C = decltype(computed);
-      context.parallel(from[entries_], kPart, [&](int64_t begin, int64_t end) {
-        size_t i = std::upper_bound(from, from + entries_ + 1, begin) - from - 1;
-        for (; begin < end; ++i) {
-          int64_t until = std::min(end, from[i + 1]);
-          if (until > begin) run<T, C>(entries[i], begin - from[i], until - from[i]);
-          begin = std::max(begin, until);
+    in_parts(context, from[entries_], [&](auto computed, int64_t begin, int64_t end) {
+      size_t i = std::upper_bound(from, from + entries_ + 1, begin) - from - 1;
+      for (; begin < end; ++i) {
+        int64_t until = std::min(end, from[i + 1]);
+        if (until > begin) {
+          run<decltype(computed)>(entries[i], begin - from[i], until - from[i]);
         }
-      });
+        begin = std::max(begin, until);
+      }
     });
   }
 
@@ -452,10 +526,9 @@ class ElementwiseList : public Program {
 class TransposedElementwise : public Program {
  public:
   static constexpr const char* name = "TransposedElementwise";
-  static constexpr ElementType inputs[] = {kAny};
   static constexpr size_t in_place = 0;  // what is written is not where it was read
 
-  explicit TransposedElementwise(const Info& info) : Program(info, 0, info.permutation("perm")) {
+  explicit TransposedElementwise(const Info& info) : Program(info, info.permutation("perm")) {
     if (info.integers("perm").empty()) fail(kInvalidArgument, "there are no axes to transpose");
   }
 };

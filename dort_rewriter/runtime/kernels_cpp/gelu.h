@@ -2,6 +2,7 @@
 // approximation with a hyperbolic tangent needs one too.
 #pragma once
 
+#include "floats.h"
 #include "functions.h"
 #include "kernel.h"
 
@@ -42,30 +43,41 @@ inline float gelu_tanh_slope(float x) {
 class GeluGrad {
  public:
   static constexpr const char* name = "GeluGrad";
-  static constexpr ElementType inputs[] = {kFloat, kFloat};  // gradient, x
-  static constexpr ElementType outputs[] = {kFloat};
+  static constexpr ElementType inputs[] = {kFloating, kFloating};  // gradient, x
+  static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit GeluGrad(const Info& info) : tanh_(info.flag("tanh", false)) {}
+  explicit GeluGrad(const Info& info)
+      : tanh_(info.flag("tanh", false)), made_(info.output_type(0)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1);
     if (gradient.shape != x.shape) fail(kInvalidArgument, "the gradient has another shape than x");
-    const float *g = gradient.as<float>(), *from = x.as<float>();
-    float* to = static_cast<float*>(context.output(0, x.shape));
-    bool tanh = tanh_;
-    context.parallel(x.size(), 8192, [=](int64_t begin, int64_t end) {
-      if (tanh) {
-#pragma GCC ivdep
-        for (int64_t i = begin; i < end; ++i) to[i] = g[i] * gelu_tanh_slope(from[i]);
-      } else {
-#pragma GCC ivdep
-        for (int64_t i = begin; i < end; ++i) to[i] = g[i] * gelu_slope(from[i]);
+    Floats gradients(gradient), values(x);
+    Written output(made_, context.output(0, x.shape));
+    context.parallel(x.size(), 8 * kTile, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; at += kTile) {
+        int64_t n = std::min(kTile, end - at);
+        const float *g = gradients.at(at, n, 0), *from = values.at(at, n, 1);
+        output.put(at, n, 2, [=](float* to) { slopes(g, from, to, n); });
       }
     });
   }
 
  private:
+  static constexpr int64_t kTile = 1024;
+
+  void slopes(const float* g, const float* from, float* to, int64_t n) const {
+    if (tanh_) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) to[i] = g[i] * gelu_tanh_slope(from[i]);
+    } else {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) to[i] = g[i] * gelu_slope(from[i]);
+    }
+  }
+
   bool tanh_;
+  ElementType made_;
 };

@@ -1,4 +1,4 @@
-// float16: stored in 16 bits, computed in float.
+// float16 and bfloat16: stored in 16 bits, computed in float.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,36 @@ struct Half {
   uint16_t bits;
 };
 
+// The upper half of a float.
+struct Bfloat {
+  uint16_t bits;
+};
+
 inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
 inline void narrow(float value, float& to) { to = value; }
 inline void narrow(double value, double& to) { to = value; }
+
+inline float widen(Bfloat half) {
+  uint32_t bits = static_cast<uint32_t>(half.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// The bits of a float whose upper half is the nearest bfloat16, ties to even; NaN stays one.
+//
+// NOTE: the instruction of AVX512_BF16 takes tiny numbers for zero, which torch does not.
+inline uint32_t round_to_bfloat(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return (bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded;
+}
+
+inline void narrow(float value, Bfloat& to) {
+  to.bits = static_cast<uint16_t>(round_to_bfloat(value) >> 16);
+}
 
 #if defined(__F16C__)
 

@@ -365,10 +365,17 @@ void dispatch(ElementType type, F&& work) {
     work(double{}, double{});
   } else if (type == kFloat16) {
     work(Half{}, float{});
+  } else if (type == kBFloat16) {
+    work(Bfloat{}, float{});
   } else {
-    fail(kNotImplemented, "float, double and float16 have a kernel, not type " +
+    fail(kNotImplemented, "float, double, float16 and bfloat16 have a kernel, not type " +
                               std::to_string(static_cast<int>(type)));
   }
+}
+
+// Whether a type is computed in float.
+constexpr bool is_floating(ElementType type) {
+  return type == kFloat || type == kFloat16 || type == kBFloat16;
 }
 
 // Whether the last result of an operator may be left out: it says so with `last_optional`.
@@ -377,12 +384,24 @@ constexpr bool kLastOptional = false;
 template <typename K>
 constexpr bool kLastOptional<K, std::void_t<decltype(K::last_optional)>> = K::last_optional;
 
-// Whether the inputs of an operator, and its results, may each be of any type, which it checks
-// itself: it says so with `mixed`. The model has to say of which types the results are.
-template <typename K, typename = void>
-constexpr bool kMixed = false;
+// Whether the inputs and results of an operator have a type each.
+//
+// NOTE: ONNX Runtime has this for inputs and results that repeat only. It infers no types of them:
+// those of the results stand in the model.
 template <typename K>
-constexpr bool kMixed<K, std::void_t<decltype(K::mixed)>> = K::mixed;
+constexpr bool kMixed = [] {
+  for (ElementType type : K::inputs) {
+    if (type < kAny) return true;
+  }
+  return false;
+}();
+
+// Whether a type is the one expected; kAny stands for the type `any`.
+constexpr bool fits(ElementType type, ElementType expected, ElementType any) {
+  if (expected == kEach) return true;
+  if (expected == kFloating) return is_floating(type);
+  return type == (expected == kAny ? any : expected);
+}
 
 // How many inputs, or results, a variadic operator may have: it says so with `most`.
 template <typename K, typename = void>
@@ -400,27 +419,22 @@ void check_signature(const Info& info) {
       made > (K::variadic ? kMostOf<K> : results)) {
     fail(kInvalidArgument, "there are too few or too many inputs or results");
   }
-  if (kMixed<K>) return;
   ElementType any = kAny;  // the type of the inputs, and results, that may have one of several
   for (size_t i = 0; i < given; ++i) {
     ElementType expected = K::inputs[std::min(i, n - 1)], type = info.input_type(i);
     if (expected == kAny && any == kAny) any = type;
-    if (type != (expected == kAny ? any : expected)) {
-      fail(kInvalidArgument, "the inputs are of other types");
-    }
+    if (!fits(type, expected, any)) fail(kInvalidArgument, "the inputs are of other types");
   }
   for (size_t i = 0; i < made; ++i) {
     ElementType expected = K::outputs[std::min(i, results - 1)], type = info.output_type(i);
     if (type == kAny && (i + 1 == results || K::variadic)) continue;
-    if (type != (expected == kAny ? any : expected)) {
-      fail(kInvalidArgument, "the results are of other types");
-    }
+    if (!fits(type, expected, any)) fail(kInvalidArgument, "the results are of other types");
   }
 }
 
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
-// input that is kAny), variadic (the last input), in_place (how many inputs, or
-// variadic ones), a constructor from Info, and compute(Context).
+// input that is kAny, kFloating and kEach nothing), variadic (the last input), in_place (how many
+// inputs, or variadic ones), a constructor from Info, and compute(Context).
 template <typename K>
 const OrtCustomOp* operator_of() {
   static const OrtCustomOp op = [] {
@@ -428,25 +442,30 @@ const OrtCustomOp* operator_of() {
     o.version = kApiVersion;
     o.GetName = [](const OrtCustomOp*) { return K::name; };
     o.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-    o.GetInputType = [](const OrtCustomOp*, size_t i) { return K::inputs[i]; };
-    o.GetInputTypeCount = [](const OrtCustomOp*) { return std::size(K::inputs); };
-    o.GetOutputType = [](const OrtCustomOp*, size_t i) { return K::outputs[i]; };
-    o.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(K::outputs); };
+    o.GetInputType = [](const OrtCustomOp*, size_t i) { return kMixed<K> ? kAny : K::inputs[i]; };
+    o.GetInputTypeCount = [](const OrtCustomOp*) {
+      return kMixed<K> ? size_t{1} : std::size(K::inputs);
+    };
+    o.GetOutputType = [](const OrtCustomOp*, size_t i) { return kMixed<K> ? kAny : K::outputs[i]; };
+    o.GetOutputTypeCount = [](const OrtCustomOp*) {
+      return kMixed<K> ? size_t{1} : std::size(K::outputs);
+    };
     o.KernelDestroy = [](void* kernel) { delete static_cast<K*>(kernel); };
     o.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return K::variadic && i + 1 == std::size(K::inputs) ? kVariadic : kRequired;
+      bool last = K::variadic && i + 1 == std::size(K::inputs);
+      return kMixed<K> || last ? kVariadic : kRequired;
     };
     o.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      if (K::variadic) return kVariadic;
+      if (K::variadic || kMixed<K>) return kVariadic;
       return kLastOptional<K> && i + 1 == std::size(K::outputs) ? kOptional : kRequired;
     };
     o.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
     auto one = [](const OrtCustomOp*) { return 1; };
+    auto alike = [](const OrtCustomOp*) { return kMixed<K> ? 0 : 1; };
     o.GetVariadicInputMinArity = one;
-    auto same = [](const OrtCustomOp*) { return kMixed<K> ? 0 : 1; };
-    o.GetVariadicInputHomogeneity = same;
+    o.GetVariadicInputHomogeneity = alike;
     o.GetVariadicOutputMinArity = one;
-    o.GetVariadicOutputHomogeneity = same;
+    o.GetVariadicOutputHomogeneity = alike;
     if (kMixed<K>) {  // results are of types that nothing tells but the model
       o.InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext*) -> OrtStatus* {
         return nullptr;

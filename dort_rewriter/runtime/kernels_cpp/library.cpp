@@ -28,10 +28,11 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<ColumnsGrad>(), operator_of<BatchNorm>(), operator_of<BatchNormGrad>(),
             operator_of<Sum>(), operator_of<LayerNorm>(), operator_of<LayerNormGrad>(),
             operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(), operator_of<CrossEntropyGrad>(),
-            operator_of<RmsNormGrad>(),
-            operator_of<MaskedElementwise>(), operator_of<TransposedElementwise>(),
-            operator_of<ElementwiseList>(), operator_of<WriteRows>(),
+            operator_of<RmsNorm>(), operator_of<RmsNormGrad>(), operator_of<Softmax>(),
+            operator_of<TransposedElementwise>(), operator_of<ElementwiseList>(),
+            operator_of<WriteRows>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
+            operator_of<TransposeToBfloat16>(),
             operator_of<TriMatrix>(), operator_of<Order>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }

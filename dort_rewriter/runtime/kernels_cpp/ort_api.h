@@ -45,7 +45,10 @@ enum ElementType : int {
   kBool = 9,
   kFloat16 = 10,
   kDouble = 11,
-  kBFloat16 = 16
+  kBFloat16 = 16,
+  // Of a class of this library, whatever types its other inputs and results have:
+  kFloating = -1,  // one that is computed in float
+  kEach = -2       // one that the class checks
 };
 enum Arity : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };

@@ -1,21 +1,32 @@
 // Rotary: x * cos + rotated(x) * sin, where rotated(x) = (-second half, first half) along the last
-// dimension; and its gradient, x * cos - rotated(x * sin), with the attribute `gradient`.
+// dimension; and its gradient, x * cos - rotated(x * sin), with the attribute `gradient`. With
+// `rounding`, a type of 16 bits, the products are rounded to it before they are added.
 #pragma once
 
 #include "elementwise.h"
+#include "floats.h"
 
 class Rotary {
  public:
   static constexpr const char* name = "Rotary";
-  static constexpr ElementType inputs[] = {kAny};  // x, cos, sin
-  static constexpr ElementType outputs[] = {kAny};
-  static constexpr bool variadic = true;
+  static constexpr ElementType inputs[] = {kEach, kEach, kEach};  // x, cos, sin
+  static constexpr ElementType outputs[] = {kEach};
+  static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit Rotary(const Info& info) : gradient_(info.flag("gradient", false)) {
-    dispatch(info.input_type(0), [](auto, auto) {});
-    if (info.inputs() != 3 || info.outputs() != 1) {
-      fail(kInvalidArgument, "Rotary reads x, cos and sin");
+  explicit Rotary(const Info& info)
+      : gradient_(info.flag("gradient", false)),
+        rounding_(static_cast<ElementType>(info.integer("rounding", kFloat, kFloat, kBFloat16))),
+        made_(info.output_type(0)),
+        wide_(info.input_type(0) == kDouble) {
+    for (size_t i = 0; i < 4; ++i) {
+      ElementType type = i < 3 ? info.input_type(i) : made_;
+      if (wide_ ? type != kDouble : !is_floating(type)) {
+        fail(kInvalidArgument, "Rotary of other types");
+      }
+    }
+    if (!is_floating(rounding_) || (wide_ && rounding_ != kFloat)) {
+      fail(kInvalidArgument, "Rotary rounds to float16 or bfloat16");
     }
   }
 
@@ -35,16 +46,32 @@ class Rotary {
     int64_t size = shape.back(), total = count(shape);
     if (total == 0) return;
     Reach cos(given[1].shape, shape), sin(given[2].shape, shape);
-    dispatch(given[0].type, [&](auto stored, auto computed) {
-      using T = decltype(stored);
-      using C = decltype(computed);
-      int64_t part = std::max<int64_t>(1, 16384 / size);
-      context.parallel(total / size, part, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-          const T* x = given[0].as<T>() + row * size;
-          const T* c = given[1].as<T>() + start(cos, row * size);
-          const T* s = given[2].as<T>() + start(sin, row * size);
-          rotate<T, C>(x, c, s, static_cast<T*>(output) + row * size, size / 2);
+    auto in_rows = [&](auto&& each) {
+      context.parallel(total / size, std::max<int64_t>(1, 16384 / size),
+                       [&](int64_t begin, int64_t end) {
+                         for (int64_t row = begin; row < end; ++row) {
+                           int64_t at = row * size;
+                           each(at, start(cos, at), start(sin, at));
+                         }
+                       });
+    };
+    if (wide_) {
+      in_rows([&](int64_t at, int64_t c, int64_t s) {
+        rotate(given[0].as<double>() + at, given[1].as<double>() + c, given[2].as<double>() + s,
+               static_cast<double*>(output) + at, size / 2);
+      });
+      return;
+    }
+    Floats x(given[0]), cosines(given[1]), sines(given[2]);
+    Written y(made_, output);
+    in_rows([&](int64_t at, int64_t c, int64_t s) {
+      const float *values = x.at(at, size, 0), *of_cos = cosines.at(c, size, 1);
+      const float* of_sin = sines.at(s, size, 2);
+      y.put(at, size, 3, [&](float* to) {
+        if (rounding_ == kFloat) {
+          rotate(values, of_cos, of_sin, to, size / 2);
+        } else {
+          rotate_rounding(values, of_cos, of_sin, to, size / 2);
         }
       });
     });
@@ -57,20 +84,36 @@ class Rotary {
     return found;
   }
 
-  template <typename T, typename C>
-  void rotate(const T* x, const T* c, const T* s, T* y, int64_t half) const {
+  template <typename C>
+  void rotate(const C* x, const C* c, const C* s, C* y, int64_t half) const {
     const C sign = gradient_ ? C(-1) : C(1);
-    const T *first = gradient_ ? s + half : s, *second = gradient_ ? s : s + half;
+    const C *first = gradient_ ? s + half : s, *second = gradient_ ? s : s + half;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < half; ++i) y[i] = x[i] * c[i] - sign * x[i + half] * first[i];
+#pragma GCC ivdep
     for (int64_t i = 0; i < half; ++i) {
-      narrow(C(widen(x[i])) * C(widen(c[i])) - sign * C(widen(x[i + half])) * C(widen(first[i])),
-             y[i]);
-    }
-    for (int64_t i = 0; i < half; ++i) {
-      narrow(C(widen(x[i + half])) * C(widen(c[i + half])) +
-                 sign * C(widen(x[i])) * C(widen(second[i])),
-             y[i + half]);
+      y[i + half] = x[i + half] * c[i + half] + sign * x[i] * second[i];
     }
   }
 
+  // By way of the result and of memory of its size.
+  void rotate_rounding(const float* x, const float* c, const float* s, float* y,
+                       int64_t half) const {
+    static thread_local std::vector<float> turned;
+    if (turned.size() < static_cast<size_t>(2 * half)) turned.resize(2 * half);
+    float* other = turned.data();
+    const float *first = gradient_ ? s + half : s, *second = gradient_ ? s : s + half;
+    const float sign = gradient_ ? -1.0f : 1.0f;
+    for (int64_t i = 0; i < 2 * half; ++i) y[i] = x[i] * c[i];
+    for (int64_t i = 0; i < half; ++i) other[i] = -sign * x[i + half] * first[i];
+    for (int64_t i = 0; i < half; ++i) other[i + half] = sign * x[i] * second[i];
+    Step<float> round = rounding_ == kFloat16 ? to_half<float> : to_bfloat<float>;
+    round(y, y, y, y, 2 * half);
+    round(other, other, other, other, 2 * half);
+    for (int64_t i = 0; i < 2 * half; ++i) y[i] += other[i];
+  }
+
   bool gradient_;
+  ElementType rounding_, made_;
+  bool wide_;
 };

@@ -1,10 +1,13 @@
-// Sums over leading and trailing axes, and what is made of the sums of rows: layer norms, softmax.
+// Sums over leading and trailing axes, and what is made of the sums of rows: norms, softmax.
+//
+// What is read and written is of any type that is computed in float: it is rounded once.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "floats.h"
 #include "functions.h"
 #include "kernel.h"
 #include "sums.h"
@@ -13,8 +16,8 @@
 class Sum {
  public:
   static constexpr const char* name = "Sum";
-  static constexpr ElementType inputs[] = {kFloat};
-  static constexpr ElementType outputs[] = {kFloat};
+  static constexpr ElementType inputs[] = {kFloating};
+  static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
@@ -23,7 +26,8 @@ class Sum {
       : leading_(info.integer("leading", 0, 0, kMostAxes)),
         trailing_(info.integer("trailing", 0, 0, kMostAxes)),
         keep_(info.flag("keepdims", true)),
-        mean_(info.flag("mean", false)) {}
+        mean_(info.flag("mean", false)),
+        made_(info.output_type(0)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
@@ -38,10 +42,10 @@ class Sum {
     int64_t outer = count(sizes, sizes + leading_);
     int64_t kept = count(sizes + leading_, sizes + rank - trailing_);
     int64_t inner = count(sizes + rank - trailing_, sizes + rank);
-    float* y = static_cast<float*>(context.output(0, shape));
+    Written y(made_, context.output(0, shape));
     if (outer * inner == 0) outer = 0;  // nothing to go through, however many times
     double scale = mean_ ? 1.0 / static_cast<double>(outer * inner) : 1.0;
-    const float* from = x.as<float>();
+    Floats from(x);
     if (kept == 0) return;
     if (inner == 1) {
       columns(context, from, outer, kept, scale, y);
@@ -51,11 +55,8 @@ class Sum {
     context.parallel(kept, part, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         double total = 0;
-        for (int64_t o = 0; o < outer; ++o) {
-          const float* row = from + (o * kept + k) * inner;
-          total += sum_of(inner, [=](int64_t i) { return row[i]; });
-        }
-        y[k] = static_cast<float>(total * scale);
+        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
+        y.put(k, static_cast<float>(total * scale));
       }
     });
   }
@@ -63,8 +64,19 @@ class Sum {
  private:
   static constexpr int64_t kColumns = 64, kRows = 128;
 
-  static void columns(const Context& context, const float* from, int64_t rows, int64_t width,
-                      double scale, float* y) {
+  // In chunks: a row may be long.
+  static double sum_row(const Floats& from, int64_t at, int64_t n) {
+    double total = 0;
+    for (int64_t begin = 0; begin < n; begin += kChunk) {
+      int64_t length = std::min(kChunk, n - begin);
+      const float* row = from.at(at + begin, length, 0);
+      total += sum_of(length, [=](int64_t i) { return row[i]; });
+    }
+    return total;
+  }
+
+  static void columns(const Context& context, const Floats& from, int64_t rows, int64_t width,
+                      double scale, const Written& y) {
     int64_t blocks = (width + kColumns - 1) / kColumns;
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(rows * kColumns, 1));
     context.parallel(blocks, part, [&](int64_t begin, int64_t end) {
@@ -73,9 +85,9 @@ class Sum {
         double total[kColumns] = {};
         for (int64_t row = 0; row < rows; row += kRows) {
           float sums[kColumns] = {};
-          const float* at = from + row * width + first;
           int64_t high = std::min(kRows, rows - row);
-          for (int64_t r = 0; r < high; ++r, at += width) {
+          for (int64_t r = 0; r < high; ++r) {
+            const float* at = from.at((row + r) * width + first, n, 0);
             if (n == kColumns) {  // a number that compilers know
               for (int64_t k = 0; k < kColumns; ++k) sums[k] += at[k];
             } else {
@@ -84,13 +96,16 @@ class Sum {
           }
           for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
         }
-        for (int64_t k = 0; k < n; ++k) y[first + k] = static_cast<float>(total[k] * scale);
+        y.put(first, n, 0, [&](float* to) {
+          for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] * scale);
+        });
       }
     });
   }
 
   int64_t leading_, trailing_;
   bool keep_, mean_;
+  ElementType made_;
 };
 
 // A tensor as rows of its last axes.
@@ -115,13 +130,15 @@ class LayerNorm {
  public:
   static constexpr const char* name = "LayerNorm";
   // x, weight, bias; results: y, mean, reciprocal deviation
-  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat};
-  static constexpr ElementType outputs[] = {kFloat, kFloat, kFloat};
+  static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating};
+  static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
   explicit LayerNorm(const Info& info)
-      : axes_(info.integer("axes", 1, 1, kMostAxes)), epsilon_(info.number("epsilon")) {}
+      : axes_(info.integer("axes", 1, 1, kMostAxes)), epsilon_(info.number("epsilon")) {
+    for (size_t i = 0; i < 3; ++i) made_[i] = info.output_type(i);
+  }
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1), bias = context.input(2);
@@ -130,14 +147,14 @@ class LayerNorm {
     by.expect(bias, by.width);
     Shape each = x.shape;
     for (int64_t d = 0; d < axes_; ++d) each[each.size() - 1 - d] = 1;
-    float* y = static_cast<float*>(context.output(0, x.shape));
-    float* means = static_cast<float*>(context.output(1, each));
-    float* rstds = static_cast<float*>(context.output(2, each));
-    const float *w = weight.as<float>(), *shift = bias.as<float>();
+    Written y(made_[0], context.output(0, x.shape)), means(made_[1], context.output(1, each));
+    Written rstds(made_[2], context.output(2, each));
+    AllFloats weights(weight), shifts(bias);
+    const float *w = weights.data(), *shift = shifts.data();
+    Floats rows(x);
     context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const float* from = x.as<float>() + r * by.width;
-        float* to = y + r * by.width;
+        const float* from = rows.at(r * by.width, by.width, 0);
         double total = sum_of(by.width, [=](int64_t i) { return from[i]; });
         const auto mean = static_cast<float>(total / by.width);
         double squares = sum_of(by.width, [=](int64_t i) {
@@ -145,9 +162,11 @@ class LayerNorm {
           return d * d;
         });
         const auto rstd = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
-        means[r] = mean;
-        rstds[r] = rstd;
-        for (int64_t i = 0; i < by.width; ++i) to[i] = (from[i] - mean) * rstd * w[i] + shift[i];
+        means.put(r, mean);
+        rstds.put(r, rstd);
+        y.put(r * by.width, by.width, 1, [&](float* to) {
+          for (int64_t i = 0; i < by.width; ++i) to[i] = (from[i] - mean) * rstd * w[i] + shift[i];
+        });
       }
     });
   }
@@ -155,18 +174,21 @@ class LayerNorm {
  private:
   int64_t axes_;
   double epsilon_;
+  ElementType made_[3];
 };
 
 class LayerNormGrad {
  public:
   static constexpr const char* name = "LayerNormGrad";
   // gradient, x, mean, reciprocal deviation, weight; results: gradients of weight, bias and x
-  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat, kFloat, kFloat};
-  static constexpr ElementType outputs[] = {kFloat, kFloat, kFloat};
+  static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating, kFloating};
+  static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
   static constexpr bool variadic = false, last_optional = true;
   static constexpr size_t in_place = 0;
 
-  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {}
+  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {
+    for (size_t i = 0; i < 3; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
+  }
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), mean = context.input(2);
@@ -177,44 +199,45 @@ class LayerNormGrad {
     by.expect(rstd, by.rows);
     by.expect(weight, by.width);
     Shape inner(x.shape.end() - axes_, x.shape.end());
-    float* of_weight = static_cast<float*>(context.output(0, inner));
-    float* of_bias = static_cast<float*>(context.output(1, inner));
-    float* of_x = static_cast<float*>(context.optional_output(2, x.shape));
+    Written of_weight(made_[0], context.output(0, inner));
+    Written of_bias(made_[1], context.output(1, inner));
+    Written of_x(made_[2], context.optional_output(2, x.shape));
     if (by.width == 0) return;
+    const int64_t n = by.width;
+    Floats gradients(gradient), values(x);
+    AllFloats means(mean), rstds(rstd), weights(weight);
     // Sums over rows are made part by part, so that they do not depend on the number of threads.
     int64_t parts = (by.rows + kRows - 1) / kRows;
-    std::vector<float> sums(parts * 2 * by.width);
+    std::vector<float> sums(parts * 2 * n);
     context.parallel(parts, std::max<int64_t>(1, by.part() / kRows), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin * kRows; r < std::min(end * kRows, by.rows); ++r) {
-        float* part = sums.data() + r / kRows * 2 * by.width;
-        int64_t at = r * by.width;
-        row(gradient.as<float>() + at, x.as<float>() + at, weight.as<float>(), by.width,
-            mean.as<float>()[r], rstd.as<float>()[r], part, part + by.width,
-            of_x == nullptr ? nullptr : of_x + at);
+        float* part = sums.data() + r / kRows * 2 * n;
+        const float *g = gradients.at(r * n, n, 0), *from = values.at(r * n, n, 1);
+        add(g, from, n, means[r], rstds[r], part, part + n);
+        if (!of_x) continue;
+        of_x.put(r * n, n, 2, [&](float* to) {
+          row(g, from, weights.data(), n, means[r], rstds[r], to);
+        });
       }
     });
-    for (int64_t i = 0; i < by.width; ++i) {
-      double weights = 0, biases = 0;
-      for (int64_t p = 0; p < parts; ++p) {
-        weights += sums[(2 * p) * by.width + i];
-        biases += sums[(2 * p + 1) * by.width + i];
-      }
-      of_weight[i] = static_cast<float>(weights);
-      of_bias[i] = static_cast<float>(biases);
-    }
+    sum_parts(sums.data(), parts, n, of_weight);
+    sum_parts(sums.data() + n, parts, n, of_bias);
   }
 
  private:
   static constexpr int64_t kRows = 64;
 
-  static void row(const float* g, const float* x, const float* w, int64_t n, float mean, float rstd,
-                  float* weights, float* biases, float* to) {
+  static void add(const float* g, const float* x, int64_t n, float mean, float rstd, float* weights,
+                  float* biases) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) {
       weights[i] += g[i] * ((x[i] - mean) * rstd);
       biases[i] += g[i];
     }
-    if (to == nullptr) return;
+  }
+
+  static void row(const float* g, const float* x, const float* w, int64_t n, float mean, float rstd,
+                  float* to) {
     Two total = sums_of(n, [=](int64_t i, float& a, float& b) {
       float scaled = g[i] * w[i];
       a += scaled;
@@ -227,7 +250,63 @@ class LayerNormGrad {
     }
   }
 
+  // The sums of every second row of parts.
+  static void sum_parts(const float* sums, int64_t parts, int64_t n, const Written& result) {
+    result.put(0, n, 3, [=](float* to) {
+      for (int64_t i = 0; i < n; ++i) {
+        double total = 0;
+        for (int64_t p = 0; p < parts; ++p) total += sums[2 * p * n + i];
+        to[i] = static_cast<float>(total);
+      }
+    });
+  }
+
   int64_t axes_;
+  ElementType made_[3];
+};
+
+// A norm by the root of the mean square, along the last axis.
+class RmsNorm {
+ public:
+  static constexpr const char* name = "RmsNorm";
+  // x, weight; results: y, reciprocal root
+  static constexpr ElementType inputs[] = {kFloating, kFloating};
+  static constexpr ElementType outputs[] = {kFloating, kFloating};
+  static constexpr bool variadic = false, last_optional = true;
+  static constexpr size_t in_place = 0;
+
+  explicit RmsNorm(const Info& info) : epsilon_(info.number("epsilon")) {
+    for (size_t i = 0; i < 2; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
+  }
+
+  void compute(const Context& context) const {
+    Tensor x = context.input(0), weight = context.input(1);
+    Rows by(x.shape, 1);
+    by.expect(weight, by.width);
+    Shape each = x.shape;
+    each.back() = 1;
+    Written y(made_[0], context.output(0, x.shape));
+    Written roots(made_[1], context.optional_output(1, each));
+    if (by.width == 0 && !roots) return;  // however many rows of nothing
+    AllFloats weights(weight);
+    const float* w = weights.data();
+    Floats rows(x);
+    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float* from = rows.at(r * by.width, by.width, 0);
+        double squares = sum_of(by.width, [=](int64_t i) { return from[i] * from[i]; });
+        const auto root = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
+        if (roots) roots.put(r, root);
+        y.put(r * by.width, by.width, 1, [&](float* to) {
+          for (int64_t i = 0; i < by.width; ++i) to[i] = from[i] * root * w[i];
+        });
+      }
+    });
+  }
+
+ private:
+  double epsilon_;
+  ElementType made_[2];
 };
 
 // The gradient of a norm by the root of the mean square, along the last axis.
@@ -235,12 +314,12 @@ class RmsNormGrad {
  public:
   static constexpr const char* name = "RmsNormGrad";
   // gradient, x, reciprocal root, weight; result: the gradient of x
-  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat, kFloat};
-  static constexpr ElementType outputs[] = {kFloat};
+  static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating};
+  static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit RmsNormGrad(const Info&) {}
+  explicit RmsNormGrad(const Info& info) : made_(info.output_type(0)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), root = context.input(2);
@@ -249,58 +328,131 @@ class RmsNormGrad {
     if (gradient.shape != x.shape) fail(kInvalidArgument, "the gradient has another shape than x");
     by.expect(root, by.rows);
     by.expect(weight, by.width);
-    const float *all = gradient.as<float>(), *from = x.as<float>(), *w = weight.as<float>();
-    const float* roots = root.as<float>();
-    float* output = static_cast<float*>(context.output(0, x.shape));
-    int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [=](int64_t begin, int64_t end) {
+    Floats gradients(gradient), rows(x);
+    AllFloats roots(root), weights(weight);
+    Written output(made_, context.output(0, x.shape));
+    const float* w = weights.data();
+    const int64_t n = by.width;
+    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const float *g = all + r * n, *values = from + r * n;
-        float* to = output + r * n;
+        const float *g = gradients.at(r * n, n, 0), *values = rows.at(r * n, n, 1);
         const float scale = roots[r];
         double total = sum_of(n, [=](int64_t i) { return g[i] * w[i] * values[i]; });
         const auto slope = static_cast<float>(total * scale * scale * scale / n);
-        for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
+        output.put(r * n, n, 2, [=](float* to) {
+          for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
+        });
       }
     });
   }
+
+ private:
+  ElementType made_;
+};
+
+// A softmax, or its logarithm, along the last axis.
+class Softmax {
+ public:
+  static constexpr const char* name = "Softmax";
+  static constexpr ElementType inputs[] = {kFloating};
+  static constexpr ElementType outputs[] = {kFloating};
+  static constexpr bool variadic = false;
+  static constexpr size_t in_place = 1;
+
+  explicit Softmax(const Info& info) : log_(info.flag("log", false)), made_(info.output_type(0)) {}
+
+  void compute(const Context& context) const {
+    Tensor x = context.input(0);
+    Rows by(x.shape, 1);
+    Written output(made_, context.output(0, x.shape));
+    if (by.width == 0) return;
+    Floats rows(x);
+    const int64_t n = by.width;
+    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float* from = rows.at(r * n, n, 0);
+        const float most = largest(from, n);
+        output.put(r * n, n, 1, [=](float* to) { row(from, most, n, to); });
+      }
+    });
+  }
+
+ private:
+  // NaN if there is one.
+  static float largest(const float* from, int64_t n) {
+    float lanes[kLanes];
+    std::fill_n(lanes, kLanes, -HUGE_VALF);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int64_t k = 0; k < kLanes; ++k) {
+        float value = from[i + k];
+        lanes[k] = value > lanes[k] || value != value ? value : lanes[k];
+      }
+    }
+    float most = -HUGE_VALF;
+    auto take = [&](float value) { most = value > most || value != value ? value : most; };
+    for (float value : lanes) take(value);
+    for (; i < n; ++i) take(from[i]);
+    return most;
+  }
+
+  void row(const float* from, float most, int64_t n, float* to) const {
+    if (log_) {
+      double total = sum_of(n, [=](int64_t i) { return exponential(from[i] - most); });
+      const auto shift = static_cast<float>(std::log(total));
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) to[i] = from[i] - most - shift;
+      return;
+    }
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) to[i] = exponential(from[i] - most);
+    const auto share = static_cast<float>(1 / sum_of(n, [=](int64_t i) { return to[i]; }));
+    for (int64_t i = 0; i < n; ++i) to[i] *= share;
+  }
+
+  bool log_;
+  ElementType made_;
 };
 
 // The gradient of a softmax, or of its logarithm, along the last axis.
 class SoftmaxGrad {
  public:
   static constexpr const char* name = "SoftmaxGrad";
-  static constexpr ElementType inputs[] = {kFloat, kFloat};  // gradient, result
-  static constexpr ElementType outputs[] = {kFloat};
+  static constexpr ElementType inputs[] = {kFloating, kFloating};  // gradient, result
+  static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit SoftmaxGrad(const Info& info) : log_(info.flag("log", false)) {}
+  explicit SoftmaxGrad(const Info& info)
+      : log_(info.flag("log", false)), made_(info.output_type(0)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), result = context.input(1);
     if (gradient.shape != result.shape) fail(kInvalidArgument, "the gradient has another shape");
     Rows by(result.shape, 1);
-    float* output = static_cast<float*>(context.output(0, result.shape));
+    Written output(made_, context.output(0, result.shape));
     if (by.width == 0) return;
+    Floats gradients(gradient), results(result);
+    const int64_t n = by.width;
     context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const float* g = gradient.as<float>() + r * by.width;
-        const float* y = result.as<float>() + r * by.width;
-        float* to = output + r * by.width;
-        if (log_) {
-          const auto total =
-              static_cast<float>(sum_of(by.width, [=](int64_t i) { return g[i]; }));
-          for (int64_t i = 0; i < by.width; ++i) to[i] = g[i] - exponential(y[i]) * total;
-        } else {
-          const auto total =
-              static_cast<float>(sum_of(by.width, [=](int64_t i) { return g[i] * y[i]; }));
-          for (int64_t i = 0; i < by.width; ++i) to[i] = (g[i] - total) * y[i];
-        }
+        const float *g = gradients.at(r * n, n, 0), *y = results.at(r * n, n, 1);
+        output.put(r * n, n, 2, [=](float* to) { row(g, y, n, to); });
       }
     });
   }
 
  private:
+  void row(const float* g, const float* y, int64_t n, float* to) const {
+    if (log_) {
+      const auto total = static_cast<float>(sum_of(n, [=](int64_t i) { return g[i]; }));
+      for (int64_t i = 0; i < n; ++i) to[i] = g[i] - exponential(y[i]) * total;
+    } else {
+      const auto total = static_cast<float>(sum_of(n, [=](int64_t i) { return g[i] * y[i]; }));
+      for (int64_t i = 0; i < n; ++i) to[i] = (g[i] - total) * y[i];
+    }
+  }
+
   bool log_;
+  ElementType made_;
 };

@@ -63,9 +63,9 @@ class Attention {
   static constexpr const char* name =
       gradient ? "_scaled_dot_product_flash_attention_for_cpu_backward"
                : "_scaled_dot_product_flash_attention_for_cpu";
-  static constexpr ElementType inputs[] = {kAny};
-  static constexpr ElementType outputs[] = {kAny};
-  static constexpr bool variadic = true, mixed = true;
+  static constexpr ElementType inputs[] = {kEach};
+  static constexpr ElementType outputs[] = {kEach};
+  static constexpr bool variadic = true;
   static constexpr size_t in_place = 0;
 
   explicit Attention(const Info& info)

@@ -34,23 +34,38 @@ struct Axes {
 
 template <typename In, typename Out>
 void convert(const In* from, Out* to, int64_t n) {
-  if constexpr (std::is_same_v<Out, Half>) {
-    narrow_all(from, to, n);
-  } else {
+  if constexpr (std::is_same_v<Out, float>) {
     widen_all(from, to, n);
+  } else {
+    narrow_all(from, to, n);
   }
 }
 
 // Exchange the rows and columns of eight by eight numbers.
-#if defined(__AVX__) && defined(__F16C__)
+#if defined(__AVX2__) && defined(__F16C__)
 
 inline __m256 eight(const float* from) { return _mm256_loadu_ps(from); }
 inline __m256 eight(const Half* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
+inline __m256 eight(const Bfloat* from) {
+  __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
 inline void store(__m256 values, float* to) { _mm256_storeu_ps(to, values); }
 inline void store(__m256 values, Half* to) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(values, 0));
+}
+// As round_to_bfloat does.
+inline void store(__m256 values, Bfloat* to) {
+  __m256i bits = _mm256_castps_si256(values);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+  __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(upper, upper), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }
 
 template <typename In, typename Out>
@@ -168,7 +183,7 @@ class Transposition {
 };
 
 // The operators, by the type they return.
-template <typename In, typename Out, ElementType in, ElementType out>
+template <typename Out, ElementType in, ElementType out>
 class Transposing {
  public:
   static constexpr ElementType inputs[] = {in};
@@ -176,7 +191,9 @@ class Transposing {
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  explicit Transposing(const Info& info) : perm_(info.permutation("perm")) {}
+  explicit Transposing(const Info& info) : perm_(info.permutation("perm")) {
+    if (info.input_type(0) == info.output_type(0)) fail(kInvalidArgument, "there is no other type");
+  }
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
@@ -185,21 +202,34 @@ class Transposing {
     for (size_t d = 0; d < perm_.size(); ++d) shape[d] = x.shape[perm_[d]];
     auto* to = static_cast<Out*>(context.output(0, shape));
     if (x.size() == 0) return;
-    Transposition<In, Out>::run(context, x.as<In>(), to, Axes(x.shape, perm_));
+    Axes axes(x.shape, perm_);
+    if constexpr (!std::is_same_v<Out, float>) {
+      Transposition<float, Out>::run(context, x.as<float>(), to, axes);
+    } else if (x.type == kFloat16) {
+      Transposition<Half, Out>::run(context, x.as<Half>(), to, axes);
+    } else {
+      Transposition<Bfloat, Out>::run(context, x.as<Bfloat>(), to, axes);
+    }
   }
 
  private:
   Integers perm_;
 };
 
-class TransposeToFloat : public Transposing<Half, float, kFloat16, kFloat> {
+class TransposeToFloat : public Transposing<float, kFloating, kFloat> {
  public:
   static constexpr const char* name = "TransposeToFloat";
   using Transposing::Transposing;
 };
 
-class TransposeToFloat16 : public Transposing<float, Half, kFloat, kFloat16> {
+class TransposeToFloat16 : public Transposing<Half, kFloat, kFloat16> {
  public:
   static constexpr const char* name = "TransposeToFloat16";
+  using Transposing::Transposing;
+};
+
+class TransposeToBfloat16 : public Transposing<Bfloat, kFloat, kBFloat16> {
+ public:
+  static constexpr const char* name = "TransposeToBfloat16";
   using Transposing::Transposing;
 };

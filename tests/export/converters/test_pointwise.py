@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.options import OrtBackendOptions
 from tests.export.cases import Case, T, table_test
 
 NAN, INF = math.nan, math.inf
@@ -63,3 +66,28 @@ CASES = [
 
 
 test_op = table_test(CASES)
+
+
+@pytest.mark.parametrize("number", [0.1, 3, 1e5, 0.25, 1e300, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_beside_16_bits(dtype: torch.dtype, number: float) -> None:
+    """Bit for bit: eager rounds the numbers that it adds, not those that it multiplies with.
+
+    Powers are rounded from others in the last place of float32.
+    """
+
+    def compute(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        factor = min(number, 1e5) if number == number else 1.5  # torch refuses larger ones
+        sums = torch.add(x, x, alpha=factor), torch.sub(x, x.abs(), alpha=factor)
+        powers = x.abs() ** factor, x.abs() ** x
+        products = x * number, number * x, x / number, number / x
+        return *products, x + number, number - x, *sums, *powers
+
+    torch._dynamo.reset()
+    backend = OrtBackend(OrtBackendOptions(fallback=False, placement={"*": "onnxruntime"}))
+    x = T(40, 50).to(dtype)
+    got = torch.compile(compute, backend=backend, fullgraph=True)(x)
+    unit = torch.finfo(dtype).eps
+    for i, (ours, eager) in enumerate(zip(got, compute(x), strict=True)):
+        rtol = 0.0 if i < 8 else unit
+        torch.testing.assert_close(ours, eager, rtol=rtol, atol=0, equal_nan=True)

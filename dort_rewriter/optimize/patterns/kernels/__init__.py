@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.kernels.casts import (
+    KernelCasts,
+    NarrowNorms,
+    NarrowSoftmax,
+)
 from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
 from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
 from dort_rewriter.optimize.patterns.kernels.losses import CrossEntropyGrad
@@ -29,6 +34,9 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     TriMatrix,
     CrossEntropyGrad,
     RmsNormGrad,
+    NarrowNorms,
+    NarrowSoftmax,
+    KernelCasts,
     TransposeCast,
     Sums,
     TransposeTorch,

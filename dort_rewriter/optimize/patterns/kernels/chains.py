@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,9 +17,10 @@ from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.optimize.bodies import nodes_inside, values_read
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.kernels.programs import (
+    computed_in,
     conditions,
     is_instruction,
-    mask,
+    is_narrow,
     operands,
     write_program,
 )
@@ -39,7 +41,7 @@ Key = tuple[ir.DataType | None, tuple[int | str | None, ...]]
 
 @dataclass(eq=False)
 class _Group:
-    """Nodes of one type and shape, in an order in which they can run."""
+    """Nodes of one shape, computed in one type, in an order in which they can run."""
 
     key: Key
     members: dict[ir.Node, None] = field(default_factory=dict)
@@ -47,9 +49,10 @@ class _Group:
 
 class ElementwiseChains(GraphPass):
     """Elementwise nodes of one shape that read each other, or the same -> ``Elementwise``;
-    ``MaskedElementwise`` where one mask chooses, or is multiplied.
+    one alone if it is of 16-bit numbers, or rounds to bfloat16.
 
-    Sums, products, quotients and roots keep their bits; exponentials differ by rounding.
+    Masks and Casts are part of it. Sums, products, quotients and roots keep their bits;
+    exponentials differ by rounding.
     """
 
     late = True
@@ -68,12 +71,13 @@ class ElementwiseChains(GraphPass):
 
 
 def _is_worth(group: _Group) -> bool:
-    """Tell whether a group stands for two nodes or more, a Where counting with its comparisons,
-    and reads numbers: of a mask alone the kernel would not know what to make."""
+    """Tell whether a group stands for two nodes or more, a Where counting with its comparisons and
+    one of 16-bit numbers with the casts it would get, and reads numbers, not masks alone."""
     compared = sum(bool(conditions(m)) for m in group.members if m.op_type == "Where")
     read = (v for m in group.members for v in operands(m) if v.producer() not in group.members)
     is_fed = any(v.dtype != ir.DataType.BOOL for v in read)
-    return is_fed and len(group.members) + compared > 1
+    count = len(group.members) + compared + sum(map(is_narrow, group.members))
+    return is_fed and count > 1
 
 
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
@@ -82,16 +86,15 @@ def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
     if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs):
         return False
     value = node.outputs[0]
-    return graph.runs(
-        "Elementwise", [value], domain=OWN_DOMAIN, program=[0, 0, -1, -1, 0], results=[0]
-    )
+    program: dict[str, Any] = {"program": [0, 0, -1, -1, 0], "results": [0]}
+    return graph.runs("Elementwise", [value], outputs=[value], domain=OWN_DOMAIN, **program)
 
 
 def _key(node: ir.Node) -> Key:
     value = node.outputs[0]
     dims = () if value.shape is None else value.shape
     sizes = tuple(d if isinstance(d, int) else d.value for d in dims)
-    return value.dtype, sizes if value.shape is not None else (None,)
+    return computed_in(value), sizes if value.shape is not None else (None,)
 
 
 def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
@@ -181,9 +184,7 @@ def _is_small(members: set[ir.Node]) -> bool:
     results = {m.outputs[0] for m in members}
     read = {v for m in members for v in operands(m)} - results
     kept = [v for v in results if _is_result(v, members)]
-    masks = {v for m in members if (v := mask(m)) is not None}
-    few = len(masks) <= 1 and len(read) <= _INPUTS and len(kept) <= _RESULTS
-    return few and len(members) <= _NODES
+    return len(read) <= _INPUTS and len(kept) <= _RESULTS and len(members) <= _NODES
 
 
 def _is_result(value: ir.Value, members: Iterable[ir.Node]) -> bool:
@@ -196,9 +197,8 @@ def _replace(graph: ir.Graph, group: _Group) -> None:
     inside = set(members)
     kept = [m.outputs[0] for m in members if _is_result(m.outputs[0], inside)]
     program = write_program(members, kept)
-    masked = any(mask(m) is not None for m in members)
     node = ir.node(
-        "MaskedElementwise" if masked else "Elementwise",
+        "Elementwise",
         program.inputs,
         {"program": program.code, "results": program.results},
         domain=OWN_DOMAIN,

@@ -57,9 +57,12 @@ def _is_update(node: ir.Node) -> bool:
 
 def _program(node: ir.Node) -> tuple[Any, ...]:
     """What has to be equal."""
-    dtype = next(v.dtype for v in node.inputs if v is not None)
+    types = [
+        tuple(None if v is None else v.dtype for v in values)
+        for values in (node.inputs, node.outputs)
+    ]
     code = (tuple(node.attributes[n].as_ints()) for n in ("program", "results"))
-    return dtype, len(node.inputs), *code
+    return *types, *code
 
 
 def _parts(group: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:

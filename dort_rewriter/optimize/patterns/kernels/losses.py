@@ -44,7 +44,7 @@ class CrossEntropyGrad(Rule):
         if not _has_rows(rows, dims) or not graph.same_shape(gradient, y):
             return Refusal("places are chosen in some rows only", rows)
         read = (y, indices, factor)
-        if not graph.runs("CrossEntropyGrad", read, domain=OWN_DOMAIN):
+        if not graph.runs("CrossEntropyGrad", read, outputs=node.outputs, domain=OWN_DOMAIN):
             return Refusal("no kernel", None if indices is None else indices.dtype)
 
         def build(op: Any) -> ir.Value:

@@ -65,7 +65,7 @@ class RmsNormGrad(Rule):
         each = len(rows) == len(dims) and all(map(same, rows, (*dims[:-1], 1)))
         if not each or not graph.same_shape(g, x):
             return Refusal("there is not one root for each row", rows)
-        if not graph.runs("RmsNormGrad", [g, x, root, w], domain=OWN_DOMAIN):
+        if not graph.runs("RmsNormGrad", [g, x, root, w], outputs=[x], domain=OWN_DOMAIN):
             return Refusal("no kernel", x.dtype)
         last, kept = ends
 

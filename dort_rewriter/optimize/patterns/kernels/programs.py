@@ -1,5 +1,10 @@
 """Programs of the operator ``Elementwise``: several nodes as instructions of one kernel.
 
+A program computes in float32 (or float64) whatever 16-bit types it reads and writes. Each number
+that stands for a 16-bit tensor is rounded to its type where others read it, so that a program has
+the bits of its nodes, which are those of eager mode: models are compared with it, and float32
+between the nodes, as Inductor has it, is further away. A rounding takes as long as a sum.
+
 NOTE: a test compares the table of operators with ``runtime/kernels_cpp/elementwise.h``.
 """
 
@@ -13,9 +18,10 @@ import onnx_ir as ir
 __all__ = [
     "OPERATIONS",
     "Program",
+    "computed_in",
     "conditions",
     "is_instruction",
-    "mask",
+    "is_narrow",
     "operands",
     "write_program",
 ]
@@ -27,6 +33,7 @@ OPERATIONS: Mapping[str, int] = {
     "Where": 3,
     **dict.fromkeys(("Erf", "Tanh", "Log", "Not"), 1),
     "Pow": 2,
+    **dict.fromkeys(("ToFloat16", "ToBfloat16", "Gelu"), 1),
 }
 """What the kernel computes, in the order of its numbers, and of how many operands."""
 _CODES: Mapping[str, int] = {name: code for code, name in enumerate(OPERATIONS)}
@@ -34,11 +41,14 @@ _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrE
 _CONNECTIVES = {"And": "Mul", "Or": "Max", "Not": "Not"}
 """What is computed with truth values, which are 1 and 0 to a program."""
 _OPERANDS = {**OPERATIONS, "Cast": 1}
-"""A Cast of a mask is one too: truth values are read as numbers."""
+"""A Cast is one too: truth values are read as numbers, and 16-bit numbers as float32."""
+_EXACT = frozenset({"Max", "Min", "Neg", "Abs", "Relu", "Where"})
+"""Of operands that are rounded, so are the results."""
 _CONDITION = 12
 """Nodes of the condition of a Where that are computed with it, and what they may read: a Where
 alone stays within the limits of a group, and a mask made of many is computed once."""
-_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+_ROUNDINGS = {ir.DataType.FLOAT16: "ToFloat16", ir.DataType.BFLOAT16: "ToBfloat16"}
+_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, *_ROUNDINGS})
 
 
 @dataclass(frozen=True)
@@ -53,12 +63,14 @@ class Program:
 
 
 def is_instruction(node: ir.Node) -> bool:
-    """Tell whether a node can be part of a program: one of its operators, on one type and at most
-    one mask."""
-    if node.domain or _OPERANDS.get(node.op_type) != len(node.inputs) or len(node.outputs) != 1:
+    """Tell whether a node can be part of a program: one of its operators, on one type and masks,
+    or a Cast between what is computed alike."""
+    if _OPERANDS.get(node.op_type) != len(node.inputs) or len(node.outputs) != 1:
+        return False
+    if node.domain and (node.domain, node.op_type) != ("com.microsoft", "Gelu"):
         return False
     dtype = node.outputs[0].dtype
-    if dtype not in _TYPES or None in node.inputs:
+    if dtype not in _TYPES or None in node.inputs or "approximate" in node.attributes:
         return False
     read = operands(node)
     if any(v.shape is None for v in read):
@@ -67,8 +79,23 @@ def is_instruction(node: ir.Node) -> bool:
         return False  # of numbers alone: others have kernels that are faster
     numbers = [v for v in read if v.dtype != ir.DataType.BOOL]
     if node.op_type == "Cast":
-        return not numbers
+        kind = computed_in(node.outputs[0])
+        return all(v.dtype in _TYPES and computed_in(v) == kind for v in numbers)
     return bool(numbers) and all(v.dtype == dtype for v in numbers)
+
+
+def computed_in(value: ir.Value) -> ir.DataType | None:
+    """The type in which a number is computed."""
+    return ir.DataType.FLOAT if value.dtype in _ROUNDINGS else value.dtype
+
+
+def is_narrow(node: ir.Node) -> bool:
+    """Tell whether a node is slow alone: onnxruntime casts 16-bit numbers there and back, and
+    takes twice as long as we to round to bfloat16."""
+    dtype = node.outputs[0].dtype
+    if node.op_type == "Cast":
+        return dtype == ir.DataType.BFLOAT16 and operands(node)[0].dtype == ir.DataType.FLOAT
+    return dtype in _ROUNDINGS
 
 
 def operands(node: ir.Node) -> list[ir.Value]:
@@ -77,11 +104,6 @@ def operands(node: ir.Node) -> list[ir.Value]:
     if node.op_type != "Where":
         return inputs
     return [*_condition_of(node).leaves, *inputs[1:]]
-
-
-def mask(node: ir.Node) -> ir.Value | None:
-    """The truth values that a node reads, if any."""
-    return next((v for v in operands(node) if v.dtype == ir.DataType.BOOL), None)
 
 
 def conditions(where: ir.Node) -> list[ir.Node]:
@@ -94,14 +116,14 @@ class _Condition:
     """Comparisons of numbers, connected, as part of a Where."""
 
     leaves: list[ir.Value]
-    """What it is computed from: at most one mask among them."""
+    """What it is computed from."""
     nodes: list[ir.Node]
     """In an order in which they can run."""
 
 
 def _condition_of(where: ir.Node) -> _Condition:
     """What the condition of a Where is computed from: itself, unless that is comparisons
-    of numbers of its type, not too many of them, and at most one mask."""
+    of numbers of its type, not too many of them."""
     value, dtype = where.inputs[0], where.outputs[0].dtype
     assert value is not None
     itself = _Condition([value], [])
@@ -120,8 +142,8 @@ def _condition_of(where: ir.Node) -> _Condition:
             waiting += [(found, True), *((v, False) for v in reversed(read))]
         if max(len(leaves), len(nodes), len(waiting) // 3) > _CONDITION:
             return itself
-    masks = sum(v.dtype == ir.DataType.BOOL for v in leaves)
-    return _Condition([*leaves], [*nodes]) if masks <= 1 and len(leaves) > masks else itself
+    is_fed = any(v.dtype != ir.DataType.BOOL for v in leaves)
+    return _Condition([*leaves], [*nodes]) if is_fed else itself
 
 
 def _compared(node: ir.Node, dtype: ir.DataType | None) -> list[ir.Value] | None:
@@ -136,17 +158,20 @@ def _compared(node: ir.Node, dtype: ir.DataType | None) -> list[ir.Value] | None
 class _Writer:
     """Instructions, and which registers hold what is still needed."""
 
-    def __init__(self, reads_left: dict[ir.Value, int]) -> None:
+    def __init__(self, reads: dict[ir.Value, int]) -> None:
         self.code: list[int] = []
         self.inputs: dict[ir.Value, int] = {}
-        self.registers: dict[ir.Value, int] = {}
+        self.places: dict[ir.Value, int] = {}
+        """Where the results of nodes are: in registers, or in inputs that were cast."""
         self.free: list[int] = []
         self.used = 0
-        self.reads_left = reads_left
+        self.reads = reads
+        self.left: dict[int, int] = {}
+        """How often each register is still read."""
 
     def operand(self, value: ir.Value) -> int:
-        if (register := self.registers.get(value)) is not None:
-            return register
+        if (place := self.places.get(value)) is not None:
+            return place
         return -1 - self.inputs.setdefault(value, len(self.inputs))
 
     def take(self) -> int:
@@ -155,39 +180,78 @@ class _Writer:
         self.used += 1
         return self.used - 1
 
+    def put(self, value: ir.Value, place: int) -> None:
+        """Note where a result is; others may be there too."""
+        self.places[value] = place
+        if place >= 0:
+            self.left[place] = self.left.get(place, 0) + self.reads.get(value, 0)
+
     def release(self, values: Sequence[ir.Value]) -> None:
         for value in values:
-            if value in self.registers:
-                self.reads_left[value] -= 1
-                if not self.reads_left[value]:
-                    self.free.append(self.registers[value])
+            place = self.places.get(value, -1)
+            if place >= 0:
+                self.left[place] -= 1
+                if not self.left[place]:
+                    self.free.append(place)
 
     def write(self, operator: str, register: int, read: Sequence[int]) -> None:
         padded = [*read, *[0] * (3 - len(read))]
         self.code += [_CODES[operator], register, *padded]
 
+    def copy(self, place: int) -> int:
+        """A register with the numbers of an input: each is the larger of itself and itself."""
+        if place >= 0:
+            return place
+        register = self.take()
+        self.write("Max", register, [place, place])
+        self.left[register] = 1
+        return register
+
 
 def write_program(members: Sequence[ir.Node], results: Sequence[ir.Value]) -> Program:
     """The program of nodes in the order they are to run; results are kept to the end."""
     reads: dict[ir.Value, int] = {}
-    for value in (*(v for node in members for v in operands(node)), *results):
+    inside = [v for node in members for v in operands(node)]
+    for value in (*inside, *results):
         reads[value] = reads.get(value, 0) + 1
-    writer = _Writer(reads)
-    for first in dict.fromkeys(m for node in members if (m := mask(node)) is not None):
-        writer.operand(first)
+    writer, read_on = _Writer(reads), set(inside)
     for node in members:
-        read = operands(node)
-        if node.op_type == "Where":
-            register = _write_where(writer, node)
+        value = node.outputs[0]
+        rounding = _ROUNDINGS.get(value.dtype) if value in read_on else None  # type: ignore[arg-type]
+        if node.op_type == "Cast":
+            place = _write_cast(writer, node, rounding)
         else:
-            found = [writer.operand(v) for v in read]
-            writer.release(read)
-            register = writer.take()
-            # a mask is read as numbers: their absolute value is a copy
-            operator = "Abs" if node.op_type == "Cast" else node.op_type
-            writer.write(operator, register, found)
-        writer.registers[node.outputs[0]] = register
-    return Program(writer.code, [writer.registers[v] for v in results], list(writer.inputs))
+            place = _write_node(writer, node)
+            if rounding is not None and node.op_type not in _EXACT:
+                writer.write(rounding, place, [place])
+        writer.put(value, place)
+    kept = [writer.copy(writer.operand(v)) for v in results]
+    return Program(writer.code, kept, list(writer.inputs))
+
+
+def _write_cast(writer: _Writer, node: ir.Node, rounding: str | None) -> int:
+    """Write a rounding that others read; other numbers are where they were."""
+    (value,) = operands(node)
+    place = writer.operand(value)
+    if rounding is None or value.dtype in (node.outputs[0].dtype, ir.DataType.BOOL):
+        if place >= 0:  # the new name of the register holds it
+            writer.left[place] -= 1
+        return place
+    writer.release([value])
+    register = writer.take()
+    writer.write(rounding, register, [place])
+    return register
+
+
+def _write_node(writer: _Writer, node: ir.Node) -> int:
+    if node.op_type == "Where":
+        return _write_where(writer, node)
+    read = operands(node)
+    found = [writer.operand(v) for v in read]
+    writer.release(read)
+    register = writer.take()
+    writer.write(node.op_type, register, found)
+    return register
 
 
 def _write_where(writer: _Writer, node: ir.Node) -> int:

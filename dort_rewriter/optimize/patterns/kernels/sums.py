@@ -1,4 +1,6 @@
-"""Sums and means over the first or last axes, which our kernel adds up in vectors."""
+"""Sums and means over the first or last axes, which our kernel adds up in vectors.
+
+Those of 16-bit numbers are added up in float32 and rounded once, as torch's are."""
 
 from __future__ import annotations
 
@@ -6,13 +8,17 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Rule
+from dort_rewriter.optimize.patterns.recognize.casts import NARROW
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["Sums"]
 
+_TYPES = frozenset({ir.DataType.FLOAT, *NARROW})
+
 
 class Sums(Rule):
-    """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, and ReduceMean.
+    """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, float16 or bfloat16,
+    and ReduceMean.
 
     NOTE: late, since norms are recognized by their means.
     """
@@ -41,7 +47,7 @@ def _ends(node: ir.Node, graph: GraphView) -> tuple[int, int] | None:
     """How many axes are reduced at each end, when none is between."""
     x = node.inputs[0]
     dims = graph.dims(x)
-    if x is None or not dims or x.dtype != ir.DataType.FLOAT or 0 in dims:
+    if x is None or not dims or x.dtype not in _TYPES or 0 in dims:
         return None
     rank = len(dims)
     axes = graph.axes(node, rank)
@@ -52,4 +58,4 @@ def _ends(node: ir.Node, graph: GraphView) -> tuple[int, int] | None:
     trailing = next((i for i in range(rank - leading) if rank - 1 - i not in reduced), 0)
     if len(reduced) != leading + trailing:
         return None
-    return (leading, trailing) if graph.runs("Sum", [x], domain=OWN_DOMAIN) else None
+    return (leading, trailing) if graph.runs("Sum", [x], outputs=[x], domain=OWN_DOMAIN) else None

@@ -10,16 +10,20 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_PRODUCTS
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.view import GraphView
+from dort_rewriter.optimize.view import GraphView, operator
 
 __all__ = ["AddMulTranspose", "TransposeCast"]
 
 _TYPES = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT): "TransposeToFloat",
     (ir.DataType.FLOAT, ir.DataType.FLOAT16): "TransposeToFloat16",
+    (ir.DataType.BFLOAT16, ir.DataType.FLOAT): "TransposeToFloat",
+    (ir.DataType.FLOAT, ir.DataType.BFLOAT16): "TransposeToBfloat16",
 }
+_ANY_ORDER = frozenset(f"{OWN_DOMAIN}::{name}" for name in TORCH_PRODUCTS | TORCH_ATTENTION)
+"""Kernels of torch, which read tensors in any order of the axes."""
 _ROW, _BLOCK = 32, 8
 """How many numbers have to be neighbours, in rows that are copied and on both axes of a block."""
 
@@ -45,18 +49,22 @@ class AddMulTranspose(Rule):
             return Refusal("onnxruntime's transpose is faster", (perm, dims))
         results = list(graph.attribute(before, "results"))
         how: dict[str, Any] = {"program": program, "results": results, "perm": perm}
-        if not graph.runs("TransposedElementwise", before.inputs, domain=OWN_DOMAIN, **how):
+        how["domain"] = OWN_DOMAIN
+        if not graph.runs("TransposedElementwise", before.inputs, outputs=[value], **how):
             return Refusal("no kernel", value.dtype)
 
         def build(op: Any) -> ir.Value:
-            return op.call("TransposedElementwise", *before.inputs, domain=OWN_DOMAIN, **how)
+            result = op.call("TransposedElementwise", *before.inputs, **how)
+            result.type = value.type
+            return result
 
         return Match([node.outputs[0]], build)
 
 
 class TransposeCast(Rule):
-    """``Cast(Transpose(x, perm)) -> TransposeToFloat<perm>(x)``   from float16 to float32;
-    to ``TransposeToFloat16`` the other way; and ``Transpose(Cast(x), perm)``."""
+    """``Cast(Transpose(x, perm)) -> TransposeToFloat<perm>(x)``   from float16 or bfloat16 to
+    float32; to ``TransposeToFloat16`` or ``TransposeToBfloat16`` the other way; and
+    ``Transpose(Cast(x), perm)``."""
 
     roots = ("Cast", "Transpose")
 
@@ -75,9 +83,11 @@ class TransposeCast(Rule):
         perm = _perm(node if other == "Cast" else before, graph)
         if name is None or perm is None:
             return None
+        if other == "Cast" and all(operator(n) in _ANY_ORDER for n in graph.consumers(y)):
+            return None  # the rounded numbers are read as they lie
         if not _is_fast(perm, graph.dims(x) or ()):
             return Refusal("onnxruntime's transpose is faster", (perm, graph.dims(x)))
-        if not graph.runs(name, [x], domain=OWN_DOMAIN, perm=perm):
+        if not graph.runs(name, [x], outputs=[y], domain=OWN_DOMAIN, perm=perm):
             return Refusal("no kernel", (x.dtype, y.dtype))
 
         def build(op: Any) -> ir.Value:

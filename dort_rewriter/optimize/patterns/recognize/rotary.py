@@ -11,6 +11,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
+from dort_rewriter.optimize.patterns.recognize.casts import before_cast, before_rounding
 from dort_rewriter.optimize.patterns.recognize.pieces import slice_of
 from dort_rewriter.optimize.view import GraphView
 
@@ -51,11 +52,16 @@ class Rotary:
 def find_rotary(total: ir.Node, graph: GraphView) -> Rotary | Refusal | None:
     """Tell whether a sum is a rotary embedding: four axes, one table for all batches and heads."""
     turn = find_turn(total, graph)
-    return None if turn is None or turn.is_gradient else _measure(turn, graph)
+    if turn is None or turn.is_gradient or turn.x.dtype != total.outputs[0].dtype:
+        return None
+    return _measure(turn, graph)
 
 
 def find_turn(total: ir.Node, graph: GraphView) -> Turn | None:
-    """Tell whether a sum turns pairs of elements by angles."""
+    """Tell whether a sum turns pairs of elements by angles.
+
+    x may have been cast from 16 bits to float32, and the products to the 16 bits of the sum.
+    """
     for straight, turned in factors(total):
         found = _forward(straight, turned, graph) or _gradient(straight, turned, graph)
         if found is not None:
@@ -64,13 +70,16 @@ def find_turn(total: ir.Node, graph: GraphView) -> Turn | None:
 
 
 def _forward(straight: ir.Value, turned: ir.Value, graph: GraphView) -> Turn | None:
-    for rotated, sin in factors(graph.producer(turned, "Mul")):
-        halves = _halves(rotated, graph)
+    products = [before_rounding(v, graph) for v in (straight, turned)]
+    for rotated, sin in factors(graph.producer(products[1], "Mul")):
+        narrow = before_cast(rotated, graph) or rotated
+        halves = _halves(narrow, graph)
         if halves is None or not halves[1]:
             continue
-        for x, cos in factors(graph.producer(straight, "Mul")):
-            if x is halves[0]:
-                return Turn(x, cos, sin, False, [(straight, 1), (turned, 1), (rotated, 1)])
+        for x, cos in factors(graph.producer(products[0], "Mul")):
+            if x is halves[0] or before_cast(x, graph) is halves[0]:
+                inside = dict.fromkeys((straight, turned, *products, rotated, narrow), 1)
+                return Turn(halves[0], cos, sin, False, list(inside.items()))
     return None
 
 
@@ -78,10 +87,12 @@ def _gradient(straight: ir.Value, rotated: ir.Value, graph: GraphView) -> Turn |
     halves = _halves(rotated, graph)
     if halves is None or halves[1]:
         return None
-    for x, sin in factors(graph.producer(halves[0], "Mul")):
-        for again, cos in factors(graph.producer(straight, "Mul")):
+    product, other = (before_rounding(v, graph) for v in (halves[0], straight))
+    for x, sin in factors(graph.producer(product, "Mul")):
+        for again, cos in factors(graph.producer(other, "Mul")):
             if again is x:
-                return Turn(x, cos, sin, True, [(straight, 1), (rotated, 1), (halves[0], 2)])
+                inside = dict.fromkeys((straight, other, rotated, product), 1)
+                return Turn(x, cos, sin, True, list({**inside, halves[0]: 2}.items()))
     return None
 
 

@@ -53,11 +53,24 @@ def _graph(sizes: dict[str, str], nodes: str, dtype: str = "float") -> str:
 SAME = dict.fromkeys("xyw", "2,N,M")
 
 
+def _rounded(program: str) -> str:
+    """A program of float16: what is computed is rounded where the rest reads it."""
+    numbers = [int(n) for n in program.strip("[]").split(",")]
+    rounded: list[int] = []
+    for i in range(0, len(numbers), 5):
+        code, register = numbers[i : i + 2]
+        rounded += numbers[i : i + 5]
+        if i + 5 < len(numbers) and code in (0, 1, 2, 3, 11):
+            rounded += [23, register, register, 0, 0]
+    return str(rounded)
+
+
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_pairs(name: str, dtype: str) -> None:
-    """Bit for bit, but for exponentials and what float16 does not round in between."""
+    """Bit for bit, but for exponentials and what onnxruntime does not round in between."""
     nodes, program, inputs = PUBLISHED[name]
+    program = _rounded(program) if dtype == "float16" else program
     after = f"z = dort_rewriter.Elementwise<program = {program}, results = [0]>({inputs})"
     exact = name != "MulSigmoid" and dtype != "float16"
     assert_rewrites(
@@ -163,18 +176,18 @@ MASKED = {
     "Where": ("a = Where(m, x, y) z = Mul(a, x)", "[18,0,-1,-2,-3, 2,0,0,-2,0]", "m, x, y"),
     "Dropout": (
         "f = Cast<to = {to}>(m) a = Mul(f, x) z = Mul(a, y)",
-        "[7,0,-1,0,0, 2,0,0,-2,0, 2,0,0,-3,0]",
+        "[2,0,-1,-2,0, 2,0,0,-3,0]",
         "m, x, y",
     ),
     "And": (
         "l = Less(x, y) c = And(m, l) z = Where(c, x, y)",
-        "[14,0,-2,-3,0, 2,1,-1,0,0, 18,0,1,-2,-3]",
-        "m, x, y",
+        "[14,0,-1,-2,0, 2,1,-3,0,0, 18,0,1,-1,-2]",
+        "x, y, m",
     ),
     "Or, Not": (
         "l = Less(x, y) n = Not(m) c = Or(l, n) z = Where(c, x, y)",
-        "[14,0,-2,-3,0, 22,1,-1,0,0, 4,2,0,1,0, 18,0,2,-2,-3]",
-        "m, x, y",
+        "[14,0,-1,-2,0, 22,1,-3,0,0, 4,2,0,1,0, 18,0,2,-1,-2]",
+        "x, y, m",
     ),
     "integers compared": (
         "c = Equal(i, j) a = Where(c, x, y) z = Add(a, y)",
@@ -183,8 +196,8 @@ MASKED = {
     ),
     "the mask is read twice": (
         "n = Neg(x) a = Where(m, n, y) b = Where(m, y, n) z = Add(a, b)",
-        "[6,0,-2,0,0, 18,1,-1,0,-3, 18,0,-1,-3,0, 0,0,1,0,0]",
-        "m, x, y",
+        "[6,0,-1,0,0, 18,1,-2,0,-3, 18,0,-2,-3,0, 0,0,1,0,0]",
+        "x, m, y",
     ),
 }
 
@@ -200,8 +213,9 @@ def test_a_mask_is_read_by_the_program(name: str, sizes: str, dtype: str) -> Non
     numbers = f"{dtype}[2,N,M] x, {dtype}[2,N,M] y"
     header = f"(bool[{sizes}] m, int64[2,N,1] i, int64[M] j, {numbers}) => ({dtype}[2,N,M] z)"
     kept = "c = Equal(i, j)" if name == "integers compared" else ""
-    node = f"z = dort_rewriter.MaskedElementwise<program = {program}, results = [0]>({inputs})"
     to = {"float": 1, "double": 11, "float16": 10}[dtype]
+    program = _rounded(program) if (name, dtype) == ("Dropout", "float16") else program
+    node = f"z = dort_rewriter.Elementwise<program = {program}, results = [0]>({inputs})"
     tolerance = 4e-3 if dtype == "float16" and name == "Dropout" else 0
     assert_rewrites(
         ElementwiseChains,
@@ -213,8 +227,8 @@ def test_a_mask_is_read_by_the_program(name: str, sizes: str, dtype: str) -> Non
     )
 
 
-def test_two_masks_are_two_nodes() -> None:
-    """The kernel reads one."""
+def test_two_masks_are_read_by_the_program() -> None:
+    """Like numbers."""
     assert_rewrites(
         ElementwiseChains,
         """(float[4] x, float[4] y, bool[4] m, bool[4] n) => (float[4] z) {
@@ -223,9 +237,8 @@ def test_two_masks_are_two_nodes() -> None:
             z = Neg(b)
         }""",
         """(float[4] x, float[4] y, bool[4] m, bool[4] n) => (float[4] z) {
-            a = Where(m, x, y)
-            z = dort_rewriter.MaskedElementwise<
-                program = [18,0,-1,-2,-3, 6,0,0,0,0], results = [0]>(n, a, y)
+            z = dort_rewriter.Elementwise<
+                program = [18,0,-1,-2,-3, 18,0,-4,0,-3, 6,0,0,0,0], results = [0]>(m, x, y, n)
         }""",
         reference=False,
         rtol=0,
@@ -265,7 +278,7 @@ def test_a_comparison_others_read_stays() -> None:
 REFUSED = {
     "one node": "(float[4] x) => (float[4] z) {z = Neg(x)}",
     "integers": "(int64[4] x) => (int64[4] z) {a = Neg(x) z = Abs(a)}",
-    "bfloat16": "(bfloat16[4] x) => (bfloat16[4] z) {a = Neg(x) z = Abs(a)}",
+    "a cast alone": "(float16[4] x) => (float[4] z) {z = Cast<to = 1>(x)}",
     "two shapes": "(float[4] x, float[3,4] y) => (float[3,4] z) {a = Neg(x) z = Mul(a, y)}",
     "an operator without instruction": "(float[4] x) => (float[4] z) {a = Sin(x) z = Sin(a)}",
     "a choice alone": "(float[4] x, bool[4] m) => (float[4] z) {z = Where(m, x, x)}",
@@ -286,6 +299,102 @@ REFUSED = {
 def test_what_is_left_alone(name: str) -> None:
     """For no fault of its own: no near miss is reported."""
     assert_refuses(ElementwiseChains, REFUSED[name])
+
+
+NARROW = {
+    "one node": ("z = Neg(x)", "float16", "[6,0,-1,0,0]", "x"),
+    "what others read is rounded": (
+        "a = Mul(x, y) z = Add(a, y)",
+        "float16",
+        "[2,0,-1,-2,0, 23,0,0,0,0, 0,0,0,-2,0]",
+        "x, y",
+    ),
+    "what is exact is not": (
+        "a = Max(x, y) z = Add(a, y)",
+        "float16",
+        "[4,0,-1,-2,0, 0,0,0,-2,0]",
+        "x, y",
+    ),
+    "casts from and to": (
+        "a = Cast<to = 1>(x) b = Cast<to = 1>(y) c = Mul(a, b) z = Cast<to = 10>(c)",
+        "float16",
+        "[2,0,-1,-2,0]",
+        "x, y",
+    ),
+    "a cast there and back": (
+        "a = Cast<to = 1>(x) b = Mul(a, f) c = Cast<to = 10>(b) d = Cast<to = 1>(c) z = Add(d, f)",
+        "float",
+        "[2,0,-1,-2,0, 23,0,0,0,0, 0,0,0,-2,0]",
+        "x, f",
+    ),
+    "an operator of float32": (
+        "a = Cast<to = 1>(x) g = com.microsoft.Gelu(a) z = Cast<to = 10>(g)",
+        "float16",
+        "[25,0,-1,0,0]",
+        "x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_numbers_of_16_bits(name: str) -> None:
+    """They are read, computed in float32, and rounded where a tensor of theirs would be."""
+    nodes, made, program, inputs = NARROW[name]
+    header = f"(float16[2,N] x, float16[2,N] y, float[2,N] f) => ({made}[2,N] z)"
+    header += " <float[2,N] g>"  # which ONNX does not infer
+    node = f"z = dort_rewriter.Elementwise<program = {program}, results = [0]>({inputs})"
+    assert_rewrites(
+        ElementwiseChains,
+        f"{header} {{{nodes}}}",
+        f"{header} {{{node}}}",
+        reference=False,
+        rtol=2e-3,  # onnxruntime rounds some of them only
+        atol=2e-3,
+    )
+
+
+def test_a_rounding_to_bfloat16_alone() -> None:
+    """It is faster than onnxruntime's."""
+    model = model_of("(float[8] x) => (bfloat16[8] z) { z = Cast<to = 16>(x) }")
+    apply(ElementwiseChains, model)
+    (node,) = model.graph
+    assert list(node.attributes["program"].as_ints()) == [4, 0, -1, -1, 0]
+
+
+def test_a_register_has_two_names() -> None:
+    """The number as computed and as rounded: it is free when nobody reads either."""
+    model = model_of("""(float[8] x, float[8] y) => (float16[8] a, float[8] z) {
+        p = Mul(x, y)
+        a = Cast<to = 10>(p)
+        q = Neg(p)
+        r = Exp(q)
+        z = Mul(r, r)
+    }""")
+    feeds = random_inputs(ir.to_proto(model))
+    expected = run_onnxruntime(ir.to_proto(model), feeds)
+    apply(ElementwiseChains, model)
+    (node,) = model.graph
+    assert list(node.attributes["results"].as_ints()) == [0, 1]
+    for got, wanted in zip(run_onnxruntime(ir.to_proto(model), feeds), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_cast_that_others_read_too() -> None:
+    """It is written by the program, as it was read."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float16[8] x) => (float[8] a, float[8] z) {
+            a = Cast<to = 1>(x)
+            z = Neg(a)
+        }""",
+        """(float16[8] x) => (float[8] a, float[8] z) {
+            a, z = dort_rewriter.Elementwise<
+                program = [6,0,-1,0,0, 4,1,-1,-1,0], results = [1, 0]>(x)
+        }""",
+        reference=False,
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_without_a_kernel_nothing_is_done() -> None:
@@ -369,7 +478,7 @@ def test_a_condition_of_many_nodes_is_a_mask(depth: int, step: str) -> None:
     expected = run_onnxruntime(ir.to_proto(model), FEEDS)
     apply(ElementwiseChains, model)
     assert "Where" not in {n.op_type for n in model.graph}
-    (fused,) = (n for n in model.graph if n.op_type == "MaskedElementwise")
+    (fused,) = (n for n in model.graph if n.op_type == "Elementwise")
     assert len(fused.inputs) < 5
     for got, wanted in zip(run_onnxruntime(ir.to_proto(model), FEEDS), expected, strict=True):
         np.testing.assert_array_equal(got, wanted)

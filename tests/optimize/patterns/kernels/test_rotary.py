@@ -46,12 +46,58 @@ def _graph(nodes: str, dtype: str = "float") -> str:
 def test_it_is_one_node(nodes: str, gradient: int, dtype: str) -> None:
     """Forward, backward, the halves taken by Slice or Split."""
     tolerance = 4e-3 if dtype == "float16" else 1e-6
+    how = ", rounding = 10" if dtype == "float16" else ""
     assert_rewrites(
         Rotary,
         _graph(nodes, dtype),
-        _graph(f"y = dort_rewriter.Rotary<gradient = {gradient}>(x, cos, sin)", dtype),
+        _graph(f"y = dort_rewriter.Rotary<gradient = {gradient}{how}>(x, cos, sin)", dtype),
         rtol=tolerance,
         atol=tolerance,
+        reference=False,
+    )
+
+
+MIXED = {
+    "read from a narrow type": (
+        "float16 float float",
+        """w = Cast<to = 1>(x)
+        low, high = Split<axis = 3, num_outputs = 2>(x)
+        minus = Neg(high)
+        turned = Concat<axis = 3>(minus, low)
+        t = Cast<to = 1>(turned)
+        a = Mul(w, cos)
+        b = Mul(t, sin)
+        y = Add(a, b)""",
+        "gradient = 0",
+    ),
+    "rounded to it": (
+        "float float float16",
+        """p = Mul(sin, x)
+        u = Cast<to = 10>(p)
+        low, high = Split<axis = 3, num_outputs = 2>(u)
+        minus = Neg(low)
+        turned = Concat<axis = 3>(high, minus)
+        q = Mul(cos, x)
+        b = Cast<to = 10>(q)
+        y = Add(turned, b)""",
+        "gradient = 1, rounding = 10",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_of_several_types(name: str) -> None:
+    """As autocast has them: angles and gradients of float32."""
+    types, nodes, how = MIXED[name]
+    x, other, y = types.split()
+    header = INPUTS.replace("{t}[B,2,S,8] x", f"{x}[B,2,S,8] x").replace("({t}", f"({y}")
+    header = header.format(t=other)
+    assert_rewrites(
+        Rotary,
+        f"{header} {{{nodes}}}",
+        f"{header} {{y = dort_rewriter.Rotary<{how}>(x, cos, sin)}}",
+        rtol=2e-3,
+        atol=2e-3,
         reference=False,
     )
 

@@ -97,6 +97,21 @@ def test_what_is_left_alone(name: str) -> None:
     assert_refuses(Sums, REFUSED[name])
 
 
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
+def test_16_bits(operator: str) -> None:
+    """They are added up in float32."""
+    mean = int(operator == "ReduceMean")
+    how = f"leading = 1, trailing = 0, keepdims = 1, mean = {mean}"
+    assert_rewrites(
+        Sums,
+        f"(float16[300,N] x) => (float16[1,N] y) <int64[1] a = {{0}}> {{y = {operator}(x, a)}}",
+        f"(float16[300,N] x) => (float16[1,N] y) {{y = dort_rewriter.Sum<{how}>(x)}}",
+        reference=False,
+        rtol=2e-3,
+        atol=2e-3,
+    )
+
+
 def test_without_a_kernel_nothing_is_done() -> None:
     """No compiler, or another provider."""
     assert_refuses(Sums, "(float[2,3] x) => (float[1,1] y) {y = ReduceSum(x)}", kernels=False)

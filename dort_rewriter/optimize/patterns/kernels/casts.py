@@ -1,0 +1,128 @@
+"""Casts that kernels of ours do while they read and write: they compute 16-bit numbers in float32,
+and round them once, as torch's kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.recognize.casts import NARROW, after_cast, before_cast
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]
+
+_MIXED = (
+    *("LayerNorm", "LayerNormGrad", "RmsNorm", "RmsNormGrad", "Softmax", "SoftmaxGrad"),
+    *("BatchNorm", "BatchNormGrad", "CrossEntropyGrad", "GeluGrad", "Rotary", "Sum"),
+)
+"""Kernels whose inputs and results have a type each."""
+
+
+class KernelCasts(Rule):
+    """``Cast(K(Cast(x), ...)) -> K(x, ...)``   for a kernel K of norms, softmax, sums or
+    gradients, casts from and to 16-bit types, and any of its inputs and results."""
+
+    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in _MIXED)
+    lowers = "casts that kernels read"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        read = [before_cast(v, graph) for v in node.inputs]
+        made = [after_cast(v, graph) for v in node.outputs]
+        if all(a is b for a, b in zip((*read, *made), (*node.inputs, *node.outputs), strict=True)):
+            return None
+        attributes = {name: a.value for name, a in node.attributes.items()}
+        how: dict[str, Any] = {"domain": OWN_DOMAIN, **attributes}
+        if not graph.runs(node.op_type, read, outputs=made, **how):
+            return Refusal("no kernel", [v.dtype for v in (*read, *made) if v is not None])
+
+        def build(op: Any) -> list[ir.Value]:
+            results = op.call(node.op_type, *read, outputs=len(made), **how)
+            return _typed(results, made)
+
+        return Match(made, build)
+
+
+class NarrowNorms(Rule):
+    """``LayerNormalization(Cast(x), w, b) -> LayerNorm(x, w, b)`` from 16-bit types, or where the
+    result is cast to one; ``SimplifiedLayerNormalization`` along the last axis -> ``RmsNorm``."""
+
+    roots = ("LayerNormalization", "SimplifiedLayerNormalization")
+    lowers = "norms of onnxruntime"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        x, *parameters = node.inputs
+        axes = _axes(node, graph)
+        if x is None or axes is None or not _is_narrow(node, graph):
+            return None
+        full = node.op_type == "LayerNormalization"
+        expected = 2 if full else 1
+        if len(parameters) != expected or None in parameters or not (full or axes == 1):
+            return Refusal("a norm without a weight or a bias, or of several axes", node.name)
+        name, how = "RmsNorm", {"epsilon": graph.attribute(node, "epsilon", 1e-5)}
+        if full:
+            name, how = "LayerNorm", {**how, "axes": axes}
+        made = list(node.outputs)
+        types = made if not full else [*made, *[made[0]] * (3 - len(made))]
+        if not graph.runs(name, node.inputs, outputs=types, domain=OWN_DOMAIN, **how):
+            return Refusal("no kernel", x.dtype)
+
+        def build(op: Any) -> list[ir.Value]:
+            results = op.call(name, *node.inputs, outputs=len(types), domain=OWN_DOMAIN, **how)
+            return _typed(results, types)[: len(made)]
+
+        return Match(made, build)
+
+
+_SOFTMAXES: Mapping[str, int] = {"Softmax": 0, "LogSoftmax": 1}
+
+
+class NarrowSoftmax(Rule):
+    """``Softmax(Cast(x)) -> Softmax(x)`` of our own along the last axis, from 16-bit types, or
+    where the result is cast to one; ``LogSoftmax`` likewise."""
+
+    roots = tuple(_SOFTMAXES)
+    lowers = "softmaxes of onnxruntime"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        rank, made = graph.rank(node.inputs[0]), list(node.outputs)
+        if not rank or not _is_narrow(node, graph):
+            return None
+        if (axis := graph.attribute(node, "axis", -1)) % rank != rank - 1:
+            return Refusal("not along the last axis", axis)
+        how: dict[str, Any] = {"domain": OWN_DOMAIN, "log": _SOFTMAXES[node.op_type]}
+        if not graph.runs("Softmax", node.inputs, outputs=made, **how):
+            return Refusal("no kernel", made[0].dtype)
+
+        def build(op: Any) -> list[ir.Value]:
+            return _typed(op.call("Softmax", *node.inputs, **how), made)
+
+        return Match(made, build)
+
+
+def _is_narrow(node: ir.Node, graph: GraphView) -> bool:
+    """Tell whether a node computes 16-bit numbers: they are its own, or casts are around it."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.dtype != y.dtype:
+        return False
+    around = before_cast(x, graph) is not x or after_cast(y, graph) is not y
+    return x.dtype in NARROW or around
+
+
+def _axes(node: ir.Node, graph: GraphView) -> int | None:
+    """How many of the last axes a norm is over."""
+    rank = graph.rank(node.inputs[0])
+    return None if rank is None else rank - graph.attribute(node, "axis", -1) % rank
+
+
+def _typed(results: Any, like: Sequence[ir.Value]) -> list[ir.Value]:
+    found = list(results) if isinstance(results, tuple) else [results]
+    for result, value in zip(found, like, strict=True):
+        result.type = value.type
+    return found

@@ -1,0 +1,359 @@
+"""Nodes for the operators of our own, drawn at random: as exporters write them, or spoiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+FLOAT, INT64, BOOL, HALF, DOUBLE, BFLOAT = 1, 7, 9, 10, 11, 16
+FLOATING = (FLOAT, HALF, BFLOAT)
+FLOATS = (*FLOATING, DOUBLE)
+TYPES = (*FLOATS, INT64, BOOL, 6, 0)
+EDGES = (-(2**63), -(2**31), -21, -2, -1, 0, 1, 2, 3, 13, 2**24, 2**31, 2**40, 2**62, 2**63 - 1)
+"""Integers at which arithmetic goes wrong."""
+
+OPERATIONS = {1: (6, 7, 8, 9, 10, 11, 12, 19, 20, 21, 22, 24, 25, 26), 3: (18,)}
+"""The operations of a program by their number of operands, where it is not two."""
+OPERATIONS[2] = tuple(i for i in range(27) if i not in OPERATIONS[1] + OPERATIONS[3])
+
+
+@dataclass
+class Tensor:
+    """An input: its type, its sizes, and its content where it is integers that matter."""
+
+    type: int
+    dims: list[int]
+    content: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Case:
+    """A node with its inputs; an attribute is an integer, a list of them, or a float."""
+
+    op: str
+    attributes: dict[str, int | float | list[int]]
+    inputs: list[Tensor]
+    results: list[int]
+    """The types of the results; 0 for one that nobody reads."""
+
+    def line(self, seed: int) -> str:
+        """What the program reads."""
+        words: list[object] = [self.op, seed, len(self.attributes)]
+        for name, value in self.attributes.items():
+            kind = "I" if isinstance(value, list) else "f" if isinstance(value, float) else "i"
+            single = round(1024 * value) if isinstance(value, float) else value
+            numbers = single if isinstance(single, list) else [single]
+            words += [name, kind, len(numbers), *numbers]
+        words.append(len(self.inputs))
+        for x in self.inputs:
+            words += [x.type, len(x.dims), *x.dims, len(x.content), *x.content]
+        return " ".join(map(str, [*words, len(self.results), *self.results]))
+
+
+def _dims(r: random.Random, least: int = 0, most: int = 4) -> list[int]:
+    """Sizes: some are one, some make vectors, few are zero."""
+    return [
+        r.choice((1, 1, 2, 3, 4, 5, 8, 9, 17, 33, 0 if r.random() < 0.1 else 7))
+        for _ in range(r.randint(least, most))
+    ]
+
+
+def _integers(values: Sequence[int]) -> Tensor:
+    return Tensor(INT64, [len(values)], list(values))
+
+
+def _part(r: random.Random, dims: Sequence[int]) -> list[int]:
+    """Sizes that broadcast to others."""
+    kept = [1 if r.random() < 0.3 else d for d in dims]
+    return kept[r.randint(0, len(kept)) :] if r.random() < 0.4 else kept
+
+
+def _floats(r: random.Random, *shapes: list[int]) -> list[Tensor]:
+    """Tensors of types that are computed in float, each its own or all alike."""
+    types = FLOATING if r.random() < 0.5 else (r.choice(FLOATING),)
+    return [Tensor(r.choice(types), dims) for dims in shapes]
+
+
+def _made(r: random.Random, count: int) -> list[int]:
+    return [r.choice(FLOATING) for _ in range(count)]
+
+
+def _elementwise(r: random.Random, op: str) -> Case:
+    dims = _dims(r, int(op.startswith("Transposed")))
+    types = FLOATING if r.random() < 0.8 else (DOUBLE,)
+    inputs = [Tensor(r.choice((BOOL, *types)), _part(r, dims)) for _ in range(r.randint(1, 5))]
+    inputs.append(Tensor(r.choice(types), dims))
+    program: list[int] = []
+    written: list[int] = []
+    for i in range(r.randint(1, 8)):
+        arity = r.choice((1, 2, 3))
+        read = [
+            r.choice(written) if written and r.random() < 0.5 else -r.randint(1, len(inputs))
+            for _ in range(arity)
+        ]
+        register = r.choice([*written, i])
+        program += [r.choice(OPERATIONS[arity]), register, *read, *[0] * (3 - arity)]
+        written.append(register)
+    results = [r.choice(written) for _ in range(r.randint(1, 3))]
+    attributes: dict[str, int | float | list[int]] = {"program": program, "results": results}
+    if op.startswith("Transposed"):
+        attributes["perm"] = r.sample(range(len(dims)), len(dims))
+    return Case(op, attributes, inputs, [r.choice(types) for _ in results])
+
+
+def _elementwise_list(r: random.Random, op: str) -> Case:
+    one = _elementwise(r, "Elementwise")
+    count, inputs = r.randint(1, 4), list(one.inputs)
+    for _ in range(count - 1):
+        dims = _dims(r)
+        inputs += [Tensor(x.type, _part(r, dims)) for x in one.inputs[:-1]]
+        inputs.append(Tensor(one.inputs[-1].type, dims))
+    return Case(op, {**one.attributes, "count": count}, inputs, one.results * count)
+
+
+def _write_rows(r: random.Random, op: str) -> Case:
+    dims, dtype = _dims(r, 1), r.choice(FLOATS)
+    axis, count = r.randrange(len(dims)), r.randint(0, 5)
+    wrap = r.randint(0, 1)
+    size = max(dims[axis], 1)
+    index = [r.randint(-size * wrap, size - 1) for _ in range(count)]
+    rows = [*dims[:axis], count, *dims[axis + 1 :]]
+    inputs = [Tensor(INT64, [count], index), Tensor(dtype, dims), Tensor(dtype, rows)]
+    return Case(op, {"axis": axis, "wrap": wrap}, inputs, [dtype])
+
+
+def _rotary(r: random.Random, op: str) -> Case:
+    dims = [*_dims(r), 2 * r.randint(1, 9)]
+    others = [[*_part(r, dims[:-1]), dims[-1]] for _ in range(2)]
+    inputs, made = _floats(r, dims, *others), _made(r, 1)
+    attributes: dict[str, int | float | list[int]] = {"gradient": r.randint(0, 1)}
+    if r.random() < 0.2:
+        inputs, made = [Tensor(DOUBLE, x.dims) for x in inputs], [DOUBLE]
+    elif r.random() < 0.5:
+        attributes["rounding"] = r.choice(FLOATING)
+    return Case(op, attributes, inputs, made)
+
+
+def _scatter(r: random.Random, op: str) -> Case:
+    shape, dtype = _dims(r, 1), r.choice(FLOATS)
+    depth, places = r.randint(0, len(shape)), r.randint(0, 9)
+    index = [r.randint(-d, d - 1) if d else 0 for _ in range(places) for d in shape[:depth]]
+    updates = Tensor(dtype, [places, *shape[depth:]])
+    attributes: dict[str, int | float | list[int]] = {"add": r.randint(0, 1)}
+    if r.random() < 0.3:
+        attributes |= {"masked": 1, "skip": -100}
+    inputs = [_integers(shape), Tensor(INT64, [places, depth], index), updates]
+    return Case(op, attributes, inputs, [dtype])
+
+
+def _windows(r: random.Random) -> list[int]:
+    numbers = []
+    for _ in range(2):
+        kernel, dilation = r.randint(1, 4), r.randint(1, 3)
+        padding = r.randint(0, (dilation * (kernel - 1) + 1) // 2)
+        numbers += [kernel, r.randint(1, 3), padding, dilation, r.randint(0, 1)]
+    return numbers
+
+
+def _count(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: int) -> int:
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    windows = (room + (stride - 1 if ceil else 0)) // stride + 1
+    return max(0, windows - int(bool(ceil) and (windows - 1) * stride >= size + padding))
+
+
+def _pooled(r: random.Random, op: str) -> Case:
+    dims = [*_dims(r, 0, 2), r.randint(8, 40), r.randint(8, 40)]
+    windows = _windows(r)
+    counted = [_count(d, *windows[i : i + 5]) for d, i in zip(dims[-2:], (0, 5), strict=True)]
+    shape = [*dims[:-2], *counted]
+    if op == "MaxPool":
+        return Case(
+            op, {"windows": windows}, [Tensor(FLOAT, dims)], [FLOAT, INT64][: r.choice((1, 2))]
+        )
+    places = [r.randint(-1, 70) for _ in range(math.prod(shape))]
+    inputs = [Tensor(FLOAT, shape), Tensor(INT64, shape, places), _integers(dims)]
+    return Case(op, {}, inputs, [FLOAT])
+
+
+def _columns(r: random.Random, op: str) -> Case:
+    dims = [r.randint(0, 3), r.randint(1, 3), r.randint(8, 20), r.randint(8, 20)]
+    windows = _windows(r)
+    windows[4] = windows[9] = 0
+    if op == "Columns":
+        return Case(op, {"windows": windows}, [Tensor(FLOAT, dims)], [FLOAT])
+    area = _count(dims[2], *windows[:5]) * _count(dims[3], *windows[5:])
+    given = Tensor(FLOAT, [dims[1] * windows[0] * windows[5], dims[0] * area])
+    return Case(op, {"windows": windows}, [given, _integers(dims)], [FLOAT])
+
+
+def _batch_norm(r: random.Random, op: str) -> Case:
+    dims = _dims(r, 2)
+    each = dims[1:2]
+    if op == "BatchNorm":
+        return Case(op, {"epsilon": 0.5}, _floats(r, dims, each, each), _made(r, 4))
+    inputs, made = _floats(r, dims, dims, each, each, each), _made(r, r.choice((2, 3)))
+    return Case(op, {"training": r.randint(0, 1)}, inputs, made)
+
+
+def _layer_norm(r: random.Random, op: str) -> Case:
+    dims = _dims(r, 1)
+    axes = r.randint(1, len(dims))
+    inner, rows = dims[-axes:], [*dims[:-axes], *[1] * axes]
+    if op == "LayerNorm":
+        how = {"axes": axes, "epsilon": 0.5}
+        return Case(op, how, _floats(r, dims, inner, inner), _made(r, 3))
+    made = _made(r, r.choice((2, 3)))
+    return Case(op, {"axes": axes}, _floats(r, dims, dims, rows, rows, inner), made)
+
+
+def _sum(r: random.Random, op: str) -> Case:
+    dims = _dims(r)
+    leading = r.randint(0, len(dims))
+    trailing = r.randint(0, len(dims) - leading)
+    flags = {"keepdims": r.randint(0, 1), "mean": r.randint(0, 1)}
+    attributes = {"leading": leading, "trailing": trailing, **flags}
+    return Case(op, {**attributes}, _floats(r, dims), _made(r, 1))
+
+
+def _order(r: random.Random, op: str) -> Case:
+    dims = _dims(r, 1)  # long rows too: few of many are chosen in another way
+    long = Tensor(r.choice((FLOAT, DOUBLE, INT64)), [*dims[:2], dims[-1] * r.choice((1, 9))])
+    flags = {name: r.randint(0, 1) for name in ("largest", "select", "sorted")}
+    return Case(op, {**flags}, [long, _integers([r.randint(0, dims[-1])])], [INT64])
+
+
+def _rows(r: random.Random, op: str) -> Case:
+    dims = _dims(r, 1)
+    if op == "RmsNorm":
+        made = _made(r, r.choice((1, 2)))
+        return Case(op, {"epsilon": 0.5}, _floats(r, dims, dims[-1:]), made)
+    if op == "RmsNormGrad":
+        return Case(op, {}, _floats(r, dims, dims, dims[:-1], dims[-1:]), _made(r, 1))
+    if op == "CrossEntropyGrad":
+        most = max(dims[-1], 1)
+        places = [r.randint(-most, most - 1) for _ in range(math.prod(dims[:-1]))]
+        x, slopes = _floats(r, dims, dims[:-1])
+        return Case(op, {}, [x, Tensor(INT64, dims[:-1], places), slopes], _made(r, 1))
+    flag = {"tanh" if op == "GeluGrad" else "log": r.randint(0, 1)}
+    shapes = [dims] if op == "Softmax" else [dims, dims]
+    return Case(op, {**flag}, _floats(r, *shapes), _made(r, 1))
+
+
+def _transpose(r: random.Random, op: str) -> Case:
+    dims = _dims(r, 1)
+    given, made = FLOAT, HALF if op == "TransposeToFloat16" else BFLOAT
+    if op == "TransposeToFloat":
+        given, made = r.choice((HALF, BFLOAT)), FLOAT
+    perm = r.sample(range(len(dims)), len(dims))
+    return Case(op, {"perm": perm}, [Tensor(given, dims)], [made])
+
+
+def _tri_matrix(r: random.Random, op: str) -> Case:
+    dtype = r.choice(FLOATS)
+    sizes = [Tensor(INT64, [1], [r.randint(0, 40)]) for _ in range(2)]
+    values = [Tensor(dtype, _part(r, [1, 1])) for _ in range(3)]
+    attributes = {"rank": r.randint(2, 5), "diagonal": r.randint(-50, 50)}
+    return Case(op, {**attributes}, [*sizes, *values], [dtype])
+
+
+MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
+    **dict.fromkeys(("Elementwise", "TransposedElementwise"), _elementwise),
+    "ElementwiseList": _elementwise_list,
+    "WriteRows": _write_rows,
+    "Rotary": _rotary,
+    "ScatterZeros": _scatter,
+    **dict.fromkeys(("MaxPool", "MaxPoolGrad"), _pooled),
+    **dict.fromkeys(("Columns", "ColumnsGrad"), _columns),
+    **dict.fromkeys(("BatchNorm", "BatchNormGrad"), _batch_norm),
+    **dict.fromkeys(("LayerNorm", "LayerNormGrad"), _layer_norm),
+    "Sum": _sum,
+    **dict.fromkeys(("Softmax", "SoftmaxGrad", "GeluGrad", "CrossEntropyGrad"), _rows),
+    **dict.fromkeys(("RmsNorm", "RmsNormGrad"), _rows),
+    **dict.fromkeys(("TransposeToFloat", "TransposeToFloat16"), _transpose),
+    "TransposeToBfloat16": _transpose,
+    "TriMatrix": _tri_matrix,
+    "Order": _order,
+}
+
+
+def _other(r: random.Random, value: int) -> int:
+    other = r.choice((r.choice(EDGES), value + 1, value - 1, -value, value * 2))
+    return min(max(other, EDGES[0]), EDGES[-1])
+
+
+def _spoil_attribute(r: random.Random, case: Case) -> None:
+    if not case.attributes:
+        return
+    name = r.choice(list(case.attributes))
+    value = case.attributes[name]
+    if r.random() < 0.1:
+        del case.attributes[name]
+    elif isinstance(value, list):
+        place = r.randint(0, len(value))
+        if place < len(value) and r.random() < 0.8:
+            value[place] = _other(r, value[place])
+        else:
+            value[place : place + r.randint(0, 1)] = [r.choice(EDGES)] * r.choice((0, 1, 5))
+    elif isinstance(value, int):
+        case.attributes[name] = _other(r, value)
+
+
+def _spoil_sizes(r: random.Random, case: Case) -> None:
+    """Change a size of one input, or of all that have it."""
+    some = r.choice(case.inputs)
+    if not some.dims or r.random() < 0.1:
+        some.dims = [*some.dims, *[1] * r.choice((1, 2, 12))]
+        return
+    old, new = r.choice(some.dims), r.choice((0, 1, 2, 3, 16, 2**31, 2**40, 2**62))
+    for x in case.inputs if r.random() < 0.5 else [some]:
+        x.dims = [new if d == old else d for d in x.dims]
+        if r.random() < 0.1:
+            x.dims.pop(r.randrange(len(x.dims))) if x.dims else None
+
+
+def _spoil_content(r: random.Random, case: Case) -> None:
+    """Change what an input of integers holds."""
+    given = [x for x in case.inputs if x.content]
+    if given:
+        content = r.choice(given).content
+        place = r.randrange(len(content))
+        content[place] = _other(r, content[place])
+
+
+def _spoil_signature(r: random.Random, case: Case) -> None:
+    """Change the types or the number of inputs or results."""
+    inputs, results = case.inputs, case.results
+    what = r.randint(0, 5)
+    if what == 0:
+        r.choice(inputs).type = r.choice(TYPES)
+    elif what == 1:
+        results[r.randrange(len(results))] = r.choice(TYPES)
+    elif what == 2 and len(inputs) > 1:
+        inputs.pop(r.randrange(len(inputs)))
+    elif what == 3:
+        inputs += [dataclasses.replace(r.choice(inputs)) for _ in range(r.choice((1, 2, 20)))]
+    elif what == 4 and len(results) > 1:
+        results.pop()
+    else:
+        results += [r.choice(results)] * r.choice((1, 20))
+
+
+SPOILERS = (_spoil_attribute, _spoil_sizes, _spoil_content, _spoil_signature)
+MOST_ELEMENTS = 2**20
+
+
+def draw(r: random.Random, op: str) -> Case:
+    """A case: half of them are spoiled, in one way or several."""
+    case = MAKERS[op](r, op)
+    case.inputs = [Tensor(x.type, list(x.dims), list(x.content)) for x in case.inputs]
+    if r.random() < 0.5:
+        for spoil in r.choices(SPOILERS, (4, 2, 2, 1), k=r.randint(1, 3)):
+            spoil(r, case)
+    for x in case.inputs:  # sizes that have no memory here can only be those of nothing
+        if math.prod(x.dims) > MOST_ELEMENTS:
+            x.dims.insert(r.randint(0, len(x.dims)), 0)
+        x.content = x.content[: math.prod(x.dims)] if x.type == INT64 else []
+    return case

@@ -212,7 +212,8 @@ class Writer:
             dtype = to_onnx_type(dtype)
         if dtype is None:
             dtype = _guess_type(value)
-        array = np.asarray(value).astype(dtype.numpy())
+        with np.errstate(over="ignore"):  # too large a number is infinite, as in torch
+            array = np.asarray(value).astype(dtype.numpy())
         return self.tensor(ir.Tensor(array, dtype=dtype))
 
     def tensor(self, tensor: ir.TensorProtocol, name: str | None = None) -> Value:

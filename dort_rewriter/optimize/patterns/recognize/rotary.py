@@ -72,9 +72,9 @@ def find_turn(total: ir.Node, graph: GraphView) -> Turn | None:
 def _forward(straight: ir.Value, turned: ir.Value, graph: GraphView) -> Turn | None:
     products = [before_rounding(v, graph) for v in (straight, turned)]
     for rotated, sin in factors(graph.producer(products[1], "Mul")):
-        narrow = before_cast(rotated, graph) or rotated
-        halves = _halves(narrow, graph)
-        if halves is None or not halves[1]:
+        narrow = before_cast(rotated, graph)
+        halves = None if narrow is None else _halves(narrow, graph)
+        if narrow is None or halves is None or not halves[1]:
             continue
         for x, cos in factors(graph.producer(products[0], "Mul")):
             if x is halves[0] or before_cast(x, graph) is halves[0]:

@@ -215,6 +215,10 @@ def _sum(r: random.Random, op: str) -> Case:
     trailing = r.randint(0, len(dims) - leading)
     flags = {"keepdims": r.randint(0, 1), "mean": r.randint(0, 1)}
     attributes = {"leading": leading, "trailing": trailing, **flags}
+    if r.random() < 0.3:
+        before = r.randint(0, len(dims))
+        attributes |= {"before": before, "leading": r.randint(0, len(dims) - before)}
+        attributes["trailing"] = 0
     return Case(op, {**attributes}, _floats(r, dims), _made(r, 1))
 
 

@@ -227,6 +227,21 @@ def test_a_list_of_another_length_is_refused(count: int) -> None:
         _run("ElementwiseList", *[_random(2)] * 4, ranks=[1], **how)
 
 
+def test_a_list_of_several_types() -> None:
+    """The first input, and the first result, of each group of one type."""
+    x, y = [_random(*s).astype(BFLOAT16) for s in ((3, 5), (700,))]
+    f, g = _random(5), _random(1)
+    how = {"program": [0, 0, -1, -2, 0], "results": [0, 0], "count": 2}
+    types = {"made": [BFLOAT16, np.float32] * 2, "ranks": [2, 2, 1, 1]}
+    got = _run("ElementwiseList", x, f, y, g, **types, **how)
+    totals = x.astype(np.float32) + f, y.astype(np.float32) + g
+    for total, narrow, wide in zip(totals, got[::2], got[1::2], strict=True):
+        np.testing.assert_array_equal(_fed(narrow), _fed(total.astype(BFLOAT16)))
+        np.testing.assert_array_equal(wide, total)
+    with pytest.raises(Exception, match="results of a list are of other types"):
+        _run("ElementwiseList", x, f, y, g, made=[BFLOAT16, np.float32, *[BFLOAT16] * 2], **how)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_inputs_are_broadcast(shapes: list[tuple[int, ...]], dtype: Any) -> None:
@@ -301,14 +316,14 @@ def test_numbers_are_rounded_to_the_nearest() -> None:
     bits = np.concatenate([upper + n for n in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
     x = bits.astype(np.uint32).view(np.float32)
     copy = {"program": [4, 0, -1, -1, 0], "results": [0]}
-    rounding = {"program": [24, 0, -1, 0, 0], "results": [0]}
+    rounding = {"program": [25, 0, -1, 0, 0], "results": [0]}
     expected = torch.from_numpy(x).bfloat16().float().numpy()
     np.testing.assert_array_equal(
         _fed(_run("Elementwise", x, made=[BFLOAT16], **copy)[0]), expected
     )
     np.testing.assert_array_equal(_run("Elementwise", x, **rounding)[0], expected)
     half = torch.from_numpy(x).half().float().numpy()
-    rounding["program"][0] = 23
+    rounding["program"][0] = 24
     np.testing.assert_array_equal(_run("Elementwise", x, **rounding)[0], half)
     with np.errstate(all="ignore"):
         narrow = x.astype(np.float16)
@@ -358,6 +373,7 @@ ROWS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[str, An
     "tanh GeluGrad": ([(5, 700)] * 2, [(5, 700)], {"tanh": 1}),
     "Sum": ([(300, 70)], [(1, 70)], {"leading": 1}),
     "rows Sum": ([(3, 5000)], [(3, 1)], {"trailing": 1, "mean": 1}),
+    "inner Sum": ([(3, 2, 7, 90)], [(3, 1, 1, 90)], {"before": 1, "leading": 2}),
     "Rotary": ([(2, 3, 8), (3, 8), (3, 8)], [(2, 3, 8)], {}),
     "gradient Rotary": ([(2, 3, 8), (3, 8), (3, 8)], [(2, 3, 8)], {"gradient": 1}),
 }
@@ -384,6 +400,22 @@ def test_what_is_narrow_is_rounded_once(name: str, types: tuple[Any, ...]) -> No
     for a, b, dtype, shape in zip(got, expected, made, results, strict=True):
         assert a.shape == shape
         np.testing.assert_array_equal(_fed(a), _fed(b.astype(dtype)))
+
+
+@pytest.mark.parametrize("mean", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 2, 7, 90), (1, 2)), ((5, 300, 4), (1,)), ((2, 3, 0), (1,)), ((2, 0, 3), (1,))],
+)
+def test_sums_over_axes_in_between(
+    shape: tuple[int, ...], axes: tuple[int, ...], mean: int
+) -> None:
+    x = _random(*shape)
+    how = {"before": axes[0], "leading": len(axes), "mean": mean, "keepdims": 0}
+    (got,) = _run("Sum", x, ranks=[x.ndim - len(axes)], **how)
+    wide = torch.from_numpy(x).double()
+    expected = wide.mean(axes) if mean else wide.sum(axes)
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
 def _widened(array: Array) -> Array:
@@ -527,6 +559,8 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     ("RmsNormGrad", [_random(2, 2), _random(2, 3), _random(2), _random(3)], {}, "another shape"),
     ("RmsNormGrad", [_random(2, 3), _random(2, 3), _random(3), _random(3)], {}, "other rows"),
     ("Sum", [_random(2, 2)], {"leading": 2, "trailing": 1}, "more axes"),
+    ("Sum", [_random(2, 2)], {"before": 2, "leading": 1}, "more axes"),
+    ("Sum", [_random(2, 2, 2)], {"before": 1, "leading": 1, "trailing": 1}, "more axes"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [3, 1, 0, 1, 0] * 2}, "larger than"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [1, 0, 0, 1, 0] * 2}, "five numbers"),
     ("Rotary", [_random(2, 4), _random(2, 1), _random(2, 4)], {}, "last dimension"),
@@ -548,7 +582,7 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     (
         "Elementwise",
         [_random(2, dtype=np.float64)],
-        {"program": [23, 0, -1, 0, 0]},
+        {"program": [24, 0, -1, 0, 0]},
         "does not know",
     ),
     ("Sum", [_random(2, 2)], {"leading": 2**63 - 1, "trailing": 1}, "leading is out"),

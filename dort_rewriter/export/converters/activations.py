@@ -102,9 +102,10 @@ def gelu_backward(
     op: Recorder, grad_output: Value, x: Value, *, approximate: str = "none"
 ) -> Value:
     """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
-    if op.takes_own(grad_output, x):
-        return own_kernels.gelu_gradient(op, grad_output, x, tanh=approximate == "tanh")
     grad, x = widen(op, grad_output), widen(op, x)
+    if op.takes_own(grad, x):
+        found = own_kernels.gelu_gradient(op, grad, x, tanh=approximate == "tanh")
+        return store(op, found)
     if approximate == "tanh":
         gate = op.Tanh(_gelu_argument(op, x))
         inner = op.Add(op.Mul(op.Mul(x, x), 3 * _GELU_CUBE * _GELU_SCALE), _GELU_SCALE)

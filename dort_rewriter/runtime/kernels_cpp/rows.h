@@ -12,7 +12,8 @@
 #include "kernel.h"
 #include "sums.h"
 
-// Sums or means over axes that come first or last: what is kept lies in between.
+// Sums or means over axes that come first or last: what is kept lies in between, or before axes
+// that are followed by others.
 class Sum {
  public:
   static constexpr const char* name = "Sum";
@@ -21,9 +22,11 @@ class Sum {
   static constexpr bool variadic = false;
   static constexpr size_t in_place = 0;
 
-  // `leading` and `trailing` are how many axes are summed at each end.
+  // `leading` and `trailing` are how many axes are summed at each end; the leading ones come after
+  // `before` others.
   explicit Sum(const Info& info)
-      : leading_(info.integer("leading", 0, 0, kMostAxes)),
+      : before_(info.integer("before", 0, 0, kMostAxes)),
+        leading_(info.integer("leading", 0, 0, kMostAxes)),
         trailing_(info.integer("trailing", 0, 0, kMostAxes)),
         keep_(info.flag("keepdims", true)),
         mean_(info.flag("mean", false)),
@@ -32,13 +35,18 @@ class Sum {
   void compute(const Context& context) const {
     Tensor x = context.input(0);
     auto rank = static_cast<int64_t>(x.shape.size());
-    if (leading_ + trailing_ > rank) fail(kInvalidArgument, "Sum over more axes than there are");
+    if (before_ + leading_ + trailing_ > rank || (before_ > 0 && trailing_ > 0)) {
+      fail(kInvalidArgument, "Sum over more axes than there are");
+    }
     Shape shape;
     for (int64_t d = 0; d < rank; ++d) {
-      bool kept = d >= leading_ && d < rank - trailing_;
+      bool kept = d < before_ || (d >= before_ + leading_ && d < rank - trailing_);
       if (kept || keep_) shape.push_back(kept ? x.shape[d] : 1);
     }
     const int64_t* sizes = x.shape.begin();
+    int64_t batch = count(sizes, sizes + before_);
+    sizes += before_;
+    rank -= before_;
     int64_t outer = count(sizes, sizes + leading_);
     int64_t kept = count(sizes + leading_, sizes + rank - trailing_);
     int64_t inner = count(sizes + rank - trailing_, sizes + rank);
@@ -46,9 +54,9 @@ class Sum {
     if (outer * inner == 0) outer = 0;  // nothing to go through, however many times
     double scale = mean_ ? 1.0 / static_cast<double>(outer * inner) : 1.0;
     Floats from(x);
-    if (kept == 0) return;
+    if (batch * kept == 0) return;
     if (inner == 1) {
-      columns(context, from, outer, kept, scale, y);
+      columns(context, from, batch, outer, kept, scale, y);
       return;
     }
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(outer * inner, 1));
@@ -75,19 +83,20 @@ class Sum {
     return total;
   }
 
-  static void columns(const Context& context, const Floats& from, int64_t rows, int64_t width,
-                      double scale, const Written& y) {
+  static void columns(const Context& context, const Floats& from, int64_t batch, int64_t rows,
+                      int64_t width, double scale, const Written& y) {
     int64_t blocks = (width + kColumns - 1) / kColumns;
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(rows * kColumns, 1));
-    context.parallel(blocks, part, [&](int64_t begin, int64_t end) {
+    context.parallel(batch * blocks, part, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
-        int64_t first = b * kColumns, n = std::min(kColumns, width - first);
+        int64_t above = b / blocks * rows, first = b % blocks * kColumns;
+        int64_t n = std::min(kColumns, width - first);
         double total[kColumns] = {};
         for (int64_t row = 0; row < rows; row += kRows) {
           float sums[kColumns] = {};
           int64_t high = std::min(kRows, rows - row);
           for (int64_t r = 0; r < high; ++r) {
-            const float* at = from.at((row + r) * width + first, n, 0);
+            const float* at = from.at((above + row + r) * width + first, n, 0);
             if (n == kColumns) {  // a number that compilers know
               for (int64_t k = 0; k < kColumns; ++k) sums[k] += at[k];
             } else {
@@ -96,14 +105,14 @@ class Sum {
           }
           for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
         }
-        y.put(first, n, 0, [&](float* to) {
+        y.put(b / blocks * width + first, n, 0, [&](float* to) {
           for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] * scale);
         });
       }
     });
   }
 
-  int64_t leading_, trailing_;
+  int64_t before_, leading_, trailing_;
   bool keep_, mean_;
   ElementType made_;
 };

@@ -1,6 +1,7 @@
 """Sums and means over the first or last axes, which our kernel adds up in vectors.
 
-Those of 16-bit numbers are added up in float32 and rounded once, as torch's are."""
+Those of 16-bit numbers are added up in float32 and rounded once, as torch's are; also over axes in
+between, of which onnxruntime's kernel knows float32 only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _TYPES = frozenset({ir.DataType.FLOAT, *NARROW})
 
 class Sums(Rule):
     """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, float16 or bfloat16,
-    and ReduceMean.
+    and ReduceMean; of 16-bit numbers over other axes side by side too.
 
     NOTE: late, since norms are recognized by their means.
     """
@@ -32,8 +33,7 @@ class Sums(Rule):
         if (ends := _ends(node, graph)) is None:
             return None
         attributes = {
-            "leading": ends[0],
-            "trailing": ends[1],
+            **ends,
             "keepdims": graph.attribute(node, "keepdims", 1),
             "mean": int(node.op_type == "ReduceMean"),
         }
@@ -43,8 +43,8 @@ class Sums(Rule):
         )
 
 
-def _ends(node: ir.Node, graph: GraphView) -> tuple[int, int] | None:
-    """How many axes are reduced at each end, when none is between."""
+def _ends(node: ir.Node, graph: GraphView) -> dict[str, int] | None:
+    """How many axes are reduced at each end, when none is between, or else which."""
     x = node.inputs[0]
     dims = graph.dims(x)
     if x is None or not dims or x.dtype not in _TYPES or 0 in dims:
@@ -56,6 +56,10 @@ def _ends(node: ir.Node, graph: GraphView) -> tuple[int, int] | None:
     reduced = set(axes or range(rank))
     leading = next((i for i in range(rank) if i not in reduced), rank)
     trailing = next((i for i in range(rank - leading) if rank - 1 - i not in reduced), 0)
+    ends = {"leading": leading, "trailing": trailing}
     if len(reduced) != leading + trailing:
-        return None
-    return (leading, trailing) if graph.runs("Sum", [x], outputs=[x], domain=OWN_DOMAIN) else None
+        first = min(reduced)
+        if x.dtype not in NARROW or max(reduced) - first >= len(reduced):
+            return None
+        ends = {"before": first, "leading": len(reduced)}
+    return ends if graph.runs("Sum", [x], outputs=[x], domain=OWN_DOMAIN) else None

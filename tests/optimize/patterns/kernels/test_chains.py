@@ -61,7 +61,7 @@ def _rounded(program: str) -> str:
         code, register = numbers[i : i + 2]
         rounded += numbers[i : i + 5]
         if i + 5 < len(numbers) and code in (0, 1, 2, 3, 11):
-            rounded += [23, register, register, 0, 0]
+            rounded += [24, register, register, 0, 0]
     return str(rounded)
 
 
@@ -306,7 +306,7 @@ NARROW = {
     "what others read is rounded": (
         "a = Mul(x, y) z = Add(a, y)",
         "float16",
-        "[2,0,-1,-2,0, 23,0,0,0,0, 0,0,0,-2,0]",
+        "[2,0,-1,-2,0, 24,0,0,0,0, 0,0,0,-2,0]",
         "x, y",
     ),
     "what is exact is not": (
@@ -324,13 +324,13 @@ NARROW = {
     "a cast there and back": (
         "a = Cast<to = 1>(x) b = Mul(a, f) c = Cast<to = 10>(b) d = Cast<to = 1>(c) z = Add(d, f)",
         "float",
-        "[2,0,-1,-2,0, 23,0,0,0,0, 0,0,0,-2,0]",
+        "[2,0,-1,-2,0, 24,0,0,0,0, 0,0,0,-2,0]",
         "x, f",
     ),
     "an operator of float32": (
         "a = Cast<to = 1>(x) g = com.microsoft.Gelu(a) z = Cast<to = 10>(g)",
         "float16",
-        "[25,0,-1,0,0]",
+        "[26,0,-1,0,0]",
         "x",
     ),
 }

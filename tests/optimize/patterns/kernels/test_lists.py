@@ -31,6 +31,13 @@ def test_other_programs_stay_two() -> None:
     assert_refuses(ElementwiseLists, text)
 
 
+def test_other_types_stay_two() -> None:
+    """Of what is read, and of what is made."""
+    head = "(float[3] p, float16[3] r, float g) => (float[3] q, float16[3] s)"
+    assert_refuses(ElementwiseLists, f"{head} {{ q = {SUM} (p, g)\n s = {SUM} (p, g) }}")
+    assert_refuses(ElementwiseLists, f"{head} {{ q = {SUM} (p, g)\n s = {SUM} (r, g) }}")
+
+
 def test_what_others_wait_for_stays_alone() -> None:
     text = f"""{HEAD} {{ a = {SUM} (p, g)
         b = {SUM} (r, h)

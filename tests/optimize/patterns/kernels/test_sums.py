@@ -80,6 +80,8 @@ REFUSED = {
     "an axis between": """(float[2,3,4] x) => (float[2,1,4] y) <int64[1] a = {1}> {
         y = ReduceSum(x, a)
     }""",
+    "16 bits, not side by side": """(float16[2,3,4,5] x) => (float16[2,1,4,1] y)
+        <int64[2] a = {1, 3}> {y = ReduceSum(x, a)}""",
     "another type": "(double[2,3] x) => (double[2,1] y) <int64[1] a = {1}> {y = ReduceSum(x, a)}",
     "integers": "(int64[2,3] x) => (int64[2,1] y) <int64[1] a = {1}> {y = ReduceSum(x, a)}",
     "axes known at run time": "(float[2,3] x, int64[1] a) => (float[2,1] y) {y = ReduceSum(x, a)}",
@@ -106,6 +108,21 @@ def test_16_bits(operator: str) -> None:
         Sums,
         f"(float16[300,N] x) => (float16[1,N] y) <int64[1] a = {{0}}> {{y = {operator}(x, a)}}",
         f"(float16[300,N] x) => (float16[1,N] y) {{y = dort_rewriter.Sum<{how}>(x)}}",
+        reference=False,
+        rtol=2e-3,
+        atol=2e-3,
+    )
+
+
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
+def test_16_bits_in_between(operator: str) -> None:
+    mean = int(operator == "ReduceMean")
+    how = f"before = 1, leading = 2, keepdims = 1, mean = {mean}"
+    head = "(float16[2,3,N,70] x) => (float16[2,1,1,70] y)"
+    assert_rewrites(
+        Sums,
+        f"{head} <int64[2] a = {{-2, 1}}> {{y = {operator}(x, a)}}",
+        f"{head} {{y = dort_rewriter.Sum<{how}>(x)}}",
         reference=False,
         rtol=2e-3,
         atol=2e-3,

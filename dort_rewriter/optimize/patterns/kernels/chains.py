@@ -24,6 +24,7 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
     operands,
     write_program,
 )
+from dort_rewriter.optimize.patterns.recognize.casts import before_cast
 from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import GraphView
 
@@ -62,8 +63,9 @@ class ElementwiseChains(GraphPass):
         chosen = [n for n in graph.graph if _is_eligible(n, graph)]
         found = _find_groups(graph.graph, set(chosen))
         groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
-        for group in groups:
-            _replace(graph.graph, group)
+        made = [_replace(graph.graph, group) for group in groups]
+        for node in made:
+            _read_before_casts(node, graph)
         if groups:
             graph.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
             graph.graph.sort()
@@ -191,8 +193,8 @@ def _is_result(value: ir.Value, members: Iterable[ir.Node]) -> bool:
     return value.is_graph_output() or any(n not in members for n, _ in value.uses())
 
 
-def _replace(graph: ir.Graph, group: _Group) -> None:
-    """Put one node in the place of a group."""
+def _replace(graph: ir.Graph, group: _Group) -> ir.Node:
+    """Put one node in the place of a group, and return it."""
     members = list(group.members)
     inside = set(members)
     kept = [m.outputs[0] for m in members if _is_result(m.outputs[0], inside)]
@@ -209,6 +211,19 @@ def _replace(graph: ir.Graph, group: _Group) -> None:
     for old, new in zip(kept, node.outputs, strict=True):
         take_place(old, new)
     _remove(graph, members)
+    return node
+
+
+def _read_before_casts(node: ir.Node, graph: GraphView) -> None:
+    """Let a program read 16-bit numbers where it reads them as float32: those of other shapes."""
+    for i, value in enumerate(node.inputs):
+        source = before_cast(value, graph)
+        if source is value or value is None:
+            continue
+        node.replace_input_with(i, source)
+        cast = value.producer()
+        if cast is not None and not value.uses() and not value.is_graph_output():
+            graph.graph.remove(cast, safe=True)
 
 
 def _remove(graph: ir.Graph, members: Sequence[ir.Node]) -> None:

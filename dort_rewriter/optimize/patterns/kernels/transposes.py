@@ -83,7 +83,7 @@ class TransposeCast(Rule):
         perm = _perm(node if other == "Cast" else before, graph)
         if name is None or perm is None:
             return None
-        if other == "Cast" and all(operator(n) in _ANY_ORDER for n in graph.consumers(y)):
+        if other == "Cast" and _is_read_in_any_order(y, graph):
             return None  # the rounded numbers are read as they lie
         if not _is_fast(perm, graph.dims(x) or ()):
             return Refusal("onnxruntime's transpose is faster", (perm, graph.dims(x)))
@@ -96,6 +96,13 @@ class TransposeCast(Rule):
             return result
 
         return Match([y], build)
+
+
+def _is_read_in_any_order(value: ir.Value, graph: GraphView) -> bool:
+    readers = graph.consumers(value)
+    if not readers or value.is_graph_output():
+        return False
+    return all(operator(n) in _ANY_ORDER for n in readers)
 
 
 def _perm(node: ir.Node, graph: GraphView) -> list[int] | None:

@@ -353,6 +353,22 @@ def test_numbers_of_16_bits(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("returned", [True, False])
+def test_numbers_of_another_shape_are_read_before_their_casts(returned: bool) -> None:
+    """Others may still read the cast."""
+    program = "program = [0,0,-1,-2,0, 2,0,0,-2,0], results = [0]"
+    head = "(float[2,N] x, float16[N] y) => (float[2,N] z" + ", float[N] c" * returned + ")"
+    cast = "c = Cast<to = 1>(y)"
+    assert_rewrites(
+        ElementwiseChains,
+        f"{head} {{{cast} a = Add(x, c) z = Mul(a, c)}}",
+        f"{head} {{{cast * returned} z = dort_rewriter.Elementwise<{program}>(x, y)}}",
+        reference=False,
+        rtol=0,
+        atol=0,
+    )
+
+
 def test_a_rounding_to_bfloat16_alone() -> None:
     """It is faster than onnxruntime's."""
     model = model_of("(float[8] x) => (bfloat16[8] z) { z = Cast<to = 16>(x) }")

@@ -10,6 +10,7 @@ from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.kernels import kernel_query
 from tests.optimize.rewrites import (
+    apply,
     assert_refuses,
     assert_rewrites,
     model_of,
@@ -167,6 +168,16 @@ REFUSED = {
 def test_casts_that_are_left_alone(name: str) -> None:
     """For no fault of their own: no near miss is reported."""
     assert_refuses(TransposeCast, REFUSED[name])
+
+
+def test_what_is_read_in_any_order() -> None:
+    """torch's kernels read rounded numbers as they lie, unless others want them too."""
+    nodes = "a = Cast<to = 10>(x) t = Transpose(a) z = dort_rewriter.mm(t, w)"
+    inputs = "float[40,50] x, float16[40,60] w"
+    assert_refuses(TransposeCast, f"({inputs}) => (float16[50,60] z) {{{nodes}}}")
+    model = model_of(f"({inputs}) => (float16[50,60] z, float16[50,40] t) {{{nodes}}}")
+    apply(TransposeCast, model)
+    assert [n.op_type for n in model.graph] == ["TransposeToFloat16", "mm"]
 
 
 def test_a_cast_without_a_kernel() -> None:

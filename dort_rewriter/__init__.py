@@ -44,6 +44,7 @@ _EXPORTS: dict[str, str] = {
     "install": "hook",
     "installed": "hook",
     "is_onnxrt_backend_supported": "backends.onnxrt",
+    "load": "deployment.loading",
     "make_aot_ort": "backends.aot_ort",
     "onnx_custom_backend": "backends.custom",
     "onnx_debug_backend": "backends.debug",
@@ -63,6 +64,8 @@ _EXPORTS: dict[str, str] = {
     "replay_dumped_data": "tools.repro",
     "results_to_string": "tools.results",
     "ResultReachedError": "errors",
+    "save": "deployment.saving",
+    "SavedModel": "deployment.loading",
     "status": "hook",
     "to_onnx": "backends.to_onnx",
     "torch_compile_backend": "backends.onnxrt",
@@ -99,6 +102,8 @@ if TYPE_CHECKING:
     )
     from dort_rewriter.backends.optimize_onnx import optimize_onnx
     from dort_rewriter.backends.to_onnx import to_onnx
+    from dort_rewriter.deployment.loading import SavedModel, load
+    from dort_rewriter.deployment.saving import save
     from dort_rewriter.errors import (
         CaptureError,
         DivergenceError,

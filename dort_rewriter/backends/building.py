@@ -26,13 +26,12 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, kernel_query
 from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.session import Session, create_session, session_options, try_session
-from dort_rewriter.runtime.threads import ThreadPolicy
+from dort_rewriter.runtime.session import Session, create_session, try_session
+from dort_rewriter.runtime.session_settings import session_settings
 from dort_rewriter.signature import GraphSignature, input_slots
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "build_session",
     "export_block",
     "make_executor",
-    "session_settings",
     "shared_in_torch",
 ]
 
@@ -198,23 +196,6 @@ def _output_names(plan: OutputPlan) -> list[str]:
         if slot.source == "model":
             names.setdefault(slot.index, name)
     return [names[i] for i in range(len(plan.model_outputs))]
-
-
-def session_settings(options: OrtBackendOptions, model: Any) -> Any:
-    """The ``SessionOptions`` that a user gave, or new ones.
-
-    NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
-    its time.
-    """
-    if options.ort_session_options is not None:
-        return options.ort_session_options
-    spinning = options.spinning
-    if spinning == "stop" and uses_torch_kernels(model):
-        spinning = "off"
-    policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=spinning)
-    return session_options(
-        optimization_level=options.ort_optimization_level, threads=policy, arena=options.arena
-    )
 
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:

@@ -29,6 +29,7 @@ from dort_rewriter.backends.safety_net import (
     guarded,
     raises_options_at_call,
 )
+from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.backends.torch_kernels import with_torch_kernels
 from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
@@ -70,6 +71,7 @@ def call_backend(
             "OrtBackend({...}), or backend='onnxrt' and options={...}."
         )
     chosen = with_mode(_options(backend), mode)
+    note_call(graph_module, args)
     if not chosen.use_aot_autograd:
         if mode is not None:
             return compile_graph(backend, graph_module, args, chosen)

@@ -48,7 +48,7 @@ class ArgumentSizes:
         if isinstance(size, torch.fx.Node):
             size = size.meta.get("val")
         if isinstance(size, torch.SymInt):
-            return self._express(size.node.expr)
+            return self.express(size.node.expr)
         return size if isinstance(size, int) and not isinstance(size, bool) else None
 
     def find_all(self, sizes: Any) -> tuple[Size, ...] | None:
@@ -56,7 +56,8 @@ class ArgumentSizes:
         found = tuple(s for size in sizes if (s := self.find(size)) is not None)
         return found if len(found) == len(sizes) else None
 
-    def _express(self, expression: Any) -> Size | None:
+    def express(self, expression: Any) -> Size | None:
+        """How to compute a symbolic expression from the arguments; None if they do not tell."""
         if (known := self._known.get(expression)) is not None:
             return known
         if isinstance(expression, sympy.Integer):
@@ -75,7 +76,7 @@ class ArgumentSizes:
     def _combine(
         self, operation: Literal["add", "mul", "floordiv", "mod", "min", "max"], operands: Any
     ) -> Size | None:
-        found = tuple(s for o in operands if (s := self._express(o)) is not None)
+        found = tuple(s for o in operands if (s := self.express(o)) is not None)
         return SizeExpression(operation, found) if len(found) == len(operands) else None
 
 

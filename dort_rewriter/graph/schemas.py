@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import onnx.defs
-import onnx_ir as ir
-import onnx_ir.schemas
 
 from dort_rewriter.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import onnx_ir.schemas
 
 __all__ = [
     "OWN_DOMAIN",
@@ -72,6 +75,8 @@ class OpInfo:
 
 
 def _slot(parameter: onnx_ir.schemas.Parameter) -> Slot:
+    import onnx_ir as ir
+
     types = list(parameter.type_constraint.allowed_types)
     only = types[0].dtype if len(types) == 1 and isinstance(types[0], ir.TensorType) else None
     is_sequence = all(isinstance(t, ir.SequenceType) for t in types)
@@ -86,6 +91,8 @@ def qualified(domain: str, name: str) -> str:
 @functools.cache
 def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
     """The schema of an operator as it stands in an opset."""
+    import onnx_ir.schemas
+
     try:
         schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError as e:

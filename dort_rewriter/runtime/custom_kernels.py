@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnx_ir as ir
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
@@ -65,7 +64,7 @@ def uses_custom_kernels(model: Model) -> bool:
         return DOMAIN.encode() in model  # at worst a library is loaded for nothing
     if isinstance(model, onnx.ModelProto):
         return any(opset.domain == DOMAIN for opset in model.opset_import)
-    return isinstance(model, ir.Model) and DOMAIN in model.graph.opset_imports
+    return DOMAIN in model.graph.opset_imports
 
 
 def uses_torch_kernels(model: Model) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.dtypes import onnx_name
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.call_plan import CallPlan, plan_call
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
@@ -307,5 +307,5 @@ _ORT_SPELLING = {"FLOAT": "float", "DOUBLE": "double"}
 
 
 def _ort_type(dtype: torch.dtype) -> str:
-    name = to_onnx_type(dtype).name
+    name = onnx_name(dtype)
     return f"tensor({_ORT_SPELLING.get(name, name.lower())})"

@@ -2,6 +2,7 @@
 
 NOTE: a model that is read is not trusted: what is damaged ends in a :class:`ValueError` that says
 so, and weights in files are read from the folder of the model only, whatever their path says.
+NOTE: onnx_ir is imported where it is needed: saved models are loaded without it.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import onnx
-import onnx_ir as ir
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from dort_rewriter.errors import ExportError
 from dort_rewriter.staging import staged
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 __all__ = [
     "INLINE_LIMIT",
     "Model",
+    "check_message",
     "check_target",
     "check_tensor",
     "from_message",
@@ -36,7 +41,7 @@ __all__ = [
     "write_model",
 ]
 
-Model: TypeAlias = onnx.ModelProto | ir.Model | bytes
+Model: TypeAlias = Union[onnx.ModelProto, "ir.Model", bytes]
 
 INLINE_LIMIT = 1_800_000_000
 """Bytes of weights that fit in one message: protobuf holds 2 GB and more, but refuses to serialize
@@ -70,7 +75,23 @@ def from_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -
 
     Raises :class:`ValueError` when it is no model, or wants files outside of the folder.
     """
+    import onnx_ir as ir
+
     place = Path.cwd() if folder is None else folder
+    checked = check_message(message, place)
+    try:
+        model = ir.from_proto(checked)
+        ir.external_data.set_base_dir(model.graph, place)
+    except _UNREADABLE as error:
+        raise ValueError(_brief(error)) from error
+    return model
+
+
+def check_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -> onnx.ModelProto:
+    """The message, read if it is in bytes; ``folder`` has its weights in files, if it has some.
+
+    Raises :class:`ValueError` when it is no model, or wants files outside of the folder.
+    """
     try:
         if isinstance(message, bytes):
             message = onnx.ModelProto.FromString(message)
@@ -78,14 +99,12 @@ def from_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -
             raise ValueError("it names no version")
         _check_text(message)
         for tensor in _initializers(message.graph):
-            check_tensor(tensor, place)
+            check_tensor(tensor, folder)
         for tensor in _constants(message):
             check_tensor(tensor)
-        model = ir.from_proto(message)
-        ir.external_data.set_base_dir(model.graph, place)
     except _UNREADABLE as error:
         raise ValueError(_brief(error)) from error
-    return model
+    return message
 
 
 def _check_text(message: Message) -> None:
@@ -138,16 +157,26 @@ def _check_location(tensor: onnx.TensorProto, folder: Path | None) -> None:
 def _expected(tensor: onnx.TensorProto) -> tuple[int, int] | None:
     """How many elements (bytes of raw data) a tensor has, and should have."""
     elements = math.prod(tensor.dims)
-    dtype = ir.DataType(tensor.data_type)
-    if dtype == ir.DataType.STRING:
+    dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
+    if dtype == "STRING":
         return len(tensor.string_data), elements
+    bits = _bits(dtype)
     if tensor.HasField("raw_data"):
-        return len(tensor.raw_data), math.ceil(elements * dtype.bitwidth / 8)
+        return len(tensor.raw_data), math.ceil(elements * bits / 8)
     fields = (tensor.float_data, tensor.double_data, tensor.int32_data, tensor.int64_data)
     given = max(map(len, (*fields, tensor.uint64_data)))
-    if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+    if dtype in ("COMPLEX64", "COMPLEX128"):
         return given, 2 * elements
-    return given, elements if dtype.bitwidth >= 8 else math.ceil(elements * dtype.bitwidth / 8)
+    return given, elements if bits >= 8 else math.ceil(elements * bits / 8)
+
+
+def _bits(dtype: str) -> int:
+    """The bits of an element, which most names of types say: ``FLOAT8E4M3FN``, ``INT4``."""
+    if (named := {"FLOAT": 32, "DOUBLE": 64, "BOOL": 8}.get(dtype)) is not None:
+        return named
+    if (found := re.match(r"[A-Z]+(\d+)", dtype)) is None:
+        raise ValueError(f"no tensor is of type {dtype}")
+    return int(found[1])
 
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -208,6 +237,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     NOTE: not in files of our own beyond 2 GB: neither onnx nor onnxruntime takes weights from
     another folder than the model's. ``onnx.save(..., save_as_external_data=True)`` writes it.
     """
+    import onnx_ir as ir
+
     return ir.to_proto(ir.external_data.load_to_model(model))
 
 
@@ -245,7 +276,7 @@ def serialized(model: Model) -> Iterator[bytes | str]:
     if isinstance(model, bytes):
         yield model
     elif not _needs_data_file(model):
-        proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+        proto = model if isinstance(model, onnx.ModelProto) else to_proto(model)
         yield bytes(proto.SerializeToString())
     else:
         with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
@@ -259,6 +290,8 @@ def write_model(model: Model, path: Path) -> None:
     if isinstance(model, bytes):
         path.write_bytes(model)
         return
+    import onnx_ir as ir
+
     external = f"{path.name}.data" if _needs_data_file(model) else None
     source = model if isinstance(model, ir.Model) else ir.from_proto(model)
     ir.save(source, path, external_data=external)
@@ -270,6 +303,8 @@ def _needs_data_file(model: onnx.ModelProto | ir.Model) -> bool:
             return bool(model.ByteSize() >= INLINE_LIMIT)
         except EncodeError:  # protobuf holds 2 GB and more, but refuses to measure them
             return True
+    import onnx_ir as ir
+
     # Weights that are in a file already are named by a path that means nothing elsewhere.
     in_files = any(isinstance(w, ir.ExternalTensor) for w in _weights(model))
     return in_files or weight_bytes(model) >= INLINE_LIMIT

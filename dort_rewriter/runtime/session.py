@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
+import onnx
 import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
@@ -29,6 +29,7 @@ from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, n
 from dort_rewriter.runtime.threads import ThreadPolicy
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import onnxruntime
 
 __all__ = [
@@ -251,7 +252,7 @@ def failed_nodes(error: BaseException) -> list[str]:
 def _node_places(model: Model) -> dict[str, str]:
     if isinstance(model, bytes):
         return {}
-    if isinstance(model, ir.Model):
+    if not isinstance(model, onnx.ModelProto):
         return {n.name: _place_ir(n) for n in model.graph.all_nodes() if n.name}
     return {
         n.name: _place(n.op_type, n.domain, n.input, {p.key: p.value for p in n.metadata_props})

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.building import build_session, make_executor, session_settings
+from dort_rewriter.backends.building import build_session, make_executor
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.executor import Executor
@@ -34,6 +34,7 @@ from dort_rewriter.runtime.profiling import (
     sources_of,
 )
 from dort_rewriter.runtime.session import Session
+from dort_rewriter.runtime.session_settings import session_settings
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["KernelTime", "Stopwatch", "Times", "left_as_it_was", "measure"]

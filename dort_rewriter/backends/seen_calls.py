@@ -1,0 +1,164 @@
+"""What a model was compiled for: the latest call of each, with descriptions in place of tensors.
+
+Who saves a compiled model, or asks for it at other sizes, needs arguments like those it was called
+with. Dynamo has them while it compiles; nothing is kept of them but sizes, types and plain values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+__all__ = ["SeenCall", "TensorLike", "latest_call", "map_values", "note_call"]
+
+_RESUMED = "torch_dynamo_resume_in_"
+"""How the names of functions begin that Dynamo makes behind a graph break."""
+
+
+@dataclass(frozen=True)
+class TensorLike:
+    """What a tensor among the arguments was."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    dynamic: frozenset[int] = frozenset()
+    """The dimensions that were compiled for any size."""
+
+
+@dataclass(frozen=True)
+class SeenCall:
+    """The arguments of a call, without the module; one description for one tensor."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+_by_module: weakref.WeakKeyDictionary[torch.nn.Module, SeenCall] = weakref.WeakKeyDictionary()
+_by_code: weakref.WeakKeyDictionary[CodeType, SeenCall] = weakref.WeakKeyDictionary()
+
+
+def latest_call(target: Callable[..., Any]) -> SeenCall | None:
+    """The call that a module or a function was compiled for last, if it was."""
+    if isinstance(target, torch.nn.Module):
+        return _by_module.get(target)
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, torch.nn.Module):  # a compiled method, as of ``model.forward``
+        return _by_module.get(owner)
+    return None if code is None else _by_code.get(code)
+
+
+def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
+    """Keep what the call under compilation looks like; nothing when Dynamo compiles none."""
+    translator = _translator()
+    if translator is None or translator.f_code.co_name.startswith(_RESUMED):
+        return
+    found = _arguments_of(translator)
+    if found is None:
+        return
+    args, kwargs = found
+    owner: Any = _owner(translator, args)
+    if args and args[0] is owner:
+        args = args[1:]
+    dynamic = _dynamic_dims(graph_module, given)
+    seen: dict[int, TensorLike] = {}
+
+    def described(tensor: torch.Tensor) -> TensorLike:
+        return seen.setdefault(id(tensor), _describe(tensor, dynamic))
+
+    call = SeenCall(
+        tuple(map_values(a, described) for a in args),
+        {k: map_values(v, described) for k, v in kwargs.items()},
+    )
+    if owner is not None:
+        _by_module[owner] = call
+    else:
+        _by_code[translator.f_code] = call
+
+
+def map_values(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A nested value with its tensors changed; lists, tuples and dictionaries are copied."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(map_values(v, change) for v in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_values(v, change) for v in value))
+    if type(value) is dict:
+        return {k: map_values(v, change) for k, v in value.items()}
+    return value
+
+
+def _translator() -> Any:
+    """What of Dynamo reads the outermost frame under compilation, None if nothing does."""
+    if torch._guards.TracingContext.try_get() is None:
+        return None
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:  # none was ever read in this thread
+        return None
+
+
+def _arguments_of(translator: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a frame, by its code and its variables."""
+    code, variables = translator.f_code, translator.output.local_scope
+    names = code.co_varnames
+    positional = names[: code.co_argcount]
+    only_named = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    more = list(names[code.co_argcount + code.co_kwonlyargcount :])
+    if not all(name in variables for name in (*positional, *only_named)):
+        return None
+    args = tuple(variables[name] for name in positional)
+    if code.co_flags & inspect.CO_VARARGS:
+        args += tuple(variables.get(more.pop(0), ()))
+    kwargs = {name: variables[name] for name in only_named}
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        kwargs |= variables.get(more.pop(0), {})
+    return args, kwargs
+
+
+def _owner(translator: Any, args: Sequence[Any]) -> torch.nn.Module | None:
+    """The module whose call a frame is: its first argument, or what a wrapper of torch calls."""
+    if args and isinstance(args[0], torch.nn.Module):
+        return args[0]
+    held = dict(translator.output.local_scope)
+    cells = getattr(translator, "closure", None) or ()
+    for name, cell in zip(translator.f_code.co_freevars, cells, strict=False):
+        held[name] = cell.cell_contents
+    wrapped = held.get("fn") if translator.f_code.co_freevars == ("fn",) else None
+    return wrapped if isinstance(wrapped, torch.nn.Module) else None
+
+
+def _dynamic_dims(
+    graph_module: torch.fx.GraphModule, given: Sequence[Any]
+) -> dict[int, frozenset[int]]:
+    """The symbolic dimensions of the arguments of a graph, by their identity."""
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    found = {}
+    for node, argument in zip(placeholders, given, strict=False):
+        fake = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(argument, torch.Tensor) and isinstance(fake, torch.Tensor):
+            sizes: Sequence[Any] = fake.shape
+            dims = (i for i, d in enumerate(sizes) if isinstance(d, torch.SymInt))
+            found[id(argument)] = frozenset(dims)
+    return found
+
+
+def _describe(tensor: torch.Tensor, dynamic: Mapping[int, frozenset[int]]) -> TensorLike:
+    return TensorLike(
+        tuple(map(int, tensor.shape)),
+        tuple(tensor.stride()) if tensor.layout == torch.strided else (),
+        tensor.dtype,
+        tensor.device,
+        dynamic.get(id(tensor), frozenset()),
+    )

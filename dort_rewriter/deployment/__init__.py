@@ -1,0 +1,1 @@
+"""Compiled models in other processes and at other times: saved, loaded, made ahead."""

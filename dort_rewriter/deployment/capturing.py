@@ -1,0 +1,250 @@
+"""One graph of a compiled model, made again by the same steps, and watched at its first run.
+
+Dynamo reads the call, AOTAutograd and the backend make a model of it: what comes out is what a
+call of the compiled model runs. The way from the arguments of the call to those of the graph, and
+from its results to the result of the call, is seen from the run: tensors are told by identity.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from dort_rewriter.backends.blocks import BuiltBlock, Providers
+from dort_rewriter.backends.building import build_block
+from dort_rewriter.backends.compilation import cut
+from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.errors import CaptureError, DortError, UnsupportedOpError
+from dort_rewriter.export.decompositions import get_tracing_table
+from dort_rewriter.options import OrtBackendOptions
+
+__all__ = ["Captured", "ComputedNumber", "capture", "copy_of"]
+
+
+class ComputedNumber(int):
+    """An integer that the graph computes, on its way to the result of the call."""
+
+    place: int
+    """Its position among the results of the graph."""
+
+
+@dataclass
+class Captured:
+    """A graph, its model, and what one run of it was given and gave."""
+
+    block: BuiltBlock
+    providers: Providers
+    args: list[Any]
+    """The arguments of the graph, as the run got them."""
+    frozen: frozenset[int]
+    """Those that the model holds."""
+    updates: tuple[int, ...]
+    """The arguments whose new values are the last results, in their order."""
+    results: list[Any] = field(default_factory=list)
+    """The results of the graph, as the call got them."""
+    value: Any = None
+    """The result of the call."""
+
+
+def capture(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    options: OrtBackendOptions,
+    dynamic: bool | None,
+) -> Captured:
+    """Make the graph of a call, and run it once on these arguments, which it leaves as they are.
+
+    Raises :class:`CaptureError` when there is no such graph that ONNX Runtime runs as a whole.
+    """
+    watcher = _Watcher(options)
+    # Each with code and globals of its own: nothing is kept with those of the caller.
+    names: dict[str, Any] = {"target": target, "__builtins__": builtins, "__name__": __name__}
+    frame = FunctionType(_frame.__code__.replace(), names, "saved_call")
+    compiled = torch.compile(frame, backend=watcher, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        try:
+            value = compiled(*args, **kwargs)
+        except DortError:
+            raise
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            raise _cause(error) from None
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise CaptureError(
+                f"The call is not one graph, and only one can be saved: {_brief(error)}"
+            ) from error
+        finally:
+            # What Dynamo keeps of the call is found here, and would never go. It takes the names.
+            names.update(dict.fromkeys(names))
+    captured, watcher.captured = watcher.captured, None
+    if captured is None:
+        raise CaptureError("The call computes nothing with tensors: there is no graph to save.")
+    captured.value = value
+    return captured
+
+
+def _frame(*args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821  # a global of each
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error of ours in an error of Dynamo, or the error as it is."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, DortError):
+            return found.with_traceback(None)
+        found = getattr(found, "inner_exception", None) or found.__cause__
+    return error
+
+
+def _brief(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join([line for line in lines if line][:6])
+
+
+class _Watcher:
+    """A backend that compiles as ``onnxrt`` does, and keeps what it sees."""
+
+    def __init__(self, options: OrtBackendOptions) -> None:
+        self.options = options
+        self.captured: Captured | None = None
+
+    def __call__(
+        self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
+    ) -> Callable[..., Any]:
+        _refuse_side_effects()
+        compiled = compile_with_aot(
+            graph_module,
+            given,
+            compile_graph=_refuse_training,
+            decompositions=get_tracing_table(make_dispatcher()),
+            compile_inference=self._compile,
+        )
+
+        def run(*args: Any) -> Any:
+            results = compiled(*args)
+            assert self.captured is not None
+            self.captured.results = list(results)
+            return [_marked(r, i) for i, r in enumerate(results)]
+
+        return run
+
+    def _compile(
+        self, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+    ) -> Callable[..., Any]:
+        _refuse_outside_work()
+        backend = OrtBackend(self.options)
+        recipe = dataclasses.replace(make_recipe(backend, self.options), as_stored=True)
+        if not cut(graph_module, recipe).whole:
+            raise CaptureError(
+                "Some of it runs in torch, and only what ONNX Runtime runs as a whole can be "
+                f"saved: {UnsupportedOpError(recipe.trace.fallbacks)}"
+            )
+        updates = tuple(updates_of(graph_module.graph).values())
+
+        def run(args: list[Any]) -> Any:
+            given = list(args)
+            names = weights if self.options.freeze else frozenset()
+            frozen = FrozenWeights.take(graph_module, names, given)
+            numbers = FrozenNumbers.take(given)
+            block = build_block(graph_module, given, recipe, frozen.tensors, numbers.tensors)
+            self.captured = Captured(
+                block,
+                recipe.select_providers(graph_module, given),
+                given,
+                frozenset({*frozen.tensors, *numbers.tensors}),
+                updates,
+            )
+            fed = list(given)
+            for i in updates:  # the state of the caller stays what it is
+                fed[i] = copy_of(given[i])
+            results = list(block.runner.boxed(fed))
+            if updates:  # what is an argument already is not copied there
+                results[-len(updates) :] = [given[i] for i in updates]
+            return results
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+        return run
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of the original, whatever they are."""
+    made = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return made.copy_(tensor)
+
+
+def _marked(result: Any, place: int) -> Any:
+    if type(result) is not int:
+        return result
+    marked = ComputedNumber(result)
+    marked.place = place
+    return marked
+
+
+def _refuse_training(*_: Any) -> Callable[..., Any]:
+    raise CaptureError("It is a graph of a training step: only inference can be saved.")
+
+
+def _refuse_outside_work() -> None:
+    """Refuse what AOTAutograd does around a graph: changes of arguments that it does not hold."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None or metadata.mutated_inp_runtime_indices:
+        raise CaptureError(
+            "It changes an argument or a buffer in a way that only torch does (its shape, or "
+            "through two views of the same memory): a graph that does so cannot be saved. Write "
+            "values in place (copy_, index_copy_, add_), each to a tensor of its own."
+        )
+
+
+def _refuse_side_effects() -> None:
+    """Refuse a call that changes Python objects: the graph would not."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    effects = InstructionTranslator.current_tx().output.side_effects
+    changed = [
+        v
+        for v in effects.id_to_variable.values()
+        if effects.is_modified(v)
+        and "Existing" in type(v.mutation_type).__name__
+        and not _is_as_before(v, effects.store_attr_mutations.get(v))
+    ]
+    if not changed:
+        return
+    places = sorted({_place(v) for v in changed})
+    raise CaptureError(
+        f"The call changes Python objects ({', '.join(places)}), which a saved graph does not: "
+        "keep what changes in buffers of the module, and write to them in place."
+    )
+
+
+def _is_as_before(variable: Any, changes: Mapping[str, Any] | None) -> bool:
+    """Tell whether the attributes of an object were changed, and changed back."""
+    if not changes or not hasattr(variable, "value"):
+        return False
+    missing = object()
+    for name, value in changes.items():
+        before = getattr(variable.value, name, missing)
+        if not value.is_python_constant() or value.as_python_constant() is not before:
+            return False
+    return True
+
+
+def _place(variable: Any) -> str:
+    source = getattr(variable, "source", None)
+    name = getattr(source, "name", None)
+    text = name() if callable(name) else name
+    return str(text or type(variable).__name__)

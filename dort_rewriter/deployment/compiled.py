@@ -1,0 +1,88 @@
+"""What a compiled module or function is made of: what was compiled, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.backends.arguments import with_mode
+from dort_rewriter.backends.instances import as_own
+from dort_rewriter.errors import CaptureError
+from dort_rewriter.options import OrtBackendOptions, from_mapping
+
+__all__ = ["Compiled", "take_apart"]
+
+_OUTER = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
+"""Where the layers of Dynamo around a backend keep what they are around; older torch: the last."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A call of ``torch.compile(..., backend="onnxrt")``."""
+
+    target: Callable[..., Any]
+    """The module, function or method that was compiled."""
+    options: OrtBackendOptions
+    dynamic: bool | None
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The module whose tensors the target uses by name, None for a function."""
+        if isinstance(self.target, torch.nn.Module):
+            return self.target
+        owner = getattr(self.target, "__self__", None)
+        return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def take_apart(compiled: Any) -> Compiled:
+    """Find out what was compiled and how; :class:`CaptureError` when it was not, or by another."""
+    target, context = _layers(compiled)
+    backend: Any = getattr(context, "callback", None)
+    while (inner := _inside(backend)) is not None:
+        backend = inner
+    settings: Mapping[str, Any] = getattr(backend, "kwargs", {})
+    function: Any = getattr(backend, "compiler_fn", backend)
+    name = getattr(backend, "compiler_name", "")
+    if hasattr(function, "_options") and hasattr(function, "_ort_acclerated_call"):
+        options = as_own(function._options)
+    elif name in ("onnxrt", "torch_compile_backend"):
+        options = from_mapping(OrtBackendOptions, settings.get("options"))
+    else:
+        raise CaptureError(
+            f'It was compiled by another backend ({name or function!r}): backend="onnxrt", or an '
+            "OrtBackend, makes what can be saved and loaded."
+        )
+    chosen = with_mode(options, settings.get("mode"))
+    return Compiled(target, chosen, getattr(context, "_dynamic", None))
+
+
+def _layers(compiled: Any) -> tuple[Callable[..., Any], Any]:
+    """What was compiled, and the context in which Dynamo runs it."""
+    if isinstance(compiled, torch._dynamo.eval_frame.OptimizedModule):
+        return compiled._orig_mod, compiled.dynamo_ctx
+    if isinstance(compiled, torch.nn.Module) and compiled._compiled_call_impl is not None:
+        return compiled, _context_of(compiled._compiled_call_impl)  # module.compile()
+    context = _context_of(compiled)
+    target = getattr(compiled, "_torchdynamo_orig_callable", None)
+    if context is None or target is None:
+        raise CaptureError(
+            f"{type(compiled).__name__} is not compiled: give what "
+            'torch.compile(model, backend="onnxrt") returned.'
+        )
+    return target, context
+
+
+def _context_of(function: Any) -> Any:
+    """The context that the closure of a compiled function holds."""
+    for cell in getattr(function, "__closure__", None) or ():
+        content = cell.cell_contents
+        if hasattr(content, "callback") and hasattr(content, "_dynamic"):
+            return content
+    return None
+
+
+def _inside(layer: Any) -> Any:
+    return next((getattr(layer, name) for name in _OUTER if hasattr(layer, name)), None)

@@ -1,0 +1,255 @@
+"""What a captured call is, for the folder: where the arguments of the graph come from, what has to
+hold of them, and what the results are made of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.deployment.capturing import Captured, ComputedNumber
+from dort_rewriter.deployment.conditions import find_relations, number_of, sizes_of
+from dort_rewriter.deployment.folder import StoredTensor
+from dort_rewriter.deployment.notation import spell, spell_dtype
+from dort_rewriter.deployment.structures import describe_arguments, describe_results, leaves
+from dort_rewriter.errors import CaptureError
+from dort_rewriter.runtime.spelling import arguments_needed
+
+__all__ = ["Described", "describe_call"]
+
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "any",
+    inspect.Parameter.KEYWORD_ONLY: "named",
+    inspect.Parameter.VAR_POSITIONAL: "more",
+    inspect.Parameter.VAR_KEYWORD: "more named",
+}
+
+
+@dataclass
+class Described:
+    """A call as plain data, and the tensors that it uses besides its arguments."""
+
+    arguments: dict[str, Any]
+    result: Any
+    stored: list[StoredTensor]
+    state: list[torch.Tensor]
+
+
+def describe_call(
+    captured: Captured,
+    target: Callable[..., Any],
+    module: torch.nn.Module | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Described:
+    """Describe a call and its graph; :class:`CaptureError` for what cannot be saved."""
+    parameters, trees, tensors, names = _read_arguments(target, args, kwargs)
+    places = _Places(captured, tensors, module)
+    inputs = places.inputs()
+    result = describe_results(captured.value, places.of_result)
+    relations = find_relations(captured.block.graph_module, places.sizes, captured.args)
+    kept = {place for kind, place in leaves(result) if kind == "argument"}
+    arguments = {
+        "parameters": parameters,
+        "trees": list(trees.items()),
+        "tensors": [places.spec(k, names[k], kept) for k in range(len(tensors))],
+        "inputs": inputs,
+        "relations": [[r.op, spell(r.left), spell(r.right)] for r in relations],
+        "same": [
+            [i, j] for j, b in enumerate(tensors) for i, a in enumerate(tensors[:j]) if a is b
+        ],
+        "apart": sorted(places.written_arguments()),
+    }
+    return Described(arguments, result, places.stored, places.state)
+
+
+def _read_arguments(
+    target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any], list[torch.Tensor], list[str]]:
+    """The parameters of what was compiled, what each is given, the tensors in it, their names."""
+    called = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # of a function in C, nothing is known
+        signature = inspect.signature(lambda *args, **kwargs: None)
+    bound = signature.bind(*args, **kwargs)
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    parameters: list[Any] = []
+    trees: dict[str, Any] = {}
+    names: list[str] = []
+    tensors: list[torch.Tensor] = []
+    for p in signature.parameters.values():
+        has_default = p.default is not p.empty
+        plain = has_default and (p.default is None or type(p.default) in (bool, int, float, str))
+        parameters.append([p.name, _KINDS[p.kind], {"value": p.default} if plain else None])
+        if has_default and not plain and p.name not in given:
+            trees[p.name] = {"object": type(p.default).__name__}
+            continue
+        trees[p.name] = describe_arguments(bound.arguments[p.name], tensors, p.name)
+        names += [p.name] * (len(tensors) - len(names))
+    return parameters, trees, tensors, names
+
+
+class _Places:
+    """Where the tensors of a graph come from."""
+
+    def __init__(
+        self, captured: Captured, tensors: list[torch.Tensor], module: torch.nn.Module | None
+    ) -> None:
+        self.captured = captured
+        self.tensors = tensors
+        self.stored: list[StoredTensor] = []
+        self.state: list[torch.Tensor] = []
+        self.sizes = sizes_of(captured.block.graph_module)
+        graph = captured.block.graph_module.graph
+        self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        self._needed = frozenset(arguments_needed(captured.block.signature))
+        self._leaves = {id(t): k for k, t in reversed([*enumerate(tensors)])}
+        self._named: dict[int, tuple[str, str]] = {}
+        if module is not None:
+            for name, buffer in module.named_buffers():
+                self._named[id(buffer)] = ("buffer", name)
+            for name, parameter in module.named_parameters():
+                self._named[id(parameter)] = ("parameter", name)
+        self._by_id: dict[int, int] = {}
+        self._written = {id(captured.args[i]) for i in captured.updates}
+
+    def inputs(self) -> list[list[Any]]:
+        """Where each argument of the graph comes from."""
+        self._check_memory()
+        values = zip(self._placeholders, self.captured.args, strict=True)
+        return [
+            self._input(node, value, unused=i in self.captured.frozen and i not in self._needed)
+            for i, (node, value) in enumerate(values)
+        ]
+
+    def _input(self, node: torch.fx.Node, value: Any, *, unused: bool) -> list[Any]:
+        if unused or value is None:
+            return ["nothing", 0]
+        if isinstance(value, torch.Tensor):
+            if (leaf := self._leaves.get(id(value))) is not None:
+                return ["argument", leaf]
+            return ["state", self._keep(value)]
+        if type(value) is int:
+            symbolic = node.meta.get("val")
+            size = self.sizes.find(symbolic)
+            # A number that no tensor of the graph has is that of this call: so is its argument.
+            return ["size", spell(value if size is None else size)]
+        raise CaptureError(
+            f"The graph takes a {type(value).__name__}, which cannot be saved: only tensors and "
+            "sizes can."
+        )
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """The place of a tensor among those that are saved."""
+        if id(tensor) in self._by_id:
+            return self._by_id[id(tensor)]
+        place = len(self.state)
+        kind, name = self._named.get(id(tensor), ("constant", f"constant {place}"))
+        if kind == "constant" and id(tensor) in self._written:
+            raise CaptureError(
+                "It writes to a tensor that is neither an argument nor a buffer of the module "
+                f"(of shape {tuple(tensor.shape)}): register it with register_buffer()."
+            )
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise CaptureError(f"The {kind} {name!r} is a {type(tensor).__name__}, not a Tensor.")
+        self._by_id[id(tensor)] = place
+        self.state.append(tensor.detach())
+        self.stored.append(
+            StoredTensor(
+                name=name,
+                kind=kind,
+                dtype=tensor.dtype,
+                shape=tuple(tensor.shape),
+                device=tensor.device,
+                written=id(tensor) in self._written,
+                order=storage_order(tensor) or tuple(range(tensor.dim())),
+            )
+        )
+        return place
+
+    def _check_memory(self) -> None:
+        """Refuse writes to memory that another argument of the graph shows."""
+        owners: dict[int, list[int]] = {}
+        for i, value in enumerate(self.captured.args):
+            if isinstance(value, torch.Tensor) and value.numel():
+                owners.setdefault(value.untyped_storage().data_ptr(), []).append(i)
+        for places in owners.values():
+            if len(places) > 1 and not set(places).isdisjoint(self.captured.updates):
+                raise CaptureError(
+                    "It writes to a tensor that shares its memory with another one that it "
+                    "reads: give each memory of its own (clone())."
+                )
+
+    def written_arguments(self) -> set[int]:
+        """The tensors of the call that are written to."""
+        return {k for k, t in enumerate(self.tensors) if id(t) in self._written}
+
+    def spec(self, k: int, name: str, kept: set[int]) -> dict[str, Any]:
+        """What a tensor of the call has to be."""
+        tensor = self.tensors[k]
+        shape: list[int | None] = list(tensor.shape)
+        strides = None
+        shared = k in kept or id(tensor) in self._written
+        index = next((i for i, a in enumerate(self.captured.args) if a is tensor), None)
+        if index is not None:
+            fake = self._placeholders[index].meta["val"]
+            shape = [number_of(d) for d in fake.shape]
+            shared = shared or index in self._needed
+            if not tensor.is_contiguous():
+                strides = [self._stride(name, s) for s in fake.stride()]
+        return {
+            "name": name,
+            "dtype": spell_dtype(tensor.dtype),
+            "device": str(tensor.device),
+            "shape": shape,
+            "dense": tensor.is_contiguous(),
+            "strides": strides,
+            "shared": shared,
+        }
+
+    def _stride(self, name: str, stride: Any) -> Any:
+        size = self.sizes.find(stride)
+        if size is None:
+            raise CaptureError(f"Nothing tells the strides of {name}: give it contiguous.")
+        return spell(size)
+
+    def of_result(self, value: Any, where: str) -> Any:
+        """Where a part of the result comes from; None for what has no place in the graph."""
+        if isinstance(value, ComputedNumber):
+            return {"result": value.place}
+        if type(value) is int:
+            self._check_number(value, where)
+        if not isinstance(value, torch.Tensor):
+            return None
+        for place, result in enumerate(self.captured.results):
+            if result is value:
+                return {"result": place}
+        if (leaf := self._leaves.get(id(value))) is not None:
+            return {"argument": leaf}
+        if id(value) in self._named or id(value) in self._by_id:
+            return {"state": self._keep(value)}
+        raise CaptureError(
+            f"The result{where} is a tensor that the graph does not compute: neither an argument, "
+            "nor a parameter or buffer of the module."
+        )
+
+    def _check_number(self, value: int, where: str) -> None:
+        """Refuse a number that may be a size: it would be another at the next call."""
+        for node in self._placeholders:
+            fake = node.meta.get("val")
+            if not isinstance(fake, torch.Tensor):
+                continue
+            sizes: Sequence[Any] = fake.shape
+            for size in sizes:
+                if number_of(size) is None and size.node.hint == value:
+                    raise CaptureError(
+                        f"The result{where} is the number {value}, which a size of an argument "
+                        "is too, and sizes may vary: return what is computed from tensors."
+                    )

@@ -1,0 +1,254 @@
+"""The folder of a saved model: a description in JSON, an ONNX model, tensors as in memory.
+
+The description (``saved.json``) names the other files by what is in them, with sizes and digests:
+it is written last, so that a folder always has one complete model, the old or the new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dort_rewriter.deployment.notation import read_dtype, spell_dtype
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.installed import describe
+from dort_rewriter.staging import staged
+
+__all__ = [
+    "DESCRIPTION",
+    "StoredTensor",
+    "checked_file",
+    "file_entry",
+    "made_by",
+    "map_tensors",
+    "read_description",
+    "write_description",
+    "write_tensors",
+]
+
+DESCRIPTION = "saved.json"
+FORMAT = 1
+"""Raised when a description means something else."""
+
+_ALIGNMENT = 64
+_CHUNK = 2**22
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the file of tensors, or in a module."""
+
+    name: str
+    """Its name in the module; of a constant, a name in no module."""
+    kind: str
+    """``parameter``, ``buffer`` or ``constant``."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+    written: bool
+    """Whether calls write to it."""
+    order: tuple[int, ...] = ()
+    """Its dimensions, from the slowest to the fastest in memory."""
+    offset: int | None = None
+    """Where it begins in the file; None when it is not there."""
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it takes."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+    def spell(self) -> dict[str, Any]:
+        """The tensor as plain data."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "dtype": spell_dtype(self.dtype),
+            "shape": list(self.shape),
+            "device": str(self.device),
+            "written": self.written,
+            "order": list(self.order),
+            "offset": self.offset,
+        }
+
+    @staticmethod
+    def read(data: Mapping[str, Any]) -> StoredTensor:
+        """The tensor of plain data; :class:`ValueError` when it is none."""
+        shape, order = tuple(map(int, data["shape"])), tuple(map(int, data["order"]))
+        offset = data["offset"]
+        if min(shape, default=0) < 0 or sorted(order) != list(range(len(shape))):
+            raise ValueError(f"a tensor is of shape {shape}, in the order {order}")
+        if offset is not None and (type(offset) is not int or offset < 0):
+            raise ValueError(f"a tensor begins at {offset!r}")
+        return StoredTensor(
+            name=str(data["name"]),
+            kind=str(data["kind"]),
+            dtype=read_dtype(data["dtype"]),
+            shape=shape,
+            device=torch.device(str(data["device"])),
+            written=bool(data["written"]),
+            order=order,
+            offset=offset,
+        )
+
+
+def made_by() -> dict[str, str]:
+    """The versions that a saved model belongs to."""
+    own = importlib.import_module(__name__.partition(".")[0])
+    return {
+        "torch": str(torch.__version__),
+        "onnxruntime": describe(),
+        "dort_rewriter": str(own.__version__),
+    }
+
+
+# -- the description ----------------------------------------------------------------------------
+
+
+def write_description(content: Mapping[str, Any], folder: Path, aside: Path) -> None:
+    """Move files to a folder, then the description that names them; older ones go.
+
+    The files lie in a folder of their own (`aside`), and have names that no others have.
+    """
+    text = json.dumps({"format": FORMAT, **content}, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    before = _files_of(folder)
+    new = {entry["file"] for entry in content["files"].values()}
+    whole = f'{{"sha256": "{digest}",\n"content": {text}}}\n'
+    with staged(folder, last=DESCRIPTION) as last:
+        for name in new:
+            os.replace(aside / name, last / name)
+        (last / DESCRIPTION).write_text(whole, encoding="utf-8")
+    for name in before - new:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _files_of(folder: Path) -> set[str]:
+    """The files that the description in a folder names, as far as it can be read."""
+    try:
+        content = read_description(folder)
+        return {_file_name(f["file"]) for f in content["files"].values()}
+    except (ExecutionError, LookupError, TypeError, ValueError, AttributeError):
+        return set()
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description in a folder; :class:`ExecutionError` when there is none that is whole."""
+    path = folder / DESCRIPTION
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ExecutionError(
+            f"{folder} holds no saved model: {DESCRIPTION} is missing. "
+            "dort_rewriter.save(compiled, path) writes one."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExecutionError(f"{path} cannot be read: {error}.") from error
+    try:
+        whole = json.loads(text)
+        content = whole["content"]
+        spelled = json.dumps(content, sort_keys=True)
+        is_whole = hashlib.sha256(spelled.encode()).hexdigest() == whole["sha256"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ExecutionError(f"{path} is damaged: save the model again ({error}).") from error
+    if not is_whole or not isinstance(content, dict):
+        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+    if content.get("format") != FORMAT:
+        raise ExecutionError(
+            f"{path} is of format {content.get('format')!r}, this dort_rewriter reads {FORMAT}: "
+            "save the model again."
+        )
+    return content
+
+
+def _file_name(name: Any) -> str:
+    """The name of a file in the folder; :class:`ValueError` for a way out of it."""
+    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
+        raise ValueError(f"{name!r} names no file of the folder")
+    return name
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """What a description says of a file."""
+    return {"file": path.name, "bytes": path.stat().st_size, "digest": _crc(path)}
+
+
+def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) -> Path:
+    """The path of a file that a description names.
+
+    :class:`ExecutionError` when it is missing, of another size, or, read as a whole, another.
+    """
+    path = folder / _file_name(entry["file"])
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ExecutionError(f"{path} is missing: save the model again ({error}).") from error
+    if size != entry["bytes"] or path.is_symlink() or not path.is_file():
+        raise ExecutionError(
+            f"{path} is damaged: it has {size} bytes, not {entry['bytes']}; save the model again."
+        )
+    if whole and _crc(path) != entry["digest"]:
+        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+    return path
+
+
+# -- tensors ------------------------------------------------------------------------------------
+
+
+def write_tensors(
+    tensors: Sequence[torch.Tensor], orders: Sequence[tuple[int, ...]], path: Path
+) -> list[int]:
+    """Write tensors behind each other; return where each begins."""
+    places, position = [], 0
+    with path.open("wb") as file:
+        for tensor, order in zip(tensors, orders, strict=True):
+            position += file.write(b"\0" * (-position % _ALIGNMENT))
+            places.append(position)
+            plain = tensor.detach().cpu().permute(order).contiguous().reshape(-1)
+            position += file.write(plain.view(torch.uint8).numpy().data)
+    return places
+
+
+def map_tensors(
+    folder: Path, entry: Mapping[str, Any], stored: Sequence[StoredTensor], *, check: bool
+) -> list[torch.Tensor]:
+    """Tensors in a file, which is read as far as they are, and shared by the processes of a
+    machine; what is written to them stays in this one."""
+    path, size = checked_file(folder, entry, whole=check), int(entry["bytes"])
+    storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+    found = []
+    for tensor in stored:
+        assert tensor.offset is not None
+        end = tensor.offset + tensor.bytes
+        if end > size or tensor.offset % max(tensor.dtype.itemsize, 1):
+            raise ExecutionError(f"{path} is damaged: {tensor.name} is not in it.")
+        laid = [tensor.shape[i] for i in tensor.order]
+        whole = torch.empty(0, dtype=tensor.dtype).set_(
+            storage, tensor.offset // tensor.dtype.itemsize, laid, _dense_strides(laid)
+        )
+        inverse = sorted(range(len(laid)), key=tensor.order.__getitem__)
+        found.append(whole.permute(inverse).to(tensor.device))
+    return found
+
+
+def _dense_strides(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return strides
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc

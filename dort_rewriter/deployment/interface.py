@@ -1,0 +1,265 @@
+"""From the arguments of a call to those of a graph, and what has to hold of them.
+
+A graph is made for tensors of some types, devices and sizes. What of that is fixed stands in a
+:class:`TensorSpec` for each tensor of a call; what may vary is bound by relations.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.deployment.structures import Unfit, collect
+from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
+
+__all__ = ["Interface", "Parameter", "Relation", "TensorSpec", "from_size"]
+
+_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": min,
+    "max": max,
+}
+
+_COMPARISONS: Mapping[str, tuple[Callable[[int, int], bool], str]] = {
+    "eq": (operator.eq, "=="),
+    "ne": (operator.ne, "!="),
+    "lt": (operator.lt, "<"),
+    "le": (operator.le, "<="),
+    "gt": (operator.gt, ">"),
+    "ge": (operator.ge, ">="),
+}
+
+
+def from_size(size: Size, args: Sequence[Any]) -> int:
+    """Compute a size from the arguments of a graph."""
+    match size:
+        case InputSize(index):
+            return int(args[index])
+        case InputDim(index, dim):
+            return int(args[index].shape[dim])
+        case SizeExpression(op, operands):
+            first, *rest = (from_size(o, args) for o in operands)
+            for operand in rest:
+                first = _OPERATIONS[op](first, operand)
+            return first
+    return int(size)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two sizes, and how they compare."""
+
+    op: str
+    """``eq``, ``ne``, ``lt``, ``le``, ``gt``, ``ge``."""
+    left: Size
+    right: Size
+
+    def __post_init__(self) -> None:
+        """Refuse comparisons that there are not."""
+        if self.op not in _COMPARISONS:
+            raise ValueError(f"sizes are compared by {self.op!r}")
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Tell whether the arguments of a graph are so."""
+        return _COMPARISONS[self.op][0](from_size(self.left, args), from_size(self.right, args))
+
+    def describe(self, names: Mapping[int, str]) -> str:
+        """The relation in words, with the names of the arguments."""
+        left, right = (_spell(s, names) for s in (self.left, self.right))
+        return f"{left} {_COMPARISONS[self.op][1]} {right}"
+
+
+def _spell(size: Size, names: Mapping[int, str]) -> str:
+    match size:
+        case InputSize(index):
+            return names.get(index, "?")
+        case InputDim(index, dim):
+            return f"{names.get(index, '?')}.shape[{dim}]"
+        case SizeExpression(op, operands):
+            return f"{op}({', '.join(_spell(o, names) for o in operands)})"
+    return str(size)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of what was compiled."""
+
+    name: str
+    kind: str
+    """``positional``, ``any``, ``named``, ``more`` (``*args``) or ``more named``."""
+    default: Any = None
+    """Its description, None where it has to be given; ``{"object": ...}`` for what none holds."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor among the arguments of a call has to be."""
+
+    name: str
+    """What it is called in errors: ``x``, ``batch['ids'][0]``."""
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int | None, ...]
+    """Its sizes; None for those that may vary."""
+    dense: bool
+    """Whether it was contiguous: another is copied, unless that would be seen."""
+    strides: tuple[Size, ...] | None
+    """Its strides where it was not."""
+    shared: bool = False
+    """Whether it is written to, or results show its memory."""
+
+    def fit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as the graph takes it; :class:`Unfit` when it takes none like it."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise Unfit(f"The argument {self.name} is a {type(tensor).__name__}, not a Tensor.")
+        facts: Sequence[tuple[str, Any, Any]] = (
+            ("of", tensor.dtype, self.dtype),
+            ("on", tensor.device, self.device),
+            ("of rank", tensor.dim(), len(self.shape)),
+        )
+        for what, given, wanted in facts:
+            if given != wanted:
+                raise Unfit(
+                    f"The argument {self.name} is {what} {given}; what was saved takes {wanted}."
+                )
+        if not all(b is None or a == b for a, b in zip(tensor.shape, self.shape, strict=True)):
+            raise Unfit(
+                f"The argument {self.name} is of shape {tuple(tensor.shape)}; what was saved "
+                f"takes {self.shape_text()}. To save a graph of several sizes, compile with "
+                "dynamic=True, or call the compiled model with two sizes first."
+            )
+        if tensor.is_neg() or tensor.is_conj():
+            tensor = tensor.resolve_neg().resolve_conj()
+        if not self.dense or tensor.is_contiguous():
+            return tensor
+        if self.shared:
+            raise Unfit(
+                f"The argument {self.name} is not contiguous, as it was when it was saved, and "
+                "its memory is written to or shown by a result."
+            )
+        return tensor.contiguous()
+
+    def shape_text(self) -> str:
+        """The shape, ``?`` for what may vary."""
+        sizes = ["?" if d is None else str(d) for d in self.shape]
+        return f"({', '.join(sizes)})"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a call is taken apart for a graph."""
+
+    parameters: tuple[Parameter, ...]
+    trees: Mapping[str, Any]
+    """The description of each argument, by its parameter."""
+    tensors: tuple[TensorSpec, ...]
+    inputs: tuple[tuple[str, Any], ...]
+    """Where each argument of the graph is: ``argument`` (a place among the tensors), ``state`` (a
+    place among what was saved), ``size`` (computed), ``nothing``."""
+    relations: tuple[Relation, ...]
+    same: tuple[tuple[int, int], ...]
+    """Tensors that were one tensor."""
+    apart: tuple[int, ...]
+    """Tensors that share their memory with no other: they are written to."""
+
+    def tensors_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors of a call, in the order of the specifications."""
+        given = self._bind(args, kwargs)
+        tensors: list[torch.Tensor] = []
+        for name, tree in self.trees.items():
+            if name in given:
+                collect(tree, given[name], name, tensors)
+            elif "object" not in tree:
+                raise Unfit(f"The argument {name} is missing.")
+        return tensors
+
+    def fit(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of a call as the graph takes them; :class:`Unfit` when one does not fit."""
+        return [spec.fit(t) for spec, t in zip(self.tensors, tensors, strict=True)]
+
+    def check_sizes(self, fitted: Sequence[torch.Tensor], args: Sequence[Any]) -> None:
+        """Check how sizes relate to each other; :class:`Unfit` when that is another way."""
+        names = {
+            i: self.tensors[place].name
+            for i, (kind, place) in enumerate(self.inputs)
+            if kind == "argument"
+        }
+        for relation in self.relations:
+            if not relation.holds(args):
+                raise Unfit(
+                    f"What was saved takes arguments of which {relation.describe(names)}; these "
+                    f"are of shapes {[tuple(t.shape) for t in fitted]}."
+                )
+        for spec, tensor in zip(self.tensors, fitted, strict=True):
+            if spec.strides is not None:
+                _check_strides(spec, tensor, args)
+
+    def check_memory(self, tensors: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> None:
+        """Check who shares memory with whom; :class:`Unfit` when that is another way."""
+        for a, b in self.same:
+            if not _is_same(tensors[a], tensors[b]):
+                names = f"{self.tensors[a].name} and {self.tensors[b].name}"
+                raise Unfit(f"The arguments {names} were one tensor when it was saved.")
+        for k in self.apart:
+            mine = _memory(tensors[k])
+            others = [t for i, t in enumerate(tensors) if i != k and (k, i) not in self.same]
+            if mine and any(_memory(t) == mine for t in (*others, *state)):
+                raise Unfit(
+                    f"The argument {self.tensors[k].name} is written to, and shares its memory "
+                    "with another."
+                )
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their parameters, as Python finds them."""
+        left, rest = list(args), dict(kwargs)
+        given: dict[str, Any] = {}
+        for p in self.parameters:
+            if p.kind in ("positional", "any") and left:
+                given[p.name] = left.pop(0)
+            elif p.kind in ("any", "named") and p.name in rest:
+                given[p.name] = rest.pop(p.name)
+            elif p.kind == "more":
+                given[p.name], left = tuple(left), []
+            elif p.kind == "more named":
+                given[p.name], rest = rest, {}
+            elif p.default is not None and "value" in p.default:
+                given[p.name] = p.default["value"]
+        if left or rest:
+            known = ", ".join(p.name for p in self.parameters)
+            more = f"{len(left)} arguments" if left else ", ".join(map(repr, rest))
+            raise Unfit(f"There is no place for {more}: the arguments are {known}.")
+        return given
+
+
+def _check_strides(spec: TensorSpec, tensor: torch.Tensor, args: Sequence[Any]) -> None:
+    assert spec.strides is not None
+    wanted = tuple(from_size(s, args) for s in spec.strides)
+    pairs = zip(tensor.shape, tensor.stride(), wanted, strict=True)
+    if any(size > 1 and given != expected for size, given, expected in pairs):
+        raise Unfit(
+            f"The argument {spec.name} has the strides {tensor.stride()}; what was saved takes "
+            f"{wanted}."
+        )
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b:
+        return True
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.dtype == b.dtype
+    )

@@ -1,0 +1,380 @@
+"""Load a saved model: a session and the way to call it, without Dynamo, tracing or export."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dort_rewriter.deployment.folder import (
+    StoredTensor,
+    checked_file,
+    made_by,
+    map_tensors,
+    read_description,
+)
+from dort_rewriter.deployment.interface import (
+    Interface,
+    Parameter,
+    Relation,
+    TensorSpec,
+    from_size,
+)
+from dort_rewriter.deployment.notation import (
+    read_dtype,
+    read_signature,
+    read_size,
+    read_writes,
+)
+from dort_rewriter.deployment.structures import Unfit, leaves, rebuild
+from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.forks import SafeLock, at_fork
+from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.model_files import Model, check_message, from_message
+from dort_rewriter.runtime.session import Session, create_session
+from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.signature import GraphSignature
+
+__all__ = ["SESSION_OPTIONS", "SavedModel", "load", "settings_now"]
+
+SESSION_OPTIONS = (
+    "arena",
+    "intra_op_threads",
+    "ort_optimization_level",
+    "pause_torch_threads",
+    "preallocate_output",
+    "spinning",
+)
+"""The options that a session is built with each time."""
+
+
+class SavedModel:
+    """A model that was saved: called as what was compiled, it gives the same numbers.
+
+    It computes no gradients. What results of another class than tuples, lists and dictionaries
+    were has the same fields: ``result.logits`` and ``result["logits"]``. Calls may overlap, unless
+    the model writes to its buffers.
+    """
+
+    def __init__(
+        self, folder: Path, content: Mapping[str, Any], named: Mapping[str, Any], *, check: bool
+    ) -> None:
+        self.folder = folder
+        self._content = content
+        self._lock = SafeLock()
+        self._executor: Executor | None = None
+        try:
+            stored = [StoredTensor.read(t) for t in content["tensors"]]
+            self._signature = read_signature(content["signature"])
+            self._interface = _read_interface(content, len(self._signature.inputs))
+            self._updates = [int(i) for i in content["updates"]]
+            self._rebuild = rebuild(content["result"])
+            self._check_places(len(stored))
+            self._state = _state(folder, content, stored, named, check=check)
+            self._executor = _build(folder, content, self._signature)
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ExecutionError(
+                f"{folder} holds a damaged model: save it again ({error})."
+            ) from error
+        self._names = [t.name for t in stored]
+        self._settings = content["settings"]
+        inputs = self._interface.inputs
+        self._template = [self._state[v] if kind == "state" else None for kind, v in inputs]
+        self._fed = [(i, v) for i, (kind, v) in enumerate(inputs) if kind == "argument"]
+        self._sizes = [(i, v) for i, (kind, v) in enumerate(inputs) if kind == "size"]
+        self._latest: tuple[list[Any], dict[int, int]] | None = None
+        """What tensors a call had that was checked, and the sizes computed of them."""
+        _loaded.add(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model.
+
+        Raises :class:`ExecutionError` for arguments that it was not saved for.
+        """
+        tensors = self._interface.tensors_of(args, kwargs)
+        results = self._run(self._arguments(tensors))
+        return self._rebuild({"result": results, "argument": tensors, "state": self._state})
+
+    def compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Run the model; the results of its graph, which no structure holds."""
+        return self._run(self._arguments(self._interface.tensors_of(args, kwargs)))
+
+    def __repr__(self) -> str:
+        wanted = ", ".join(f"{t.name}: {t.shape_text()}" for t in self._interface.tensors)
+        return f"SavedModel({str(self.folder)!r}, {wanted})"
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The parameters, buffers and constants that calls use, by name: a static cache is
+        cleared by ``model.state["cache"].zero_()``."""
+        return dict(zip(self._names, self._state, strict=True))
+
+    def _arguments(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The arguments of the graph, checked."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            raise Unfit(
+                "A saved model computes no gradients, and an argument requires one: call it under "
+                "torch.no_grad(), or detach the argument."
+            )
+        if (now := settings_now()) != self._settings:
+            raise Unfit(
+                f"It was saved under {_spell_settings(self._settings)}, and is called under "
+                f"{_spell_settings(now)}."
+            )
+        if self._interface.same or self._interface.apart:
+            self._interface.check_memory(tensors, self._state)
+        key = [(t.shape, t.stride(), t.dtype, t.device, type(t)) for t in tensors]
+        plain = not any(t.is_neg() or t.is_conj() for t in tensors)
+        if plain and self._latest is not None and self._latest[0] == key:
+            return self._filled(tensors, self._latest[1])
+        fitted = self._interface.fit(tensors)
+        args = self._filled(fitted, {})
+        sizes = {i: from_size(size, args) for i, size in self._sizes}
+        args = self._filled(fitted, sizes)
+        self._interface.check_sizes(fitted, args)
+        if plain and all(a is b for a, b in zip(fitted, tensors, strict=True)):
+            self._latest = (key, sizes)
+        return args
+
+    def _filled(self, tensors: Sequence[torch.Tensor], sizes: Mapping[int, int]) -> list[Any]:
+        """The arguments of the graph, out of tensors and sizes of a call."""
+        args = self._template.copy()
+        for i, k in self._fed:
+            args[i] = tensors[k]
+        for i, size in sizes.items():
+            args[i] = size
+        return args
+
+    def _run(self, given: list[Any]) -> list[Any]:
+        """Run the graph, and bring new values to where they belong."""
+        executor = self._executor or self._prepare()
+        updated = [given[i] for i in self._updates]
+        results = list(executor.boxed(given))
+        first = len(results) - len(updated)
+        if updated:
+            with torch.no_grad():
+                for argument, value in zip(updated, results[first:], strict=True):
+                    if value is not argument:
+                        argument.copy_(value)
+        return results[:first]
+
+    def _prepare(self) -> Executor:
+        """Build the session."""
+        with self._lock:
+            if self._executor is None:
+                self._executor = _build(self.folder, self._content, self._signature)
+            return self._executor
+
+    def _check_places(self, stored: int) -> None:
+        """Refuse a description of which a part names something that there is not."""
+        tensors, inputs = len(self._interface.tensors), len(self._signature.inputs)
+        limits = {"argument": tensors, "state": stored}
+        places = [p for p in self._interface.inputs if p[0] in limits]
+        made = len(self._signature.outputs) - len(self._updates)
+        for kind, place in (*places, *leaves(self._content["result"])):
+            limit = limits.get(kind, made if kind == "result" else None)
+            if limit is not None and not 0 <= int(place) < limit:
+                raise ValueError(f"{kind} {place} is named, of {limit}")
+        if len(self._interface.inputs) != inputs or made < 0:
+            raise ValueError("the graph has other arguments or results")
+        if not all(0 <= i < inputs for i in self._updates):
+            raise ValueError("an argument is changed that there is not")
+
+    def forget_inherited(self) -> None:
+        """In a forked child, leave the session of the parent alone: the next call builds one."""
+        executor = self._executor
+        if executor is None or executor.session is None or executor.session.survives_fork():
+            return
+        self._executor = None
+
+
+_loaded: weakref.WeakSet[SavedModel] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    for model in list(_loaded):
+        model.forget_inherited()
+
+
+at_fork(in_child=_forget_inherited)
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+    *,
+    check: bool = True,
+) -> SavedModel:
+    """Load what :func:`save` wrote: a callable that takes the arguments of the compiled model.
+
+    ``model`` is the module (or its ``state_dict()``) whose tensors are used, for what was saved
+    with ``weights="reference"``. ``check=False`` leaves out reading the weights through for their
+    digest, which takes about a second for each 2 GB.
+
+    Raises :class:`ExecutionError`, with the reason, for what other versions of torch, onnxruntime
+    or this package saved, damaged files, and tensors that do not fit.
+    """
+    folder = Path(path).absolute()
+    content = read_description(folder)
+    made, here = content.get("made_by"), made_by()
+    if not isinstance(made, dict) or made != here:
+        other = {k: str(v) for k, v in dict(made or {}).items() if here.get(k) != v}
+        mine = {k: here.get(k, "none") for k in other}
+        raise ExecutionError(
+            f"{folder} was saved with {_spell_versions(other)}; here is {_spell_versions(mine)}: "
+            "a model is loaded by the versions that saved it. Save it again."
+        )
+    return SavedModel(folder, content, _named(content, model, folder), check=check)
+
+
+def _spell_versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{k} {v}" if k not in v else v for k, v in versions.items()) or "no version"
+
+
+def settings_now() -> dict[str, Any]:
+    """What of torch's state changes what a call computes."""
+    return {
+        "autocast": _autocast(),
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+
+
+def _autocast() -> str | None:
+    if not torch.is_autocast_enabled("cpu"):
+        return None
+    return str(torch.get_autocast_dtype("cpu"))
+
+
+def _spell_settings(settings: Mapping[str, Any]) -> str:
+    autocast = f"autocast of {settings['autocast']}" if settings["autocast"] else "no autocast"
+    return f"{autocast}, default type {settings['default_dtype']}"
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def _read_interface(content: Mapping[str, Any], inputs: int) -> Interface:
+    data = content["arguments"]
+    tensors = []
+    for t in data["tensors"]:
+        strides = t["strides"]
+        spec = TensorSpec(
+            name=str(t["name"]),
+            dtype=read_dtype(t["dtype"]),
+            device=torch.device(str(t["device"])),
+            shape=tuple(None if d is None else int(d) for d in t["shape"]),
+            dense=bool(t["dense"]),
+            strides=None if strides is None else tuple(read_size(s, inputs) for s in strides),
+            shared=bool(t["shared"]),
+        )
+        tensors.append(spec)
+    return Interface(
+        parameters=tuple(Parameter(str(n), str(k), d) for n, k, d in data["parameters"]),
+        trees={str(name): tree for name, tree in data["trees"]},
+        tensors=tuple(tensors),
+        inputs=tuple(
+            (str(k), read_size(v, inputs) if k == "size" else int(v)) for k, v in data["inputs"]
+        ),
+        relations=tuple(
+            Relation(str(op), read_size(a, inputs), read_size(b, inputs))
+            for op, a, b in data["relations"]
+        ),
+        same=tuple((int(a), int(b)) for a, b in data["same"]),
+        apart=tuple(map(int, data["apart"])),
+    )
+
+
+def _named(content: Mapping[str, Any], model: Any, folder: Path) -> dict[str, Any]:
+    """The tensors of a module by name, where a saved model refers to them."""
+    if content.get("weights") != "reference":
+        if model is not None:
+            raise OptionError(f"{folder} has its own weights: call load(path) without a model.")
+        return {}
+    if model is None:
+        raise OptionError(
+            f'{folder} was saved with weights="reference": give the module, load(path, model).'
+        )
+    if not isinstance(model, torch.nn.Module):
+        return dict(model)
+    model = getattr(model, "_orig_mod", model)
+    if model.training != content["training"]:
+        mode = "train()" if content["training"] else "eval()"
+        raise ExecutionError(f"The model was saved in another mode: call model.{mode} first.")
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return {**named, **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _state(
+    folder: Path,
+    content: Mapping[str, Any],
+    stored: Sequence[StoredTensor],
+    named: Mapping[str, Any],
+    *,
+    check: bool,
+) -> list[torch.Tensor]:
+    """The tensors that a graph takes besides its arguments: out of the file, or of a module."""
+    inside = [t for t in stored if t.offset is not None]
+    mapped: list[torch.Tensor] = []
+    if any(t.bytes for t in inside):
+        mapped = map_tensors(folder, content["files"]["tensors"], inside, check=check)
+    elif inside:
+        mapped = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in inside]
+    from_file = iter(mapped)
+    return [next(from_file) if t.offset is not None else _referred(t, named) for t in stored]
+
+
+def _referred(wanted: StoredTensor, named: Mapping[str, Any]) -> torch.Tensor:
+    tensor = named.get(wanted.name)
+    if not isinstance(tensor, torch.Tensor):
+        raise ExecutionError(f"The model has no {wanted.kind} {wanted.name!r}, which was saved.")
+    given = (tensor.dtype, tuple(tensor.shape), tensor.device)
+    expected = (wanted.dtype, wanted.shape, wanted.device)
+    if given != expected:
+        raise ExecutionError(
+            f"{wanted.name!r} of the model is {_spell_tensor(*given)}; it was "
+            f"{_spell_tensor(*expected)} when it was saved."
+        )
+    return tensor.detach() if isinstance(tensor, torch.nn.Parameter) else tensor
+
+
+def _spell_tensor(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')} of {shape} on {device}"
+
+
+def _read_model(folder: Path, files: Mapping[str, Any]) -> Model:
+    content = checked_file(folder, files["model"]).read_bytes()
+    try:
+        if "model data" not in files:
+            return check_message(content)
+        checked_file(folder, files["model data"])
+        return from_message(content, folder)
+    except ValueError as error:
+        raise ExecutionError(f"{folder} holds a damaged model: {error}.") from error
+
+
+def _build(folder: Path, content: Mapping[str, Any], signature: GraphSignature) -> Executor:
+    """Build the session of a saved model."""
+    files = content["files"]
+    options = from_mapping(
+        OrtBackendOptions, {name: content["options"][name] for name in SESSION_OPTIONS}
+    )
+    session: Session | None = None
+    if "model" in files:
+        model = _read_model(folder, files)
+        providers = [(str(name), dict(given)) for name, given in content["providers"]]
+        session = create_session(
+            model, providers=providers, options=session_settings(options, model)
+        )
+    return Executor(
+        session,
+        signature,
+        name=str(content["name"]),
+        writes=read_writes(content["writes"], signature),
+        preallocate=options.preallocate_output,
+        pause_torch_threads=options.pause_torch_threads,
+    )

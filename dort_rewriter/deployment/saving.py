@@ -1,0 +1,274 @@
+"""Save a compiled model: one graph with its model, its conditions and its tensors, in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call, map_values
+from dort_rewriter.backends.written_arguments import find_writes
+from dort_rewriter.deployment.capturing import Captured, capture, copy_of
+from dort_rewriter.deployment.compiled import Compiled, take_apart
+from dort_rewriter.deployment.describing import Described, describe_call
+from dort_rewriter.deployment.folder import (
+    file_entry,
+    made_by,
+    write_description,
+    write_tensors,
+)
+from dort_rewriter.deployment.loading import SESSION_OPTIONS, SavedModel, settings_now
+from dort_rewriter.deployment.notation import spell_signature, spell_writes
+from dort_rewriter.errors import (
+    CaptureError,
+    DivergenceError,
+    ExecutionError,
+    ExportError,
+    OptionError,
+)
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.model_files import write_model
+
+__all__ = ["save"]
+
+
+def save(
+    compiled: Callable[..., Any],
+    path: str | os.PathLike[str],
+    *args: Any,
+    weights: Literal["inside", "reference"] = "inside",
+    **kwargs: Any,
+) -> None:
+    """Save a model compiled by ``torch.compile(model, backend="onnxrt")``, to load it elsewhere.
+
+    What is saved is the graph of one call in inference: of the call with these arguments, or of
+    the last call that was compiled, when there are none. Sizes that were compiled for any number
+    stay so. :func:`load` makes it callable in another process, without tracing; its numbers are
+    those of the compiled model, bit for bit. Saving runs the model, on its parameters and buffers
+    as they are, and leaves them so.
+
+    ``path`` is a folder, made if there is none; a model saved there before is replaced. With
+    ``weights="reference"`` the tensors of the module stay out of it, and are given to ``load``.
+
+    Raises :class:`CaptureError`, which says why and what to do, for what is not one graph that
+    ONNX Runtime runs as a whole.
+    """
+    if weights not in ("inside", "reference"):
+        raise OptionError(f"weights is 'inside' or 'reference', not {weights!r}.")
+    found = take_apart(compiled)
+    _check_options(found.options, weights)
+    folder = Path(path).absolute()
+    given, named = _example(found, args, kwargs)
+    captured = _captured(found, given, named)
+    described = describe_call(captured, found.target, found.module, given, named)
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".dort-", dir=folder) as aside:
+            files = _write(captured, described, found, Path(aside), inside=weights == "inside")
+            _compare(captured, described, files, Path(aside), given, named)
+            write_description(files, folder, Path(aside))
+    except OSError as error:
+        raise ExportError(f"Cannot write {folder}: {error}.") from error
+
+
+def _check_options(options: OrtBackendOptions, weights: str) -> None:
+    if options.freeze and weights == "reference":
+        raise OptionError(
+            "freeze=True puts the weights into the model: save it with weights='inside', or "
+            "compile it without freeze."
+        )
+    if options.ort_session_options is not None:
+        raise CaptureError(
+            "ort_session_options cannot be written down: compile with the options of this package "
+            "(intra_op_threads, ort_optimization_level, spinning, arena) in their place."
+        )
+    if options.autotune:
+        raise CaptureError(
+            "autotune chooses among several graphs while they run: compile without it to save one."
+        )
+    if not options.use_aot_autograd:
+        raise CaptureError(
+            "use_aot_autograd=False compiles graphs, and no call that can be saved."
+        )
+
+
+# -- the call -----------------------------------------------------------------------------------
+
+
+def _example(
+    found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments to save a graph for, the sizes marked that may vary."""
+    seen = latest_call(found.target)
+    if not args and not kwargs:
+        if seen is None:
+            raise CaptureError(
+                "It was not compiled yet, and there is nothing to tell what for: call it once in "
+                "inference, or give example arguments, save(compiled, path, *arguments)."
+            )
+        made = _Maker()
+        return (
+            tuple(made.make(a) for a in seen.args),
+            {name: made.make(value) for name, value in seen.kwargs.items()},
+        )
+    # Tensors of the user keep no mark of ours: these are others of the same memory.
+    aliases: dict[int, torch.Tensor] = {}
+
+    def alias(tensor: torch.Tensor) -> torch.Tensor:
+        return aliases.setdefault(id(tensor), tensor.detach())
+
+    given = tuple(map_values(a, alias) for a in args)
+    named = {name: map_values(value, alias) for name, value in kwargs.items()}
+    if seen is not None:
+        _mark(seen, given, named)
+    return given, named
+
+
+def _mark(seen: SeenCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Mark the dimensions of these arguments that were compiled for any size."""
+    pairs = [*zip(seen.args, args, strict=False)]
+    pairs += [(value, kwargs[name]) for name, value in seen.kwargs.items() if name in kwargs]
+    while pairs:
+        known, given = pairs.pop()
+        if isinstance(known, TensorLike):
+            if isinstance(given, torch.Tensor) and given.dim() == len(known.shape):
+                _mark_dims(given, known)
+        elif isinstance(known, list | tuple) and isinstance(given, list | tuple):
+            pairs += zip(known, given, strict=False)
+        elif isinstance(known, dict) and isinstance(given, dict):
+            pairs += [(known[key], given[key]) for key in known if key in given]
+
+
+def _mark_dims(tensor: torch.Tensor, known: TensorLike) -> None:
+    for dim in known.dynamic:
+        if tensor.shape[dim] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+class _Maker:
+    """Makes tensors of descriptions: a description met twice is one tensor."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        self.made: dict[int, torch.Tensor] = {}
+
+    def make(self, value: Any) -> Any:
+        """The value, tensors in place of descriptions."""
+        if isinstance(value, TensorLike):
+            if id(value) not in self.made:
+                self.made[id(value)] = self._tensor(value)
+            return self.made[id(value)]
+        if type(value) in (list, tuple):
+            return type(value)(map(self.make, value))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self.make, value))
+        if type(value) is dict:
+            return {k: self.make(v) for k, v in value.items()}
+        return value
+
+    def _tensor(self, wanted: TensorLike) -> torch.Tensor:
+        # NOTE: zeros and ones: whole numbers may be indices, and have to be small.
+        values = torch.randint(0, 2, wanted.shape, generator=self.generator)
+        made = torch.empty_strided(
+            wanted.shape, wanted.stride, dtype=wanted.dtype, device=wanted.device
+        )
+        if 0 not in wanted.shape:
+            made.copy_(values)
+        _mark_dims(made, wanted)
+        return made
+
+
+def _captured(found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    try:
+        return capture(found.target, args, kwargs, options=found.options, dynamic=found.dynamic)
+    except (ExportError, ExecutionError) as error:
+        raise CaptureError(
+            f"It does not run in ONNX Runtime as a whole, and cannot be saved: {error}"
+        ) from error
+
+
+# -- the folder ---------------------------------------------------------------------------------
+
+
+def _write(
+    captured: Captured, described: Described, found: Compiled, folder: Path, *, inside: bool
+) -> dict[str, Any]:
+    """Write the files of a model to a folder; return what describes them."""
+    label = secrets.token_hex(6)
+    block, files = captured.block, {}
+    if block.session is not None:
+        path = folder / f"model-{label}.onnx"
+        write_model(block.model, path)
+        files["model"] = file_entry(path)
+        if (data := path.with_name(f"{path.name}.data")).exists():
+            files["model data"] = file_entry(data)
+    stored = described.stored
+    kept = [i for i, t in enumerate(stored) if inside or t.kind == "constant"]
+    path = folder / f"tensors-{label}.bin"
+    places = write_tensors(
+        [described.state[i] for i in kept], [stored[i].order for i in kept], path
+    )
+    files["tensors"] = file_entry(path)
+    for i, place in zip(kept, places, strict=True):
+        stored[i] = dataclasses.replace(stored[i], offset=place)
+    return {
+        "made_by": made_by(),
+        "settings": settings_now(),
+        "training": bool(getattr(found.module, "training", False)),
+        "weights": "inside" if inside else "reference",
+        "files": files,
+        "tensors": [t.spell() for t in stored],
+        "arguments": described.arguments,
+        "result": described.result,
+        "signature": spell_signature(block.signature),
+        "writes": spell_writes(find_writes(block)),
+        "updates": list(captured.updates),
+        "providers": [[name, dict(options)] for name, options in captured.providers],
+        "options": {name: getattr(found.options, name) for name in SESSION_OPTIONS},
+        "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
+    }
+
+
+def _compare(
+    captured: Captured,
+    described: Described,
+    content: Mapping[str, Any],
+    folder: Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Call what was written, and compare it with what the graph gave: bit for bit."""
+    named = {}
+    for stored, tensor in zip(described.stored, described.state, strict=True):
+        # The state of the caller stays what it is.
+        named[stored.name] = copy_of(tensor) if stored.written else tensor
+    saved = SavedModel(folder, content, named, check=True)
+    copies = {id(captured.args[i]): copy_of(captured.args[i]) for i in captured.updates}
+
+    def replaced(tensor: torch.Tensor) -> torch.Tensor:
+        return copies.get(id(tensor), tensor)
+
+    given = [map_values(a, replaced) for a in args]
+    by_name = {name: map_values(value, replaced) for name, value in kwargs.items()}
+    results = saved.compute(given, by_name)
+    for i, (mine, theirs) in enumerate(zip(results, captured.results, strict=False)):
+        if not _is_same(mine, theirs):
+            raise DivergenceError(
+                f"Result {i} of the saved model is not that of the compiled one: nothing was "
+                "saved. This is a defect of dort_rewriter.",
+                name=str(i),
+            )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and bool(a == b)
+    if a.dtype is not b.dtype or a.shape != b.shape:
+        return False
+    return bool(torch.all((a == b) | ((a != a) & (b != b))))

@@ -1,0 +1,258 @@
+"""Arguments and results as plain data: what is nested in what, with numbers in place of tensors.
+
+A description is made of lists, dictionaries and plain values, as JSON has them. It names no class
+and no function: reading one runs no code of whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from dort_rewriter.errors import CaptureError, ExecutionError
+
+__all__ = ["Record", "Unfit", "collect", "describe_arguments", "describe_results", "rebuild"]
+
+_PLAIN = (bool, int, float, str)
+
+_TORCH: Mapping[str, type] = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+
+class Record(dict[str, Any]):
+    """A result that had named fields: ``result["logits"]`` and ``result.logits`` are the same."""
+
+    def __init__(self, fields: Iterable[tuple[str, Any]]) -> None:
+        super().__init__(fields)
+        self.__dict__.update(self)  # a field may have the name of a method: values, items
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the result has no field {name!r}")
+
+
+class Unfit(ExecutionError):
+    """Arguments do not fit what was saved."""
+
+
+# -- arguments ----------------------------------------------------------------------------------
+
+
+def describe_arguments(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    """Describe a nested argument; its tensors are added to a list, whose places it names.
+
+    Raises :class:`CaptureError` for what a description cannot hold.
+    """
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if type(value) in (list, tuple, torch.Size):
+        kind = "list" if type(value) is list else "tuple"
+        return {
+            kind: [describe_arguments(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
+        }
+    if type(value) is dict and all(type(key) in (str, int) for key in value):
+        return {
+            "dict": [
+                [key, describe_arguments(v, tensors, f"{where}[{key!r}]")]
+                for key, v in value.items()
+            ]
+        }
+    if (plain := _plain(value)) is not None:
+        return plain
+    raise CaptureError(
+        f"The argument {where} is a {type(value).__name__}: arguments of what is saved are "
+        "tensors, numbers, texts, None, and lists, tuples and dictionaries of them. Keep other "
+        "objects in the module (its tensors as buffers, if they are written to), or pass what "
+        "they hold."
+    )
+
+
+def _plain(value: Any) -> dict[str, Any] | None:
+    """Describe a value without parts; None when it is none."""
+    if value is None or type(value) in _PLAIN:
+        return {"value": value}
+    if isinstance(value, torch.device):
+        return {"torch": ["device", str(value)]}
+    for name, kind in _TORCH.items():
+        if isinstance(value, kind):
+            return {"torch": [name, str(value).removeprefix("torch.")]}
+    return None
+
+
+def collect(description: Any, value: Any, where: str, tensors: list[torch.Tensor]) -> None:
+    """Add the tensors of an argument to a list, in the order of its description.
+
+    Raises :class:`Unfit` when it is another kind of argument.
+    """
+    (kind, wanted), *_ = description.items()
+    if kind == "tensor":
+        if not isinstance(value, torch.Tensor):
+            raise Unfit(f"The argument {where} was a tensor when it was saved, not {value!r}.")
+        tensors.append(value)
+    elif kind in ("list", "tuple"):
+        accepted = list if kind == "list" else tuple
+        if not isinstance(value, accepted) or len(value) != len(wanted):
+            raise Unfit(
+                f"The argument {where} was a {kind} of {len(wanted)} when it was saved, not "
+                f"{_brief(value)}."
+            )
+        for i, (part, inner) in enumerate(zip(wanted, value, strict=True)):
+            collect(part, inner, f"{where}[{i}]", tensors)
+    elif kind == "dict":
+        keys = [key for key, _ in wanted]
+        if not isinstance(value, Mapping) or set(value) != set(keys):
+            raise Unfit(
+                f"The argument {where} was a dictionary of {keys} when it was saved, not "
+                f"{_brief(value)}."
+            )
+        for key, part in wanted:
+            collect(part, value[key], f"{where}[{key!r}]", tensors)
+    elif not _is_same(_plain(value), description):
+        raise Unfit(
+            f"The argument {where} was {_spell(description)} when it was saved, which is part of "
+            f"the graph; it cannot be {_brief(value)}."
+        )
+
+
+def _is_same(given: Any, saved: Any) -> bool:
+    if given is None or given.keys() != saved.keys():
+        return False
+    (a,), (b,) = given.values(), saved.values()
+    if isinstance(a, float) and isinstance(b, float):
+        same_sign = math.copysign(1.0, a) == math.copysign(1.0, b)
+        return (a == b and same_sign) or (math.isnan(a) and math.isnan(b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _spell(description: Mapping[str, Any]) -> str:
+    if "torch" in description:
+        return str(description["torch"][1])
+    if "object" in description:
+        return "left to its default"
+    return repr(description["value"])
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {list(value)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return repr(value)
+
+
+# -- results ------------------------------------------------------------------------------------
+
+
+def describe_results(value: Any, place_of: Callable[[Any, str], Any], where: str = "") -> Any:
+    """Describe a nested result.
+
+    ``place_of`` describes tensors, and what stands for numbers that the graph computes; None
+    leaves a value to this function. Raises :class:`CaptureError` for what it cannot hold.
+    """
+    if (place := place_of(value, where)) is not None:
+        return place
+    if isinstance(value, torch.Size):
+        value = tuple(value)
+    if type(value) in (list, tuple):
+        parts = [describe_results(v, place_of, f"{where}[{i}]") for i, v in enumerate(value)]
+        return {"list" if type(value) is list else "tuple": parts}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = [
+            [n, describe_results(getattr(value, n), place_of, f"{where}.{n}")]
+            for n in value._fields
+        ]
+        return {"named": [type(value).__name__, fields]}
+    if type(value) is dict and all(type(key) in (str, int) for key in value):
+        return {
+            "dict": [
+                [k, describe_results(v, place_of, f"{where}[{k!r}]")] for k, v in value.items()
+            ]
+        }
+    if (found := _fields_of(value)) is not None:
+        return {"record": [[n, describe_results(v, place_of, f"{where}.{n}")] for n, v in found]}
+    if (plain := _plain(value)) is not None:
+        return plain
+    raise CaptureError(
+        f"The result{where} is a {type(value).__name__}: results of what is saved are tensors, "
+        "numbers, texts, None, and lists, tuples, dictionaries and dataclasses of them. Return "
+        "what it holds, or leave it out (of a transformer, use_cache=False leaves out the cache)."
+    )
+
+
+def _fields_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The fields of a dataclass, or the items of a dictionary of another class with texts as
+    keys; outputs of transformers are both, and leave out what is None."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return None
+
+
+def rebuild(description: Any) -> Callable[[Mapping[str, list[Any]]], Any]:
+    """What makes a result of its parts: lists of values by kind (``result``, ``argument``, ...).
+
+    Raises :class:`ValueError` for what is no description.
+    """
+    (kind, wanted), *more = description.items()
+    if more:
+        raise ValueError(f"a result is described as {description!r}")
+    if kind in ("result", "argument", "state"):
+        index = int(wanted)
+        return lambda parts: parts[kind][index]
+    if kind in ("list", "tuple"):
+        return _sequence(list if kind == "list" else tuple, wanted)
+    if kind in ("dict", "record"):
+        keys = [k for k, _ in wanted]
+        made = [rebuild(v) for _, v in wanted]
+        cls = dict if kind == "dict" else Record
+        return lambda parts: cls(zip(keys, (m(parts) for m in made), strict=True))
+    if kind == "named":
+        name, fields = wanted
+        # NOTE: namedtuple() checks that these are identifiers.
+        named = collections.namedtuple(str(name), [str(n) for n, _ in fields])  # type: ignore[misc]
+        made = [rebuild(v) for _, v in fields]
+        return lambda parts: named(*(m(parts) for m in made))
+    constant = _constant(kind, wanted)
+    return lambda parts: constant
+
+
+def _sequence(cls: type, wanted: Any) -> Callable[[Mapping[str, list[Any]]], Any]:
+    made = [rebuild(v) for v in wanted]
+    return lambda parts: cls(m(parts) for m in made)
+
+
+def _constant(kind: str, wanted: Any) -> Any:
+    if kind == "value" and (wanted is None or type(wanted) in _PLAIN):
+        return wanted
+    if kind == "torch":
+        name, text = wanted
+        if name == "device":
+            return torch.device(text)
+        found = getattr(torch, text, None)
+        if name in _TORCH and isinstance(found, _TORCH[name]):
+            return found
+    raise ValueError(f"a value is described as {kind} {wanted!r}")
+
+
+def leaves(description: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a description: their kinds, and what they hold."""
+    ((kind, wanted),) = description.items()
+    if kind in ("list", "tuple"):
+        for part in wanted:
+            yield from leaves(part)
+    elif kind in ("dict", "record", "named"):
+        for _, part in wanted[1] if kind == "named" else wanted:
+            yield from leaves(part)
+    else:
+        yield kind, wanted

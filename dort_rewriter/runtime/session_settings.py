@@ -1,0 +1,29 @@
+"""The settings of onnxruntime that go with the options of a backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
+from dort_rewriter.runtime.session import session_options
+from dort_rewriter.runtime.threads import ThreadPolicy
+
+__all__ = ["session_settings"]
+
+
+def session_settings(options: OrtBackendOptions, model: Any) -> Any:
+    """The ``SessionOptions`` that a user gave, or new ones.
+
+    NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
+    its time.
+    """
+    if options.ort_session_options is not None:
+        return options.ort_session_options
+    spinning = options.spinning
+    if spinning == "stop" and uses_torch_kernels(model):
+        spinning = "off"
+    policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=spinning)
+    return session_options(
+        optimization_level=options.ort_optimization_level, threads=policy, arena=options.arena
+    )

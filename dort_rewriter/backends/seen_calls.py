@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["SeenCall", "TensorLike", "latest_call", "map_values", "note_call"]
 
@@ -41,7 +42,12 @@ class SeenCall:
     kwargs: Mapping[str, Any]
 
 
-_by_module: weakref.WeakKeyDictionary[torch.nn.Module, SeenCall] = weakref.WeakKeyDictionary()
+class _NoDescription(Exception):
+    """A tensor is of another class, and more than sizes and a type."""
+
+
+# NOTE: by identity: a module may compare as it likes, or not at all.
+_by_module: Any = WeakIdKeyDictionary()
 _by_code: weakref.WeakKeyDictionary[CodeType, SeenCall] = weakref.WeakKeyDictionary()
 
 
@@ -74,10 +80,13 @@ def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
     def described(tensor: torch.Tensor) -> TensorLike:
         return seen.setdefault(id(tensor), _describe(tensor, dynamic))
 
-    call = SeenCall(
-        tuple(map_values(a, described) for a in args),
-        {k: map_values(v, described) for k, v in kwargs.items()},
-    )
+    try:
+        call = SeenCall(
+            tuple(map_values(a, described) for a in args),
+            {k: map_values(v, described) for k, v in kwargs.items()},
+        )
+    except _NoDescription:
+        return
     if owner is not None:
         _by_module[owner] = call
     else:
@@ -91,7 +100,8 @@ def map_values(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map_values(v, change) for v in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_values(v, change) for v in value))
+        named: Any = type(value)
+        return named._make(map_values(v, change) for v in value)
     if type(value) is dict:
         return {k: map_values(v, change) for k, v in value.items()}
     return value
@@ -131,11 +141,8 @@ def _owner(translator: Any, args: Sequence[Any]) -> torch.nn.Module | None:
     """The module whose call a frame is: its first argument, or what a wrapper of torch calls."""
     if args and isinstance(args[0], torch.nn.Module):
         return args[0]
-    held = dict(translator.output.local_scope)
-    cells = getattr(translator, "closure", None) or ()
-    for name, cell in zip(translator.f_code.co_freevars, cells, strict=False):
-        held[name] = cell.cell_contents
-    wrapped = held.get("fn") if translator.f_code.co_freevars == ("fn",) else None
+    is_wrapper = translator.f_code.co_freevars == ("fn",)
+    wrapped = translator.output.local_scope.get("fn") if is_wrapper else None
     return wrapped if isinstance(wrapped, torch.nn.Module) else None
 
 
@@ -155,9 +162,12 @@ def _dynamic_dims(
 
 
 def _describe(tensor: torch.Tensor, dynamic: Mapping[int, frozenset[int]]) -> TensorLike:
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if type(tensor) not in plain or tensor.layout != torch.strided:
+        raise _NoDescription
     return TensorLike(
-        tuple(map(int, tensor.shape)),
-        tuple(tensor.stride()) if tensor.layout == torch.strided else (),
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
         tensor.dtype,
         tensor.device,
         dynamic.get(id(tensor), frozenset()),

@@ -167,7 +167,8 @@ class _Maker:
         if type(value) in (list, tuple):
             return type(value)(map(self.make, value))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.make, value))
+            named: Any = type(value)
+            return named._make(map(self.make, value))
         if type(value) is dict:
             return {k: self.make(v) for k, v in value.items()}
         return value

@@ -25,10 +25,11 @@ from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
+from dort_rewriter.optimize.substitutes import SUBSTITUTED, substitute
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.kernels import has_kernel, kernel_query
+from dort_rewriter.runtime.kernels import has_kernel, is_wrong, kernel_query
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, try_session
 from dort_rewriter.runtime.session_settings import session_settings
@@ -200,14 +201,25 @@ def _output_names(plan: OutputPlan) -> list[str]:
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
-    settings = session_settings(options, model)
+    settings, provider = session_settings(options, model), str(providers[0][0])
+    model = _with_right_kernels(model, provider, options)
     try:
         return create_session(model, providers=providers, options=settings)
     except NoKernelError:
         pass
     fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
-    add_casts(fitted, provider=str(providers[0][0]))
+    add_casts(fitted, provider=provider)
+    fitted = _with_right_kernels(fitted, provider, options)  # of the types that are wider now
     return create_session(fitted, providers=providers, options=settings)
+
+
+def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:
+    """The model without the nodes that the kernels at hand compute wrongly."""
+    if provider != CPU or not any(is_wrong(op, ir.DataType.FLOAT16) for op in SUBSTITUTED):
+        return model
+    known = model if isinstance(model, ir.Model) else ir.from_proto(model)
+    own = uses_own_kernels(options.optimization)
+    return known if substitute(known, is_wrong, own_kernels=own) else model
 
 
 def add_casts(model: ir.Model, *, provider: str) -> None:

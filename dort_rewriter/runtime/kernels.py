@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ from dort_rewriter.runtime.installed import (
 )
 from dort_rewriter.runtime.providers import CPU, available
 
-__all__ = ["has_kernel", "kernel_query"]
+__all__ = ["has_kernel", "is_wrong", "kernel_query"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,35 @@ def kernel_query(provider: str = CPU) -> Callable[..., bool]:
         return has_kernel(op_type, domain, *args, provider=provider, **kwargs)
 
     return query
+
+
+_KEPT: Mapping[str, tuple[float, ...]] = {
+    "Erf": (math.nan,),
+    "Relu": (math.nan,),
+    "Sqrt": (math.inf, -0.0),
+}
+"""Operators, and numbers that they leave as they are: not every kernel does."""
+
+
+@functools.cache
+def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
+    """Tell whether the CPU's kernel of an operator loses such a number, of one element or more."""
+    if op_type not in _KEPT or dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return False
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    model = _one_node(op_type, "", 18, (int(dtype),), {}, (int(dtype),))
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    for number in _KEPT[op_type]:
+        for count in (1, 33):  # the last ones of a vector have a kernel of their own
+            x = np.full(count, number, dtype.numpy())
+            (y,) = session.run(None, {"x0": x})
+            kept = np.array_equal(x, y, equal_nan=True)
+            if not kept or (np.signbit(x) != np.signbit(y))[~np.isnan(x)].any():
+                return True
+    return False
 
 
 def _is_graph(value: Any) -> bool:

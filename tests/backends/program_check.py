@@ -186,10 +186,8 @@ def _differences(
             a, b = ours.get(name), eagers.get(name)
             if _distance(a, b) <= _limit(b):
                 continue
-            if name.endswith(" layout") and _places(a) == _places(b):
+            if _is_as_it_happens(name, ours, eagers):
                 continue
-            if name.endswith(" storage") and a is not None and b is not None and a < b:
-                continue  # mse_loss leaves what it summed in behind its result: see random_views
             if isinstance(b, torch.Tensor) and _is_kind(a, b):
                 exact = _in_float64(program, SIZES[i]) if exact is None else exact
                 noise = _distance(b, exact.get(name))
@@ -200,6 +198,27 @@ def _differences(
                     continue
             found.add((i, name))
     return found
+
+
+def _is_as_it_happens(name: str, ours: Facts, eagers: Facts) -> bool:
+    """Tell whether a difference of memory is one that nobody finds an element by.
+
+    ``mse_loss`` leaves what it summed in behind its result, ``select_scatter`` what the view that
+    it copies is a part of: eager mode's storages are larger then, and offsets begin behind that.
+    """
+    a, b = ours.get(name), eagers.get(name)
+    if a is None or b is None:
+        return False
+    tensor, _, fact = name.partition(" ")
+    is_smaller = ours.get(f"{tensor} storage", 0) < eagers.get(f"{tensor} storage", 0)
+    if fact == "storage":
+        return is_smaller
+    if fact != "layout":
+        return False
+    places, wanted = _places(a), _places(b)
+    if is_smaller and all([tensor] in facts["sharing"] for facts in (ours, eagers)):
+        return bool(places[:-1] == wanted[:-1])
+    return bool(places == wanted)
 
 
 def _places(layout: Any) -> Any:

@@ -196,7 +196,7 @@ torch.tensor_split({t}, 2, {d})[1]
 {t}.diagonal()
 {t}.movedim(0, -1)
 {t}.unfold({d}, 2, 1)
-{t}.as_strided((2,), (1,))
+{t}.as_strided((2,), (1,)) if {t}.numel() > 1 else {t} * 1
 {t}.view_as({u})
 {t}.detach()
 {t}.unflatten(0, (2, -1))

@@ -1,0 +1,102 @@
+"""Other nodes in the place of those that the kernels at hand compute wrongly.
+
+onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
+0.0 for that of -0.0, and 0 for the Relu of a single NaN of float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
+from dort_rewriter.graph.writer import Writer
+from dort_rewriter.optimize.emitter import Emitter
+from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
+from dort_rewriter.optimize.replacing import take_place
+
+__all__ = ["SUBSTITUTED", "IsWrong", "substitute"]
+
+IsWrong = Callable[[str, ir.DataType], bool]
+"""Whether the kernel of an operator is wrong for a type."""
+
+_MARK = "substitute"
+
+
+def _erf(op: Writer, x: ir.Value) -> ir.Value:
+    result: ir.Value = op.Where(op.IsNaN(x), x, op.Erf(x))
+    return result
+
+
+def _relu(op: Writer, x: ir.Value) -> ir.Value:
+    result: ir.Value = op.Where(op.Less(x, 0), 0, x)
+    return result
+
+
+def _sqrt(op: Writer, x: ir.Value) -> ir.Value:
+    """In float64, of which the rounded root is the root rounded once."""
+    assert x.dtype is not None
+    return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
+
+
+SUBSTITUTED: dict[str, Callable[[Writer, ir.Value], ir.Value]] = {
+    "Erf": _erf,
+    "Relu": _relu,
+    "Sqrt": _sqrt,
+}
+
+
+def substitute(model: ir.Model, is_wrong: IsWrong, *, own_kernels: bool) -> int:
+    """Replace the nodes with a wrong kernel, by kernels of ours if they may be used; return how
+    many there were."""
+    found = [n for n in model.graph.all_nodes() if _is_meant(n, is_wrong)]
+    for node in found:
+        if own_kernels and _by_ours(node):
+            model.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
+        else:
+            _by_standard(node, model.graph.opset_imports.get("", 18))
+    return len(found)
+
+
+def _is_meant(node: ir.Node, is_wrong: IsWrong) -> bool:
+    if node.domain or node.op_type not in SUBSTITUTED or node.metadata_props.get("rule") == _MARK:
+        return False
+    dtype = None if node.inputs[0] is None else node.inputs[0].dtype
+    return dtype is not None and is_wrong(node.op_type, dtype)
+
+
+def _by_ours(node: ir.Node) -> bool:
+    value = node.outputs[0]
+    if value.dtype is None or value.shape is None or len(value.shape) > OWN_MOST_AXES:
+        return False
+    if not is_instruction(node):
+        return False
+    program = write_program([node], [value])
+    ours = ir.node(
+        "Elementwise",
+        program.inputs,
+        {"program": program.code, "results": program.results},
+        domain=OWN_DOMAIN,
+        metadata_props={**node.metadata_props, "rule": _MARK},
+    )
+    _put(node, [ours], ours.outputs[0])
+    return True
+
+
+def _by_standard(node: ir.Node, opset: int) -> None:
+    graph, x = node.graph, node.inputs[0]
+    assert isinstance(graph, ir.Graph)
+    assert x is not None
+    emitter = Emitter(graph, opset)
+    emitter.begin({**node.metadata_props, "rule": _MARK})
+    result = SUBSTITUTED[node.op_type](emitter, x)
+    _put(node, emitter.nodes, result)
+
+
+def _put(node: ir.Node, nodes: list[ir.Node], result: ir.Value) -> None:
+    graph = node.graph
+    assert graph is not None
+    graph.insert_before(node, nodes)
+    take_place(node.outputs[0], result)
+    graph.remove(node, safe=True)

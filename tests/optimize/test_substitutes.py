@@ -1,0 +1,69 @@
+"""Nodes with a wrong kernel are computed by others, and give the numbers that torch gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from dort_rewriter.optimize.substitutes import SUBSTITUTED, substitute
+from dort_rewriter.runtime.kernels import is_wrong
+from tests.optimize.rewrites import model_of, run_onnxruntime
+
+OWN_OR_STANDARD = pytest.mark.parametrize("own", [False, True], ids=["standard", "own"])
+TORCH = {"Erf": torch.erf, "Relu": torch.relu, "Sqrt": torch.sqrt}
+NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, 100.0]
+
+
+def always(op_type: str, dtype: ir.DataType) -> bool:
+    return True
+
+
+@OWN_OR_STANDARD
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("op", SUBSTITUTED)
+def test_special_numbers(op: str, dtype: str, own: bool) -> None:
+    model = model_of(f"({dtype}[N] x) => ({dtype}[N] y) {{ y = {op}(x) }}")
+    assert substitute(model, always, own_kernels=own) == 1
+    assert substitute(model, is_wrong, own_kernels=own) == 0, "applying it twice changes something"
+    assert any(n.domain == "dort_rewriter" for n in model.graph) is own
+    for repeats in (1, 4):
+        x = torch.tensor(NUMBERS * repeats, dtype=torch.float16 if dtype == "float16" else None)
+        for part in (x, x[:1], x[4:5]):
+            (got,) = run_onnxruntime(ir.to_proto(model), {"x": part.numpy()})
+            expected = TORCH[op](part).numpy()
+            np.testing.assert_allclose(got, expected, rtol=2e-3 if dtype == "float16" else 1e-6)
+            signs = ~np.isnan(expected)
+            assert (np.signbit(got) == np.signbit(expected))[signs].all()
+
+
+@OWN_OR_STANDARD
+def test_what_others_read_and_the_model_returns(own: bool) -> None:
+    model = model_of(
+        "(float[N] x) => (float[N] y, float[N] z) { a = Sqrt(x) y = Sqrt(a) z = Neg(y) }"
+    )
+    assert substitute(model, always, own_kernels=own) == 2
+    y, z = run_onnxruntime(ir.to_proto(model), {"x": np.float32([16.0, np.inf] * 8)})
+    np.testing.assert_array_equal(y, [2.0, np.inf] * 8)
+    np.testing.assert_array_equal(z, -y)
+
+
+def test_right_kernels_stay() -> None:
+    model = model_of(
+        "(double[N] x, float[N] z) => (double[N] y, float[N] w) {y = Sqrt(x) w = Exp(z)}"
+    )
+    assert substitute(model, is_wrong, own_kernels=True) == 0
+    assert [n.op_type for n in model.graph] == ["Sqrt", "Exp"]
+
+
+@pytest.mark.parametrize("op", SUBSTITUTED)
+def test_the_kernels_at_hand_are_tried(op: str) -> None:
+    """What is said to be right is."""
+    model = model_of(f"(float[N] x) => (float[N] y) {{ y = {op}(x) }}")
+    x = torch.tensor(NUMBERS * 4)
+    (got,) = run_onnxruntime(ir.to_proto(model), {"x": x.numpy()})
+    same = torch.allclose(torch.from_numpy(got), TORCH[op](x), equal_nan=True)
+    assert same or is_wrong(op, ir.DataType.FLOAT)

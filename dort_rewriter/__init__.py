@@ -73,6 +73,7 @@ _EXPORTS: dict[str, str] = {
     "train_loop_mixed_precision": "tools.training",
     "uninstall": "hook",
     "UnsupportedOpError": "errors",
+    "warm_up": "deployment.warming",
 }
 """Where each public name lives."""
 
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
     from dort_rewriter.backends.to_onnx import to_onnx
     from dort_rewriter.deployment.loading import SavedModel, load
     from dort_rewriter.deployment.saving import save
+    from dort_rewriter.deployment.warming import warm_up
     from dort_rewriter.errors import (
         CaptureError,
         DivergenceError,

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call, map_values
+from dort_rewriter.backends.seen_calls import latest_call, map_values
 from dort_rewriter.backends.written_arguments import find_writes
 from dort_rewriter.deployment.capturing import Captured, capture, copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
 from dort_rewriter.deployment.describing import Described, describe_call
+from dort_rewriter.deployment.examples import Maker, aliases_of, mark_as_seen
 from dort_rewriter.deployment.folder import (
     file_entry,
     made_by,
@@ -112,77 +113,11 @@ def _example(
                 "It was not compiled yet, and there is nothing to tell what for: call it once in "
                 "inference, or give example arguments, save(compiled, path, *arguments)."
             )
-        made = _Maker()
-        return (
-            tuple(made.make(a) for a in seen.args),
-            {name: made.make(value) for name, value in seen.kwargs.items()},
-        )
-    # Tensors of the user keep no mark of ours: these are others of the same memory.
-    aliases: dict[int, torch.Tensor] = {}
-
-    def alias(tensor: torch.Tensor) -> torch.Tensor:
-        return aliases.setdefault(id(tensor), tensor.detach())
-
-    given = tuple(map_values(a, alias) for a in args)
-    named = {name: map_values(value, alias) for name, value in kwargs.items()}
+        return Maker().call(seen)
+    given, named = aliases_of(args, kwargs)
     if seen is not None:
-        _mark(seen, given, named)
+        mark_as_seen(seen, given, named)
     return given, named
-
-
-def _mark(seen: SeenCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Mark the dimensions of these arguments that were compiled for any size."""
-    pairs = [*zip(seen.args, args, strict=False)]
-    pairs += [(value, kwargs[name]) for name, value in seen.kwargs.items() if name in kwargs]
-    while pairs:
-        known, given = pairs.pop()
-        if isinstance(known, TensorLike):
-            if isinstance(given, torch.Tensor) and given.dim() == len(known.shape):
-                _mark_dims(given, known)
-        elif isinstance(known, list | tuple) and isinstance(given, list | tuple):
-            pairs += zip(known, given, strict=False)
-        elif isinstance(known, dict) and isinstance(given, dict):
-            pairs += [(known[key], given[key]) for key in known if key in given]
-
-
-def _mark_dims(tensor: torch.Tensor, known: TensorLike) -> None:
-    for dim in known.dynamic:
-        if tensor.shape[dim] > 1:
-            torch._dynamo.maybe_mark_dynamic(tensor, dim)
-
-
-class _Maker:
-    """Makes tensors of descriptions: a description met twice is one tensor."""
-
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(0)
-        self.made: dict[int, torch.Tensor] = {}
-
-    def make(self, value: Any) -> Any:
-        """The value, tensors in place of descriptions."""
-        if isinstance(value, TensorLike):
-            if id(value) not in self.made:
-                self.made[id(value)] = self._tensor(value)
-            return self.made[id(value)]
-        if type(value) in (list, tuple):
-            return type(value)(map(self.make, value))
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            named: Any = type(value)
-            return named._make(map(self.make, value))
-        if type(value) is dict:
-            return {k: self.make(v) for k, v in value.items()}
-        return value
-
-    def _tensor(self, wanted: TensorLike) -> torch.Tensor:
-        # NOTE: zeros and ones: whole numbers may be indices, and have to be small.
-        values = torch.randint(0, 2, wanted.shape, generator=self.generator)
-        made = torch.empty_strided(
-            wanted.shape, wanted.stride, dtype=wanted.dtype, device=wanted.device
-        )
-        if 0 not in wanted.shape:
-            made.copy_(values)
-        _mark_dims(made, wanted)
-        return made
 
 
 def _captured(found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:

@@ -70,6 +70,7 @@ PUBLIC = [
     "train_loop",
     "train_loop_mixed_precision",
     "uninstall",
+    "warm_up",
 ]
 
 

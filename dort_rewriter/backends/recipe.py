@@ -59,7 +59,7 @@ class Recipe:
             return "onnxruntime"
         name, overrides = op_name(node.target), self.options.placement
         place = choose_place(node, name, overrides)
-        if place == "torch" and _is_float32(node) and uses_own_kernels(self.options.optimization):
+        if place == "torch" and _has_kernel(node) and uses_own_kernels(self.options.optimization):
             return choose_place(node, name, {"*": "onnxruntime", **(overrides or {})})
         return place
 
@@ -83,10 +83,12 @@ class Recipe:
         return UnsupportedOp(name, reason, source_line(node), node.name)
 
 
-def _is_float32(node: torch.fx.Node) -> bool:
+def _has_kernel(node: torch.fx.Node) -> bool:
+    """Tell whether our kernels compute with the numbers of a node: none of them is slower than
+    torch's by what a cut costs."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    return types == {torch.float32}
+    return bool(types) and types <= {torch.float32, torch.bfloat16, torch.float16}
 
 
 def _is_getitem(node: torch.fx.Node) -> bool:

@@ -129,6 +129,29 @@ def test_max_pool(name: str, special: bool) -> None:
     check(gradient, grad, x, places, uses={"MaxPoolGrad"})
 
 
+@pytest.mark.parametrize("name", ["halves", "overlap and padding", "one plane"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_max_pool_of_16_bits(name: str, dtype: torch.dtype) -> None:
+    """Values, places and gradients are torch's."""
+    shape, arguments = POOLS[name]
+    x = _with_specials(*shape).to(dtype)
+
+    def pool(x: torch.Tensor) -> Any:
+        return aten.max_pool2d_with_indices(x, *arguments)
+
+    check(pool, x, uses={"MaxPool"}, rtol=0, atol=0)
+    y, places = pool(x)
+
+    def gradient(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> Any:
+        kernel, stride, padding, dilation, ceil = _complete(arguments)
+        return aten.max_pool2d_with_indices_backward(
+            grad, x, kernel, stride, padding, dilation, ceil, places
+        )
+
+    grad, unit = torch.randn(y.shape).to(dtype), torch.finfo(dtype).eps  # torch may add in 16 bits
+    check(gradient, grad, x, places, uses={"MaxPoolGrad"}, rtol=4 * unit, atol=4 * unit)
+
+
 def _complete(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*arguments, *([], [0, 0], [1, 1], False)[len(arguments) - 1 :])
 
@@ -543,6 +566,22 @@ def test_what_has_a_kernel_is_not_placed_in_torch() -> None:
 
     check(backward, grad, x, places, uses={"MaxPoolGrad"})
     check(backward, grad, x, places, uses=set(), placement={"*": "torch"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_stay_in_the_model(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large they are, where our kernels compute with their numbers: no cut."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+    def backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        grad = aten.silu_backward(aten.gelu_backward(grad, y), y)
+        grad = aten.threshold_backward(aten.tanh_backward(grad, y), y, 0.01)
+        return aten._softmax_backward_data(grad, y, -1, dtype)
+
+    grad, y = torch.randn(1024, 2048).to(dtype), torch.rand(1024, 2048).to(dtype)
+    tolerance = 1e-4 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
+    used = {"GeluGrad", "SoftmaxGrad"}
+    check(backward, grad, y, uses=used, rtol=tolerance, atol=tolerance)
 
 
 def _many(rank: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.axes import pad_axes, product
-from dort_rewriter.export.converters.opmath import is_float
+from dort_rewriter.export.converters.opmath import is_float, store, widen
 from dort_rewriter.export.converters.reductions import extremum
 from dort_rewriter.export.converters.scattering import scatter
 from dort_rewriter.export.converters.windows import (
@@ -63,8 +63,10 @@ def max_pool(
     As in torch the first of equal elements counts, and the last NaN.
     """
     rank = len(windows)
-    if rank == 2 and op.takes_own(x):
-        return own_kernels.max_pool(op, x, windows, indexed=indexed)
+    wide = widen(op, x)
+    if rank == 2 and op.takes_own(wide):
+        found, chosen = own_kernels.max_pool(op, wide, windows, indexed=indexed)
+        return op.cast(found, x.dtype), chosen
     value, place = x, planes(op, x, rank) if indexed else None
     for axis in reversed(range(-rank, 0)):
         value, place = _pool_axis(op, value, place, axis, windows[axis])
@@ -244,8 +246,9 @@ def _register(rank: int) -> None:
         indices: Value,
     ) -> Value:
         """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"""
-        if rank == 2 and op.takes_own(grad_output, x):
-            return own_kernels.max_pool_gradient(op, grad_output, x, indices)
+        wide = widen(op, grad_output)
+        if rank == 2 and op.takes_own(wide):
+            return store(op, own_kernels.max_pool_gradient(op, wide, x, indices))
         windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
         overlap = any(w.overlap for w in windows)
         return scatter_gradient(op, grad_output, x, indices, rank, overlap=overlap)

@@ -7,6 +7,7 @@ import math
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
+from dort_rewriter.export.converters.opmath import widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -57,6 +58,7 @@ def softmax_backward(
     op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
 ) -> Value:
     """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    grad_output, output = widen(op, grad_output), widen(op, output)
     if _is_own(op, grad_output, output, dim):
         gradient = own_kernels.softmax_gradient(op, grad_output, output, log=False)
         return op.cast(gradient, input_dtype)
@@ -69,6 +71,7 @@ def log_softmax_backward(
     op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
 ) -> Value:
     """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    grad_output, output = widen(op, grad_output), widen(op, output)
     if _is_own(op, grad_output, output, dim):
         gradient = own_kernels.softmax_gradient(op, grad_output, output, log=True)
         return op.cast(gradient, input_dtype)

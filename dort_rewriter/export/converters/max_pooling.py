@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.axes import pad_axes, product
-from dort_rewriter.export.converters.opmath import is_float, store, widen
+from dort_rewriter.export.converters.opmath import cast_like, is_float, store, widen
 from dort_rewriter.export.converters.reductions import extremum
 from dort_rewriter.export.converters.scattering import scatter
 from dort_rewriter.export.converters.windows import (
@@ -66,7 +66,7 @@ def max_pool(
     wide = widen(op, x)
     if rank == 2 and op.takes_own(wide):
         found, chosen = own_kernels.max_pool(op, wide, windows, indexed=indexed)
-        return op.cast(found, x.dtype), chosen
+        return cast_like(op, found, x), chosen
     value, place = x, planes(op, x, rank) if indexed else None
     for axis in reversed(range(-rank, 0)):
         value, place = _pool_axis(op, value, place, axis, windows[axis])

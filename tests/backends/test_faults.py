@@ -195,6 +195,7 @@ for fallback in (False, True):
 """
 
 
+@pytest.mark.load_sensitive
 def test_a_limited_arena_that_is_full() -> None:
     """An error of Python without fallback, torch with it; the next call works."""
     done = subprocess.run(

@@ -62,6 +62,7 @@ def test_each_program_has_a_page() -> None:
         assert set(re.findall(r"`(\w+)`", row)) == imported(program) & {*EXTRA, "transformers"}
 
 
+@pytest.mark.load_sensitive
 @pytest.mark.parametrize("program", runnable())
 def test_the_program_runs_in_onnx_runtime(program: Path, tmp_path: Path) -> None:
     env = {

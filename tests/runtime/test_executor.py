@@ -264,6 +264,7 @@ def test_unknown_view_is_named() -> None:
         Executor(None, signature([tensor(None)], [slot]))
 
 
+@pytest.mark.load_sensitive
 def test_a_boxed_call_releases_its_inputs() -> None:
     run = executor(
         "(float[N] x, float[N] k) => (float[N] y) { y = Add(x, k) }",

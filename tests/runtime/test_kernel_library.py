@@ -26,6 +26,8 @@ from dort_rewriter.runtime.kernels import has_kernel
 from dort_rewriter.runtime.session import session_options
 from tests.gates.sources import ROOT
 
+pytestmark = pytest.mark.load_sensitive
+
 LEVEL = kernel_build.supported_levels()[0]
 COPY = 'cp "$LIBRARY" "$target"'
 """What a compiler that works does."""
@@ -368,7 +370,6 @@ def test_a_failing_compiler_is_quoted(place: Place, script: str) -> None:
     assert names(place.cache / "kernels") == {"lock"}
 
 
-@pytest.mark.load_sensitive
 @pytest.mark.parametrize(("script", "works"), [(COPY, True), ("echo 'unknown flag' >&2", False)])
 def test_where_the_status_of_children_is_ignored(place: Place, script: str, works: bool) -> None:
     """Servers do so; the system then keeps no status of a compiler that ended."""
@@ -417,7 +418,6 @@ def test_a_library_that_does_not_load(place: Place) -> None:
         register(session_options())
 
 
-@pytest.mark.load_sensitive
 def test_processes_that_start_together_compile_once(place: Place) -> None:
     place.compiler(f"sleep 0.5; {COPY}")
     processes = [place.process() for _ in range(4)]
@@ -433,7 +433,6 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.load_sensitive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_process_may_end_while_it_compiles(place: Place, number: signal.Signals) -> None:
     """The next one does not wait for it, and removes what is left."""
@@ -461,7 +460,6 @@ def _end(process: int) -> None:
         return
 
 
-@pytest.mark.load_sensitive
 def test_who_holds_the_lock_and_stands_still_is_not_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +480,6 @@ def _run_without_limit(command: list[str], folder: Path | None = None) -> Any:
     return subprocess.run(command, capture_output=True, check=False)
 
 
-@pytest.mark.load_sensitive
 def test_where_there_are_no_locks_it_is_compiled_all_the_same(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,10 @@ from dort_rewriter.backends.recipe import RunBoxed
 __all__ = ["hold_calls_at_end"]
 
 PATIENCE = 5.0
-"""Seconds that the end of a program waits for daemon threads, and they for it."""
+"""Seconds that the end of a program waits for calls of daemon threads."""
+HELD = 60.0
+"""Seconds that those threads wait for the end, which takes its time on a busy machine. They go on
+then: a function of ``atexit`` that was registered early may wait for what they do."""
 
 
 class _Called(Protocol):
@@ -41,11 +44,11 @@ def hold_calls_at_end(call: CodeType, called: Callable[[], Iterable[_Called]]) -
 
 
 def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
-    end = time.monotonic() + PATIENCE
+    start = time.monotonic()
     main = threading.get_ident()
 
     def wait(run: RunBoxed, args: list[Any]) -> Any:
-        if threading.get_ident() != main and (left := end - time.monotonic()) > 0:
+        if threading.get_ident() != main and (left := start + HELD - time.monotonic()) > 0:
             time.sleep(left)
         return run(args)
 
@@ -59,7 +62,7 @@ def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None
     for one in called():
         one.hold_back(wait)
     # A thread that has taken what it runs, and is not in it yet, counts: it is in the code.
-    while time.monotonic() < end and any(
+    while time.monotonic() < start + PATIENCE and any(
         runs(frame) for ident, frame in sys._current_frames().items() if ident != main
     ):
         time.sleep(0.001)

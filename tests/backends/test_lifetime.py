@@ -170,7 +170,11 @@ def test_forked_data_loader() -> None:
     compiled, _ = compile_strictly(lambda x: x.relu() + 1)
     compiled(torch.ones(64))
     loader = torch.utils.data.DataLoader(
-        Compiled(compiled), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60
+        Compiled(compiled),
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context="fork",
+        timeout=500,
     )
     rows = torch.cat(list(loader))
     assert torch.equal(rows[:, 0], torch.arange(8.0) + 1)

@@ -75,7 +75,7 @@ def test_the_program_runs_in_onnx_runtime(program: Path, tmp_path: Path) -> None
     }
     for command in commands(program):
         done = subprocess.run(
-            command, cwd=RECIPES, env=env, capture_output=True, text=True, check=False, timeout=300
+            command, cwd=RECIPES, env=env, capture_output=True, text=True, check=False, timeout=500
         )
         assert done.returncode == 0, done.stderr[-4000:]
         assert "is a model of" in done.stderr, "nothing ran in ONNX Runtime"

@@ -32,6 +32,8 @@ LEVEL = kernel_build.supported_levels()[0]
 COPY = 'cp "$LIBRARY" "$target"'
 """What a compiler that works does."""
 ANOTHER_USER = 54321
+LIMIT = 500
+"""Seconds for a process that takes one on a quiet machine."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
@@ -375,7 +377,7 @@ def test_where_the_status_of_children_is_ignored(place: Place, script: str, work
     """Servers do so; the system then keeps no status of a compiler that ended."""
     place.compiler(f"{script}; exit {int(not works)}")
     process = place.process(first="signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
-    said, complaint = process.communicate(timeout=60)
+    said, complaint = process.communicate(timeout=LIMIT)
     if works:
         assert said == f"{place.library()}\n", complaint
         assert place.compilations() == 1
@@ -421,7 +423,7 @@ def test_a_library_that_does_not_load(place: Place) -> None:
 def test_processes_that_start_together_compile_once(place: Place) -> None:
     place.compiler(f"sleep 0.5; {COPY}")
     processes = [place.process() for _ in range(4)]
-    said = {process.communicate(timeout=60) for process in processes}
+    said = {process.communicate(timeout=LIMIT) for process in processes}
     assert said == {(f"{place.library()}\n", "")}
     assert place.compilations() == 1
 
@@ -441,7 +443,7 @@ def test_a_process_may_end_while_it_compiles(place: Place, number: signal.Signal
     process = place.process()
     wait_for(started)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT)
     assert process.returncode != 0
     try:
         place.compiler()

@@ -150,7 +150,7 @@ def test_forked_data_loader() -> None:
     run = add_one()
     run(torch.ones(4))  # onnxruntime's threads exist before the fork
     loader = torch.utils.data.DataLoader(
-        Doubled(run), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=30
+        Doubled(run), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=500
     )
     rows = torch.cat(list(loader))
     assert torch.equal(rows[:, 0], torch.arange(8.0) + 1)

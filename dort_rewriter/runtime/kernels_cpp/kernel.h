@@ -432,11 +432,22 @@ void check_signature(const Info& info) {
   }
 }
 
+// How many of some types are kAny.
+template <size_t n>
+constexpr size_t count_any(const ElementType (&types)[n]) {
+  size_t found = 0;
+  for (ElementType type : types) found += type == kAny;
+  return found;
+}
+
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
 // input that is kAny, kFloating and kEach nothing), variadic (the last input), in_place (how many
 // inputs, or variadic ones), a constructor from Info, and compute(Context).
 template <typename K>
 const OrtCustomOp* operator_of() {
+  // ONNX Runtime refuses the whole library otherwise.
+  static_assert(count_any(K::inputs) <= 1,
+                "several inputs of one type, which may be any, are a single variadic input");
   static const OrtCustomOp op = [] {
     OrtCustomOp o{};
     o.version = kApiVersion;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +20,11 @@ LIMIT = 500
 def test_threads_compile_at_once_and_run_until_the_end(tmp_path: Path) -> None:
     """It ends, and has done all it was to do; no session runs in what is taken down.
 
-    NOTE: it may abort: Python ends threads of this kind in the middle of C++, as those of eager
-    mode.
+    NOTE: how it ends is not asked: with threads of this kind eager mode aborts, and `aot_eager`
+    crashes, in what torch has taken down. Where it crashes is asked: not in a session.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "tests.backends.starts_and_ends"],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.backends.starts_and_ends"],
         cwd=ROOT,
         env={**environment_with_entry_points(tmp_path), "ONNXRT_CHANGE_REWRITER": "1"},
         capture_output=True,
@@ -34,5 +33,5 @@ def test_threads_compile_at_once_and_run_until_the_end(tmp_path: Path) -> None:
         timeout=LIMIT,
     )
     assert done.stdout == "compiled\nends\ndrained\n", done.stderr
-    assert done.returncode in (0, -signal.SIGABRT), done.stderr
+    assert "<dort_rewriter call>" not in done.stderr, done.stderr  # what each thread was in
     assert "Traceback" not in done.stderr, done.stderr

@@ -16,6 +16,7 @@ __all__ = [
     "exposed",
     "is_layout_free",
     "is_tracked",
+    "is_write",
     "let_layouts_vary",
     "lineage",
     "reads_by_place",
@@ -90,6 +91,11 @@ def rewritten_argument(node: torch.fx.Node) -> torch.fx.Node | None:
         assert isinstance(first, torch.fx.Node)
         source = lineage(first)[-1]
     return source if source is not node and source.op == "placeholder" else None
+
+
+def is_write(node: torch.fx.Node) -> bool:
+    """Tell whether an operator changes one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def is_tracked(node: torch.fx.Node) -> bool:

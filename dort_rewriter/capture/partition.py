@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dort_rewriter.capture.aliases import is_write, lineage
 from dort_rewriter.errors import UnsupportedOp
 
 __all__ = ["Partition", "copy_graph", "partition_graph"]
@@ -48,9 +50,36 @@ def partition_graph(
     refused = {n: reason for n in calls if (reason := refusal(n)) is not None}
     if not refused:
         return Partition(graph_module, (), True, ())
+    if _depends_on_order(calls):
+        return Partition(graph_module, (), False, tuple(refused.values()))
     outside = {n.name for n in _outside(graph_module, refused)}
     fused, blocks = _fuse(copy_graph(graph_module), outside, min_block_size)
     return Partition(fused, blocks, False, tuple(refused.values()))
+
+
+def _depends_on_order(calls: Sequence[torch.fx.Node]) -> bool:
+    """Tell whether a node reads, or writes, what another one writes.
+
+    NOTE: nothing in the graph says which of them comes first but their order, which a graph does
+    not keep when it is cut.
+    """
+    readers: dict[torch.fx.Node, set[torch.fx.Node]] = defaultdict(set)
+    for node in calls:
+        for argument in node.all_input_nodes:
+            readers[lineage(argument)[-1]].add(node)
+    writes = [n for n in calls if is_write(n)]
+    return any(readers[lineage(a)[-1]] != {n} for n in writes for a in _written(n))
+
+
+def _written(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Yield the arguments that an operator changes."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+        values = value if isinstance(value, list | tuple) else [value]
+        yield from (v for v in values if isinstance(v, torch.fx.Node))
 
 
 def copy_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -102,6 +131,7 @@ def _fuse(
         if small not in worth:
             logger.debug("%s node(s) are too few for a session: %s", small.size(), small.nodes)
     fused = partitioner.fuse_partitions(worth)
+    _return_last(fused.graph)
     blocks = [
         n
         for n in fused.graph.nodes
@@ -111,6 +141,17 @@ def _fuse(
         _move_bodies(fused, block)
     fused.recompile()
     return fused, tuple(str(b.target) for b in blocks)
+
+
+def _return_last(graph: torch.fx.Graph) -> None:
+    """Let a graph return when all is done: what nobody reads is a write.
+
+    NOTE: torch 2.8 sorts it behind the end.
+    """
+    nodes = list(graph.nodes)
+    output = next(n for n in nodes if n.op == "output")
+    for node in nodes[nodes.index(output) + 1 :]:
+        output.prepend(node)
 
 
 def _move_bodies(graph_module: torch.fx.GraphModule, block: torch.fx.Node) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import let_layouts_vary, results_of
+from dort_rewriter.capture.aliases import is_write, let_layouts_vary, lineage, results_of
 
 __all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
 
@@ -35,7 +35,7 @@ def is_inference(args: Sequence[Any]) -> bool:
 
 
 def take_updates(graph_module: torch.fx.GraphModule) -> tuple[int, ...]:
-    """Let the copies that end a graph be its last results; return which arguments they are of.
+    """Let the copies to arguments be the last results; return which arguments they are of.
 
     A graph that writes elsewhere is left as it is, and there are none.
     """
@@ -43,9 +43,11 @@ def take_updates(graph_module: torch.fx.GraphModule) -> tuple[int, ...]:
     places = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     copies = [n for n in graph.nodes if n.target is aten.copy_.default]
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
-    if not copies or not _ends_with(graph, copies, output) or not _returns_several(output):
+    if not copies or not _returns_several(output):
         return ()
     if not all(c.args[0] in places and len(c.args) == 2 for c in copies):
+        return ()
+    if not _may_come_last(graph, copies):
         return ()
     updated = tuple(places[c.args[0]] for c in copies)
     if len(set(updated)) < len(updated):
@@ -92,15 +94,16 @@ def apply_updates(
     return call
 
 
-def _ends_with(
-    graph: torch.fx.Graph, copies: Sequence[torch.fx.Node], output: torch.fx.Node
-) -> bool:
-    """Tell whether nothing is computed, and nothing else written, once the copies begin."""
-    nodes = list(graph.nodes)
-    if nodes[-len(copies) - 1 :] != [*copies, output]:
+def _may_come_last(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node]) -> bool:
+    """Tell whether nothing else is written, and nothing reads what was copied, or copied to."""
+    written = {c.args[0] for c in copies}
+    nodes = [n for n in graph.nodes if n.op != "output" and n not in copies]
+    if any(is_write(n) for n in nodes):
         return False
-    rest = (n.target for n in nodes[: -len(copies) - 1])
-    return not any(isinstance(t, torch._ops.OpOverload) and t._schema.is_mutable for t in rest)
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    later = [n for n in nodes if order[n] > order[copies[0]]]
+    read = {argument for n in later for argument in n.all_input_nodes}
+    return read.isdisjoint(copies) and written.isdisjoint(lineage(n)[-1] for n in read)
 
 
 def _returns_several(output: torch.fx.Node) -> bool:

@@ -57,6 +57,23 @@ def test_a_view_of_what_was_written_is_returned(dynamic: bool) -> None:
     _check(function, torch.randn(2, 3), dynamic=dynamic)
 
 
+@STATIC_OR_DYNAMIC
+def test_what_is_read_before_a_write(dynamic: bool) -> None:
+    """A view of the new value is made once the graph has written it."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        size = x.norm()
+        x[0] = -0.25
+        return size, size.to(torch.bfloat16), x.reshape(-1)
+
+    compiled, _ = compile_strictly(function, dynamic=dynamic, fallback=True)
+    for size in (4, 6) if dynamic else (4, 4):
+        mine = torch.randn(size, 6)[:, ::2]
+        theirs = mine.clone()
+        torch.testing.assert_close(compiled(mine), function(theirs))
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("name", ["zero_", "fill_"])
 def test_what_is_filled_lies_in_memory_as_before(name: str) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -228,6 +228,12 @@ class OrtBackendOptions:
     an optimizer is not: ``weight.data.add_()``, ``weight.numpy()``, ``torch._fused_sgd_`` called
     by hand. To see it every weight would be read at each call, which takes as long as many a run:
     write under ``torch.no_grad()`` to the weight itself, or call ``torch._dynamo.reset()``."""
+    weights: Literal["int8", "int4"] | None = None
+    """With ``freeze``: round the weights of products on the CPU to 8 or 4 bits, by blocks of 32
+    with a scale each, for which a product of few rows (a step of a decoder) reads a quarter or an
+    eighth of the memory. Its rows are rounded to 8 bits as well. Tables of embeddings, small
+    weights and other types than float32 are left alone. Results differ from those of float32:
+    ``explain`` says how much."""
     placement: Mapping[str, Literal["torch", "onnxruntime", "torch kernel"]] | None = None
     """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
     None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table.
@@ -265,6 +271,16 @@ class OrtBackendOptions:
             inner = dataclasses.replace(inner, check_rules=True)
         object.__setattr__(self, "optimization", inner)
         _check_values(self)
+        if self.weights is not None and not self.freeze:
+            raise OptionError(
+                f"weights={self.weights!r} rounds weights that are inside the model: it goes with "
+                "freeze=True."
+            )
+        if self.weights is not None and self.verify:
+            raise OptionError(
+                "verify compares with torch up to rounding, and weights rounds on purpose: leave "
+                "one of them out; explain() says how far results are from those of float32."
+            )
         for op, place in (self.placement or {}).items():
             if place not in ("torch", "onnxruntime", "torch kernel"):
                 raise OptionError(

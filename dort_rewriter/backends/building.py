@@ -23,6 +23,7 @@ from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.optimize.low_bits import lower_weights
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
 from dort_rewriter.optimize.substitutes import SUBSTITUTED, substitute
@@ -30,6 +31,7 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernels import has_kernel, is_wrong, kernel_query
+from dort_rewriter.runtime.low_bits import BITS
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, try_session
 from dort_rewriter.runtime.session_settings import session_settings
@@ -176,6 +178,8 @@ def _convert(
             make_session=functools.partial(try_session, provider=provider),
         )
         trace.reports.append(report)
+        if options.weights is not None and provider == CPU:
+            lower_weights(model, BITS[options.weights])
     return model
 
 

@@ -38,6 +38,7 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.runtime.low_bits import require_low_bit_products
 
 __all__ = [
     "accelerated_call",
@@ -71,6 +72,8 @@ def call_backend(
             "OrtBackend({...}), or backend='onnxrt' and options={...}."
         )
     chosen = with_mode(_options(backend), mode)
+    if chosen.weights is not None:
+        require_low_bit_products(chosen.weights)
     note_call(graph_module, args)
     if not chosen.use_aot_autograd:
         if mode is not None:

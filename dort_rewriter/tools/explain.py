@@ -28,7 +28,9 @@ from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.tools.explain_times import Stopwatch, Times, left_as_it_was, measure
+from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
 from dort_rewriter.tools.models import count_nodes
 from dort_rewriter.trace import CompileTrace
 
@@ -86,6 +88,8 @@ class Explanation:
     breaks: tuple[GraphBreak, ...]
     times: Times | None = None
     """Where the time goes, when it was asked for."""
+    low_bits: LowBitError | None = None
+    """How far results are from those of float32, with the option ``weights``."""
 
     @property
     def in_torch(self) -> tuple[InTorch, ...]:
@@ -120,6 +124,8 @@ class Explanation:
             lines.extend(f"  at {place}" for place in found.where)
         if self.times is not None:
             lines.append(str(self.times))
+        if self.low_bits is not None:
+            lines.append(str(self.low_bits))
         return "\n".join(lines)
 
 
@@ -182,11 +188,16 @@ def explain(
             with left_as_it_was(original, (args, kwargs)):
                 eager, ours = (functools.partial(step, f) for f in (original, compiled))
                 measured = measure(eager, ours, watch)
+        low_bits = None
+        if options.weights is not None:
+            require_low_bit_products(options.weights)
+            torch._dynamo.reset()
+            low_bits = compare_with_float32(original, (args, kwargs), backend)
     finally:
         torch._dynamo.reset()
     graphs = [CapturedGraph(ops=ops, lowered=tuple(lowered)) for ops, lowered in recorder.graphs]
     breaks = tuple(dict.fromkeys(recorder.breaks))
-    return Explanation(graphs=tuple(graphs), breaks=breaks, times=measured)
+    return Explanation(graphs=tuple(graphs), breaks=breaks, times=measured, low_bits=low_bits)
 
 
 def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:

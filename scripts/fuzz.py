@@ -35,8 +35,9 @@ def run(seeds: Iterable[int], steps: tuple[int, int], shrinking: float) -> Count
         program = generate(seed, steps)
         verdict = judge(program)
         kinds[verdict.kind] += 1
-        if verdict.kind == "torch's":
-            print(f"# seed {seed} is torch's: {verdict.text.splitlines()[0][:200]}", flush=True)
+        if verdict.kind in ("left", "torch's"):
+            first = " ".join(verdict.text.splitlines()[:2])[:200]
+            print(f"# seed {seed} is {verdict.kind}: {first}", flush=True)
         if not verdict.failed:
             continue
         until = time.monotonic() + shrinking

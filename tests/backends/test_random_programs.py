@@ -106,6 +106,16 @@ def test_gradients_that_eager_mode_refuses_are_not_asked_for() -> None:
     assert judge(program).kind == "right"
 
 
+def test_an_operator_without_a_converter_is_left_to_torch() -> None:
+    """That is said, and no failure."""
+    program = RandomProgram(
+        ("torch.randn((n, n))",), ("v0 = torch.linalg.matrix_exp(a0)",), ("v0",)
+    )
+    verdict = judge(program)
+    assert verdict.kind == "left"
+    assert not verdict.failed
+
+
 def test_what_eager_mode_refuses_is_no_program() -> None:
     program = RandomProgram(("torch.randn((n, 3))",), ("v0 = a0 @ a0",), ("v0",))
     assert judge(program).kind == "refused"

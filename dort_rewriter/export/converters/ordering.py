@@ -264,8 +264,9 @@ def searchsorted(
     edges = sorted_sequence
     if edges.rank > 1:
         edges = op.Unsqueeze(edges, [edges.rank - 1])
-    compare = "LessOrEqual" if right or side == "right" else "Less"
-    is_before = op.cast(op.call(compare, edges, wanted), ir.DataType.INT64)
+    # NOTE: all edges are before a NaN, of which nothing is greater.
+    compare = "Greater" if right or side == "right" else "GreaterOrEqual"
+    is_before = op.cast(op.Not(op.call(compare, edges, wanted)), ir.DataType.INT64)
     return op.cast(op.ReduceSum(is_before, [-1], keepdims=0), op.dtype)
 
 

@@ -87,6 +87,10 @@ CASES = [
     ),
     Case("aten::searchsorted.Tensor", (EDGES, torch.tensor(3.0)), {"side": "right"}),
     Case("aten::searchsorted.Tensor", (EDGES, T(0))),
+    *(
+        Case("aten::searchsorted.Tensor", (EDGES, ODD), {"right": right})
+        for right in (False, True)
+    ),
     Case("aten::searchsorted.Tensor", (EDGES, T(2)), {"out_int32": True}),
     # The symbolic trace of bucketize is decomposed by torch itself.
     Case("aten::bucketize.Tensor", (T(2, 3), EDGES), dynamic=False),

@@ -1,0 +1,80 @@
+"""Transformers are saved with their outputs, and with a static cache that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+import dort_rewriter
+from dort_rewriter import OrtBackend
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def llama(**settings: Any) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    config = LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes, **settings)
+    return LlamaForCausalLM(config).eval()
+
+
+class Decoder(nn.Module):
+    """A step of one token; the tensors of the cache are buffers."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = StaticCache(config=model.config, max_cache_len=16)
+        self.cache.early_initialization(1, 1, 16, torch.float32, torch.device("cpu"))
+        for i, layer in enumerate(self.cache.layers):
+            for name in ("keys", "values", "cumulative_length"):
+                self.register_buffer(f"{name}_{i}", getattr(layer, name))
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        return self.model(token, past_key_values=self.cache, use_cache=True).logits
+
+
+@torch.no_grad()
+def test_the_output_of_a_transformer(tmp_path: Path) -> None:
+    """By name, with a mask, for any number of tokens."""
+    compiled = torch.compile(llama(use_cache=False), backend=OrtBackend(), dynamic=True)
+    dort_rewriter.save(
+        compiled,
+        tmp_path,
+        input_ids=torch.ones(2, 6, dtype=torch.int64),
+        attention_mask=torch.ones(2, 6, dtype=torch.int64),
+    )
+    loaded = dort_rewriter.load(tmp_path)
+    for batch, length in ((2, 6), (3, 9)):
+        ids = torch.randint(0, 64, (batch, length))
+        mask = torch.ones_like(ids)
+        mask[0, :2] = 0
+        given = loaded(input_ids=ids, attention_mask=mask)
+        assert torch.equal(given.logits, compiled(input_ids=ids, attention_mask=mask).logits)
+        assert list(given) == ["logits"]
+    cached = torch.compile(llama(), backend=OrtBackend())
+    with pytest.raises(dort_rewriter.CaptureError, match=r"use_cache=False|not one graph"):
+        dort_rewriter.save(cached, tmp_path, torch.ones(1, 4, dtype=torch.int64))
+
+
+@torch.no_grad()
+def test_a_decoder_goes_on(tmp_path: Path) -> None:
+    decoder = Decoder(llama())
+    compiled = torch.compile(decoder, backend=OrtBackend({"freeze": True}))
+    token = torch.tensor([[3]])
+    compiled(token)
+    dort_rewriter.save(compiled, tmp_path)
+    loaded = dort_rewriter.load(tmp_path)
+    for _ in range(3):
+        expected = compiled(token)
+        assert torch.equal(loaded(token), expected)
+        token = expected[:, -1].argmax(-1, keepdim=True)
+    assert torch.equal(loaded.state["keys_0"], decoder.cache.layers[0].keys)

@@ -208,6 +208,13 @@ def _refuse_outside_work() -> None:
             "through two views of the same memory): a graph that does so cannot be saved. Write "
             "values in place (copy_, index_copy_, add_), each to a tensor of its own."
         )
+    for result in metadata.output_info:
+        written = result.base_idx is not None and metadata.input_info[result.base_idx].mutates_data
+        if result.output_type.name == "alias_of_input" and written:
+            raise CaptureError(
+                "It returns a view of a tensor that it writes to: return a copy (clone()), or the "
+                "tensor itself."
+            )
 
 
 def _refuse_side_effects() -> None:

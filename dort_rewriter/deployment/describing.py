@@ -229,7 +229,7 @@ class _Places:
         if not isinstance(value, torch.Tensor):
             return None
         for place, result in enumerate(self.captured.results):
-            if result is value:
+            if result is value and id(value) not in self._written:
                 return {"result": place}
         if (leaf := self._leaves.get(id(value))) is not None:
             return {"argument": leaf}

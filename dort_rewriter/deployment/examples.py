@@ -77,11 +77,10 @@ class Maker:
 
     def _tensor(self, wanted: TensorLike) -> torch.Tensor:
         # NOTE: zeros and ones: whole numbers may be indices, and have to be small.
-        values = torch.randint(0, 2, wanted.shape, generator=self.generator)
-        made = torch.empty_strided(
-            wanted.shape, wanted.stride, dtype=wanted.dtype, device=wanted.device
-        )
-        if 0 not in wanted.shape:
-            made.copy_(values)
+        last = [(n - 1) * s for n, s in zip(wanted.shape, wanted.stride, strict=True)]
+        count = 0 if 0 in wanted.shape else 1 + sum(last)
+        values = torch.randint(0, 2, (count,), generator=self.generator)
+        memory = values.to(wanted.device, wanted.dtype)
+        made = memory.as_strided(wanted.shape, wanted.stride)  # parts may be one: an expanded one
         mark_dims(made, wanted.dynamic)
         return made

@@ -166,10 +166,9 @@ def describe_results(value: Any, place_of: Callable[[Any, str], Any], where: str
     if type(value) in (list, tuple):
         parts = [describe_results(v, place_of, f"{where}[{i}]") for i, v in enumerate(value)]
         return {"list" if type(value) is list else "tuple": parts}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if isinstance(value, tuple) and (names := _names_of(type(value))):
         fields = [
-            [n, describe_results(getattr(value, n), place_of, f"{where}.{n}")]
-            for n in value._fields
+            [n, describe_results(getattr(value, n), place_of, f"{where}.{n}")] for n in names
         ]
         return {"named": [type(value).__name__, fields]}
     if type(value) is dict and all(type(key) in (str, int) for key in value):
@@ -187,6 +186,13 @@ def describe_results(value: Any, place_of: Callable[[Any, str], Any], where: str
         "numbers, texts, None, and lists, tuples, dictionaries and dataclasses of them. Return "
         "what it holds, or leave it out (of a transformer, use_cache=False leaves out the cache)."
     )
+
+
+def _names_of(cls: type) -> tuple[str, ...]:
+    """The names of a named tuple, or of what torch returns in place of one (``torch.topk``)."""
+    if hasattr(cls, "n_sequence_fields"):
+        return tuple(getattr(cls, "__match_args__", ()))
+    return tuple(getattr(cls, "_fields", ()))
 
 
 def _fields_of(value: Any) -> list[tuple[str, Any]] | None:

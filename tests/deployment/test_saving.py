@@ -123,6 +123,8 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "text": (of_numbers, (A, 2, "scale"), {}),
     "type": (typed, (A, torch.float64), {}),
     "one tensor twice": (lambda x, y: x + y, (A, A), {}),
+    "expanded": (lambda x: x + 1, (torch.randn(1, 3).expand(2, 3),), {}),
+    "what torch names": (lambda x: torch.topk(x, 2), (A,), {}),
     "whole numbers": (lambda x, i: x[i], (A, torch.tensor([1, 0])), {}),
     "bool": (lambda x: (x > 0, ~(x > 0)), (A,), {}),
     "transposed": (lambda x: x.relu() + 1, (A.t(),), {}),
@@ -275,6 +277,21 @@ def test_an_argument_that_is_written_to(tmp_path: Path) -> None:
     assert torch.equal(total, x + x)
     with pytest.raises(dort_rewriter.ExecutionError, match="shares its memory"):
         loaded(total, total)
+
+
+@torch.no_grad()
+def test_what_is_written_to_is_returned(tmp_path: Path) -> None:
+    """The argument itself, with its new values."""
+
+    def add_to(total: torch.Tensor, x: torch.Tensor) -> Any:
+        return total.add_(x), total * 2
+
+    compiled = compiled_of(add_to)
+    dort_rewriter.save(compiled, tmp_path, torch.zeros(3), torch.ones(3))
+    total = torch.zeros(3)
+    given = dort_rewriter.load(tmp_path)(total, torch.ones(3))
+    assert given[0] is total
+    assert_same(given, (torch.ones(3), torch.full((3,), 2.0)))
 
 
 class Tied(nn.Module):
@@ -462,6 +479,7 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "an object": (lambda x, t: x + t.tensor, (torch.ones(3), Thing()), "is a Thing"),
     "an object as a result": (lambda x: (x + 1, Thing), (torch.ones(3),), "result.1. is a"),
     "complex numbers": (lambda x: torch.fft.fft(x), (torch.ones(4),), "runs in torch"),
+    "a view of what is written": (lambda x: x[0].add_(1), (torch.ones(3, 2),), "a view of"),
     "nothing": (lambda n: n * 2, (3,), "computes nothing"),
 }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DOMAIN",
+    "beside_torch",
     "custom_ops_library",
     "is_available",
     "register",
@@ -73,6 +76,18 @@ def uses_torch_kernels(model: Model) -> bool:
         return False
     nodes: Iterable[Any] = model.graph.node if isinstance(model, onnx.ModelProto) else model.graph
     return any(n.domain == DOMAIN and n.op_type in TORCH_KERNELS for n in nodes)
+
+
+@contextlib.contextmanager
+def beside_torch() -> Iterator[None]:
+    """Let the kernels that are made meanwhile share their work between torch's threads: those of
+    a session with kernels of torch in it."""
+    switch = ctypes.CDLL(custom_ops_library()).make_kernels_beside_torch
+    switch(1)
+    try:
+        yield
+    finally:
+        switch(0)
 
 
 def register(options: onnxruntime.SessionOptions) -> None:

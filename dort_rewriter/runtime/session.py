@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -19,6 +20,7 @@ from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import (
+    beside_torch,
     register,
     uses_custom_kernels,
     uses_torch_kernels,
@@ -140,9 +142,11 @@ def create_session(
         options = session_options()
     if uses_custom_kernels(model):
         register(options)
-    with serialized(model) as source:
-        session = _build(source, passed, options, model)
     threads = options.intra_op_num_threads or os.cpu_count() or 1
+    with_torch = uses_torch_kernels(model)
+    shared = beside_torch() if with_torch and threads > 1 else contextlib.nullcontext()
+    with serialized(model) as source, shared:
+        session = _build(source, passed, options, model)
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
     return Session(
         ort=session,
@@ -152,7 +156,7 @@ def create_session(
         nodes=_node_places(model),
         threads=threads,
         pooled=threads > 1 or options.execution_mode != sequential,
-        beside_torch=uses_torch_kernels(model),
+        beside_torch=with_torch,
         stream=stream,
     )
 

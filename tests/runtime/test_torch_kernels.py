@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import onnx
+import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -19,13 +21,14 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import TORCH_PRODUCTS
 from dort_rewriter.runtime.custom_kernels import (
     DOMAIN,
+    beside_torch,
     custom_ops_library,
     uses_torch_kernels,
 )
 from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.ort_values import to_capsule
 from dort_rewriter.runtime.providers import ort_device
-from dort_rewriter.runtime.session import create_session
+from dort_rewriter.runtime.session import create_session, session_options
 from dort_rewriter.runtime.torch_library import has_function
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -345,3 +348,40 @@ def test_a_session_says_that_torchs_threads_work_in_it() -> None:
     assert create_session(model).beside_torch
     other = model_of("Elementwise", [torch.float32], [torch.float32], program=[6, 0, -1, 0, 0])
     assert not uses_torch_kernels(other)
+
+
+SHARED = """<ir_version: 8, opset_import: ["" : 18, "dort_rewriter" : 1]>
+graph (float[M,N] x, float[M,N] y) => (float[M,N] z, float[M] s, float[M,N] g)
+    <float[M,N] z, float[M] s, float[M,N] g> {
+    z = dort_rewriter.Elementwise <
+        program = [0, 0, -1, -2, 0, 2, 0, 0, -2, 0], results = [0]> (x, y)
+    s = dort_rewriter.Sum <trailing = 1, keepdims = 0> (z)
+    g = dort_rewriter.GeluGrad (z, x)
+}"""
+
+
+@pytest.fixture(name="two_threads")
+def share_between_two() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def _build(text: str) -> onnxruntime.InferenceSession:
+    options = session_options(optimization_level="disable")
+    return create_session(onnx.parser.parse_model(text), options=options).ort
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_other_kernels_share_the_threads_of_torch() -> None:
+    """The same bits as in those of onnxruntime, also when several threads call."""
+    feeds = {name: torch.randn(700, 300).numpy() for name in "xy"}
+    expected = _build(SHARED).run(None, feeds)
+    with beside_torch():
+        session = _build(SHARED)
+    with ThreadPoolExecutor(3) as callers:
+        results = list(callers.map(lambda _: session.run(None, feeds), range(12)))
+    for got in results:
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(a, b)

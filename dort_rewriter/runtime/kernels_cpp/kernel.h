@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "half.h"
+#include "openmp.h"
 #include "ort_api.h"
 
 inline Api api;
@@ -146,7 +147,9 @@ using Tensors = Few<Tensor, kMost>;
 
 class Context {
  public:
-  explicit Context(OrtKernelContext* context) : context_(context) {}
+  // With `openmp` work is shared between torch's threads, not those of ONNX Runtime.
+  explicit Context(OrtKernelContext* context, bool openmp = false)
+      : context_(context), openmp_(openmp) {}
 
   size_t inputs() const {
     size_t n = 0;
@@ -223,7 +226,12 @@ class Context {
       }
     };
     int64_t parts = total / part + (total % part != 0);
-    OrtStatus* status = api.KernelContext_ParallelFor(context_, run, parts, 0, &job);
+    OrtStatus* status = nullptr;
+    if (openmp_ && OpenMp::get().is_there()) {
+      OpenMp::get().share(parts, [&](int64_t i) { run(&job, static_cast<size_t>(i)); });
+    } else {
+      status = api.KernelContext_ParallelFor(context_, run, parts, 0, &job);
+    }
     if (OrtStatus* failure = job.failure.load()) {
       if (status != nullptr) api.ReleaseStatus(status);
       status = failure;
@@ -233,6 +241,7 @@ class Context {
 
  private:
   OrtKernelContext* context_;
+  bool openmp_;
 };
 
 class Info {
@@ -440,6 +449,14 @@ constexpr size_t count_any(const ElementType (&types)[n]) {
   return found;
 }
 
+// A kernel, and whether it shares its work between torch's threads.
+template <typename K>
+struct Made {
+  explicit Made(const Info& info) : kernel(info) {}
+  K kernel;
+  bool openmp = beside_torch;
+};
+
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
 // input that is kAny, kFloating and kEach nothing), variadic (the last input), in_place (how many
 // inputs, or variadic ones), a constructor from Info, and compute(Context).
@@ -461,7 +478,7 @@ const OrtCustomOp* operator_of() {
     o.GetOutputTypeCount = [](const OrtCustomOp*) {
       return kMixed<K> ? size_t{1} : std::size(K::outputs);
     };
-    o.KernelDestroy = [](void* kernel) { delete static_cast<K*>(kernel); };
+    o.KernelDestroy = [](void* kernel) { delete static_cast<Made<K>*>(kernel); };
     o.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
       bool last = K::variadic && i + 1 == std::size(K::inputs);
       return kMixed<K> || last ? kVariadic : kRequired;
@@ -487,11 +504,14 @@ const OrtCustomOp* operator_of() {
       return guarded([&] {
         Info about(info);
         check_signature<K>(about);
-        *kernel = new K(about);
+        *kernel = new Made<K>(about);
       });
     };
     o.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-      return guarded([&] { static_cast<const K*>(kernel)->compute(Context(context)); });
+      return guarded([&] {
+        const auto& made = *static_cast<const Made<K>*>(kernel);
+        made.kernel.compute(Context(context, made.openmp));
+      });
     };
     o.GetMayInplace = [](int** inputs, int** outputs) -> size_t {
       constexpr size_t n = K::in_place;

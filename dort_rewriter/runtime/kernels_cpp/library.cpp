@@ -45,6 +45,9 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
   });
 }
 
+// Say whether kernels that this thread makes from now on are for a session with kernels of torch.
+EXPORTED void make_kernels_beside_torch(int wanted) { beside_torch = wanted != 0; }
+
 EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
                                                const OrtApiBase* base) {
   const OrtApi* table = base->GetApi(kApiVersion);

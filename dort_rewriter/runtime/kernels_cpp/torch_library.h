@@ -12,38 +12,9 @@
 #include <utility>
 
 #include "kernel.h"
-
-#if defined(_WIN32)
-extern "C" __declspec(dllimport) void* __stdcall GetModuleHandleA(const char*);
-extern "C" __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
-#else
-#include <dlfcn.h>
-#endif
+#include "torch_symbols.h"
 
 namespace torch_library {
-
-// The library of torch that the process has loaded already; null when there is none.
-inline void* loaded() {
-#if defined(_WIN32)
-  return GetModuleHandleA("torch_cpu.dll");
-#else
-  for (const char* name : {"libtorch_cpu.so", "libtorch_cpu.dylib", "@rpath/libtorch_cpu.dylib"}) {
-    // NOTE: that makes one user more, who never leaves: torch stays loaded anyway.
-    if (void* found = dlopen(name, RTLD_LAZY | RTLD_NOLOAD)) return found;
-  }
-  return nullptr;
-#endif
-}
-
-inline void* optional_symbol(const char* name) {
-  void* library = loaded();
-  if (library == nullptr) return nullptr;
-#if defined(_WIN32)
-  return GetProcAddress(library, name);
-#else
-  return dlsym(library, name);
-#endif
-}
 
 ONCE inline void* symbol(const char* name) {
   if (loaded() == nullptr) {

@@ -37,7 +37,12 @@ _NOISE = 4.0
 
 
 def calls_to_verify(options: OrtBackendOptions) -> int:
-    """How many calls of each graph are compared: what the option or the variable says."""
+    """How many calls of each graph are compared: what the option or the variable says.
+
+    None of those whose weights are rounded on purpose, which the option refuses.
+    """
+    if options.weights is not None:
+        return 0
     chosen: int | str = options.verify or env.read("DORT_VERIFY") or 0
     if not str(chosen).isdecimal() and not isinstance(chosen, bool):
         raise OptionError(f"DORT_VERIFY is a number of calls, not {chosen!r}.")

@@ -141,6 +141,14 @@ def test_a_weight_that_changes_is_noticed(weights: str) -> None:
 
 
 @torch.no_grad()
+def test_what_verifies_all_models_leaves_these_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORT_VERIFY", "1")
+    module, x = Ways().eval(), torch.randn(4, 128)
+    compiled, _ = compiled_with("int4", module)
+    assert error(compiled(x)[0], module(x)[0]) > 1e-3
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("weights", HERE)
 def test_training_is_left_in_float32(weights: str) -> None:
     module = nn.Linear(128, 128)

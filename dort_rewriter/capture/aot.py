@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dort_rewriter.capture.aliases import let_layouts_vary, results_of
@@ -107,12 +109,34 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
 
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
+    _save_compared(joint.graph)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     saved = range(kwargs["num_fwd_outputs"], len(results_of(forward.graph)))
     let_layouts_vary(forward.graph, saved)
     let_layouts_vary(backward.graph, range(len(results_of(backward.graph))))
     return forward, backward
+
+
+def _save_compared(graph: torch.fx.Graph) -> None:
+    """Let the backward graph read the numbers that it looks for, and not compute them again.
+
+    The gradient of a median or a maximum goes where its argument is equal to it: to nowhere, and
+    is NaN, if a bit of the argument differs the second time.
+    """
+    policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
+    if policy is None:  # torch 2.3
+        return
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.eq.Tensor:
+            for argument in node.all_input_nodes:
+                value = argument.meta.get("val")
+                if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                    continue
+                # NOTE: one of several results is computed again where all of them are.
+                several = argument.target is operator.getitem
+                computed = argument.all_input_nodes[0] if several else argument
+                computed.meta.setdefault("recompute", policy.MUST_SAVE)
 
 
 def _release_updates(graph_module: torch.fx.GraphModule) -> None:

@@ -63,6 +63,7 @@ class Subject:
 
 
 def measure(name: str, total: int, seconds: float) -> dict[str, Any]:
+    torch._dynamo.reset()  # those of other classes count as recompilations of one function
     backends = {"eager": None, "inductor": "inductor", "onnxrt": "onnxrt"}
     subjects = {b: Subject(name, chosen, total) for b, chosen in backends.items()}
     for _ in range(STEPS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -710,3 +711,38 @@ def test_users_can_register_the_library() -> None:
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     np.testing.assert_array_equal(session.run(None, {"x0": _random(3)})[0], -_random(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("size", [1, 511, 512, 5000])
+@pytest.mark.parametrize("later", [-1, -2])
+def test_a_result_takes_the_place_of_an_input_that_is_read_later(
+    later: int, size: int, dtype: Any
+) -> None:
+    """One of two results is computed first, the other one from it and an input."""
+    program = [0, 0, -1, -2, 0, 2, 1, 0, later, 0, 1, 2, 1, -1, 0]
+    arrays = [_random(size, dtype=dtype), _random(size, dtype=dtype)]
+    model = _model("Elementwise", arrays, [1, 1, 1], program=program, results=[0, 1, 2])
+    # Between other nodes: memory of what the program reads may become that of a result.
+    (node,) = model.graph.node
+    before = [helper.make_node("Neg", [f"x{i}"], [f"read{i}"]) for i in range(2)]
+    after = [helper.make_node("Neg", [f"written{i}"], [f"y{i}"]) for i in range(3)]
+    node.input[:] = [n.output[0] for n in before]
+    node.output[:] = [n.input[0] for n in after]
+    elements = model.graph.output[0].type.tensor_type.elem_type
+    between = [*node.input, *node.output]  # of known size: their memory is not shared otherwise
+    told = [helper.make_tensor_value_info(n, elements, [size]) for n in between]
+    model.graph.value_info.extend(told)
+    for x in model.graph.input:
+        x.type.tensor_type.shape.dim[0].dim_value = size
+    nodes = [*before, copy.deepcopy(node), *after]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    session = create_session(model).ort
+    got = session.run(None, dict(zip(("x0", "x1"), arrays, strict=True)))
+    a, b = (-x.astype(np.float64) for x in arrays)
+    total = a + b
+    product = total * (a, b)[-1 - later]
+    tolerance = {np.float16: 1e-2}.get(dtype, TOLERANCE[dtype])  # one rounding for each result
+    for one, expected in zip(got, (-total, -product, a - product), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=tolerance, atol=4 * tolerance)

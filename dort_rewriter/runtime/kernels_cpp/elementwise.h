@@ -250,7 +250,9 @@ class Program {
         results_(info.integers("results")),
         perm_(std::move(perm)),
         width_(info.inputs() / entries),
-        read_(width_) {
+        read_(width_),
+        writers_(results_.size(), kNone),
+        read_later_(results_.size()) {
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
     }
@@ -262,13 +264,12 @@ class Program {
     std::vector<bool> written;
     for (size_t i = 0; i < program_.size(); i += 5) read_instruction(&program_[i], written);
     registers_ = static_cast<int64_t>(written.size());
-    last_only_ = perm_.empty() && results_.size() == 1 && made_[0] == (wide_ ? kDouble : kFloat) &&
-                 program_[program_.size() - 4] == results_[0];
     for (int64_t result : results_) {
       if (result < 0 || result >= registers_ || !written[result]) {
         fail(kInvalidArgument, "a result is no register");
       }
     }
+    if (perm_.empty()) find_direct();
   }
 
   ONCE void compute(const Context& context) const {
@@ -286,9 +287,11 @@ class Program {
     Tensors inputs;
     Few<Reach, kMost> reaches;
     Few<void*, kMost> outputs;
+    uint32_t direct;  // the results that are written by the instruction that computes them
     Reach target;
     int64_t size;
   };
+  static_assert(kMost <= 32, "a bit for each input and each result");
 
   // Find what the program runs over: of several, the one at this place.
   ONCE void prepare(const Context& context, size_t place, Entry& entry) const {
@@ -309,6 +312,23 @@ class Program {
     entry.reaches.resize(0);
     for (const Tensor& input : inputs) entry.reaches.push_back(Reach(input.shape, shape));
     entry.target = perm_.empty() ? Reach() : Reach::transposed(shape, perm_);
+    entry.direct = 0;
+    for (size_t i = 0; i < results; ++i) {
+      if (writers_[i] != kNone && !overwrites(entry, i)) entry.direct |= 1u << i;
+    }
+  }
+
+  // Whether a result that is written early is where an input is read later: it may be written over.
+  bool overwrites(const Entry& entry, size_t result) const {
+    size_t width = wide_ ? sizeof(double) : sizeof(float);
+    const char* to = static_cast<const char*>(entry.outputs[result]);
+    for (size_t i = 0; i < width_; ++i) {
+      if ((read_later_[result] >> i & 1) == 0 || entry.reaches[i].single) continue;
+      const char* from = entry.inputs[i].template as<char>();
+      // a truth value takes less than `width`, which only looks further
+      if (from < to + entry.size * width && to < from + entry.inputs[i].size() * width) return true;
+    }
+    return false;
   }
 
   // Call work(number of the type to compute with, begin, end) on parts of 0..total.
@@ -375,6 +395,25 @@ class Program {
     written[code[1]] = true;
   }
 
+  // Find the results that the last instruction to write their register can write in their place.
+  ONCE void find_direct() {
+    ElementType computed = wide_ ? kDouble : kFloat;
+    for (size_t r = 0; r < results_.size(); ++r) {
+      bool again = std::count(results_.begin(), results_.end(), results_[r]) > 1;
+      if (made_[r] != computed || again) continue;
+      for (size_t i = program_.size(); i > 0; i -= 5) {
+        const int64_t* code = &program_[i - 5];
+        if (code[1] == results_[r]) {
+          writers_[r] = i - 5;
+          break;
+        }
+        for (size_t k = 2; k < 5; ++k) {
+          if (code[k] < 0) read_later_[r] |= 1u << (-1 - code[k]);
+        }
+      }
+    }
+  }
+
   template <typename C>
   void run(const Entry& entry, int64_t begin, int64_t end) const {
     const Tensors& inputs = entry.inputs;
@@ -382,9 +421,13 @@ class Program {
     const Few<void*, kMost>& outputs = entry.outputs;
     const Reach& target = entry.target;
     static thread_local std::vector<C> memory;
+    static thread_local std::vector<C*> places;  // of what the registers hold
+    if (places.size() < static_cast<size_t>(registers_)) places.resize(registers_);
     size_t tiles = registers_ + inputs.size();
-    if (memory.size() < tiles * kTile) memory.resize(tiles * kTile);
-    C* registers = memory.data();
+    constexpr size_t kLine = 64 / sizeof(C);  // tiles begin with a line of the cache
+    if (memory.size() < tiles * kTile + kLine) memory.resize(tiles * kTile + kLine);
+    size_t past = reinterpret_cast<uintptr_t>(memory.data()) % 64 / sizeof(C);
+    C* registers = memory.data() + (kLine - past) % kLine;
     C* loaded = registers + registers_ * kTile;
     Few<const C*, kMost> given(inputs.size());
     int64_t longest = std::min(kTile, end - begin);
@@ -407,17 +450,20 @@ class Program {
       }
       for (size_t i = 0; i < program_.size(); i += 5) {
         const int64_t* code = &program_[i];
-        auto operand = [&](int64_t k) { return k < 0 ? given[-1 - k] : registers + k * kTile; };
+        auto operand = [&](int64_t k) { return k < 0 ? given[-1 - k] : places[k]; };
         C* to = registers + code[1] * kTile;
-        if (last_only_ && i + 5 == program_.size()) to = static_cast<C*>(outputs[0]) + at;
+        for (uint32_t left = entry.direct, r = 0; left != 0; left >>= 1, ++r) {
+          if ((left & 1) != 0 && writers_[r] == i) to = static_cast<C*>(outputs[r]) + at;
+        }
         kSteps<C>[code[0]](operand(code[2]), operand(code[3]), operand(code[4]), to, n);
+        places[code[1]] = to;
       }
-      if (last_only_) continue;
       for (size_t i = 0; i < outputs.size(); ++i) {
+        if ((entry.direct >> i & 1) != 0) continue;
         by_storage<C>(made_[i], [&](auto stored) {
           using T = decltype(stored);
           if constexpr (!std::is_same_v<T, Truth>) {
-            store(registers + results_[i] * kTile, static_cast<T*>(outputs[i]), target, at, n);
+            store(places[results_[i]], static_cast<T*>(outputs[i]), target, at, n);
           }
         });
       }
@@ -468,7 +514,9 @@ class Program {
   Few<ElementType, kMost> made_;  // the type of each result
   bool wide_ = false;             // computed in double
   int64_t registers_ = 0;
-  bool last_only_ = false;  // the last instruction computes the only result, in its place
+  static constexpr size_t kNone = SIZE_MAX;
+  std::vector<size_t> writers_;       // of each result, the instruction that may write it in place
+  std::vector<uint32_t> read_later_;  // of each result, the inputs that are read after that
 };
 
 class Elementwise : public Program {

@@ -414,6 +414,39 @@ class Program {
     }
   }
 
+  // Has the inputs of the next tile fetched while this one is computed, some with each instruction:
+  // a tile is over before the processor sees that they are read in a row.
+  class Ahead {
+   public:
+    explicit Ahead(size_t instructions) : instructions_(instructions) {}
+
+    void restart() {
+      inputs_.resize(0);
+      lines_ = next_ = 0;
+    }
+    void add(const void* data, size_t bytes) {
+      inputs_.push_back({static_cast<const char*>(data), bytes / kLine});
+      lines_ = std::max(lines_, bytes / kLine);
+    }
+    void fetch() {
+      size_t most = next_ + (lines_ + instructions_ - 1) / instructions_;
+      for (; next_ < std::min(most, lines_); ++next_) {
+        for (const Input& input : inputs_) {
+          if (next_ < input.lines) __builtin_prefetch(input.begin + next_ * kLine);
+        }
+      }
+    }
+
+   private:
+    struct Input {
+      const char* begin;
+      size_t lines;
+    };
+    static constexpr size_t kLine = 64;
+    Few<Input, kMost> inputs_;
+    size_t instructions_, lines_ = 0, next_ = 0;
+  };
+
   template <typename C>
   void run(const Entry& entry, int64_t begin, int64_t end) const {
     const Tensors& inputs = entry.inputs;
@@ -439,13 +472,16 @@ class Program {
         std::fill_n(loaded + i * kTile, longest, value);
       });
     }
+    Ahead ahead(program_.size() / 5);
     for (int64_t at = begin; at < end; at += kTile) {
-      int64_t n = std::min(kTile, end - at);
+      int64_t n = std::min(kTile, end - at), next = std::min(kTile, end - at - n);
+      ahead.restart();
       for (size_t i = 0; i < inputs.size(); ++i) {
         if (!read_[i] || reaches[i].single) continue;
         by_storage<C>(inputs[i].type, [&](auto stored) {
           using T = decltype(stored);
           given[i] = load(inputs[i].as<T>(), reaches[i], at, n, loaded + i * kTile);
+          if (reaches[i].whole) ahead.add(inputs[i].as<T>() + at + n, next * sizeof(T));
         });
       }
       for (size_t i = 0; i < program_.size(); i += 5) {
@@ -455,6 +491,7 @@ class Program {
         for (uint32_t left = entry.direct, r = 0; left != 0; left >>= 1, ++r) {
           if ((left & 1) != 0 && writers_[r] == i) to = static_cast<C*>(outputs[r]) + at;
         }
+        ahead.fetch();
         kSteps<C>[code[0]](operand(code[2]), operand(code[3]), operand(code[4]), to, n);
         places[code[1]] = to;
       }

@@ -63,7 +63,7 @@ def test_eagers_order(dtype: torch.dtype) -> None:
 
     run, used = compiled(order, *rows, mode="fake")
     got, expected = run(*rows), order(*rows)
-    assert used == {"Order"}
+    assert used - {"ElementwiseList"} == {"Order"}  # results of medians may be made in one node
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=f"result {i}")

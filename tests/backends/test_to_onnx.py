@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -289,7 +290,7 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(model_files, "INLINE_LIMIT", limit)
-    monkeypatch.setattr(model_files.ir, "save", write_half)
+    monkeypatch.setattr(ir, "save", write_half)
     with pytest.raises(ExportError, match=r"No space left on device.*16 bytes free"):
         to_onnx(Affine(), (X,), filename=old)
     assert [f.name for f in tmp_path.iterdir()] == ["model.onnx"]

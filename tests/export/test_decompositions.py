@@ -54,7 +54,8 @@ def test_a_table_is_filtered() -> None:
 def test_tracing_leaves_out_only_what_is_composed_of_other_operators() -> None:
     dispatcher = OxsDispatcher()
     full, traced = get_decomposition_table(dispatcher), get_tracing_table(dispatcher)
-    assert set(traced) < set(full)
+    wrongly_traced = {torch.ops.aten.zero.default}  # by torch 2.8
+    assert set(traced) - wrongly_traced < set(full)
     assert torch.ops.aten.soft_margin_loss.default in traced
     composed = torch._C.DispatchKey.CompositeImplicitAutograd.name
     for op in set(full) - set(traced):

@@ -251,7 +251,7 @@ class Program {
         perm_(std::move(perm)),
         width_(info.inputs() / entries),
         read_(width_),
-        writers_(results_.size(), kNone),
+        makes_(program_.size() / 5, kNone),
         read_later_(results_.size()) {
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
@@ -313,8 +313,8 @@ class Program {
     for (const Tensor& input : inputs) entry.reaches.push_back(Reach(input.shape, shape));
     entry.target = perm_.empty() ? Reach() : Reach::transposed(shape, perm_);
     entry.direct = 0;
-    for (size_t i = 0; i < results; ++i) {
-      if (writers_[i] != kNone && !overwrites(entry, i)) entry.direct |= 1u << i;
+    for (size_t result : makes_) {
+      if (result != kNone && !overwrites(entry, result)) entry.direct |= 1u << result;
     }
   }
 
@@ -404,7 +404,7 @@ class Program {
       for (size_t i = program_.size(); i > 0; i -= 5) {
         const int64_t* code = &program_[i - 5];
         if (code[1] == results_[r]) {
-          writers_[r] = i - 5;
+          makes_[i / 5 - 1] = r;
           break;
         }
         for (size_t k = 2; k < 5; ++k) {
@@ -488,8 +488,9 @@ class Program {
         const int64_t* code = &program_[i];
         auto operand = [&](int64_t k) { return k < 0 ? given[-1 - k] : places[k]; };
         C* to = registers + code[1] * kTile;
-        for (uint32_t left = entry.direct, r = 0; left != 0; left >>= 1, ++r) {
-          if ((left & 1) != 0 && writers_[r] == i) to = static_cast<C*>(outputs[r]) + at;
+        size_t result = makes_[i / 5];
+        if (result != kNone && (entry.direct >> result & 1) != 0) {
+          to = static_cast<C*>(outputs[result]) + at;
         }
         ahead.fetch();
         kSteps<C>[code[0]](operand(code[2]), operand(code[3]), operand(code[4]), to, n);
@@ -552,7 +553,7 @@ class Program {
   bool wide_ = false;             // computed in double
   int64_t registers_ = 0;
   static constexpr size_t kNone = SIZE_MAX;
-  std::vector<size_t> writers_;       // of each result, the instruction that may write it in place
+  std::vector<size_t> makes_;         // of each instruction, the result that it may write in place
   std::vector<uint32_t> read_later_;  // of each result, the inputs that are read after that
 };
 

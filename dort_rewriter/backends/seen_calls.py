@@ -93,17 +93,20 @@ def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
         _by_code[translator.f_code] = call
 
 
-def map_values(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """A nested value with its tensors changed; lists, tuples and dictionaries are copied."""
-    if isinstance(value, torch.Tensor):
+def map_values(
+    value: Any, change: Callable[[Any], Any], kind: type[torch.Tensor | TensorLike] = torch.Tensor
+) -> Any:
+    """A nested value with its tensors, or descriptions of them, changed; lists, tuples and
+    dictionaries are copied."""
+    if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):
-        return type(value)(map_values(v, change) for v in value)
+        return type(value)(map_values(v, change, kind) for v in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         named: Any = type(value)
-        return named._make(map_values(v, change) for v in value)
+        return named._make(map_values(v, change, kind) for v in value)
     if type(value) is dict:
-        return {k: map_values(v, change) for k, v in value.items()}
+        return {k: map_values(v, change, kind) for k, v in value.items()}
     return value
 
 

@@ -62,18 +62,12 @@ class Maker:
 
     def make(self, value: Any) -> Any:
         """The value, tensors in place of descriptions."""
-        if isinstance(value, TensorLike):
-            if id(value) not in self.made:
-                self.made[id(value)] = (value, self._tensor(value))
-            return self.made[id(value)][1]
-        if type(value) in (list, tuple):
-            return type(value)(map(self.make, value))
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            named: Any = type(value)
-            return named._make(map(self.make, value))
-        if type(value) is dict:
-            return {k: self.make(v) for k, v in value.items()}
-        return value
+        return map_values(value, self._made_once, TensorLike)
+
+    def _made_once(self, wanted: TensorLike) -> torch.Tensor:
+        if id(wanted) not in self.made:
+            self.made[id(wanted)] = (wanted, self._tensor(wanted))
+        return self.made[id(wanted)][1]
 
     def _tensor(self, wanted: TensorLike) -> torch.Tensor:
         # NOTE: zeros and ones: whole numbers may be indices, and have to be small.

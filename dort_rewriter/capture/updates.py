@@ -97,11 +97,11 @@ def apply_updates(
 def _may_come_last(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node]) -> bool:
     """Tell whether nothing else is written, and nothing reads what was copied, or copied to."""
     written = {c.args[0] for c in copies}
-    nodes = [n for n in graph.nodes if n.op != "output" and n not in copies]
-    if any(is_write(n) for n in nodes):
+    done = set(copies)
+    nodes = [n for n in graph.nodes if n.op != "output"]
+    if any(is_write(n) for n in nodes if n not in done):
         return False
-    order = {n: i for i, n in enumerate(graph.nodes)}
-    later = [n for n in nodes if order[n] > order[copies[0]]]
+    later = (n for n in nodes[nodes.index(copies[0]) :] if n not in done)
     read = {argument for n in later for argument in n.all_input_nodes}
     return read.isdisjoint(copies) and written.isdisjoint(lineage(n)[-1] for n in read)
 

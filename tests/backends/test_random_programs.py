@@ -77,6 +77,18 @@ def test_what_torch_alone_refuses_is_torchs() -> None:
     assert "internal overlap" in verdict.text
 
 
+def let_results_be_off(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
+    """Have the backend, and no other one, add a number to its result."""
+    compile_it = torch.compile
+
+    def replaced(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+        return lambda *args: (function(*args)[0] + by,)
+
+    monkeypatch.setattr(torch, "compile", replaced)
+
+
 def test_a_defect_that_torch_does_not_share_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """AOTAutograd has one in this program too: of another kind."""
     program = RandomProgram(
@@ -84,14 +96,7 @@ def test_a_defect_that_torch_does_not_share_is_ours(monkeypatch: pytest.MonkeyPa
         ("v0 = a0.unfold(0, 2, 1)", "v0.clamp_(-1, 1)", "v1 = a0 + 1"),
         ("v1",),
     )
-    compile_it = torch.compile
-
-    def replaced(function: Callable[..., Any], backend: str, **more: Any) -> Any:
-        if backend != "onnxrt":
-            return compile_it(function, backend=backend, **more)
-        return lambda *args: (function(*args)[0] + 1,)
-
-    monkeypatch.setattr(torch, "compile", replaced)
+    let_results_be_off(monkeypatch, 1)
     assert judge(program).kind == "wrong"
 
 
@@ -139,12 +144,5 @@ def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.Monke
     program = RandomProgram(
         ("torch.full((n,), 0.25)",), ("v0 = F.threshold(a0, 0.1, 2.0)",), ("v0",)
     )
-    compile_it = torch.compile
-
-    def replaced(function: Callable[..., Any], backend: str, **more: Any) -> Any:
-        if backend != "onnxrt":
-            return compile_it(function, backend=backend, **more)
-        return lambda *args: (function(*args)[0] + 0.01,)
-
-    monkeypatch.setattr(torch, "compile", replaced)
+    let_results_be_off(monkeypatch, 0.01)
     assert judge(program).kind == "wrong"

@@ -26,7 +26,7 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.low_bits import lower_weights
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import fit_to_provider
-from dort_rewriter.optimize.substitutes import SUBSTITUTED, substitute
+from dort_rewriter.optimize.substitutes import substitute
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
@@ -219,7 +219,7 @@ def build_session(model: Any, providers: Providers, options: OrtBackendOptions) 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:
     """The model without the nodes that the kernels at hand compute wrongly."""
-    if provider != CPU or not any(is_wrong(op, ir.DataType.FLOAT16) for op in SUBSTITUTED):
+    if provider != CPU:
         return model
     known = model if isinstance(model, ir.Model) else ir.from_proto(model)
     own = uses_own_kernels(options.optimization)

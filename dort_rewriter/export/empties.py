@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 
+from dort_rewriter.export.annotations import annotate
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
 
@@ -53,7 +54,9 @@ def _constant(writer: Writer, meta: torch.Tensor, known: Results) -> Value | Non
     if any(s is None for s in sizes):
         return None
     nothing = writer.tensor(TorchTensor(torch.empty((), dtype=meta.dtype).zero_()))
-    return cast(Value, writer.call("Expand", nothing, sizes))
+    result = cast(Value, writer.call("Expand", nothing, sizes))
+    annotate(result, meta)  # without it, a product does not see that it is one over nothing
+    return result
 
 
 def _size(writer: Writer, size: Any, known: Results) -> int | ir.Value | None:

@@ -56,14 +56,51 @@ def _lose(first: ir.DataType, between: ir.DataType, last: ir.DataType) -> bool:
     return first.is_floating_point() and between == _D.INT64 and whole and last != between
 
 
+Axis = tuple[ir.Value, int]
+"""An axis of a value."""
+
+
 def over_nothing(
     op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
-) -> tuple[float, Sequence[int | None]] | None:
-    """What a reduction of no elements gives, if it is one: the number, and for each of its axes
-    the one of the input that it has the size of, None for those of size one.
-
-    NOTE: onnxruntime gives a result of the shape of the input, without an element.
+) -> tuple[float, Sequence[Axis | None]] | None:
+    """What a reduction or a product over no elements gives, if it is one: the number, and for
+    each of its axes the one of an input that it has the size of, None for those of size one.
     """
+    if op == "MatMul":
+        return _product_over_nothing(inputs)
+    return _reduction_over_nothing(op, inputs, attributes)
+
+
+def _product_over_nothing(
+    inputs: Sequence[ir.Value | None],
+) -> tuple[float, Sequence[Axis | None]] | None:
+    """NOTE: onnxruntime 1.19 leaves the result as it finds the memory; so do newer ones where the
+    second input has more axes than the first.
+    """
+    a, b = inputs
+    if a is None or b is None or a.shape is None or b.shape is None:
+        return None
+    ranks = len(a.shape), len(b.shape)
+    if min(ranks) < 2 or 0 not in (a.shape[-1], b.shape[-2]):
+        return None
+    axes = [_of_either(a, b, axis) for axis in range(-max(ranks), -2)]
+    return 0.0, [*axes, (a, ranks[0] - 2), (b, ranks[1] - 1)]
+
+
+def _of_either(a: ir.Value, b: ir.Value, axis: int) -> Axis | None:
+    """The axis, counted from the last, of the value that decides its size."""
+    for value in (a, b):
+        assert value.shape is not None
+        rank = len(value.shape)
+        if rank + axis >= 0 and value.shape[axis] != 1:
+            return value, rank + axis
+    return None
+
+
+def _reduction_over_nothing(
+    op: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+) -> tuple[float, Sequence[Axis | None]] | None:
+    """NOTE: onnxruntime gives a result of the shape of the input, without an element."""
     x = inputs[0] if inputs else None
     if op not in _REDUCTIONS or x is None or x.shape is None or 0 not in x.shape:
         return None
@@ -75,5 +112,5 @@ def over_nothing(
     if op not in _OF_NOTHING and not is_empty:
         return None  # the largest of nothing
     keep = attributes.get("keepdims", 1)
-    axes = [None if i in reduced else i for i in range(rank) if keep or i not in reduced]
+    axes = [None if i in reduced else (x, i) for i in range(rank) if keep or i not in reduced]
     return _OF_NOTHING.get(op, 0.0), axes

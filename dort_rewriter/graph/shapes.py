@@ -6,12 +6,21 @@ rank is unknown. Two symbols are the same size when they have the same name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["Dim", "broadcast", "infer_shape", "missing_size", "reduced_axes", "same"]
+__all__ = [
+    "Dim",
+    "broadcast",
+    "infer_shape",
+    "may_be_zero",
+    "missing_size",
+    "reduced_axes",
+    "same",
+]
 
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
@@ -19,6 +28,7 @@ Inputs = Sequence[ir.Value | None]
 Attributes = Mapping[str, Any]
 
 UNKNOWN = ir.SymbolicDim(None)
+_COUNTED = re.compile(r"\bz?uf?\d")
 
 _SAME_AS_FIRST = frozenset(
     (
@@ -42,6 +52,15 @@ def same(a: Dim, b: Dim) -> bool:
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int) and a == b
     return a.value is not None and a.value == b.value
+
+
+def may_be_zero(size: Dim) -> bool:
+    """Tell whether a size is zero, or that of a result, like the rows of a nonzero: torch takes
+    no other symbolic size for zero.
+    """
+    return size == 0 or (
+        isinstance(size, ir.SymbolicDim) and bool(_COUNTED.search(str(size.value)))
+    )
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:

@@ -168,19 +168,15 @@ class Writer:
             return self.tensor(folded)
         nothing = defects.over_nothing(name, values, attributes)
         if nothing is not None and first is not None:
-            return self._filled(nothing[0], first, nothing[1])
+            return self._filled(*nothing, first.dtype)
         return None
 
-    def _filled(self, number: float, like: ir.Value, axes: Sequence[int | None]) -> Value:
+    def _filled(
+        self, number: float, axes: Sequence[defects.Axis | None], dtype: ir.DataType | None
+    ) -> Value:
         """A number in each element; a size is that of an axis of another value, or one."""
-        assert like.shape is not None
-        sizes: list[int | ir.Value] = []
-        for axis in axes:
-            dim = 1 if axis is None else like.shape[axis]
-            if not isinstance(dim, int):
-                dim = self.call("Shape", like, start=axis, end=(axis or 0) + 1)
-            sizes.append(dim)
-        result = self.constant(number, like.dtype)
+        sizes = [1 if a is None else self.size(cast(Value, a[0]), a[1]) for a in axes]
+        result = self.constant(number, dtype)
         return cast(Value, self.call("Expand", result, self.vector(sizes))) if sizes else result
 
     @staticmethod

@@ -84,3 +84,29 @@ def test_of_nothing_beside_a_symbolic_size(of: str) -> None:
         x = torch.zeros(0, n, 3)
         got, expected = compiled(x), function(x) * 1
         torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+OVER_COUNTED = {
+    "product": lambda x: x @ x.mT,
+    "linear": lambda x: torch.nn.functional.linear(x, x, x.new_ones(len(x))),
+    "addmm": lambda x: torch.addmm(x.new_ones(1), x, x.mT, beta=2, alpha=3),
+    "batches": lambda x: x.expand(2, -1, -1) @ x.mT.expand(2, -1, -1),
+    "vector": lambda x: x @ x[0],
+    "integers": lambda x: x.to(torch.int8) @ x.to(torch.int8).mT,
+}
+
+
+@pytest.mark.parametrize("over", OVER_COUNTED)
+def test_products_over_counted_elements(over: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The size that is summed over is that of a result, and zero in some calls."""
+
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return OVER_COUNTED[over](x[:, mask.nonzero()[:, 0]]) + 0
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled, _ = compile_strictly(function, fallback=True)  # torch asserts something itself
+        x = torch.full((3, 5), 7.0)
+        for count in (5, 0, 3, 0):
+            mask = torch.arange(5) < count
+            torch.testing.assert_close(compiled(x, mask), function(x, mask))
+    assert "runs in torch from now on" not in caplog.text

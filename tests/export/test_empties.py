@@ -18,6 +18,24 @@ class Skew(torch.nn.Module):
         return (a.expand(d.shape) - a.expand(d.shape).transpose(0, 1)) / d * u
 
 
+class OverNothing(torch.nn.Module):
+    """Products that sum over an axis of size zero."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        rows, columns = x.permute(1, 2, 0), x.permute(1, 0, 2)
+        found = x[None, None, :, 0]
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            found.new_ones(1, 1, 2, 3), found, found
+        )
+        return (
+            rows @ columns,
+            rows @ columns[0],
+            rows[0] @ columns,
+            rows @ columns[0, :, 0],
+            attended,
+        )
+
+
 class Parts(torch.nn.Module):
     """An operator with several results, all of them empty or one of them only."""
 
@@ -25,8 +43,10 @@ class Parts(torch.nn.Module):
         return torch.split(x.exp(), size)
 
 
-def run(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[list[str], list[Any]]:
-    model = to_onnx(module, args)
+def run(
+    module: torch.nn.Module, args: tuple[Any, ...], **options: Any
+) -> tuple[list[str], list[Any]]:
+    model = to_onnx(module, args, **options)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -63,3 +83,12 @@ def test_what_is_computed_from_nothing_has_a_value() -> None:
     ops, (got,) = run(Sum(), (torch.zeros(0, 3),))
     assert "Add" not in ops
     np.testing.assert_array_equal(got, np.zeros(3, np.float32))
+
+
+def test_a_product_over_nothing_is_no_product() -> None:
+    """onnxruntime leaves the memory of some as it was."""
+    x = torch.zeros(0, 4, 3)
+    ops, got = run(OverNothing(), (x,), dynamic_shapes=({1: torch.export.Dim("n")},))
+    assert not {"MatMul", "Gemm"} & set(ops)
+    for result, expected in zip(got, OverNothing()(x), strict=True):
+        np.testing.assert_array_equal(result, expected.numpy())

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
 _SMALL_INTEGERS = frozenset(
@@ -24,13 +25,14 @@ def product(op: Recorder, a: Value, b: Value) -> Value:
     """The matrix product, of integers too: they wrap around as in torch."""
     dtype = a.dtype
     assert dtype is not None
-    if a.dims[-1] == 0:  # onnxruntime 1.19 leaves the result as it finds the memory
-        shape = op.vector([op.size(a, i) for i in range(a.rank - 1)] + [op.size(b, -1)])
-        return op.Expand(op.constant(0, dtype), shape)
     if dtype in _SMALL_INTEGERS:
         wide = op.MatMul(op.cast(a, ir.DataType.INT32), op.cast(b, ir.DataType.INT32))
         return op.cast(wide, dtype)
-    return op.MatMul(a, b)
+    result = op.MatMul(a, b)
+    if may_be_zero(a.dims[-1]):  # see defects.over_nothing: the size may turn out to be zero
+        is_empty = op.Equal(op.size(a, -1), 0)
+        return op.Where(is_empty, op.constant(0, dtype), result)
+    return result
 
 
 def scaled(op: Recorder, x: Value, factor: Any) -> Value:
@@ -90,7 +92,7 @@ def addmm(
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     assert mat1.dtype is not None
     numbers = not isinstance(beta, Value) and not isinstance(alpha, Value)
-    if numbers and alpha and mat1.dtype.is_floating_point() and mat1.dims[1] != 0:
+    if numbers and alpha and mat1.dtype.is_floating_point() and not may_be_zero(mat1.dims[1]):
         inputs = (mat1, mat2, x) if beta else (mat1, mat2)
         return op.Gemm(*inputs, alpha=float(alpha), beta=float(beta))
     return _combined(op, x, product(op, mat1, mat2), beta, alpha)
@@ -146,7 +148,8 @@ def linear(op: Recorder, input: Value, weight: Value, bias: Value | None = None)
         result = op.Squeeze(product(op, rows, _column(op, weight)), [-1])
         result = result if input.rank > 1 else op.Squeeze(result, [0])
         return result if bias is None else op.Add(result, bias)
-    if input.rank == 2 and input.dims[1] != 0 and input.dtype.is_floating_point():
+    is_float = input.dtype.is_floating_point()
+    if input.rank == 2 and is_float and not may_be_zero(input.dims[1]):
         return op.Gemm(input, weight, bias, transB=1)
     rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
     result = product(op, rows, op.Transpose(weight, perm=[1, 0]))

@@ -6,8 +6,11 @@ onnxruntime, and no rule here makes one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
@@ -37,8 +40,8 @@ class TransposeMatMul(Rule):
                 flags[flag] = 1 - flags.get(flag, 0)
         a = a if first is None else first.inputs[0]
         b = b if second is None else second.inputs[0]
-        if not graph.runs("Gemm", [a, b], domain=""):
-            return Refusal("Gemm has no kernel for this type", None if a is None else a.dtype)
+        if (refusal := _refused(graph, a, b, flags)) is not None:
+            return refusal
         rest = node.inputs[2:]
         return Match([node.outputs[0]], lambda op: op.Gemm(a, b, *rest, **_without_zeros(flags)))
 
@@ -65,9 +68,9 @@ class MatMulAdd(Rule):
         found = graph.producer(product)
         assert found is not None
         a, b = found.inputs[:2]
-        if not graph.runs("Gemm", [a, b, c], domain=""):
-            return Refusal("Gemm has no kernel for this type", c.dtype)
         flags = {k: v.value for k, v in found.attributes.items()}
+        if (refusal := _refused(graph, a, b, flags)) is not None:
+            return refusal
         return Match([node.outputs[0]], lambda op: op.Gemm(a, b, c, **flags))
 
 
@@ -88,10 +91,10 @@ class GemmTranspose(Rule):
         if not graph.used_once(product):
             return Refusal("the product is needed as it is", product.name)
         a, b = found.inputs[:2]
-        if not graph.runs("Gemm", [b, a], domain=""):
-            return Refusal("Gemm has no kernel for this type", product.dtype)
         flags = {k: v.value for k, v in found.attributes.items()}
         flags |= {"transA": 1 - flags.get("transB", 0), "transB": 1 - flags.get("transA", 0)}
+        if (refusal := _refused(graph, b, a, flags)) is not None:
+            return refusal
         return Match([node.outputs[0]], lambda op: op.Gemm(b, a, **_without_zeros(flags)))
 
 
@@ -101,6 +104,18 @@ def _is_product(value: ir.Value | None, graph: GraphView) -> bool:
     if node is None or (len(node.inputs) > 2 and node.inputs[2] is not None):
         return False
     return all(graph.rank(v) == 2 for v in node.inputs[:2])
+
+
+def _refused(
+    graph: GraphView, a: ir.Value | None, b: ir.Value | None, flags: Mapping[str, float]
+) -> Refusal | None:
+    """Why a product of matrices cannot be a Gemm."""
+    if a is None or not graph.runs("Gemm", [a, b], domain=""):
+        return Refusal("Gemm has no kernel for this type", None if a is None else a.dtype)
+    summed = a.shape[0 if flags.get("transA") else 1] if a.shape is not None else None
+    if summed is not None and may_be_zero(summed):  # an error in onnxruntime 1.19
+        return Refusal("the size summed over may be zero", str(summed))
+    return None
 
 
 def _without_zeros(flags: dict[str, float]) -> dict[str, float]:

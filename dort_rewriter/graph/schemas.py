@@ -41,7 +41,7 @@ TORCH_ATTENTION = frozenset({_FLASH, f"{_FLASH}_backward"})
 TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION
 
 OWN_MOST_AXES = 12
-"""The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/kernel.h``."""
+"""The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/tensors.h``."""
 
 UNLISTED = frozenset({"SimplifiedLayerNormalization"})
 """Operators that onnxruntime adds to ONNX's own domain: ONNX has no schema for them."""

@@ -3,8 +3,9 @@
 // `rounding`, a type of 16 bits, the products are rounded to it before they are added.
 #pragma once
 
-#include "elementwise.h"
 #include "floats.h"
+#include "operations.h"
+#include "reach.h"
 
 class Rotary {
  public:

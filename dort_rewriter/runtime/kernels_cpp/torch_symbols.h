@@ -1,6 +1,8 @@
 // Functions of the library of torch that the process has loaded, and of those it was linked to.
 #pragma once
 
+#include <initializer_list>
+
 #if defined(_WIN32)
 extern "C" __declspec(dllimport) void* __stdcall GetModuleHandleA(const char*);
 extern "C" __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);

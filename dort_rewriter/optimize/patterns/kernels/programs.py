@@ -5,7 +5,7 @@ that stands for a 16-bit tensor is rounded to its type where others read it, so 
 the bits of its nodes, which are those of eager mode: models are compared with it, and float32
 between the nodes, as Inductor has it, is further away. A rounding takes as long as a sum.
 
-NOTE: a test compares the table of operators with ``runtime/kernels_cpp/elementwise.h``.
+NOTE: a test compares the table of operators with ``runtime/kernels_cpp/operations.h``.
 """
 
 from __future__ import annotations

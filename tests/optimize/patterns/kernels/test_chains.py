@@ -538,7 +538,7 @@ def test_as_many_axes_as_the_kernel_takes() -> None:
 def test_the_table_of_operators_is_that_of_the_kernel() -> None:
     """Their numbers are places in it."""
     folder = Path(dort_rewriter.runtime.custom_kernels.__file__).parent / "kernels_cpp"
-    header = (folder / "elementwise.h").read_text(encoding="utf-8")
+    header = (folder / "operations.h").read_text(encoding="utf-8")
     found = re.search(r"enum Operation : int64_t {(.*?)}", header, re.DOTALL)
     assert found is not None
     *names, end = re.findall(r"k(\w+),", found[1])

@@ -6,13 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from dort_rewriter import UnsupportedOpError, to_onnx
 from dort_rewriter.export import converters
 from dort_rewriter.export.registry import builtin_converters
 from dort_rewriter.hook.versions import PATCHES, PRISTINE, ships_backend
 from dort_rewriter.optimize.patterns import kernels, onnxruntime, standard
 from tests.backends.test_every_backend import BACKENDS
 from tests.gates.sources import PACKAGE, ROOT
+from tests.gates.test_generated_docs import make_docs
+from tests.gates.test_readme import nox_sessions
 
 GUIDES = sorted((ROOT / "docs").glob("add_a_*.md"))
 CPP = PACKAGE / "runtime" / "kernels_cpp"
@@ -49,8 +53,8 @@ def registered_kernels() -> list[str]:
 def test_the_steps_of_the_example_of_a_kernel() -> None:
     """Each file that the guide sends to has to do with its example, or serves all kernels."""
     guide = ROOT / "docs" / "add_a_kernel.md"
-    for_all = {"kernel.h", "floats.h", "sums.h", "own_kernels.py"}
-    for_all |= {"bench_models.py", "sanitize_kernels.py"}
+    for_all = {"kernel.h", "tensors.h", "rows.h", "reach.h", "floats.h", "sums.h"}
+    for_all |= {"own_kernels.py", "bench_models.py", "sanitize_kernels.py"}
     files = [n for n in named_files(guide) if not n.endswith("/") and Path(n).name not in for_all]
     assert [n for n in files if "Rotary" not in text_of(n)] == []
     assert "Rotary" in registered_kernels()
@@ -77,7 +81,44 @@ def test_every_family_of_converters_is_registered() -> None:
         for p in folder.glob("*.py")
         if re.search(r"^@converter\(", p.read_text(encoding="utf-8"), flags=re.MULTILINE)
     }
-    assert deciding <= set(converters.FAMILIES)
+    missing = deciding - set(converters.FAMILIES)
+    assert missing == set(), "a family is listed in FAMILIES of export/converters/__init__.py"
+
+
+def test_the_operator_of_the_guide_has_no_converter() -> None:
+    """What the guide starts from is what a reader sees."""
+    (name, *_) = re.findall(r"`(aten::\w+)`", text_of("docs/add_a_converter.md"))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigh(x).eigenvalues
+
+    with pytest.raises(UnsupportedOpError, match=name):
+        to_onnx(Model(), (torch.eye(3),))
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_sessions_scripts_and_tests_of_a_guide_exist(guide: Path) -> None:
+    text = guide.read_text(encoding="utf-8")
+    sessions = set(re.findall(r"nox -s ([\w-]+)", text))
+    assert sessions <= nox_sessions()
+    given = [
+        word for line in re.findall(r"nox -s [\w-]+ -- ([^`\n]+)", text) for word in line.split()
+    ]
+    scripts = re.findall(r"\bscripts/\w+\.py", text)
+    assert [path for path in (*given, *scripts) if not (ROOT / path).exists()] == []
+
+
+def test_the_guides_say_who_writes_a_page() -> None:
+    """`make_docs.py` writes some pages, `opset_coverage.py` the one that takes a sweep."""
+    text = " ".join(" ".join(guide.read_text(encoding="utf-8").split()) for guide in GUIDES)
+    by_make_docs = set(re.findall(r"make_docs\.py` writes `docs/(\w+\.md)`", text))
+    by_sweep = set(re.findall(r"opset_coverage\.py --markdown docs/(\w+\.md)`", text))
+    by_sweep |= set(re.findall(r"`--markdown docs/(\w+\.md)` writes the page", text))
+    assert by_make_docs
+    assert by_make_docs <= {path.name for path in make_docs.pages()}
+    assert by_sweep == {"coverage.md"}
+    assert "--markdown docs/coverage.md" in text_of("scripts/opset_coverage.py")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +39,16 @@ def test_the_versions_are_those_of_the_sessions() -> None:
     assert set(rows) == {name for name in nox_sessions() if name.startswith("tests-")}
     assert {name for name, row in rows.items() if " always " in row} == {"tests-new", "tests-old"}
     assert "| 2.8.0 | onnxruntime-training 1.19.2 |" in rows["tests-old"]
+
+
+def test_the_docstrings_of_the_sessions_name_the_torch_that_they_install() -> None:
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    known = make_docs.constants(noxfile)
+    for session in [n for n in noxfile.body if isinstance(n, ast.FunctionDef)]:
+        for row in make_docs.tested(session, known):
+            _, torch, _, says = row.split(" | ")
+            named = set(re.findall(r"torch (\d[\w.]*\d)", says))
+            assert named <= {torch}, f"the docstring of {make_docs.name_of(session)}: {says}"
 
 
 def test_pins_are_found_by_name() -> None:

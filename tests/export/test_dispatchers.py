@@ -47,6 +47,19 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
+@torch.library.custom_op(
+    "test_dispatchers::scaled", mutates_args=(), schema="(Tensor x, float factor) -> Tensor"
+)
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """An operator that nobody is going to convert."""
+    return x * factor
+
+
+@scaled.register_fake
+def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 class aten_linalg_qr(OpRun):
     op_domain = "torch"
 
@@ -75,13 +88,13 @@ def test_an_unknown_operator_becomes_a_node_that_can_be_implemented() -> None:
 def test_arguments_become_inputs_and_attributes() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = torch.ops.aten.linalg_multi_dot([x, y.mT, x])
-        return result + torch.ops.aten._pdist_forward(x, 1.5).sum()
+        return result + scaled(x, 1.5).sum()
 
     dispatcher = ForceDispatcher({}, domain="mine", own_converters=True)
     nodes = {n.op_type: n for n in foreign(export(function, dispatcher, X, X + 1))}
     assert {n.domain for n in nodes.values()} == {"mine"}
-    pdist = nodes["aten__pdist_forward"]
-    assert (len(pdist.input), attributes(pdist)) == (1, {"arg1": 1.5})
+    node = nodes["test_dispatchers_scaled"]
+    assert (len(node.input), attributes(node)) == (1, {"arg1": 1.5})
 
 
 def test_a_list_of_tensors_keeps_all_of_them() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call
 from dort_rewriter.deployment.compiled import Compiled, take_apart
 from dort_rewriter.deployment.examples import Maker, aliases_of, mark_dims
+from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import SafeLock
 
@@ -53,8 +54,7 @@ def warm_up(
     with _warming, contextlib.ExitStack() as stack:
         if torch.is_grad_enabled():
             stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng())
-        stack.enter_context(_state_kept(found.module))
+        stack.enter_context(left_as_it_was(found.module, shapes))
         for args, kwargs in calls:
             compiled(*args, **kwargs)
     logger.info("Warmed up for %s calls in %.1f s.", len(calls), time.perf_counter() - start)
@@ -142,18 +142,3 @@ def _mark_differences(calls: Sequence[Call]) -> None:
 def _elements(call: Call) -> int:
     values = (*call[0], *call[1].values())
     return sum(v.numel() for v in values if isinstance(v, torch.Tensor))
-
-
-@contextlib.contextmanager
-def _state_kept(module: torch.nn.Module | None) -> Iterator[None]:
-    """Put the buffers of a module back as they were."""
-    buffers = [] if module is None else list(module.buffers())
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(buffers, before, strict=True):
-                # NOTE: a write would be noticed where weights are inside a model.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)

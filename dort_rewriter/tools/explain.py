@@ -23,13 +23,14 @@ from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.low_bits import require_low_bit_products
-from dort_rewriter.tools.explain_times import Stopwatch, Times, left_as_it_was, measure
+from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
 from dort_rewriter.tools.models import count_nodes
 from dort_rewriter.trace import CompileTrace

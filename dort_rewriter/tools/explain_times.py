@@ -6,7 +6,6 @@ that write a profile, which costs some microseconds for each node.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 import tempfile
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.building import build_session, make_executor
@@ -37,7 +34,7 @@ from dort_rewriter.runtime.session import Session
 from dort_rewriter.runtime.session_settings import session_settings
 from dort_rewriter.trace import CompileTrace
 
-__all__ = ["KernelTime", "Stopwatch", "Times", "left_as_it_was", "measure"]
+__all__ = ["KernelTime", "Stopwatch", "Times", "measure"]
 
 WARM_UP = 2
 CALLS = 7
@@ -254,33 +251,6 @@ class _Profile:
     boundaries: float = 0.0
     copied: int = 0
     kernels: tuple[KernelTime, ...] = ()
-
-
-@contextlib.contextmanager
-def left_as_it_was(model: Callable[..., Any], inputs: Any) -> Iterator[None]:
-    """Set back the arguments and buffers that the block writes to, and the random state."""
-    tensors: list[Any] = [t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    if isinstance(model, torch.nn.Module):
-        tensors += model.buffers()
-    before = [
-        (t, t.detach().clone())
-        for t in tensors
-        if t.layout is torch.strided and not is_traceable_wrapper_subclass(t)
-    ]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        with torch.no_grad():
-            for tensor, values in before:
-                # NOTE: the version of a tensor does not tell: batch norm writes without moving it.
-                if not torch.equal(_bytes(tensor), _bytes(values)):
-                    tensor.copy_(values)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def measure(eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwatch) -> Times:

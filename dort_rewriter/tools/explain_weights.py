@@ -15,9 +15,9 @@ from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.optimize.low_bits import ERROR
-from dort_rewriter.tools.explain_times import left_as_it_was
 
 __all__ = ["LowBitError", "compare_with_float32"]
 

@@ -11,7 +11,7 @@ import torch
 
 from dort_rewriter.tools.benchmark import BACKENDS, MODES, VARIANTS, benchmark
 from dort_rewriter.tools.command import answer, make_parser
-from dort_rewriter.tools.demo import make_data, make_model
+from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.model_source import HELP, load_pair
 
 __all__ = ["run_bench"]
@@ -74,5 +74,5 @@ def run_bench(arguments: Sequence[str]) -> int:
 
 def _built_in() -> tuple[Any, Sequence[Any]]:
     """The model of the demonstration."""
-    torch.manual_seed(0)
-    return make_model(192), make_data(256)[:1]
+    size = Size()
+    return make_model(size), make_batch(size)[:1]

@@ -1,28 +1,31 @@
-"""The demonstration: one model trained in eager mode, by Inductor and by ONNX Runtime.
+"""The demonstration: one model in eager mode, by Inductor and by ONNX Runtime.
 
-Each step runs on all of them before the next: they share what else the machine is doing.
+Each backend has a process; each step runs in all of them before the next.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import dataclasses
+import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dort_rewriter import env
-from dort_rewriter.tools.command import brief
-from dort_rewriter.tools.dumps import dump_onnx
+from dort_rewriter.tools import demo_worker
+from dort_rewriter.tools.demo_model import Size
 
-__all__ = ["BACKENDS", "Competitor", "DemoResult", "make_data", "make_model", "run_demo"]
+__all__ = ["BACKENDS", "MODES", "Competitor", "DemoResult", "Times", "run_demo"]
 
 BACKENDS = ("eager", "inductor", "onnxrt")
-PREFIX = "demo"
+MODES = ("inference", "training")
 
 SURE_STEPS = 5
 """Steps that are made whatever time they take."""
@@ -31,33 +34,46 @@ Progress = Callable[[Iterable[int]], Iterable[int]]
 
 
 @dataclass(kw_only=True)
-class Competitor:
-    """One way to run the model, and what it did."""
+class Times:
+    """The seconds of the calls of one kind, the first one compiles."""
 
-    backend: str
-    model: Any = field(repr=False)
-    optimizer: torch.optim.Optimizer = field(repr=False)
-    losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    failure: str = ""
-    """Why it stopped; an empty text when it did not."""
 
     @property
     def first(self) -> float:
-        """Seconds of the first step, compilation included."""
+        """Seconds of the first call, compilation included."""
         return self.seconds[0] if self.seconds else float("nan")
 
     @property
     def usual(self) -> float:
-        """Seconds of a step: the median without the first ones, which compile and allocate."""
+        """Seconds of a call: the median without the first ones, which compile and allocate."""
         later = self.seconds[min(3, len(self.seconds) - 1) :]
         return statistics.median(later) if later else float("nan")
+
+
+@dataclass(kw_only=True)
+class Competitor:
+    """One way to run the model, and what it did."""
+
+    backend: str
+    inference: Times = field(default_factory=Times)
+    training: Times = field(default_factory=Times)
+    losses: list[float] = field(default_factory=list)
+    megabytes: float | None = None
+    """The peak of its process during a training step; None where the system does not say."""
+    failure: str = ""
+    """Why it stopped; an empty text when it did not."""
+
+    def times(self, mode: str) -> Times:
+        """The times of one of :data:`MODES`."""
+        return self.inference if mode == "inference" else self.training
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
     """What a demonstration measured and wrote."""
 
+    size: Size
     competitors: tuple[Competitor, ...]
     files: tuple[Path, ...]
     """The models and the texts of their graphs, forward then backward."""
@@ -83,70 +99,108 @@ def run_demo(
     folder: Path,
     *,
     backends: Sequence[str] = BACKENDS,
-    steps: int = 80,
-    hidden: int = 192,
-    batch: int = 256,
+    steps: int = 40,
+    size: Size | None = None,
     seconds: float = float("inf"),
     progress: Progress = lambda steps: steps,
 ) -> DemoResult:
-    """Train copies of one model on the same data; write the exported graphs to ``folder``.
+    """Train the same model on the same data; write the exported graphs to ``folder``.
 
-    No step starts after ``seconds``, but the first ones do: a busy machine must not take all day.
+    No step starts after ``seconds`` of steps, but the first ones do: a busy machine must not take
+    all day.
     """
-    torch.manual_seed(0)
-    model = make_model(hidden)
-    competitors = [_make_competitor(name, model) for name in dict.fromkeys(["eager", *backends])]
-    data, target = make_data(batch)
-    with (
-        env.temporarily("ONNXRT_CHANGE_REWRITER", "1"),
-        dump_onnx(PREFIX, folder=folder, clean=True) as files,
-    ):
-        end = time.perf_counter() + seconds
-        for step in progress(range(steps)):
-            if step >= SURE_STEPS and time.perf_counter() > end:
-                break
-            for competitor in competitors:
-                _train_one_step(competitor, data, target)
-    return DemoResult(competitors=tuple(competitors), files=tuple(files))
-
-
-def make_model(hidden: int) -> torch.nn.Module:
-    """The network of the demonstration, which takes 16 numbers a row."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(16, hidden),
-        torch.nn.LayerNorm(hidden),
-        torch.nn.GELU(),
-        torch.nn.Linear(hidden, hidden),
-        torch.nn.GELU(),
-        torch.nn.Linear(hidden, 1),
+    size = size or Size()
+    with contextlib.ExitStack() as stack:
+        empty = stack.enter_context(tempfile.TemporaryDirectory())
+        # First results are those of a new model: what an earlier run left is not used.
+        variables = env.extended(
+            ONNXRT_CHANGE_REWRITER="1", DORT_CACHE="0", TORCHINDUCTOR_CACHE_DIR=empty
+        )
+        players = [
+            stack.enter_context(_started(name, size, folder, variables))
+            for name in dict.fromkeys(["eager", *backends])
+        ]
+        for player in players:  # one after the other: each compiles alone
+            player.run("inference")
+            player.run("training")
+        _take_turns(players, steps, seconds, progress)
+        for player in players:
+            player.weigh()
+    return DemoResult(
+        size=size,
+        competitors=tuple(player.competitor for player in players),
+        files=tuple(file for player in players for file in player.files),
     )
 
 
-def make_data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch and what it is to learn."""
-    data = torch.randn(batch, 16)
-    target = torch.sin(2 * data[:, :1]) + data[:, 1:2] * data[:, 2:3]
-    return data, target
+def _take_turns(
+    players: Sequence[_Player], steps: int, seconds: float, progress: Progress
+) -> None:
+    """Make the steps after the first, and as many calls without gradients."""
+    end = time.perf_counter() + seconds
+    for step in progress(range(1, steps)):
+        if step >= SURE_STEPS and time.perf_counter() > end:
+            break
+        for mode in MODES:
+            for player in players:
+                player.run(mode)
 
 
-def _make_competitor(backend: str, model: torch.nn.Module) -> Competitor:
-    twin = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.03, momentum=0.9)
-    compiled = twin if backend == "eager" else torch.compile(twin, backend=backend)
-    return Competitor(backend=backend, model=compiled, optimizer=optimizer)
+class _Player:
+    """A competitor and the process in which it runs."""
+
+    def __init__(self, backend: str, process: subprocess.Popen[str]) -> None:
+        self.competitor = Competitor(backend=backend)
+        self.files: list[Path] = []
+        self._process = process
+
+    def run(self, mode: str) -> None:
+        """Make one call."""
+        answer = self.ask(mode)
+        if "seconds" not in answer:
+            return
+        self.competitor.times(mode).seconds.append(answer["seconds"])
+        if mode == "training":
+            self.competitor.losses.append(answer["loss"])
+            self.files += map(Path, answer["files"])
+
+    def weigh(self) -> None:
+        """Find out how much memory a step takes."""
+        self.competitor.megabytes = self.ask("memory").get("megabytes")
+
+    def ask(self, question: Any) -> dict[str, Any]:
+        """The answer of the process, empty once something has failed."""
+        if self.competitor.failure:
+            return {}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+            with contextlib.suppress(BrokenPipeError):  # what it did not read cannot be written
+                self._process.stdin.close()
+        answer: dict[str, Any] = json.loads(line) if line else {"failure": "Its process ended."}
+        self.competitor.failure = answer.get("failure", "")
+        return answer
 
 
-def _train_one_step(competitor: Competitor, data: torch.Tensor, target: torch.Tensor) -> None:
-    if competitor.failure:
-        return
-    start = time.perf_counter()
-    try:
-        competitor.optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(competitor.model(data), target)
-        loss.backward()
-        competitor.optimizer.step()
-    except Exception as error:  # a compiler may be missing: the others go on, the table says why
-        competitor.failure = brief(error)
-        return
-    competitor.seconds.append(time.perf_counter() - start)
-    competitor.losses.append(float(loss.detach()))
+@contextlib.contextmanager
+def _started(
+    backend: str, size: Size, folder: Path, variables: dict[str, str]
+) -> Iterator[_Player]:
+    """A process that has loaded torch and made the model."""
+    command = [sys.executable, "-m", demo_worker.__name__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
+    ) as process:
+        player = _Player(backend, process)
+        dumps = str(folder) if backend == "onnxrt" else None
+        player.ask({"backend": backend, "size": dataclasses.asdict(size), "folder": dumps})
+        try:
+            yield player
+        except BaseException:
+            process.kill()
+            raise

@@ -1,4 +1,4 @@
-"""``dort-rewriter demo``: train a small model, and show that it is the same, and how fast."""
+"""``dort-rewriter demo``: train a small Llama, and show that it is the same, and how fast."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from typing import Any
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.charts import sparkline
 from dort_rewriter.tools.command import answer, make_parser
-from dort_rewriter.tools.demo import BACKENDS, DemoResult, run_demo
-from dort_rewriter.tools.demo_page import COLUMNS, speed_rows, write_page
+from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, run_demo
+from dort_rewriter.tools.demo_model import Size
+from dort_rewriter.tools.demo_page import tables, write_page
 from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["run_demo_command"]
+
+SIZES = {
+    "layers": "layers of the model",
+    "hidden": "width of the model",
+    "batch": "rows of a batch",
+    "length": "tokens of a row",
+}
 
 TOLERANCE = 1e-3
 """How far a curve may be from that of eager mode (:meth:`DemoResult.worst`)."""
@@ -22,16 +30,19 @@ TOLERANCE = 1e-3
 
 def run_demo_command(arguments: Sequence[str]) -> int:
     """Run the demonstration; 1 if the losses of onnxrt are not those of eager mode."""
+    usual = Size()
     parser = make_parser(
         "demo",
-        "Train a small model through ONNX Runtime, beside eager mode and Inductor: loss curves,\n"
-        "speed, the exported graphs, and a page with all of it. Takes a minute or two.",
+        "Run and train a small Llama through ONNX Runtime, beside eager mode and Inductor: loss\n"
+        "curves, first results, speed, memory, the exported graphs, and a page with all of it.\n"
+        "Takes about a minute.",
     )
-    parser.add_argument("--steps", type=int, default=80, help="training steps (default: 80)")
-    parser.add_argument("--hidden", type=int, default=192, help="width of the model")
-    parser.add_argument("--batch", type=int, default=256, help="rows of a batch")
+    parser.add_argument("--steps", type=int, default=40, help="training steps (default: 40)")
+    for name, what in SIZES.items():
+        text = f"{what} (default: {getattr(usual, name)})"
+        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name), help=text)
     parser.add_argument(
-        "--seconds", type=float, default=100.0, help="start no step after (default: %(default)s)"
+        "--seconds", type=float, default=30.0, help="start no step after (default: %(default)s)"
     )
     parser.add_argument(
         "--backends", default=",".join(BACKENDS), help="what to compare (default: %(default)s)"
@@ -40,15 +51,17 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         "--folder", type=Path, default=Path("dort_demo"), help="where the files go"
     )
     options = parser.parse_args(arguments)
-    if min(options.steps, options.hidden, options.batch) < 1:
-        raise OptionError("--steps, --hidden and --batch are at least 1.")
-    print("The first step compiles; that of Inductor may take a minute.", file=sys.stderr)
+    sizes = {name: getattr(options, name) for name in SIZES}
+    if min(options.steps, *sizes.values()) < 1:
+        raise OptionError(f"--steps, --{', --'.join(SIZES)} are at least 1.")
+    if options.hidden % (2 * usual.heads):
+        raise OptionError(f"--hidden is a multiple of {2 * usual.heads}.")
+    print("The first results compile; those of Inductor take most of a minute.", file=sys.stderr)
     result = run_demo(
         options.folder,
         backends=options.backends.split(","),
         steps=options.steps,
-        hidden=options.hidden,
-        batch=options.batch,
+        size=Size(**sizes),
         seconds=options.seconds,
         progress=_progress,
     )
@@ -80,7 +93,7 @@ def _plain_progress(steps: Sequence[int]) -> Iterator[int]:
 
 
 def _text(result: DemoResult, page: Path) -> Iterator[str]:
-    yield "Loss:"
+    yield f"{result.size}.\n\nLoss:"
     for c in result.competitors:
         if c.failure:
             yield f"  {c.backend:<9} {c.failure}"
@@ -93,12 +106,12 @@ def _text(result: DemoResult, page: Path) -> Iterator[str]:
         yield f"  The curves of {' and '.join(same)} coincide with that of eager mode."
     if others:
         yield f"  NOT those of {' and '.join(others)}."
-    yield "\nSpeed:"
-    rows = [COLUMNS, *speed_rows(result)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        yield f"  {row[0]:<{widths[0]}}  {'  '.join(cells)}"
+    for title, rows in tables(result).items():
+        yield f"\n{title}:"
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *cells in rows:
+            right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+            yield f"  {name:<{widths[0]}}  {'  '.join(right)}".rstrip()
     yield "\nWhat ONNX Runtime ran:"
     for file in result.files:
         if file.suffix == ".onnx":
@@ -117,8 +130,9 @@ def _data(result: DemoResult, page: Path) -> dict[str, Any]:
                 "backend": c.backend,
                 "failure": c.failure,
                 "losses": c.losses,
-                "first_step_s": c.first,
-                "step_s": c.usual,
+                **{f"first_{mode}_s": c.times(mode).first for mode in MODES},
+                **{f"{mode}_s": c.times(mode).usual for mode in MODES},
+                "memory_mb": c.megabytes,
                 "worst_difference": result.worst(c),
             }
             for c in result.competitors

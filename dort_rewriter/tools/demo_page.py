@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from dort_rewriter.tools.charts import bar_chart, line_chart
-from dort_rewriter.tools.demo import DemoResult
+from dort_rewriter.tools.demo import MODES, Competitor, DemoResult
 from dort_rewriter.tools.dot import find_dot, plot_dot
 from dort_rewriter.tools.onnx_text import pretty_onnx
 
-__all__ = ["speed_rows", "write_page"]
+__all__ = ["tables", "write_page"]
 
 STYLE = """
 body{font-family:Helvetica,Arial,sans-serif;color:#1f2529;margin:2em auto;max-width:1100px}
@@ -23,27 +24,41 @@ pre,.graph{overflow:auto;border:1px solid #dde2e6;padding:8px;max-height:80vh}
 code{background:#f2f4f6;padding:1px 4px}
 """
 
-COLUMNS = ("backend", "first step (s)", "step (ms)", "times eager", "loss, from eager")
+COLUMNS = {
+    "inference": ("backend", "first call (s)", "call (ms)", "times eager"),
+    "training": (
+        "backend",
+        "first step (s)",
+        "step (ms)",
+        "times eager",
+        "memory (MB)",
+        "loss, from eager",
+    ),
+}
 
 
-def speed_rows(result: DemoResult) -> list[tuple[str, ...]]:
-    """The rows of the speed table; more than one times eager is faster than eager."""
-    rows: list[tuple[str, ...]] = []
-    for c in result.competitors:
-        if c.failure:
-            rows.append((c.backend, "-", "-", "-", c.failure))
-            continue
-        gain = result.eager.usual / c.usual
-        rows.append(
-            (
-                c.backend,
-                f"{c.first:.2f}",
-                f"{1000 * c.usual:.2f}",
-                f"{gain:.2f}",
-                f"{result.worst(c):.1e}",
-            )
-        )
-    return rows
+def tables(result: DemoResult) -> dict[str, list[tuple[str, ...]]]:
+    """The rows of each table under its columns; above one times eager is faster than eager."""
+    return {
+        mode.capitalize(): [COLUMNS[mode], *(_row(result, c, mode) for c in result.competitors)]
+        for mode in MODES
+    }
+
+
+def _row(result: DemoResult, c: Competitor, mode: str) -> tuple[str, ...]:
+    if c.failure:
+        return (c.backend, *["-"] * (len(COLUMNS[mode]) - 2), c.failure)
+    times, eager = c.times(mode), result.eager.times(mode)
+    cells = (
+        c.backend,
+        f"{times.first:.2f}",
+        f"{1000 * times.usual:.1f}",
+        f"{eager.usual / times.usual:.2f}",
+    )
+    if mode == "inference":
+        return cells
+    memory = "-" if c.megabytes is None else f"{c.megabytes:.0f}"
+    return (*cells, memory, f"{result.worst(c):.1e}")
 
 
 def write_page(result: DemoResult, path: Path) -> Path:
@@ -55,19 +70,30 @@ def write_page(result: DemoResult, path: Path) -> Path:
         for c in result.competitors
         if c.backend != "onnxrt"
     ]
-    times = {c.backend: 1000 * c.usual for c in result.competitors if not c.failure}
+    running = [c for c in result.competitors if not c.failure]
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>dort_rewriter</title><style>{STYLE}</style></head><body>",
         "<h1>A model trained through ONNX Runtime</h1>",
         "<p><code>torch.compile(model, backend='onnxrt')</code> beside "
         f"{' and '.join(others)}, on the same data from the same weights. "
+        f"{result.size}; "
         f"torch {html.escape(torch.__version__)}.</p>",
         "<h2>Loss</h2>",
         line_chart(curves, "loss of each step; thin curves are drawn over thick ones"),
-        "<h2>Speed</h2>",
-        bar_chart(times, "median step, shorter is faster", " ms"),
-        _table(result),
+        *(
+            part
+            for mode, rows in zip(MODES, tables(result).values(), strict=True)
+            for part in (
+                f"<h2>{mode.capitalize()}</h2>",
+                bar_chart(
+                    {c.backend: 1000 * c.times(mode).usual for c in running},
+                    "median, shorter is faster",
+                    " ms",
+                ),
+                _table(rows),
+            )
+        ),
         "<h2>What ONNX Runtime ran</h2>",
         *(_graph(file) for file in result.files if file.suffix == ".onnx"),
         "</body></html>",
@@ -76,13 +102,14 @@ def write_page(result: DemoResult, path: Path) -> Path:
     return path
 
 
-def _table(result: DemoResult) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
-    rows = [
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in speed_rows(result)
-    ]
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    return f"<table>{_line('th', head)}{''.join(_line('td', row) for row in body)}</table>"
+
+
+def _line(tag: str, cells: Sequence[str]) -> str:
+    inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{inside}</tr>"
 
 
 def _graph(file: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import sys
 import xml.etree.ElementTree as ET
@@ -12,104 +14,172 @@ import onnx
 import pytest
 import torch
 
-from dort_rewriter.tools import cli, demo_command
-from dort_rewriter.tools.demo import Competitor, DemoResult, run_demo
+from dort_rewriter.tools import cli, demo_command, demo_worker
+from dort_rewriter.tools.demo import Competitor, DemoResult, Times, run_demo
+from dort_rewriter.tools.demo_model import Size, make_batch, make_model
+from dort_rewriter.tools.demo_page import write_page
 from dort_rewriter.tools.dot import find_dot
 
-SMALL = ["--steps", "6", "--hidden", "8", "--batch", "16", "--backends", "onnxrt"]
+SMALL = [
+    "--steps",
+    "50",
+    "--seconds",
+    "0",
+    "--layers",
+    "1",
+    "--hidden",
+    "32",
+    "--batch",
+    "2",
+    "--length",
+    "16",
+]
+TINY = Size(layers=1, hidden=24, vocabulary=16, batch=1, length=4)
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_the_curves_coincide_and_the_page_shows_the_graphs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["demo", *SMALL, "--folder", "here"]) == 0
+    made: list[DemoResult] = []
+
+    def kept(*args: Any, **options: Any) -> DemoResult:
+        made.append(run_demo(*args, **options))
+        return made[0]
+
+    monkeypatch.setattr(demo_command, "run_demo", kept)
+    assert cli.main(["demo", *SMALL, "--backends", "onnxrt", "--folder", "here"]) == 0
     text = capsys.readouterr().out
+    for competitor in made[0].competitors:  # the time was over: fewer steps than asked for
+        assert len(competitor.losses) == 5
+        assert len(competitor.training.seconds) == len(competitor.inference.seconds) == 5
+    assert "A Llama of 1 layers, 32 wide, 2 x 16 tokens." in text
     assert "The curves of onnxrt coincide with that of eager mode." in text
     assert "NOT" not in text
-    assert "times eager" in text
+    assert "first call (s)" in text
+    assert "memory (MB)" in text
     models = sorted((tmp_path / "here").glob("*.onnx"))
     assert [model.name for model in models] == ["demo_0.onnx", "demo_1.onnx"]
     for model in models:
         assert f"{model.name}: {len(onnx.load(model).graph.node)} nodes" in text
     page = (tmp_path / "here" / "demo.html").read_text(encoding="utf-8")
-    # Two charts, and the graphs where graphviz is installed; their texts in any case.
-    assert page.count("<svg") == (4 if find_dot() is not None else 2)
+    # Three charts, and the graphs where graphviz is installed; their texts in any case.
+    assert page.count("<svg") == (5 if find_dot() is not None else 3)
     assert page.count("<pre>") == 2
     assert page.count("<h3>demo_") == 2
     assert "beside eager mode, on the same data" in page
     assert "Gemm" in page
+    for image in page.split("<svg")[1:]:
+        ET.fromstring(f"<svg{image[: image.index('</svg>')]}</svg>")
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", *SMALL, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    eager, onnxrt = data["competitors"]
-    assert (eager["backend"], onnxrt["backend"]) == ("eager", "onnxrt")
-    assert len(eager["losses"]) == 6
-    assert eager["losses"][-1] < eager["losses"][0]
-    assert 0 <= onnxrt["worst_difference"] < 1e-4
-    assert len(data["files"]) == 4
-    assert Path(data["page"]).exists()
+def test_a_process_answers_until_it_is_asked_no_more(tmp_path: Path) -> None:
+    made = {"backend": "eager", "size": dataclasses.asdict(TINY), "folder": None}
+    questions = [made, *["training"] * 30, "inference", "memory"]
+    answers = io.StringIO()
+    demo_worker.serve(io.StringIO("\n".join(map(json.dumps, questions))), answers)
+    first, *training, inference, memory = map(json.loads, answers.getvalue().splitlines())
+    assert first == {}
+    assert training[-1]["loss"] < training[0]["loss"]
+    assert inference["seconds"] > 0
+    assert memory["megabytes"] is None or memory["megabytes"] > 50
 
 
-def test_a_backend_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    def broken(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        raise RuntimeError("no compiler here")
-
-    torch._dynamo.register_backend(broken, "broken_for_the_demo")
-    result = run_demo(
-        tmp_path, backends=["broken_for_the_demo", "onnxrt"], steps=3, hidden=4, batch=8
-    )
-    _, broken_one, onnxrt = result.competitors
-    assert "no compiler here" in broken_one.failure
-    assert result.worst(broken_one) == float("inf")
-    assert result.worst(onnxrt) < 1e-4
-    lines = "\n".join(demo_command._text(result, tmp_path / "page.html"))
-    assert "NOT those of broken_for_the_demo." in lines
+def test_a_backend_that_is_not_there_is_a_failure() -> None:
+    made = {"backend": "nobody", "size": dataclasses.asdict(TINY), "folder": None}
+    answers = io.StringIO()
+    demo_worker.serve(io.StringIO("\n".join(map(json.dumps, [made, "training"]))), answers)
+    assert "nobody" in json.loads(answers.getvalue().splitlines()[0])["failure"]
 
 
-def test_a_slow_machine_makes_fewer_steps(tmp_path: Path) -> None:
-    result = run_demo(tmp_path, backends=[], steps=50, hidden=4, batch=8, seconds=0.0)
-    assert len(result.eager.losses) == 5
+def test_what_fails_is_in_the_tables() -> None:
+    failed = Competitor(backend="nobody", failure="There is none.")
+    result = dataclasses.replace(WRONG, competitors=(WRONG.eager, failed))
+    lines = "\n".join(demo_command._text(result, Path("page.html")))
+    assert "NOT those of nobody." in lines
+    assert lines.count("There is none.") == 3
+    assert "There is none." in write_page(result, Path("page.html")).read_text(encoding="utf-8")
+
+
+def test_memory_is_unknown_where_the_system_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo_worker, "RESET", tmp_path / "nowhere" / "clear_refs")
+    assert demo_worker.Worker("eager", TINY).memory() == {"megabytes": None}
+
+
+def test_an_answer_after_the_end_of_a_process_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    result = run_demo(tmp_path, backends=[], steps=2, size=TINY)
+    assert result.eager.failure == "Its process ended."
+
+
+def test_the_model_sees_nothing_of_what_follows() -> None:
+    model, (tokens, following) = make_model(TINY), make_batch(TINY)
+    assert torch.equal(tokens[:, 1:], following[:, :-1])
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % TINY.vocabulary
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :-1], after[:, :-1])
+    assert not torch.allclose(before[:, -1], after[:, -1])
 
 
 def competitor(backend: str, losses: list[float], seconds: list[float]) -> Competitor:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
     return Competitor(
-        backend=backend, model=model, optimizer=optimizer, losses=losses, seconds=seconds
+        backend=backend,
+        losses=losses,
+        inference=Times(seconds=seconds),
+        training=Times(seconds=seconds),
     )
 
 
-def test_wrong_losses_end_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = DemoResult(
-        competitors=(
-            competitor("eager", [2.0, 1.0], [1.0, 1.0]),
-            competitor("onnxrt", [2.0, 1.2], [1.0, 0.5]),
-        ),
-        files=(),
-    )
-    assert wrong.worst(wrong.competitors[1]) == pytest.approx(0.1)
-    monkeypatch.setattr(demo_command, "run_demo", lambda *args, **options: wrong)
+WRONG = DemoResult(
+    size=TINY,
+    competitors=(
+        competitor("eager", [2.0, 1.0], [1.0, 1.0]),
+        competitor("onnxrt", [2.0, 1.2], [1.0, 0.5]),
+    ),
+    files=(),
+)
+
+
+@pytest.fixture
+def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_command, "run_demo", lambda *args, **options: WRONG)
     Path("dort_demo").mkdir()
+
+
+@pytest.mark.usefixtures("_wrong")
+def test_wrong_losses_end_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert WRONG.worst(WRONG.competitors[1]) == pytest.approx(0.1)
     assert cli.main(["demo"]) == 1
     assert "NOT those of onnxrt." in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_wrong")
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["demo", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    eager, onnxrt = data["competitors"]
+    assert (eager["backend"], onnxrt["backend"]) == ("eager", "onnxrt")
+    assert onnxrt["losses"] == [2.0, 1.2]
+    assert onnxrt["worst_difference"] == pytest.approx(0.1)
+    assert onnxrt["memory_mb"] is None
+    for mode in ("inference", "training"):
+        assert (onnxrt[f"first_{mode}_s"], onnxrt[f"{mode}_s"]) == (1.0, 0.5)
+    assert Path(data["page"]).exists()
+
+
 def test_times_leave_the_first_steps_out() -> None:
-    times = competitor("eager", [1.0] * 5, [9.0, 8.0, 7.0, 1.0, 3.0])
+    times = Times(seconds=[9.0, 8.0, 7.0, 1.0, 3.0])
     assert (times.first, times.usual) == (9.0, 2.0)
-    assert competitor("eager", [1.0], [9.0]).usual == 9.0
+    assert Times(seconds=[9.0]).usual == 9.0
 
 
 def test_without_tqdm_progress_is_plain(
@@ -120,14 +190,12 @@ def test_without_tqdm_progress_is_plain(
     assert capsys.readouterr().err.endswith("training 3/3\n")
 
 
-@pytest.mark.parametrize("wrong", ["--steps", "--hidden", "--batch"])
+@pytest.mark.parametrize("wrong", ["--steps", "--layers", "--hidden", "--batch", "--length"])
 def test_sizes_are_checked(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", wrong, "0"]) == 1
     assert "at least 1" in capsys.readouterr().err
 
 
-def test_the_page_is_well_formed(tmp_path: Path) -> None:
-    cli.main(["demo", *SMALL, "--folder", "here"])
-    page = (tmp_path / "here" / "demo.html").read_text(encoding="utf-8")
-    for image in page.split("<svg")[1:]:
-        ET.fromstring(f"<svg{image[: image.index('</svg>')]}</svg>")
+def test_the_width_is_cut_into_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--hidden", "30"]) == 1
+    assert "multiple of 8" in capsys.readouterr().err

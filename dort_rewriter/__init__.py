@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, str] = {
     "assert_all_close": "tools.results",
     "build_matching_inputs": "tools.feeds",
+    "CallMismatchError": "errors",
     "CaptureError": "errors",
     "compare_exporters": "tools.comparison",
     "Comparison": "tools.comparison",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from dort_rewriter.deployment.saving import save
     from dort_rewriter.deployment.warming import warm_up
     from dort_rewriter.errors import (
+        CallMismatchError,
         CaptureError,
         DivergenceError,
         DortError,

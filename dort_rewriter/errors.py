@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 __all__ = [
+    "CallMismatchError",
     "CaptureError",
     "DivergenceError",
     "DortError",
@@ -66,6 +67,11 @@ class ExecutionError(DortError):
 class NoKernelError(ExecutionError):
     """A session could not be built for the types of a model: an operator has no kernel for them,
     or does not allow them."""
+
+
+class CallMismatchError(ExecutionError):
+    """A call does not fit the saved model: its arguments, or the settings it is made under, are
+    others than it was saved for."""
 
 
 class DivergenceError(DortError):

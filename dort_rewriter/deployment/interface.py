@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.deployment.structures import Unfit, collect
+from dort_rewriter.deployment.structures import collect
+from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
 __all__ = ["Interface", "Parameter", "Relation", "TensorSpec", "from_size"]
@@ -117,9 +118,14 @@ class TensorSpec:
     """Whether it is written to, or results show its memory."""
 
     def fit(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as the graph takes it; :class:`Unfit` when it takes none like it."""
+        """The tensor as the graph takes it.
+
+        Raises :class:`CallMismatchError` when it takes none like it.
+        """
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise Unfit(f"The argument {self.name} is a {type(tensor).__name__}, not a Tensor.")
+            raise CallMismatchError(
+                f"The argument {self.name} is a {type(tensor).__name__}, not a Tensor."
+            )
         facts: Sequence[tuple[str, Any, Any]] = (
             ("of", tensor.dtype, self.dtype),
             ("on", tensor.device, self.device),
@@ -127,11 +133,11 @@ class TensorSpec:
         )
         for what, given, wanted in facts:
             if given != wanted:
-                raise Unfit(
+                raise CallMismatchError(
                     f"The argument {self.name} is {what} {given}; what was saved takes {wanted}."
                 )
         if not all(b is None or a == b for a, b in zip(tensor.shape, self.shape, strict=True)):
-            raise Unfit(
+            raise CallMismatchError(
                 f"The argument {self.name} is of shape {tuple(tensor.shape)}; what was saved "
                 f"takes {self.shape_text()}. To save a graph of several sizes, compile with "
                 "dynamic=True, or call the compiled model with two sizes first."
@@ -141,7 +147,7 @@ class TensorSpec:
         if not self.dense or tensor.is_contiguous():
             return tensor
         if self.shared:
-            raise Unfit(
+            raise CallMismatchError(
                 f"The argument {self.name} is not contiguous, as it was when it was saved, and "
                 "its memory is written to or shown by a result."
             )
@@ -178,15 +184,18 @@ class Interface:
             if name in given:
                 collect(tree, given[name], name, tensors)
             elif "object" not in tree:
-                raise Unfit(f"The argument {name} is missing.")
+                raise CallMismatchError(f"The argument {name} is missing.")
         return tensors
 
     def fit(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a call as the graph takes them; :class:`Unfit` when one does not fit."""
+        """The tensors of a call as the graph takes them.
+
+        Raises :class:`CallMismatchError` when one does not fit.
+        """
         return [spec.fit(t) for spec, t in zip(self.tensors, tensors, strict=True)]
 
     def check_sizes(self, fitted: Sequence[torch.Tensor], args: Sequence[Any]) -> None:
-        """Check how sizes relate to each other; :class:`Unfit` when that is another way."""
+        """Raise :class:`CallMismatchError` when sizes relate to each other in another way."""
         names = {
             i: self.tensors[place].name
             for i, (kind, place) in enumerate(self.inputs)
@@ -194,7 +203,7 @@ class Interface:
         }
         for relation in self.relations:
             if not relation.holds(args):
-                raise Unfit(
+                raise CallMismatchError(
                     f"What was saved takes arguments of which {relation.describe(names)}; these "
                     f"are of shapes {[tuple(t.shape) for t in fitted]}."
                 )
@@ -203,16 +212,18 @@ class Interface:
                 _check_strides(spec, tensor, args)
 
     def check_memory(self, tensors: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> None:
-        """Check who shares memory with whom; :class:`Unfit` when that is another way."""
+        """Raise :class:`CallMismatchError` when others share memory."""
         for a, b in self.same:
             if not _is_same(tensors[a], tensors[b]):
                 names = f"{self.tensors[a].name} and {self.tensors[b].name}"
-                raise Unfit(f"The arguments {names} were one tensor when it was saved.")
+                raise CallMismatchError(
+                    f"The arguments {names} were one tensor when it was saved."
+                )
         for k in self.apart:
             mine = _memory(tensors[k])
             others = [t for i, t in enumerate(tensors) if i != k and (k, i) not in self.same]
             if mine and any(_memory(t) == mine for t in (*others, *state)):
-                raise Unfit(
+                raise CallMismatchError(
                     f"The argument {self.tensors[k].name} is written to, and shares its memory "
                     "with another."
                 )
@@ -235,7 +246,7 @@ class Interface:
         if left or rest:
             known = ", ".join(p.name for p in self.parameters)
             more = f"{len(left)} arguments" if left else ", ".join(map(repr, rest))
-            raise Unfit(f"There is no place for {more}: the arguments are {known}.")
+            raise CallMismatchError(f"There is no place for {more}: the arguments are {known}.")
         return given
 
 
@@ -244,7 +255,7 @@ def _check_strides(spec: TensorSpec, tensor: torch.Tensor, args: Sequence[Any]) 
     wanted = tuple(from_size(s, args) for s in spec.strides)
     pairs = zip(tensor.shape, tensor.stride(), wanted, strict=True)
     if any(size > 1 and given != expected for size, given, expected in pairs):
-        raise Unfit(
+        raise CallMismatchError(
             f"The argument {spec.name} has the strides {tensor.stride()}; what was saved takes "
             f"{wanted}."
         )

@@ -30,8 +30,8 @@ from dort_rewriter.deployment.notation import (
     read_size,
     read_writes,
 )
-from dort_rewriter.deployment.structures import Unfit, leaves, rebuild
-from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.deployment.structures import leaves, rebuild
+from dort_rewriter.errors import CallMismatchError, ExecutionError, OptionError
 from dort_rewriter.forks import SafeLock, at_fork
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.executor import Executor
@@ -40,7 +40,14 @@ from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.runtime.session_settings import session_settings
 from dort_rewriter.signature import GraphSignature
 
-__all__ = ["SESSION_OPTIONS", "SavedModel", "load", "settings_now"]
+__all__ = [
+    "SESSION_OPTIONS",
+    "SavedModel",
+    "load",
+    "read_interface",
+    "settings_now",
+    "spell_settings",
+]
 
 SESSION_OPTIONS = (
     "arena",
@@ -71,7 +78,7 @@ class SavedModel:
         try:
             stored = [StoredTensor.read(t) for t in content["tensors"]]
             self._signature = read_signature(content["signature"])
-            self._interface = _read_interface(content, len(self._signature.inputs))
+            self._interface = read_interface(content, len(self._signature.inputs))
             self._updates = [int(i) for i in content["updates"]]
             self._rebuild = rebuild(content["result"])
             self._check_places(len(stored))
@@ -94,7 +101,7 @@ class SavedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
 
-        Raises :class:`ExecutionError` for arguments that it was not saved for.
+        Raises :class:`CallMismatchError` for arguments that it was not saved for.
         """
         tensors = self._interface.tensors_of(args, kwargs)
         results = self._run(self._arguments(tensors))
@@ -117,14 +124,14 @@ class SavedModel:
     def _arguments(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of the graph, checked."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            raise Unfit(
+            raise CallMismatchError(
                 "A saved model computes no gradients, and an argument requires one: call it under "
                 "torch.no_grad(), or detach the argument."
             )
         if (now := settings_now()) != self._settings:
-            raise Unfit(
-                f"It was saved under {_spell_settings(self._settings)}, and is called under "
-                f"{_spell_settings(now)}."
+            raise CallMismatchError(
+                f"It was saved under {spell_settings(self._settings)}, and is called under "
+                f"{spell_settings(now)}."
             )
         if self._interface.same or self._interface.apart:
             self._interface.check_memory(tensors, self._state)
@@ -250,7 +257,8 @@ def _autocast() -> str | None:
     return str(torch.get_autocast_dtype("cpu"))
 
 
-def _spell_settings(settings: Mapping[str, Any]) -> str:
+def spell_settings(settings: Mapping[str, Any]) -> str:
+    """What :func:`settings_now` gave, in words."""
     autocast = f"autocast of {settings['autocast']}" if settings["autocast"] else "no autocast"
     return f"{autocast}, default type {settings['default_dtype']}"
 
@@ -258,7 +266,8 @@ def _spell_settings(settings: Mapping[str, Any]) -> str:
 # -- reading ------------------------------------------------------------------------------------
 
 
-def _read_interface(content: Mapping[str, Any], inputs: int) -> Interface:
+def read_interface(content: Mapping[str, Any], inputs: int) -> Interface:
+    """The way to call a graph with so many inputs, out of a description."""
     data = content["arguments"]
     tensors = []
     for t in data["tensors"]:

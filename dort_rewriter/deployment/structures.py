@@ -14,9 +14,15 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.errors import CaptureError, ExecutionError
+from dort_rewriter.errors import CallMismatchError, CaptureError
 
-__all__ = ["Record", "Unfit", "collect", "describe_arguments", "describe_results", "rebuild"]
+__all__ = [
+    "Record",
+    "collect",
+    "describe_arguments",
+    "describe_results",
+    "rebuild",
+]
 
 _PLAIN = (bool, int, float, str)
 
@@ -36,10 +42,6 @@ class Record(dict[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the result has no field {name!r}")
-
-
-class Unfit(ExecutionError):
-    """Arguments do not fit what was saved."""
 
 
 # -- arguments ----------------------------------------------------------------------------------
@@ -90,17 +92,19 @@ def _plain(value: Any) -> dict[str, Any] | None:
 def collect(description: Any, value: Any, where: str, tensors: list[torch.Tensor]) -> None:
     """Add the tensors of an argument to a list, in the order of its description.
 
-    Raises :class:`Unfit` when it is another kind of argument.
+    Raises :class:`CallMismatchError` when it is another kind of argument.
     """
     (kind, wanted), *_ = description.items()
     if kind == "tensor":
         if not isinstance(value, torch.Tensor):
-            raise Unfit(f"The argument {where} was a tensor when it was saved, not {value!r}.")
+            raise CallMismatchError(
+                f"The argument {where} was a tensor when it was saved, not {value!r}."
+            )
         tensors.append(value)
     elif kind in ("list", "tuple"):
         accepted = list if kind == "list" else tuple
         if not isinstance(value, accepted) or len(value) != len(wanted):
-            raise Unfit(
+            raise CallMismatchError(
                 f"The argument {where} was a {kind} of {len(wanted)} when it was saved, not "
                 f"{_brief(value)}."
             )
@@ -109,14 +113,14 @@ def collect(description: Any, value: Any, where: str, tensors: list[torch.Tensor
     elif kind == "dict":
         keys = [key for key, _ in wanted]
         if not isinstance(value, Mapping) or set(value) != set(keys):
-            raise Unfit(
+            raise CallMismatchError(
                 f"The argument {where} was a dictionary of {keys} when it was saved, not "
                 f"{_brief(value)}."
             )
         for key, part in wanted:
             collect(part, value[key], f"{where}[{key!r}]", tensors)
     elif not _is_same(_plain(value), description):
-        raise Unfit(
+        raise CallMismatchError(
             f"The argument {where} was {_spell(description)} when it was saved, which is part of "
             f"the graph; it cannot be {_brief(value)}."
         )

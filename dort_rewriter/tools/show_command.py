@@ -1,8 +1,9 @@
-"""``dort-rewriter show``: a model as text, as counts, as a drawing."""
+"""``dort-rewriter show``: a model as text, as counts, as a drawing; what is in a saved one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from dort_rewriter.tools.dot import plot_dot
 from dort_rewriter.tools.feeds import inputs_from_onnx_model
 from dort_rewriter.tools.models import count_nodes, load_model
 from dort_rewriter.tools.onnx_text import pretty_onnx, shape_list
+from dort_rewriter.tools.saved_text import read_saved
 
 __all__ = ["run_show", "summarize"]
 
@@ -22,20 +24,33 @@ def run_show(arguments: Sequence[str]) -> int:
     """Print a model; :class:`OptionError` when there is none to read."""
     parser = make_parser(
         "show",
-        "Print an ONNX model: its inputs, one line for each node, its outputs.",
+        "Print an ONNX model: its inputs, one line for each node, its outputs. Of a folder that\n"
+        "dort_rewriter.save wrote: versions, arguments, model and weights.",
         "examples:\n"
         "  dort-rewriter show model.onnx --source        with the Python line of each node\n"
         "  dort-rewriter show model.onnx --count         nodes by type\n"
-        "  dort-rewriter show model.onnx --draw model.svg",
+        "  dort-rewriter show model.onnx --draw model.svg\n"
+        "  dort-rewriter show FOLDER                     what dort_rewriter.save wrote",
     )
-    parser.add_argument("model", metavar="MODEL.onnx")
+    parser.add_argument(
+        "model", metavar="MODEL", help="MODEL.onnx, or the folder of a saved model"
+    )
     parser.add_argument("--count", action="store_true", help="print the number of nodes by type")
     parser.add_argument("--source", action="store_true", help="end each node with its Python line")
     parser.add_argument(
         "--draw", metavar="FILE", help="also draw it, to .svg, .png (with graphviz) or .dot"
     )
     options = parser.parse_args(arguments)
-    model = load_model(options.model)
+    path = options.model
+    if Path(path).is_dir():
+        saved = read_saved(Path(path))
+        if not (options.count or options.source or options.draw):
+            answer(options.json, saved.to_dict(), str(saved))
+            return 0
+        if saved.model is None:
+            raise OptionError(f"{path} holds no ONNX model: its calls compute nothing.")
+        path = saved.model
+    model = load_model(path)
     try:
         if options.draw:
             plot_dot(model).save(options.draw)

@@ -10,6 +10,7 @@ import dort_rewriter
 from tests.gates.sources import PACKAGE, parse
 
 PUBLIC = [
+    "CallMismatchError",
     "CaptureError",
     "Dispatcher",
     "DivergenceError",

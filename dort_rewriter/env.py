@@ -82,6 +82,14 @@ VARIABLES: dict[str, Variable] = {
             "and a script that runs it again, as `dort-rewriter report` asks for.",
         ),
         Variable(
+            "DORT_PROGRESS",
+            "",
+            "1: a first call, or an export, shows what it is doing, as verbose=1 does where it is "
+            "taken: a bar for each phase of each graph where a terminal reads it and tqdm is "
+            "installed, else lines of log. Without it, INFO lines say what takes more than 5 "
+            "seconds. Read at each phase.",
+        ),
+        Variable(
             "DORT_DISABLE",
             "",
             "1: the package stays inert: nothing is hooked when torch is imported.",

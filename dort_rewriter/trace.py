@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dort_rewriter.progress import shown
+
 __all__ = ["CompileTrace"]
+
+
+_hidden = contextlib.nullcontext[Callable[[], object]](lambda: None)
 
 
 @dataclass
@@ -28,12 +34,23 @@ class CompileTrace:
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds per phase; phases that run several times are added up."""
 
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Which compilation of the process it is."""
+    verbose: bool = False
+    """Whether the program asked to see what is done."""
+
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent in the block to ``timings[name]``."""
+    def phase(self, name: str, steps: int = 1) -> Iterator[Callable[[], object]]:
+        """Add the time spent in the block to ``timings[name]``, and show that it is at work.
+
+        The block may call what it is given after each of its steps; one without is not shown.
+        """
         start = time.perf_counter()
+        what, since = f"Graph {self.number}: {name}", sum(self.timings.values())
+        showing = shown(what, steps=steps, asked=self.verbose, since=since) if steps else _hidden
         try:
-            yield
+            with showing as advance:
+                yield advance
         finally:
             spent = time.perf_counter() - start
             self.timings[name] = self.timings.get(name, 0.0) + spent

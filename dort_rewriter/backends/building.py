@@ -105,7 +105,7 @@ def export_block(
         recipe = dataclasses.replace(
             asked, options=dataclasses.replace(asked.options, optimization=first)
         )
-    with trace.phase("export"):
+    with trace.phase("export", 0):
         plan = plan_outputs(graph_module)
         if plan.left:
             raise UnsupportedOpError(shared_in_torch(n) for n in plan.left)
@@ -156,7 +156,8 @@ def _convert(
     options, trace = recipe.options, recipe.trace
     placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
     names = zip(placeholders, _input_names(graph_module, recipe), strict=True)
-    with trace.phase("export"):
+    nodes = len(graph_module.graph.nodes)
+    with trace.phase("export", nodes) as advance:
         model = convert_graph(
             graph_module,
             recipe.dispatcher if provider == CPU else recipe.dispatcher.standard(),
@@ -168,6 +169,7 @@ def _convert(
             keep_unused_inputs=False,
             own_kernels=provider == CPU and uses_own_kernels(options.optimization),
             input_orders=orders,
+            advance=advance,
         ).model
     with trace.phase("optimize"):
         query = kernel_query(provider)

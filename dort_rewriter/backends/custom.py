@@ -153,6 +153,7 @@ def compile_any_graph(
             args,
             compile_graph=lambda graph, _: compile_graph(graph, recipe),
             decompositions=resolve_decomposition_table(table, recipe.dispatcher),
+            verbose=recipe.trace.verbose,
         ),
         lambda: graph_module.forward,
         graph_module,

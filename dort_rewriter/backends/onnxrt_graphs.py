@@ -89,6 +89,7 @@ def call_backend(
             ),
             decompositions=get_tracing_table(make_dispatcher()),
             compile_inference=functools.partial(_compile_inference, backend, chosen),
+            verbose=chosen.optimization.verbose > 0,
         ),
         lambda: graph_module.forward,
         graph_module,

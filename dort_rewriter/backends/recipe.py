@@ -53,6 +53,10 @@ class Recipe:
     dump_prefix: str | None = None
     """Prefix of the files written for each model; None reads it from the environment."""
 
+    def __post_init__(self) -> None:
+        """Show the work on the graph where the options ask for it."""
+        self.trace.verbose = self.options.optimization.verbose > 0
+
     def place(self, node: torch.fx.Node) -> Place:
         """Where a node of an ATen graph is to run, if it can."""
         if node.op != "call_function":

@@ -23,6 +23,7 @@ from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
+from dort_rewriter.trace import CompileTrace
 
 __all__ = ["to_onnx"]
 
@@ -147,7 +148,7 @@ def to_onnx(
         dispatcher: who converts an operator; by default this package, then torchlib.
         dynamic_shapes: as in ``torch.export.export``; a text is a dimension too. The model has the
             names of these dimensions.
-        verbose: 1 logs a summary.
+        verbose: 1 logs a summary, and shows what is being done.
         return_builder: also return the :class:`ExportedGraph` (model in memory, signature).
         return_optimize_report: also return, last, what each rewriting rule did.
         filename: also write the model there, its weights beside it when they are large. In the
@@ -170,27 +171,32 @@ def to_onnx(
     # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
     given = (args,) if isinstance(args, torch.Tensor) else args
     mod, args = _flat(getattr(mod, "_orig_mod", mod), given)
-    source = lower(
-        mod,
-        args,
-        kwargs,
-        resolve_decomposition_table(settings.table, dispatcher),
-        dynamic_shapes=dynamic_shapes,
-        attempts=settings.attempts,
-    )
-    rebase_strided(source.graph_module.graph)
-    exported = convert_graph(
-        source.graph_module,
-        dispatcher,
-        opset=opsets.written,
-        input_names=input_names,
-        output_names=output_names,
-        constants=source.constants,
-        draws=True,
-    )
-    signature = rename_symbols(exported.model, exported.signature, source.dim_names)
-    report = optimize_model(exported.model, optimization)
-    exported = ExportedGraph(convert_opset(exported.model, opsets), signature)
+    trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
+    with trace.phase("capture"):
+        source = lower(
+            mod,
+            args,
+            kwargs,
+            resolve_decomposition_table(settings.table, dispatcher),
+            dynamic_shapes=dynamic_shapes,
+            attempts=settings.attempts,
+        )
+        rebase_strided(source.graph_module.graph)
+    with trace.phase("export", len(source.graph_module.graph.nodes)) as advance:
+        exported = convert_graph(
+            source.graph_module,
+            dispatcher,
+            opset=opsets.written,
+            input_names=input_names,
+            output_names=output_names,
+            constants=source.constants,
+            draws=True,
+            advance=advance,
+        )
+        signature = rename_symbols(exported.model, exported.signature, source.dim_names)
+    with trace.phase("optimize"):
+        report = optimize_model(exported.model, optimization)
+        exported = ExportedGraph(convert_opset(exported.model, opsets), signature)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:

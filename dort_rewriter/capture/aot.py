@@ -17,6 +17,7 @@ from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
+from dort_rewriter.progress import shown
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 
@@ -36,12 +37,12 @@ def compile_with_aot(
     compile_graph: CompileGraph,
     decompositions: Mapping[Any, Callable[..., Any]],
     compile_inference: CompileInference | None = None,
+    verbose: bool = False,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph through AOTAutograd: forward and backward, or inference.
 
     ``compile_inference`` is called in place of ``compile_graph`` for a graph without a backward;
-    it is also given the names of the inputs that are weights.
-
+    it is also given the names of the inputs that are weights. ``verbose`` shows the work.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -65,7 +66,7 @@ def compile_with_aot(
         keep_inference_input_mutations=is_inference(args),
     )
     flat = flatten_interface(graph_module)
-    with keep_resizing(decompositions):
+    with keep_resizing(decompositions), shown("Tracing by AOTAutograd", asked=verbose):
         if flat is None:
             return _raising_as(graph_module, compiler(graph_module, args))
         compiled = compiler(flat.graph_module, flat.pack(*args))

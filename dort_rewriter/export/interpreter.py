@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ def convert_graph(
     own_kernels: bool = False,
     input_orders: Mapping[str, tuple[int, ...]] | None = None,
     draws: bool = False,
+    advance: Callable[[], object] | None = None,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
 
@@ -99,7 +100,8 @@ def convert_graph(
     input any more; `input_names` names the others. `results` asks for other results than those
     the graph returns. `own_kernels` lets the model have nodes with kernels of our own.
     `input_orders` names placeholders whose dimensions the model reads in another order. `draws`
-    lets the model draw random numbers, which no seed of torch decides.
+    lets the model draw random numbers, which no seed of torch decides. `advance` is called after
+    each node.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
     """
@@ -111,6 +113,7 @@ def convert_graph(
     interpreter.recorder.own_kernels = own_kernels
     interpreter.input_orders = input_orders or {}
     interpreter.draws = draws
+    interpreter.advance = advance
     if results is None:
         output = next(n for n in graph_module.graph.nodes if n.op == "output")
         leaves = torch.utils._pytree.tree_leaves(output.args[0], is_leaf=lambda a: a is None)
@@ -142,6 +145,7 @@ class _Interpreter:
         self.taken = set(input_names or ())
         self.input_orders: Mapping[str, tuple[int, ...]] = {}
         self.draws = False
+        self.advance: Callable[[], object] | None = None
 
     def run(
         self,
@@ -156,6 +160,8 @@ class _Interpreter:
                 self._placeholder(node, node in needed)
             elif node in needed:
                 self._visit(node)
+            if self.advance is not None:
+                self.advance()
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)

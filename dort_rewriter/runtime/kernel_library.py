@@ -23,6 +23,7 @@ from pathlib import Path
 
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.progress import shown
 from dort_rewriter.runtime import kernel_build
 from dort_rewriter.runtime.kernel_build import Level
 from dort_rewriter.runtime.private_folder import cache_folder, private_folder, spare_folder
@@ -118,7 +119,8 @@ def _compile_once(compiler: Sequence[str], level: Level, library: Path) -> None:
                 return
             if alone:
                 _sweep(library.parent)
-            _compile(compiler, level, library)
+            with shown("Compiling the kernels of this package, once for this machine"):
+                _compile(compiler, level, library)
     except OSError as error:
         raise ExecutionError(
             f"{library.parent} cannot be written ({error}): DORT_CACHE_DIR names another folder."

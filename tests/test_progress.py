@@ -1,0 +1,151 @@
+"""What is shown of a first call: bars where somebody reads them, lines of log elsewhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dort_rewriter import OrtBackend, progress, to_onnx
+from dort_rewriter.progress import shown
+from dort_rewriter.trace import CompileTrace
+
+
+class Terminal(io.StringIO):
+    """A standard error that somebody reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    pytest.importorskip("tqdm")
+    terminal = Terminal()
+    # NOTE: pytest puts a standard error of its own in place between a fixture and its test.
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=terminal))
+    return terminal
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines of log, as they come."""
+    caplog.set_level(logging.INFO, "dort_rewriter.progress")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(progress.logger, "handlers", [handler])
+    return said
+
+
+def test_nothing_is_shown_unasked(terminal: Terminal, lines: list[str]) -> None:
+    with shown("Graph 1: export", steps=3) as advance:
+        advance()
+    assert terminal.getvalue() == ""
+    assert lines == []
+
+
+@pytest.mark.parametrize("way", ["asked", "environment"])
+def test_a_terminal_gets_a_bar(
+    way: str, terminal: Terminal, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "environment":
+        monkeypatch.setenv("DORT_PROGRESS", "1")
+    with shown("Graph 1: export", steps=3, asked=way == "asked") as advance:
+        assert "Graph 1: export:   0%" in terminal.getvalue()
+        advance()
+    assert "3/3" in terminal.getvalue()  # nodes that are not visited count, too
+    assert lines == []
+
+
+def test_an_exception_ends_the_bar_where_it_is(terminal: Terminal) -> None:
+    with pytest.raises(KeyError), shown("Graph 1: export", steps=2, asked=True):
+        raise KeyError
+    assert "2/2" not in terminal.getvalue()
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_without_a_terminal_there_are_lines(lines: list[str]) -> None:
+    with shown("Graph 1: export", asked=True):
+        assert lines == ["Graph 1: export."]
+    assert lines == ["Graph 1: export."]
+
+
+def test_without_tqdm_there_are_lines(
+    terminal: Terminal, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with shown("Graph 1: export", asked=True):
+        pass
+    assert lines == ["Graph 1: export."]
+    assert terminal.getvalue() == ""
+
+
+def test_lines_that_were_asked_for_are_seen_where_no_logging_is_set_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logger = logging.Logger("alone")
+    monkeypatch.setattr(progress, "logger", logger)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    for _ in range(2):
+        with shown("Graph 1: export", asked=True):
+            pass
+    assert stream.getvalue() == "Graph 1: export.\n" * 2
+
+
+def test_what_takes_long_is_said_unasked(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shown("Graph 1: session", since=progress.LONG + 2):
+        assert lines == ["Graph 1: session, after 7 s."]
+    clock = iter([0.0, 9.0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    with shown("Graph 2: export"):
+        pass
+    assert lines[1:] == ["Graph 2: export took 9 s."]
+
+
+def test_a_trace_knows_which_graph_it_is_and_how_long_it_took(lines: list[str]) -> None:
+    first, second = CompileTrace(verbose=True), CompileTrace(verbose=True)
+    with first.phase("cut"), second.phase("cut"):
+        pass
+    with first.phase("export", 0):
+        pass
+    assert lines == [f"Graph {t.number}: cut." for t in (first, second)]
+    assert second.number == first.number + 1
+    assert set(first.timings) == {"cut", "export"}
+
+
+def test_a_first_call_shows_its_phases(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DORT_PROGRESS", "1")
+    compiled = torch.compile(torch.nn.Linear(3, 2), backend=OrtBackend())
+    compiled(torch.ones(1, 3)).sum().backward()
+    tracing, *graphs = lines
+    assert tracing == "Tracing by AOTAutograd."
+    forward, backward = {graph.partition(":")[0] for graph in graphs}
+    phases = ("cut", "export", "optimize", "session")
+    assert sorted(graphs) == sorted(f"{g}: {p}." for g in (forward, backward) for p in phases)
+
+
+def test_a_bar_counts_the_nodes_of_a_first_call(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORT_PROGRESS", "1")
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        result = torch.compile(model, backend=OrtBackend())(torch.ones(1, 3))
+        torch.testing.assert_close(result, model(torch.ones(1, 3)))
+    assert ": export: 100%" in terminal.getvalue()
+    assert ": session: 100%" in terminal.getvalue()
+
+
+def test_an_export_shows_its_phases(lines: list[str]) -> None:
+    to_onnx(torch.nn.Linear(3, 2), (torch.ones(1, 3),), verbose=1)
+    assert [line.split(": ")[1] for line in lines] == ["capture.", "export.", "optimize."]
+    lines.clear()
+    to_onnx(torch.nn.Linear(3, 2), (torch.ones(1, 3),))
+    assert lines == []

@@ -91,7 +91,11 @@ class SavedContent:
                 yield f"  {name}: {fixed}, part of the graph"
         if conditions := self._conditions():
             yield f"  where {'; '.join(conditions)}"
-        yield f"result: {_structure(content['result'])}"
+        names = {
+            "argument": [t.name for t in self.interface.tensors],
+            "state": [t.name for t in self.stored],
+        }
+        yield f"result: {_structure(content['result'], names)}"
         yield from self._model_lines()
         yield from self._tensor_lines()
 
@@ -177,26 +181,22 @@ def _fixed(tree: Mapping[str, Any]) -> str:
     return str(value[1]) if kind == "torch" else ""
 
 
-def _structure(result: Any) -> str:
-    """A nested result in one line."""
+def _structure(result: Any, names: Mapping[str, Sequence[str]]) -> str:
+    """A nested result in one line; what is no result of the graph has its name."""
     (kind, value), *_ = result.items()
-    if kind == "result":
-        return f"result {value}"
-    if kind in ("argument", "state"):
-        return f"{kind} {value} itself"
+    if kind in names:
+        return f"{names[kind][int(value)]} itself"
     if kind in ("list", "tuple"):
-        return f"{kind} of ({_joined(map(_structure, value))})"
+        return f"{kind} of ({', '.join(_structure(part, names) for part in value)})"
     if kind == "named":
         name, fields = value
-        return f"{name}({_fields(fields)})"
+        return f"{name}({_fields(fields, names)})"
     if kind in ("dict", "record"):
-        return f"{kind} of ({_fields(value)})"
-    return str(value) if kind != "value" else repr(value)
+        return f"{kind} of ({_fields(value, names)})"
+    if kind == "result":
+        return f"result {value}"
+    return repr(value) if kind == "value" else str(value)
 
 
-def _fields(fields: Sequence[Sequence[Any]]) -> str:
-    return _joined(f"{name}: {_structure(part)}" for name, part in fields)
-
-
-def _joined(parts: Any) -> str:
-    return ", ".join(parts)
+def _fields(fields: Sequence[Sequence[Any]], names: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name}: {_structure(part, names)}" for name, part in fields)

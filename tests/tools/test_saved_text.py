@@ -51,10 +51,10 @@ def test_people_read_what_is_in_it(folder: Path, capsys: pytest.CaptureFixture[s
     assert "here is" not in text
     assert "called under: no autocast, default type torch.float32; module in evaluation" in text
     assert "  x: float32 (?, 4), written to or shown by a result\n" in text
-    assert "  pair['bias']: float32 (2)\n" in text
+    assert "  pair: float32 (2)\n" in text
     assert "  scale: 2.0, part of the graph\n" in text
     assert "result: dict of (y: result " in text
-    assert "same: argument 0 itself, all: tuple of (result " in text
+    assert "same: x itself, all: tuple of (result " in text
     assert "None))\n" in text
     assert "nodes (" in text
     assert "weights: 3 tensors inside, 44 bytes" in text

@@ -92,7 +92,7 @@ def convert_graph(
     own_kernels: bool = False,
     input_orders: Mapping[str, tuple[int, ...]] | None = None,
     draws: bool = False,
-    advance: Callable[[], object] | None = None,
+    advance: Callable[[], object] = lambda: None,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
 
@@ -145,7 +145,7 @@ class _Interpreter:
         self.taken = set(input_names or ())
         self.input_orders: Mapping[str, tuple[int, ...]] = {}
         self.draws = False
-        self.advance: Callable[[], object] | None = None
+        self.advance: Callable[[], object] = lambda: None
 
     def run(
         self,
@@ -160,8 +160,7 @@ class _Interpreter:
                 self._placeholder(node, node in needed)
             elif node in needed:
                 self._visit(node)
-            if self.advance is not None:
-                self.advance()
+            self.advance()
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)

@@ -173,13 +173,9 @@ def to_onnx(
     mod, args = _flat(getattr(mod, "_orig_mod", mod), given)
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
+        table = resolve_decomposition_table(settings.table, dispatcher)
         source = lower(
-            mod,
-            args,
-            kwargs,
-            resolve_decomposition_table(settings.table, dispatcher),
-            dynamic_shapes=dynamic_shapes,
-            attempts=settings.attempts,
+            mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
         )
         rebase_strided(source.graph_module.graph)
     with trace.phase("export", len(source.graph_module.graph.nodes)) as advance:

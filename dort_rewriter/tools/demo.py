@@ -201,6 +201,6 @@ def _started(
         player.ask({"backend": backend, "size": dataclasses.asdict(size), "folder": dumps})
         try:
             yield player
-        except BaseException:
+        except BaseException:  # an interruption as well
             process.kill()
             raise

@@ -26,6 +26,7 @@ from dort_rewriter.staging import staged
 __all__ = [
     "DESCRIPTION",
     "StoredTensor",
+    "checked_bytes",
     "checked_file",
     "file_entry",
     "made_by",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 DESCRIPTION = "saved.json"
-FORMAT = 1
+FORMAT = 2
 """Raised when a description means something else."""
 
 _ALIGNMENT = 64
@@ -179,6 +180,21 @@ def _file_name(name: Any) -> str:
 def file_entry(path: Path) -> dict[str, Any]:
     """What a description says of a file."""
     return {"file": path.name, "bytes": path.stat().st_size, "digest": _crc(path)}
+
+
+def checked_bytes(folder: Path, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
+    """The path and the content of a file that a description names, read once.
+
+    Raises as :func:`checked_file` does.
+    """
+    path = checked_file(folder, entry, whole=False)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ExecutionError(f"{path} cannot be read: {error}.") from error
+    if zlib.crc32(content) != entry["digest"]:
+        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+    return path, content
 
 
 def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) -> Path:

@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter.deployment.folder import (
     StoredTensor,
+    checked_bytes,
     checked_file,
     made_by,
     map_tensors,
@@ -38,6 +39,7 @@ from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.model_files import Model, check_message, from_message
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.runtime.stored_model import StoredModel
 from dort_rewriter.signature import GraphSignature
 
 __all__ = [
@@ -355,15 +357,26 @@ def _spell_tensor(dtype: torch.dtype, shape: tuple[int, ...], device: torch.devi
     return f"{str(dtype).removeprefix('torch.')} of {shape} on {device}"
 
 
-def _read_model(folder: Path, files: Mapping[str, Any]) -> Model:
-    content = checked_file(folder, files["model"]).read_bytes()
+def _read_model(folder: Path, content: Mapping[str, Any]) -> Model:
+    """The model of a folder: its bytes, where those name no other file.
+
+    NOTE: what reads them takes longer to import than all else that is done here.
+    """
+    files = content["files"]
+    path, message = checked_bytes(folder, files["model"])
     try:
-        if "model data" not in files:
-            return check_message(content)
-        checked_file(folder, files["model data"])
-        return from_message(content, folder)
+        if "model data" in files:
+            checked_file(folder, files["model data"])
+            return from_message(message, folder)
+        if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
+            return check_message(message)
+        return StoredModel(message, path, torch_kernels=bool(content["torch_kernels"]))
     except ValueError as error:
         raise ExecutionError(f"{folder} holds a damaged model: {error}.") from error
+
+
+_PLACE_OF_WEIGHTS = b"location"
+"""A model does not refer to a file without this word."""
 
 
 def _build(folder: Path, content: Mapping[str, Any], signature: GraphSignature) -> Executor:
@@ -374,7 +387,7 @@ def _build(folder: Path, content: Mapping[str, Any], signature: GraphSignature) 
     )
     session: Session | None = None
     if "model" in files:
-        model = _read_model(folder, files)
+        model = _read_model(folder, content)
         providers = [(str(name), dict(given)) for name, given in content["providers"]]
         session = create_session(
             model, providers=providers, options=session_settings(options, model)

@@ -34,6 +34,7 @@ from dort_rewriter.errors import (
     OptionError,
 )
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
 from dort_rewriter.runtime.model_files import write_model
 
 __all__ = ["save"]
@@ -163,6 +164,7 @@ def _write(
         "arguments": described.arguments,
         "result": described.result,
         "signature": spell_signature(block.signature),
+        "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
         "writes": spell_writes(find_writes(block)),
         "updates": list(captured.updates),
         "providers": [[name, dict(options)] for name, options in captured.providers],

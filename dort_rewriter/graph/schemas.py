@@ -6,8 +6,6 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import onnx.defs
-
 from dort_rewriter.errors import ExportError
 
 if TYPE_CHECKING:
@@ -91,6 +89,7 @@ def qualified(domain: str, name: str) -> str:
 @functools.cache
 def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
     """The schema of an operator as it stands in an opset."""
+    import onnx.defs
     import onnx_ir.schemas
 
     try:

@@ -17,8 +17,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Literal
 
-from onnx import TensorProto, helper
-
 from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.installed import load_onnxruntime
 from dort_rewriter.runtime.providers import CPU
@@ -64,6 +62,8 @@ def give_back() -> None:
 
 
 def _smallest_model() -> bytes:
+    from onnx import TensorProto, helper
+
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     node = helper.make_node("Constant", [], ["y"], value_floats=[0.0])
     graph = helper.make_graph([node], "nothing", [], [result])

@@ -10,12 +10,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import onnx
-
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.kernel_library import kernel_library
+from dort_rewriter.runtime.stored_model import StoredModel, is_message
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -65,16 +64,18 @@ def uses_custom_kernels(model: Model) -> bool:
     """Tell whether a model imports the domain."""
     if isinstance(model, bytes):
         return DOMAIN.encode() in model  # at worst a library is loaded for nothing
-    if isinstance(model, onnx.ModelProto):
+    if is_message(model):
         return any(opset.domain == DOMAIN for opset in model.opset_import)
     return DOMAIN in model.graph.opset_imports
 
 
 def uses_torch_kernels(model: Model) -> bool:
     """Tell whether kernels of torch compute nodes of a model, in torch's own threads."""
+    if isinstance(model, StoredModel):
+        return model.torch_kernels
     if isinstance(model, bytes):
         return False
-    nodes: Iterable[Any] = model.graph.node if isinstance(model, onnx.ModelProto) else model.graph
+    nodes: Iterable[Any] = model.graph.node if is_message(model) else model.graph
     return any(n.domain == DOMAIN and n.op_type in TORCH_KERNELS for n in nodes)
 
 

@@ -2,6 +2,7 @@
 
 NOTE: the flavours (onnxruntime, onnxruntime-gpu, onnxruntime-training ...) install the same module
 and overwrite each other: only what the imported module can do is certain.
+NOTE: onnx is imported where it is needed, here and beside: saved models are loaded without it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-
-import onnx
-from onnx import TensorProto, helper
+from typing import TYPE_CHECKING
 
 from dort_rewriter.errors import ExecutionError
+
+if TYPE_CHECKING:
+    import onnx
 
 __all__ = ["bindings", "describe", "load_onnxruntime", "max_ir_version", "max_opset"]
 
@@ -89,12 +91,16 @@ def describe() -> str:
 @functools.cache
 def max_ir_version() -> int:
     """The newest ONNX IR version that the installed onnxruntime loads."""
+    import onnx
+
     return _newest(onnx.IR_VERSION, lowest=3, ir_version=None)
 
 
 @functools.cache
 def max_opset() -> int:
     """The newest opset of the default domain that the installed onnxruntime loads."""
+    import onnx
+
     return _newest(onnx.defs.onnx_opset_version(), lowest=7, ir_version=max_ir_version())
 
 
@@ -111,6 +117,8 @@ def _newest(start: int, *, lowest: int, ir_version: int | None) -> int:
 
 
 def _identity(*, ir_version: int, opset: int) -> onnx.ModelProto:
+    from onnx import TensorProto, helper
+
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "probe",

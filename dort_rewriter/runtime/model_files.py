@@ -2,7 +2,7 @@
 
 NOTE: a model that is read is not trusted: what is damaged ends in a :class:`ValueError` that says
 so, and weights in files are read from the folder of the model only, whatever their path says.
-NOTE: onnx_ir is imported where it is needed: saved models are loaded without it.
+NOTE: onnx and onnx_ir are imported where they are needed: saved models are loaded without them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
-
-import onnx
-from google.protobuf import json_format, text_format
-from google.protobuf.message import DecodeError, EncodeError, Message
+from typing import TYPE_CHECKING, TypeAlias
 
 from dort_rewriter.errors import ExportError
+from dort_rewriter.runtime.stored_model import is_message
 from dort_rewriter.staging import staged
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
+    from google.protobuf.message import Message
 
 __all__ = [
     "INLINE_LIMIT",
@@ -41,17 +40,23 @@ __all__ = [
     "write_model",
 ]
 
-Model: TypeAlias = Union[onnx.ModelProto, "ir.Model", bytes]
+Model: TypeAlias = "onnx.ModelProto | ir.Model | bytes"
 
 INLINE_LIMIT = 1_800_000_000
 """Bytes of weights that fit in one message: protobuf holds 2 GB and more, but refuses to serialize
 it, and nodes with where they come from take some."""
 
-_UNREADABLE = (
-    *(DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError),
-    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
-)
-"""What protobuf, onnx and onnx_ir raise for what is no model; their own types have no base."""
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What protobuf, onnx and onnx_ir raise for what is no model; their own types have no base."""
+    import onnx
+    from google.protobuf import json_format, text_format
+    from google.protobuf.message import DecodeError
+
+    return (
+        *(DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError),
+        *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    )
 
 
 # -- reading ------------------------------------------------------------------------------------
@@ -63,9 +68,11 @@ def read_model(path: str | os.PathLike[str]) -> ir.Model:
     Raises :class:`OSError` when it cannot be read, :class:`ValueError` when it is no model, or
     wants files outside of its folder.
     """
+    import onnx
+
     try:
         message = onnx.load(path, load_external_data=False)
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         raise ValueError(_brief(error)) from error
     return from_message(message, Path(os.path.abspath(path)).parent)
 
@@ -82,7 +89,7 @@ def from_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -
     try:
         model = ir.from_proto(checked)
         ir.external_data.set_base_dir(model.graph, place)
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         raise ValueError(_brief(error)) from error
     return model
 
@@ -92,6 +99,8 @@ def check_message(message: onnx.ModelProto | bytes, folder: Path | None = None) 
 
     Raises :class:`ValueError` when it is no model, or wants files outside of the folder.
     """
+    import onnx
+
     try:
         if isinstance(message, bytes):
             message = onnx.ModelProto.FromString(message)
@@ -102,13 +111,15 @@ def check_message(message: onnx.ModelProto | bytes, folder: Path | None = None) 
             check_tensor(tensor, folder)
         for tensor in _constants(message):
             check_tensor(tensor)
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         raise ValueError(_brief(error)) from error
     return message
 
 
 def _check_text(message: Message) -> None:
     """Raise :class:`ValueError` for text that is none: protobuf gives it as bytes."""
+    from google.protobuf.message import Message
+
     for field, value in message.ListFields():
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue
@@ -125,7 +136,7 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path | None = None) -> None:
     not in a folder."""
     if any(size < 0 for size in tensor.dims):
         raise ValueError(f"the tensor {tensor.name!r} has a negative size")
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+    if tensor.data_location == tensor.EXTERNAL or tensor.external_data:
         _check_location(tensor, folder)
         return
     expected = _expected(tensor)
@@ -157,7 +168,7 @@ def _check_location(tensor: onnx.TensorProto, folder: Path | None) -> None:
 def _expected(tensor: onnx.TensorProto) -> tuple[int, int] | None:
     """How many elements (bytes of raw data) a tensor has, and should have."""
     elements = math.prod(tensor.dims)
-    dtype = onnx.TensorProto.DataType.Name(tensor.data_type)
+    dtype = tensor.DataType.Name(tensor.data_type)
     if dtype == "STRING":
         return len(tensor.string_data), elements
     bits = _bits(dtype)
@@ -276,7 +287,7 @@ def serialized(model: Model) -> Iterator[bytes | str]:
     if isinstance(model, bytes):
         yield model
     elif not _needs_data_file(model):
-        proto = model if isinstance(model, onnx.ModelProto) else to_proto(model)
+        proto = model if is_message(model) else to_proto(model)
         yield bytes(proto.SerializeToString())
     else:
         with tempfile.TemporaryDirectory(prefix="dort-session-") as folder:
@@ -298,7 +309,9 @@ def write_model(model: Model, path: Path) -> None:
 
 
 def _needs_data_file(model: onnx.ModelProto | ir.Model) -> bool:
-    if isinstance(model, onnx.ModelProto):
+    if is_message(model):
+        from google.protobuf.message import EncodeError
+
         try:
             return bool(model.ByteSize() >= INLINE_LIMIT)
         except EncodeError:  # protobuf holds 2 GB and more, but refuses to measure them

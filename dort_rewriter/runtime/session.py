@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
 import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
@@ -26,13 +27,16 @@ from dort_rewriter.runtime.custom_kernels import (
     uses_torch_kernels,
 )
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
-from dort_rewriter.runtime.model_files import Model, serialized
+from dort_rewriter.runtime.model_files import read_model, serialized
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
+from dort_rewriter.runtime.stored_model import StoredModel, is_message
 from dort_rewriter.runtime.threads import ThreadPolicy
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     import onnxruntime
+
+    from dort_rewriter.runtime.model_files import Model
 
 __all__ = [
     "Session",
@@ -63,7 +67,7 @@ class Session:
     input_types: dict[str, str]
     """``{"x": "tensor(float)"}``, in the order of the model."""
     output_types: dict[str, str]
-    nodes: dict[str, str] = field(default_factory=dict, repr=False)
+    nodes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What error messages say about each node, by name; empty for models given as bytes."""
     threads: int = 1
     """How many work on one operator, the calling one included."""
@@ -233,7 +237,7 @@ _NODE = re.compile(r"(?:node with name|node|[Nn]ode:|Name:)\s*\(?'?([^\s'\"()]+)
 _IMPLEMENTATION = re.compile(r"implementation for ([\w.:]+)\(\d+\)")
 
 
-def explain_failure(error: BaseException, nodes: dict[str, str]) -> str:
+def explain_failure(error: BaseException, nodes: Mapping[str, str]) -> str:
     """Onnxruntime's words, then what is known about the node they name."""
     text = str(error).strip()
     named = failed_nodes(error)
@@ -253,16 +257,41 @@ def failed_nodes(error: BaseException) -> list[str]:
     return [n.rstrip(".,:") for n in _NODE.findall(str(error))]
 
 
-def _node_places(model: Model) -> dict[str, str]:
+def _node_places(model: Model) -> Mapping[str, str]:
+    if isinstance(model, StoredModel):
+        return _PlacesInFile(model.path)
     if isinstance(model, bytes):
         return {}
-    if not isinstance(model, onnx.ModelProto):
+    if not is_message(model):
         return {n.name: _place_ir(n) for n in model.graph.all_nodes() if n.name}
     return {
         n.name: _place(n.op_type, n.domain, n.input, {p.key: p.value for p in n.metadata_props})
         for n in model.graph.node
         if n.name
     }
+
+
+class _PlacesInFile(Mapping[str, str]):
+    """What is known of the nodes of a model in a file, which is read when somebody asks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @functools.cached_property
+    def _places(self) -> Mapping[str, str]:
+        try:
+            return _node_places(read_model(self._path))
+        except (OSError, ValueError):  # it is gone, or damaged: less is said
+            return {}
+
+    def __getitem__(self, name: str) -> str:
+        return self._places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _place_ir(node: ir.Node) -> str:

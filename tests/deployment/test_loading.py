@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import dort_rewriter
 from dort_rewriter import ExecutionError, OrtBackend
-from dort_rewriter.deployment.folder import read_description
+from dort_rewriter.deployment.folder import file_entry, read_description
 from tests.gates.sources import ROOT
 
 
@@ -73,7 +74,7 @@ print(*(name for name in heavy if name in sys.modules))
 
 
 def test_another_process(saved: Any, tmp_path: Path) -> None:
-    """It loads the model without what exports and optimizes, nor Dynamo, nor a pickle."""
+    """It loads the model without what exports and optimizes, nor Dynamo, nor what reads ONNX."""
     folder, x, expected = saved
     tensors = str(folder / "tensors.pt")
     torch.save((x, expected), tensors)
@@ -81,7 +82,7 @@ def test_another_process(saved: Any, tmp_path: Path) -> None:
     more = (
         ()
         if "onnxruntime-training" in read_description(folder)["made_by"]["onnxruntime"]
-        else ("onnx_ir",)
+        else ("onnx_ir", "onnx", "google.protobuf")
     )
     code = PROGRAM.format(tensors=tensors, folder=str(folder), more=more)
     done = subprocess.run(
@@ -89,6 +90,55 @@ def test_another_process(saved: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_an_error_of_a_run_says_which_node(tmp_path: Path) -> None:
+    """The model is read for it: it was not before."""
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.nn.Embedding(4, 2), backend=OrtBackend())
+    with torch.no_grad():
+        dort_rewriter.save(compiled, tmp_path, torch.tensor([1]))
+        loaded = dort_rewriter.load(tmp_path)
+        with pytest.raises(ExecutionError, match=r"Node '.*' is Gather\("):
+            loaded(torch.tensor([9]))
+        loaded = dort_rewriter.load(tmp_path)
+        (path,) = tmp_path.glob("*.onnx")
+        path.unlink()
+        with pytest.raises(ExecutionError, match="Gather"):  # less is said
+            loaded(torch.tensor([9]))
+
+
+def test_weights_elsewhere_are_not_read(saved: Any) -> None:
+    """A model that refers to a file is looked at before onnxruntime sees it."""
+    folder, _, _ = saved
+    (path,) = folder.glob("*.onnx")
+    model = onnx.load(path)
+    weight = model.graph.initializer.add()
+    weight.name, weight.data_type, weight.data_location = "w", 1, onnx.TensorProto.EXTERNAL
+    weight.dims.append(2)
+    entry = weight.external_data.add()
+    entry.key, entry.value = "location", "/etc/passwd"
+    onnx.save(model, path)
+
+    def change(content: dict[str, Any]) -> None:
+        content["files"]["model"] = file_entry(path)
+
+    _rewrite(folder, change)
+    with pytest.raises(ExecutionError, match="refers to another file"):
+        dort_rewriter.load(folder)
+
+
+def test_a_model_that_is_none_is_refused(saved: Any) -> None:
+    folder, _, _ = saved
+    (path,) = folder.glob("*.onnx")
+    path.write_bytes(b"no model at all")
+
+    def change(content: dict[str, Any]) -> None:
+        content["files"]["model"] = file_entry(path)
+
+    _rewrite(folder, change)
+    with pytest.raises(ExecutionError):
+        dort_rewriter.load(folder)
 
 
 def test_no_pickle(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:

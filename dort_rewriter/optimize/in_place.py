@@ -8,7 +8,8 @@ ONNX Runtime is given the memory of the argument for the result. That is right w
   ours alone;
 - nobody reads the old value later: what depends on the argument is needed to compute the result,
   or made of the result. So nothing that is fused or moved afterwards can change that;
-- no node can fail once something is written: whatever may is needed for all that is written.
+- no node can fail once something is written: whatever may is needed for all that is written, or
+  looks up rows at places that what is written was written at.
 """
 
 from __future__ import annotations
@@ -179,8 +180,11 @@ def _fail_before(graph: ir.Graph, writers: Iterable[ir.Node], order: _Order) -> 
     written = list(writers)
     rows = [n for n in written if n.op_type == "WriteRows"]
     risky = {n for n in graph if not _never_fails(n)}.difference(rows)
-    if not all(order.before(w).issuperset(risky) for w in written):
-        return False
+    for writer in written:
+        known = [r for r in rows if r is writer or r in order.before(writer)]
+        later = risky - order.before(writer)
+        if not all(any(_is_inside(node, r) for r in known) for node in later):
+            return False
     return all(_fail_together(w, r, order) for r in rows for w in written)
 
 
@@ -190,6 +194,24 @@ def _fail_together(writer: ir.Node, rows: ir.Node, order: _Order) -> bool:
     if rows in order.before(writer) or writer in order.before(rows):
         return writer.op_type == "WriteRows" or rows in order.before(writer)
     return writer.op_type == "WriteRows" and _rows_written(writer) == _rows_written(rows)
+
+
+def _is_inside(node: ir.Node, rows: ir.Node) -> bool:
+    """Tell whether a node looks up rows at the places that another writes rows at, in no fewer:
+    the tables of rotary positions beside a cache. It cannot fail where the other does not."""
+    if (node.domain, node.op_type) != ("", "Gather") or node.inputs[1] is not rows.inputs[0]:
+        return False
+    table, data = node.inputs[0], rows.inputs[1]
+    axis = node.attributes.get_int("axis", 0)
+    sizes = [_size(table, axis), _size(data, rows.attributes["axis"].as_int())]
+    return sizes[0] is not None and sizes[1] is not None and sizes[0] >= sizes[1]
+
+
+def _size(value: ir.Value | None, axis: int) -> int | None:
+    """A size of a value, None where it is not a known number."""
+    shape = None if value is None else value.shape
+    size = None if shape is None else shape[axis]
+    return size if isinstance(size, int) else None
 
 
 def _rows_written(node: ir.Node) -> tuple[object, ...]:

@@ -274,6 +274,31 @@ def test_rows_of_a_cache(function: Function) -> None:
     assert mine.data_ptr() == address
 
 
+def _turned(
+    keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """A decoder's step: the angles of a place are looked up for the keys, not for the values."""
+    angles = torch.arange(16.0).view(8, 2)[at]
+    keys.index_copy_(1, at, rows * angles.cos())
+    values.index_copy_(1, at, rows + 1)
+    return (keys @ rows.transpose(1, 2)) * values.sum()
+
+
+def test_two_caches_beside_a_table_of_places() -> None:
+    compiled, backend = compile_strictly(_turned)
+    mine, theirs = [torch.zeros(2, 8, 2) for _ in "kv"], [torch.zeros(2, 8, 2) for _ in "kv"]
+    with torch.no_grad():
+        for i in range(4):
+            at, (rows,) = torch.tensor([i]), _numbers(2, 1, 2, count=1)
+            torch.testing.assert_close(compiled(*mine, at, rows), _turned(*theirs, at, rows))
+            torch.testing.assert_close(mine, theirs)
+        assert _writes(backend)
+        for place in (8, -9):
+            with pytest.raises((IndexError, RuntimeError)):
+                compiled(*mine, torch.tensor([place]), rows)
+            torch.testing.assert_close(mine, theirs)
+
+
 def test_a_cache_is_whole_when_a_place_is_outside() -> None:
     compiled, _ = compile_strictly(_cached)
     cache, rows = torch.zeros(2, 8, 3), torch.ones(2, 1, 3)

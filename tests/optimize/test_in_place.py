@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dort_rewriter.optimize.in_place import written_in_place
@@ -54,6 +56,45 @@ def test_what_may_fail_before_the_program_does_no_harm() -> None:
         h = Gather <axis = 0> (g, i)
         q = {SUM} (p, h) }}"""
     assert _written(text, q="p") == {"q": "p"}
+
+
+def _looked_up(table: str, index: str = "i", axis: int = 0, more: str = "") -> str:
+    """Rows written to a cache, and a table that is read at the same places or others."""
+    return f"""(float[8,2] p, float[1,2] r, {table} t, int64[1] i, int64[1] j) =>
+        (float[8,2] q, float[N,M] z) {{
+        q = dort_rewriter.WriteRows <axis = 0, wrap = 0> (i, p, r)
+        z = Gather <axis = {axis}> (t, {index})
+        {more} }}"""
+
+
+@pytest.mark.parametrize("table", ["float[8,2]", "float[9,2]"])
+def test_what_is_looked_up_where_rows_are_written_cannot_fail_alone(table: str) -> None:
+    assert _written(_looked_up(table), q="p") == {"q": "p"}
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ("float[7,2]", {}),
+        ("float[N,2]", {}),
+        ("float[8,2]", {"index": "j"}),
+        ("float[8,2]", {"axis": 1}),
+    ],
+    ids=["smaller", "of any size", "at other places", "along another axis"],
+)
+def test_what_is_looked_up_elsewhere_may_fail(table: str, options: dict[str, Any]) -> None:
+    assert _written(_looked_up(table, **options), q="p") == {}
+
+
+def test_a_program_that_does_not_need_the_rows_may_be_written_before_they_fail() -> None:
+    text = f"""(float[8,2] p, float[1,2] r, float[8,2] t, float[2] o, int64[1] i) =>
+        (float[8,2] q, float[1,2] z, float[2] s) {{
+        q = dort_rewriter.WriteRows <axis = 0, wrap = 0> (i, p, r)
+        z = Gather <axis = 0> (t, i)
+        s = {SUM} (o, o) }}"""
+    assert _written(text, q="p") == {"q": "p"}
+    assert _written(text, s="o") == {}
+    assert _written(text, q="p", s="o") == {}
 
 
 def test_a_smaller_argument_is_read_again_and_again() -> None:

@@ -39,8 +39,8 @@ _NEVER_FAIL = frozenset(
 """Standard operators that run on all values of inputs whose types and shapes fit."""
 
 _ORT_NEVER_FAIL = frozenset(
-    "BiasGelu FastGelu FusedMatMul Gelu MultiHeadAttention QuickGelu SimplifiedLayerNormalization "
-    "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+    "BiasGelu FastGelu FusedMatMul Gelu MatMulNBits MultiHeadAttention QuickGelu "
+    "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 """Likewise, of onnxruntime's domain."""
 

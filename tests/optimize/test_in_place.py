@@ -58,6 +58,15 @@ def test_what_may_fail_before_the_program_does_no_harm() -> None:
     assert _written(text, q="p") == {"q": "p"}
 
 
+def test_products_of_few_bits_do_not_fail() -> None:
+    """A decoder's cache is written in place, whatever its weights are."""
+    text = f"""(float[2,32] p, float[2,32] g, uint8[4,1,16] w, float[4] s) =>
+        (float[2,32] q, float[2,4] z) {{
+        q = {SUM} (p, g)
+        z = com.microsoft.MatMulNBits <K = 32, N = 4, bits = 4, block_size = 32> (g, w, s) }}"""
+    assert _written(text, q="p") == {"q": "p"}
+
+
 def _looked_up(table: str, index: str = "i", axis: int = 0, more: str = "") -> str:
     """Rows written to a cache, and a table that is read at the same places or others."""
     return f"""(float[8,2] p, float[1,2] r, {table} t, int64[1] i, int64[1] j) =>

@@ -15,7 +15,7 @@ __all__ = ["Llama", "Size", "make_batch", "make_model"]
 class Size:
     """The sizes of the model and of its batch."""
 
-    layers: int = 4
+    layers: int = 2
     hidden: int = 256
     heads: int = 4
     vocabulary: int = 1024

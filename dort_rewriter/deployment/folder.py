@@ -21,17 +21,19 @@ import torch
 from dort_rewriter.deployment.notation import read_dtype, spell_dtype
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.installed import describe
+from dort_rewriter.runtime.model_files import Model, check_message, from_message
+from dort_rewriter.runtime.stored_model import StoredModel
 from dort_rewriter.staging import staged
 
 __all__ = [
     "DESCRIPTION",
     "StoredTensor",
-    "checked_bytes",
     "checked_file",
     "file_entry",
     "made_by",
     "map_tensors",
     "read_description",
+    "stored_model",
     "write_description",
     "write_tensors",
 ]
@@ -182,7 +184,7 @@ def file_entry(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "digest": _crc(path)}
 
 
-def checked_bytes(folder: Path, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
+def _checked_bytes(folder: Path, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
     """The path and the content of a file that a description names, read once.
 
     Raises as :func:`checked_file` does.
@@ -214,6 +216,28 @@ def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) 
     if whole and _crc(path) != entry["digest"]:
         raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
     return path
+
+
+def stored_model(folder: Path, content: Mapping[str, Any]) -> Model:
+    """The model of a folder: its bytes, where those name no other file.
+
+    NOTE: what reads them takes longer to import than all else that is done here.
+    """
+    files = content["files"]
+    path, message = _checked_bytes(folder, files["model"])
+    try:
+        if "model data" in files:
+            checked_file(folder, files["model data"])
+            return from_message(message, folder)
+        if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
+            return check_message(message)
+        return StoredModel(message, path, torch_kernels=bool(content["torch_kernels"]))
+    except ValueError as error:
+        raise ExecutionError(f"{folder} holds a damaged model: {error}.") from error
+
+
+_PLACE_OF_WEIGHTS = b"location"
+"""A model does not refer to a file without this word."""
 
 
 # -- tensors ------------------------------------------------------------------------------------

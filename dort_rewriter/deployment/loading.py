@@ -12,11 +12,10 @@ import torch
 
 from dort_rewriter.deployment.folder import (
     StoredTensor,
-    checked_bytes,
-    checked_file,
     made_by,
     map_tensors,
     read_description,
+    stored_model,
 )
 from dort_rewriter.deployment.interface import (
     Interface,
@@ -36,10 +35,8 @@ from dort_rewriter.errors import CallMismatchError, ExecutionError, OptionError
 from dort_rewriter.forks import SafeLock, at_fork
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.model_files import Model, check_message, from_message
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.runtime.session_settings import session_settings
-from dort_rewriter.runtime.stored_model import StoredModel
 from dort_rewriter.signature import GraphSignature
 
 __all__ = [
@@ -357,28 +354,6 @@ def _spell_tensor(dtype: torch.dtype, shape: tuple[int, ...], device: torch.devi
     return f"{str(dtype).removeprefix('torch.')} of {shape} on {device}"
 
 
-def _read_model(folder: Path, content: Mapping[str, Any]) -> Model:
-    """The model of a folder: its bytes, where those name no other file.
-
-    NOTE: what reads them takes longer to import than all else that is done here.
-    """
-    files = content["files"]
-    path, message = checked_bytes(folder, files["model"])
-    try:
-        if "model data" in files:
-            checked_file(folder, files["model data"])
-            return from_message(message, folder)
-        if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
-            return check_message(message)
-        return StoredModel(message, path, torch_kernels=bool(content["torch_kernels"]))
-    except ValueError as error:
-        raise ExecutionError(f"{folder} holds a damaged model: {error}.") from error
-
-
-_PLACE_OF_WEIGHTS = b"location"
-"""A model does not refer to a file without this word."""
-
-
 def _build(folder: Path, content: Mapping[str, Any], signature: GraphSignature) -> Executor:
     """Build the session of a saved model."""
     files = content["files"]
@@ -387,7 +362,7 @@ def _build(folder: Path, content: Mapping[str, Any], signature: GraphSignature) 
     )
     session: Session | None = None
     if "model" in files:
-        model = _read_model(folder, content)
+        model = stored_model(folder, content)
         providers = [(str(name), dict(given)) for name, given in content["providers"]]
         session = create_session(
             model, providers=providers, options=session_settings(options, model)

@@ -215,7 +215,8 @@ class OrtBackendOptions:
     """ONNX Runtime's own optimizations: ``disable``, ``basic``, ``extended``, ``layout``, ``all``;
     None leaves its default."""
     fallback: bool = True
-    """Leave to torch what cannot be converted or run; False raises instead."""
+    """Leave to torch what cannot be converted or run; False raises instead. Where they can,
+    sessions call it in torch, and the graph is not cut."""
     verify: int | bool = False
     """Compare the first calls of each graph with torch, on the arguments they get: how many, or
     True for the first two. A difference beyond rounding raises ``DivergenceError``, which names
@@ -237,7 +238,8 @@ class OrtBackendOptions:
     placement: Mapping[str, Literal["torch", "onnxruntime", "torch kernel"]] | None = None
     """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
     None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table.
-    ``"torch kernel"`` is inside the model, by a kernel of torch where there is one."""
+    ``"torch kernel"`` is inside the model, by a kernel of torch where there is one; with
+    ``fallback=False`` too it lets sessions call operators in torch that have no converter."""
     autotune: bool = False
     """Let the first calls of each graph try ONNX Runtime, ONNX Runtime with some operators in
     torch, and torch alone, and keep the fastest on the arguments they get."""

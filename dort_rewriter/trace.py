@@ -29,6 +29,8 @@ class CompileTrace:
     """What the optimizer did to each of them."""
     fallbacks: list[Any] = field(default_factory=list)
     """The operators left to torch (:class:`~dort_rewriter.errors.UnsupportedOp`)."""
+    called: list[Any] = field(default_factory=list)
+    """The operators that sessions call in torch, and why (as ``fallbacks``)."""
     failures: list[str] = field(default_factory=list)
     """Why graphs that are convertible run in torch all the same: what their sessions refused."""
     timings: dict[str, float] = field(default_factory=dict)

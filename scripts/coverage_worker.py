@@ -24,13 +24,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.backends.building import add_casts
 from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.ties import has_torchs_order
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.export.torch_calls import TorchCalls, mark_called, may_be_called
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
+from dort_rewriter.runtime.torch_calls import register_call
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 MEMORY_AS_FOUND = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
@@ -53,20 +57,40 @@ class Graph:
         self.kind = kind
         self.module = module
         self.values_count = sweep.values_count
-        self.status = "native"
+        self.status = "converted"
         self.detail = ""
         self.ops: list[str] = []
         self.executor: Executor | None = None
         try:
-            exported = convert_graph(module, sweep.dispatcher, opset=sweep.opset)
-            session = new_session(exported.model) if exported.output_names else None
-            self.executor = Executor(session, exported.signature)
+            self.executor = self.build(sweep)
         except UnsupportedOpError as e:
-            self.status = "fell back"
+            self.status = "cut"
             self.ops = sorted({f"{u.op}: {u.reason}" for u in e.unsupported})
         except Exception as e:
             # Whatever breaks is the finding.
             self.judge("error", f"{type(e).__name__}: {e}")
+
+    def build(self, sweep: Sweep) -> Executor:
+        """Convert the graph, with calls of torch for what has no converter; build its session."""
+        try:
+            self.call([n for n in self.module.graph.nodes if _has_ties(n)])
+            exported = convert_graph(self.module, sweep.dispatcher, opset=sweep.opset)
+        except UnsupportedOpError as error:
+            refused = {u.node for u in error.unsupported}
+            nodes = [n for n in self.module.graph.nodes if n.name in refused]
+            if not nodes or not all(map(may_be_called, nodes)):
+                raise
+            self.call(nodes)
+            exported = convert_graph(self.module, sweep.dispatcher, opset=sweep.opset)
+        session = new_session(exported.model) if exported.output_names else None
+        return Executor(session, exported.signature)
+
+    def call(self, nodes: Sequence[torch.fx.Node]) -> None:
+        """Let the session call nodes in torch."""
+        for node in nodes:
+            mark_called(node)
+            self.status = "torch kernel"
+        self.ops = sorted({*self.ops, *(op_name(n.target) for n in nodes)})
 
     def is_random(self) -> bool:
         """Tell whether the graph draws random numbers."""
@@ -77,7 +101,7 @@ class Graph:
 
     def judge(self, status: str, detail: str) -> None:
         """Lower the status; the first finding is the one to tell."""
-        if self.status == "native":
+        if self.status in ("converted", "torch kernel"):
             self.status, self.detail = status, " ".join(detail.split())[:LONGEST_DETAIL]
 
     def __call__(self, *args: Any) -> Any:
@@ -116,6 +140,12 @@ class Graph:
             if not ours <= eagers:
                 return False
         return True
+
+
+def _has_ties(node: torch.fx.Node) -> bool:
+    """Tell whether a result depends on an order of torch's kernel: ours for it is not asked."""
+    name = op_name(node.target)
+    return node.op == "call_function" and has_torchs_order(node, name, has_kernel=False)
 
 
 def _as_float64(value: Any) -> Any:
@@ -174,8 +204,9 @@ class Sweep:
         self.samples = samples
         self.opset = opset
         self.dynamic = dynamic
-        self.dispatcher = OxsDispatcher()
-        self.table = get_decomposition_table(self.dispatcher)
+        converters = OxsDispatcher()
+        self.dispatcher = TorchCalls(converters, register_call)
+        self.table = get_decomposition_table(converters)
         self.values_count = True
 
     def measure(self, entry: Any) -> Iterator[dict[str, Any]]:

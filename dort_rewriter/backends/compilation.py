@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
@@ -20,12 +21,18 @@ from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.capture.aliases import reads_by_place, rebase_strided, settle_blocks
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
-from dort_rewriter.capture.partition import Partition, copy_graph, partition_graph
+from dort_rewriter.capture.partition import (
+    Partition,
+    copy_graph,
+    partition_graph,
+    work_of_nodes,
+)
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.capture.ties import TIES
 from dort_rewriter.errors import UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import RANDOM
+from dort_rewriter.export.torch_calls import is_called, mark_called
 
 __all__ = ["compile_graph", "cut", "make_block"]
 
@@ -65,9 +72,18 @@ def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str,
         return compile_graph(copy_graph(graph_module), changed)
 
     candidates = {"ONNX Runtime": compiled(placement={"*": "onnxruntime"})}
-    if any(recipe.place(n) == "torch" for n in graph_module.graph.nodes):
+    if any(_is_in_torch(n, recipe) for n in graph_module.graph.nodes):
         candidates["ONNX Runtime and torch"] = compiled()
     return {**candidates, "torch": boxed_module(graph_module)}
+
+
+def _is_in_torch(node: torch.fx.Node, recipe: Recipe) -> bool:
+    """Tell whether torch computes a node of a graph, outside of a session or called by one."""
+    if recipe.place(node) != "onnxruntime":
+        return True
+    return (
+        node.op == "call_function" and recipe.may_call(node) and recipe.refusal(node) is not None
+    )
 
 
 def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
@@ -77,10 +93,15 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
         rebase_strided(graph_module.graph)
         shared = [*plan_outputs(graph_module).left, *reads_by_place(graph_module.graph)]
         left = {n: shared_in_torch(n) for n in shared}
+        refused = {
+            n: reason
+            for n in graph_module.graph.nodes
+            if n.op not in ("placeholder", "output")
+            and (reason := left.get(n) or recipe.refusal(n)) is not None
+        }
+        recipe.trace.called.extend(_let_sessions_call(graph_module, recipe, refused))
         partition = partition_graph(
-            graph_module,
-            lambda node: left.get(node) or recipe.refusal(node),
-            recipe.options.min_block_size,
+            graph_module, refused.get, recipe.options.min_block_size, is_free=is_called
         )
         settle_blocks(partition.graph_module, partition.blocks)
     recipe.trace.fallbacks.extend(partition.fallbacks)
@@ -90,6 +111,31 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
         delattr(partition.graph_module, name)
         object.__setattr__(partition.graph_module, name, make_block(submodule, recipe))
     return partition
+
+
+def _let_sessions_call(
+    graph_module: torch.fx.GraphModule,
+    recipe: Recipe,
+    refused: dict[torch.fx.Node, UnsupportedOp],
+) -> list[UnsupportedOp]:
+    """Take the nodes that sessions can call in torch from those that are refused; return why.
+
+    NOTE: only beside work for a session. A graph without is faster in torch.
+    """
+    if not refused:
+        return []
+    rest = [n for n in graph_module.graph.nodes if n.op == "call_function" and n not in refused]
+    if work_of_nodes(rest, is_called) < recipe.options.min_block_size:
+        return []
+    called = [n for n, why in refused.items() if not _belongs_in_torch(why) and recipe.may_call(n)]
+    for node in called:
+        mark_called(node)
+    told = [refused.pop(n) for n in called]
+    if told:
+        counts = Counter(f"{t.op} ({t.reason})" for t in told)
+        names = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        logger.info("A session calls these operators in torch: %s", names)
+    return told
 
 
 def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:

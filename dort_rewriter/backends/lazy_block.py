@@ -28,6 +28,7 @@ from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.backends.verification import calls_to_verify, verified
 from dort_rewriter.capture.metadata import retrace
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
+from dort_rewriter.export.torch_calls import is_called, unmark_called
 from dort_rewriter.forks import SafeLock, at_fork
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
@@ -131,6 +132,9 @@ class Block:
             refused = {**self.recipe.refused, **reasons}
             if refused == self.recipe.refused:  # no node of the graph is to blame
                 return self._give_up(ExecutionError(str(e)), args)
+            for node in self.graph_module.graph.nodes:
+                if node.name in reasons and is_called(node):
+                    unmark_called(node)
             recipe = dataclasses.replace(self.recipe, refused=refused)
             return self._compile_graph(self.graph_module, recipe)
         except ExecutionError as e:

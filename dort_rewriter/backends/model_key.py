@@ -24,6 +24,7 @@ from dort_rewriter.capture.outputs import ModelOutput
 from dort_rewriter.env import IMPORTED_AT
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.export.torch_calls import is_called
 from dort_rewriter.options import OptimizationOptions
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def _graph(graph_module: torch.fx.GraphModule) -> Iterator[str]:
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         target = op_name(node.target) if node.op == "call_function" else str(node.target)
+        if is_called(node):
+            raise _NoKey("a call that other processes do not know")
         yield f"{node.op} {node.name} {target} {source_line(node)}"
         yield f"{_argument(node.args)} {_argument(node.kwargs)} {_value(value, symbols)}"
         if node.op == "get_attr":

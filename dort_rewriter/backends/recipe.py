@@ -12,12 +12,13 @@ import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
-from dort_rewriter.capture.placement import PLACED, Place, choose_place
+from dort_rewriter.capture.placement import KERNEL, PLACED, Place, choose_place, find_override
 from dort_rewriter.capture.ties import TIES, has_torchs_order
 from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import builtin_converters, op_name
+from dort_rewriter.export.torch_calls import is_called, may_be_called
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.trace import CompileTrace
 
@@ -46,6 +47,8 @@ class Recipe:
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True
     """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    calls_torch: bool = False
+    """Let sessions call what has no converter, where the graph would be cut: models run here."""
     as_stored: bool = False
     """Let the model read arguments in the order of their memory: less is copied at each call."""
     make_runner: Callable[[ExportedBlock], Runner] | None = None
@@ -74,9 +77,29 @@ class Recipe:
         with working_on(functools.partial(source_line, node)):
             return self._refusal(node)
 
+    def may_call(self, node: torch.fx.Node) -> bool:
+        """Tell whether a session may call what a node of an ATen graph calls, and is to.
+
+        With ``fallback=False`` only what ``placement`` names is: the rest is an error.
+        """
+        asked = find_override(op_name(node.target), self.options.placement)
+        if asked is None and not self.options.fallback:
+            return False
+        if asked not in (None, KERNEL) or not self._may_call_any:
+            return False
+        return may_be_called(node)
+
+    @functools.cached_property
+    def _may_call_any(self) -> bool:
+        options = self.options
+        plain = not options.pre_ort_model_transforms  # which know nothing of our operators
+        return self.calls_torch and plain and uses_own_kernels(options.optimization)
+
     def _refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         name, found = op_name(node.target), self.dispatcher.find(node)
         reason = found if isinstance(found, str) else self.refused.get(node.name)
+        if is_called(node) and not isinstance(found, str):
+            return None
         if reason is None and self.place(node) == "torch":
             reason = PLACED
         if reason is None and found is builtin_converters().get(name):

@@ -8,8 +8,10 @@ from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import KERNEL, choose_place
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.export.torch_calls import TorchCalls
 from dort_rewriter.export.torch_kernels import TorchKernels
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.torch_calls import register_call
 from dort_rewriter.runtime.torch_library import has_function
 
 __all__ = ["with_torch_kernels"]
@@ -26,4 +28,4 @@ def with_torch_kernels(dispatcher: Dispatcher, options: OrtBackendOptions) -> Di
         return place == KERNEL and uses_own_kernels(options.optimization)
 
     described = str(sorted((options.placement or {}).items()))
-    return TorchKernels(dispatcher, wants, has_function, described)
+    return TorchCalls(TorchKernels(dispatcher, wants, has_function, described), register_call)

@@ -10,7 +10,7 @@ import functools
 import logging
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from dort_rewriter.capture.aliases import is_write, lineage
 from dort_rewriter.errors import UnsupportedOp
 
-__all__ = ["Partition", "copy_graph", "partition_graph"]
+__all__ = ["Partition", "copy_graph", "partition_graph", "work_of_nodes"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,16 @@ class Partition:
 
 
 def partition_graph(
-    graph_module: torch.fx.GraphModule, refusal: Refusal, min_block_size: int
+    graph_module: torch.fx.GraphModule,
+    refusal: Refusal,
+    min_block_size: int,
+    *,
+    is_free: Callable[[torch.fx.Node], bool] = lambda _: False,
 ) -> Partition:
     """Cut a graph by what `refusal` refuses; blocks of fewer nodes than `min_block_size` stay.
 
-    A graph that is cut is left as it was: what is returned is made of a copy.
+    Nodes that are free do not count: they take as long in torch. A graph that is cut is left as it
+    was: what is returned is made of a copy.
     """
     calls = [n for n in graph_module.graph.nodes if n.op not in ("placeholder", "output")]
     refused = {n: reason for n in calls if (reason := refusal(n)) is not None}
@@ -53,7 +58,7 @@ def partition_graph(
     if _depends_on_order(calls):
         return Partition(graph_module, (), False, tuple(refused.values()))
     outside = {n.name for n in _outside(graph_module, refused)}
-    fused, blocks = _fuse(copy_graph(graph_module), outside, min_block_size)
+    fused, blocks = _fuse(copy_graph(graph_module), outside, min_block_size, is_free)
     return Partition(fused, blocks, False, tuple(refused.values()))
 
 
@@ -114,7 +119,10 @@ def _attribute(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
 
 
 def _fuse(
-    graph_module: torch.fx.GraphModule, outside: Collection[str], min_block_size: int
+    graph_module: torch.fx.GraphModule,
+    outside: Collection[str],
+    min_block_size: int,
+    is_free: Callable[[torch.fx.Node], bool],
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...]]:
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import create_op_support
@@ -126,7 +134,7 @@ def _fuse(
         graph_module, support, allows_single_node_partition=True
     )
     proposed = partitioner.propose_partitions()
-    worth = [p for p in proposed if _work(p.nodes) >= min_block_size]
+    worth = [p for p in proposed if work_of_nodes(p.nodes, is_free) >= min_block_size]
     for small in proposed:
         if small not in worth:
             logger.debug("%s node(s) are too few for a session: %s", small.size(), small.nodes)
@@ -179,10 +187,12 @@ def _move_bodies(graph_module: torch.fx.GraphModule, block: torch.fx.Node) -> No
         inner.recompile()
 
 
-def _work(nodes: Mapping[torch.fx.Node, object]) -> int:
+def work_of_nodes(nodes: Iterable[torch.fx.Node], is_free: Callable[[torch.fx.Node], bool]) -> int:
     """Count the nodes that compute something: views and sizes cost nothing in torch."""
     return sum(
-        isinstance(n.meta.get("val"), torch.Tensor | list | tuple) and not _is_view(n)
+        isinstance(n.meta.get("val"), torch.Tensor | list | tuple)
+        and not _is_view(n)
+        and not is_free(n)
         for n in nodes
     )
 

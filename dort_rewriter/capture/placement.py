@@ -13,7 +13,16 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["COSTS", "KERNEL", "PLACED", "Cost", "Place", "choose_place", "work_of"]
+__all__ = [
+    "COSTS",
+    "KERNEL",
+    "PLACED",
+    "Cost",
+    "Place",
+    "choose_place",
+    "find_override",
+    "work_of",
+]
 
 Place = Literal["torch", "onnxruntime", "torch kernel"]
 """Outside of a model, in it by a kernel of onnxruntime or ours, in it by torch's own kernel."""
@@ -86,9 +95,8 @@ def choose_place(
     node: torch.fx.Node, name: str, overrides: Mapping[str, Place] | None = None
 ) -> Place:
     """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all."""
-    overrides = overrides or {}
     base = name.split(".")[0]
-    chosen = overrides.get(name) or overrides.get(base) or overrides.get("*")
+    chosen = find_override(name, overrides)
     if chosen is not None:
         return chosen
     if _has_type(node, KERNEL_TYPES.get(base, ())) and _on_cpu(node) and _pays(node, base):
@@ -99,6 +107,12 @@ def choose_place(
     saved = (cost.onnxruntime - cost.torch) * work_of(node, base)
     boundary = BOUNDARY if torch.get_num_threads() == 1 else THREADED_BOUNDARY
     return "torch" if saved > boundary else "onnxruntime"
+
+
+def find_override(name: str, overrides: Mapping[str, Place] | None) -> Place | None:
+    """Where a user wants an operator to run, if anywhere."""
+    overrides = overrides or {}
+    return overrides.get(name) or overrides.get(name.split(".")[0]) or overrides.get("*")
 
 
 def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:

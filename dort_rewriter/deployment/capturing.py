@@ -145,7 +145,9 @@ class _Watcher:
     ) -> Callable[..., Any]:
         _refuse_outside_work()
         backend = OrtBackend(self.options)
-        recipe = dataclasses.replace(make_recipe(backend, self.options), as_stored=True)
+        recipe = dataclasses.replace(
+            make_recipe(backend, self.options), as_stored=True, calls_torch=False
+        )
         if not cut(graph_module, recipe).whole:
             raise CaptureError(
                 "Some of it runs in torch, and only what ONNX Runtime runs as a whole can be "

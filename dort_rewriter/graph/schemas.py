@@ -16,6 +16,7 @@ __all__ = [
     "OWN_DOMAIN",
     "OWN_MOST_AXES",
     "TORCH_ATTENTION",
+    "TORCH_CALL",
     "TORCH_KERNELS",
     "TORCH_PRODUCTS",
     "UNLISTED",
@@ -37,6 +38,9 @@ TORCH_ATTENTION = frozenset({_FLASH, f"{_FLASH}_backward"})
 """The same for attention, where the last axis stays the last; results too have any order."""
 
 TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION
+
+TORCH_CALL = "TorchCall"
+"""The operator of that domain that calls any operator of torch, through Python."""
 
 OWN_MOST_AXES = 12
 """The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/tensors.h``."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
+from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_CALL, TORCH_KERNELS
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.kernel_library import kernel_library
 from dort_rewriter.runtime.stored_model import StoredModel, is_message
@@ -76,7 +76,8 @@ def uses_torch_kernels(model: Model) -> bool:
     if isinstance(model, bytes):
         return False
     nodes: Iterable[Any] = model.graph.node if is_message(model) else model.graph
-    return any(n.domain == DOMAIN and n.op_type in TORCH_KERNELS for n in nodes)
+    kernels = {*TORCH_KERNELS, TORCH_CALL}
+    return any(n.domain == DOMAIN and n.op_type in kernels for n in nodes)
 
 
 @contextlib.contextmanager

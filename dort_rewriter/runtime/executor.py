@@ -38,6 +38,7 @@ from dort_rewriter.runtime.straightline import (
     write_call,
 )
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
+from dort_rewriter.runtime.torch_calls import take_failure
 from dort_rewriter.runtime.writing import Apart
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, Writes
 
@@ -170,6 +171,7 @@ def _call_constants(
             sum(map(len, plan.scalars.values())),
             [signature.inputs[i].order for i in plan.batched],
         ),
+        "CALLS": session.calls,
         "DEVICES": tuple(ort_device(s.device) for s in addressed),
         "ERRORS": ort_errors(),
         "array": array,
@@ -264,6 +266,8 @@ class _Failure:
         self.checks = frozenset() if writes is None else writes.checks
 
     def __call__(self, error: Exception, wrote: bool = False) -> ExecutionError:
+        if (raised := take_failure(str(error))) is not None:
+            raise raised from None  # as torch says it: that is no failure of the session
         text = f"ONNX Runtime failed: {explain_failure(error, self.nodes)}"
         if not wrote or self.checks.intersection(failed_nodes(error)):
             return ExecutionError(text)

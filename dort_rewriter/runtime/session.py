@@ -17,7 +17,7 @@ import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
-from dort_rewriter.graph.schemas import qualified
+from dort_rewriter.graph.schemas import TORCH_CALL, qualified
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, use_arena
 from dort_rewriter.runtime.custom_kernels import (
@@ -31,6 +31,8 @@ from dort_rewriter.runtime.model_files import read_model, serialized
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
 from dort_rewriter.runtime.stored_model import StoredModel, is_message
 from dort_rewriter.runtime.threads import ThreadPolicy
+from dort_rewriter.runtime.torch_calls import calls_of
+from dort_rewriter.torch_call import TorchCall
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -75,6 +77,8 @@ class Session:
     """Whether it has threads of its own."""
     beside_torch: bool = False
     """Whether kernels of torch run inside it, in torch's threads."""
+    calls: tuple[TorchCall, ...] = field(default=(), repr=False)
+    """What its kernels call of torch."""
     stream: torch.cuda.Stream | None = None
     """Where the CUDA provider queues its work; the executor orders it against torch's stream."""
 
@@ -161,8 +165,20 @@ def create_session(
         threads=threads,
         pooled=threads > 1 or options.execution_mode != sequential,
         beside_torch=with_torch,
+        calls=calls_of(_call_numbers(model)),
         stream=stream,
     )
+
+
+def _call_numbers(model: Model) -> list[int]:
+    """The calls of torch that a model names."""
+    if isinstance(model, bytes | StoredModel):
+        return []
+    if is_message(model):
+        calls = [n for n in model.graph.node if n.op_type == TORCH_CALL]
+        return [a.i for n in calls for a in n.attribute if a.name == "call"]
+    found = [n for n in model.graph if n.op_type == TORCH_CALL]
+    return [n.attributes["call"].as_int() for n in found if "call" in n.attributes]
 
 
 def try_session(model: Model, provider: str) -> None:

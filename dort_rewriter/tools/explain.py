@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +61,8 @@ class AtenGraph:
     in_onnxruntime: int
     """How many operators those parts have."""
     in_torch: tuple[InTorch, ...]
+    torch_kernels: tuple[InTorch, ...] = ()
+    """What those parts call in torch, and why it is not converted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +139,11 @@ def _describe(graph: AtenGraph) -> list[str]:
         f"  model {i}: {sum(nodes.values())} nodes ({_counts(nodes)})"
         for i, nodes in enumerate(graph.models)
     )
-    for left in graph.in_torch:
-        lines.append(f"  in torch: {left.count} x {left.op}: {left.reason}")
-        lines.extend(f"    at {place}" for place in left.where)
+    kinds = (("torch kernel", graph.torch_kernels), ("in torch", graph.in_torch))
+    for kind, found in kinds:
+        for left in found:
+            lines.append(f"  {kind}: {left.count} x {left.op}: {left.reason}")
+            lines.extend(f"    at {place}" for place in left.where)
     return lines
 
 
@@ -262,6 +266,7 @@ class _Recorder:
         kind = _kind(graph_module)
         run = compile_graph(graph_module, recipe)
         inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
+        reasons = {c.node: c.reason for c in trace.called}
         outside = [n for name, n in calls.items() if name not in inside]
         lowered.append(
             AtenGraph(
@@ -270,6 +275,11 @@ class _Recorder:
                 models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
                 in_onnxruntime=len(calls) - len(outside),
                 in_torch=_left_to_torch(outside, trace),
+                torch_kernels=_grouped(
+                    (n, reasons[name])
+                    for name, n in calls.items()
+                    if name in inside and name in reasons
+                ),
             )
         )
         return run if watch is None else watch.watch_graph(run)
@@ -303,12 +313,14 @@ def _kind(graph_module: torch.fx.GraphModule) -> Literal["forward", "backward", 
 def _left_to_torch(nodes: Sequence[torch.fx.Node], trace: CompileTrace) -> tuple[InTorch, ...]:
     refused: dict[str, UnsupportedOp] = {f.node: f for f in trace.fallbacks}
     failure = f"its session failed: {trace.failures[0]}" if trace.failures else ""
+    otherwise = failure or "too few operators around it to be worth a session"
+    return _grouped((n, refused[n.name].reason if n.name in refused else otherwise) for n in nodes)
+
+
+def _grouped(nodes: Iterable[tuple[torch.fx.Node, str]]) -> tuple[InTorch, ...]:
+    """Nodes and their reasons, those of one operator and reason together."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        if node.name in refused:
-            reason = refused[node.name].reason
-        else:
-            reason = failure or "too few operators around it to be worth a session"
+    for node, reason in nodes:
         groups.setdefault((op_name(node.target), reason), []).append(source_line(node))
     return tuple(
         InTorch(

@@ -33,4 +33,5 @@ def run_explain(arguments: Sequence[str]) -> int:
     compile_options = {"dynamic": True} if options.dynamic else None
     found = explain(model, *args, times=options.times, compile_options=compile_options)
     answer(options.json, found.to_dict(), str(found))
-    return int(options.strict and bool(found.breaks or found.in_torch))
+    torchs = found.in_torch or any(a.torch_kernels for g in found.graphs for a in g.lowered)
+    return int(options.strict and bool(found.breaks or torchs))

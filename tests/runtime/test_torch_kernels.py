@@ -61,7 +61,9 @@ def run(model: onnx.ModelProto, *tensors: torch.Tensor) -> tuple[torch.Tensor, .
     state = bindings()
     feeds, fetches = state.OrtValueVector(), state.OrtValueVector()
     for tensor in tensors:
-        feeds.push_back(to_capsule(tensor.contiguous()), tensor.dtype == torch.bool)
+        is_bool = tensor.dtype == torch.bool  # of which dlpack knows nothing
+        dense = tensor.contiguous()
+        feeds.push_back(to_capsule(dense.view(torch.uint8) if is_bool else dense), is_bool)
     names = [i.name for i in session.get_inputs()], [o.name for o in session.get_outputs()]
     cpu = ort_device(None)
     session.run_with_ortvaluevector(

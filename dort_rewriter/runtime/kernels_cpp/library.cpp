@@ -11,6 +11,7 @@
 #include "scatter.h"
 #include "softmax.h"
 #include "torch_attention.h"
+#include "torch_call.h"
 #include "torch_products.h"
 #include "transpose.h"
 #include "tri_matrix.h"
@@ -38,7 +39,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<TriMatrix>(), operator_of<Order>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
-      for (const auto& ops : {torch_products(), torch_attention()}) {
+      for (const auto& ops : {torch_products(), torch_attention(), torch_calls()}) {
         for (const OrtCustomOp* op : ops) check(api.CustomOpDomain_Add(created, op));
       }
       return created;
@@ -49,6 +50,15 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
 
 // Say whether kernels that this thread makes from now on are for a session with kernels of torch.
 EXPORTED void make_kernels_beside_torch(int wanted) { beside_torch = wanted != 0; }
+
+// Let kernels call Python: the addresses in the order of `python::Interface`. 0 when there are others.
+EXPORTED int call_python(const void* const* addresses, size_t count) {
+  if (count * sizeof(void*) != sizeof(python::Interface)) return 0;
+  std::copy_n(reinterpret_cast<const char*>(addresses), sizeof(python::Interface),
+              reinterpret_cast<char*>(&python::interface));
+  python::is_there = true;
+  return 1;
+}
 
 EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
                                                const OrtApiBase* base) {

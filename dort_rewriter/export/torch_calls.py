@@ -1,0 +1,244 @@
+"""Calls of torch inside a session: operators that nobody converts, and that would cut the graph.
+
+Whoever cuts a graph asks which nodes may be called, and marks them; the nodes of a graph that is
+exported to a file are never marked. A model with such calls runs only in the process that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Converter, Refused, op_name
+from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
+from dort_rewriter.graph.values import Value
+from dort_rewriter.torch_call import Given, Result, TorchCall
+
+__all__ = ["TorchCalls", "is_called", "mark_called", "may_be_called", "unmark_called"]
+
+_MARK = "dort_torch_call"
+"""In the metadata of a node: None for one that is to be called, then its call, which the graph
+keeps for the sessions made of it; False for one that cannot be."""
+
+_TYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    }
+)
+"""Those of ``kernels_cpp/torch_call.h``."""
+
+_STATEFUL = ("c10d", "_c10d", "_dtensor", "fsdp", "symm_mem", "rngprims", "streams", "_inductor")
+"""How the namespaces begin whose operators know tensors by their memory, or change the process."""
+
+
+_CHECKS = frozenset({"aten::_linalg_check_errors"})
+"""Operators that raise an exception or do nothing; in an order that AOTAutograd keeps."""
+
+
+def may_be_called(node: torch.fx.Node) -> bool:
+    """Tell whether a session may call what a node calls: a function of dense tensors on the CPU
+    to new ones, which writes nothing and draws no random number."""
+    target = node.target
+    if _MARK in node.meta:
+        return False
+    if _ordered_check(node) is None and not _is_function(target):
+        return False
+    results = node.meta.get("val")
+    made = results if isinstance(results, list | tuple) else [results]
+    if not any(isinstance(m, torch.Tensor) for m in made):
+        return False
+    known = [n.meta for n in node.all_input_nodes]
+    return all("val" in m and _is_plain(m["val"]) for m in (node.meta, *known))
+
+
+def _ordered_check(node: torch.fx.Node) -> torch._ops.OpOverload | None:
+    """The check that a node makes, after a token and before the arguments of the check."""
+    target = node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator) or target.name() != "with_effects":
+        return None
+    check = node.args[1]
+    known = isinstance(check, torch._ops.OpOverload) and check.name() in _CHECKS
+    return check if known else None  # type: ignore[return-value]  # it is one
+
+
+def _is_function(target: Any) -> bool:
+    """Whether an operator returns new tensors, and has no other effect."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target.namespace.startswith(_STATEFUL):
+        return False
+    schema = target._schema
+    aliases = [*(a.alias_info for a in schema.arguments), *(r.alias_info for r in schema.returns)]
+    if schema.is_mutable or any(a is not None for a in aliases):
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags or "dropout_p" in {
+        a.name for a in schema.arguments
+    }:
+        return False
+    kinds = [str(r.type) for r in schema.returns]
+    return kinds == ["List[Tensor]"] or (bool(kinds) and set(kinds) == {"Tensor"})
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor that a model can hold, a number, nothing, or a list of these."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if not isinstance(value, torch.Tensor):
+        numbers = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+        return value is None or isinstance(value, numbers)
+    return (
+        value.layout is torch.strided
+        and value.device.type == "cpu"
+        and value.dtype in _TYPES
+        and value.ndim <= OWN_MOST_AXES
+    )
+
+
+def mark_called(node: torch.fx.Node) -> None:
+    """Let sessions call what a node calls."""
+    node.meta[_MARK] = None
+
+
+def unmark_called(node: torch.fx.Node) -> None:
+    """Never let sessions call what a node calls: it was tried."""
+    node.meta[_MARK] = False
+
+
+def is_called(node: torch.fx.Node) -> bool:
+    """Tell whether sessions are to call what a node calls."""
+    return node.meta.get(_MARK, False) is not False
+
+
+class TorchCalls(Dispatcher):
+    """A dispatcher, before which the nodes that are marked become calls."""
+
+    def __init__(self, others: Dispatcher, register: Callable[[TorchCall], int]) -> None:
+        """Keep who converts the rest; ``register`` gives the number of a call."""
+        self.others = others
+        self._register = register
+
+    def find(self, node: torch.fx.Node) -> Converter | str:
+        """The converter of an FX node, or the reason why there is none."""
+        if is_called(node):
+            return Converter(op_name(node.target), self._record, promotes=False)
+        return self.others.find(node)
+
+    def _record(self, op: Recorder, *args: Any, **kwargs: Any) -> list[Any] | Any:
+        node = op.fx_node
+        assert node is not None
+        inputs: list[Value] = []
+        metas = node.meta["val"]
+        listed = metas if isinstance(metas, list | tuple) else [metas]
+        check = _ordered_check(node)
+        given, values = node.args, args
+        if check is not None:
+            token: Any = given[0]
+            if token.op != "placeholder":  # AOTAutograd calls graphs with None for the first one
+                inputs.append(args[0])  # it waits for the check that the token comes from
+            given, values = given[2:], values[2:]
+        call = TorchCall(
+            target=check or node.target,  # type: ignore[arg-type]  # what is marked is one
+            args=tuple(_arguments(given, values, inputs)),
+            kwargs={k: _argument(v, kwargs[k], inputs) for k, v in node.kwargs.items()},
+            results=tuple(None if m is None else _result(m) for m in listed),
+            where=source_line(node),
+            ordered=check is not None,
+        )
+        number = self._register(call)
+        node.meta[_MARK] = call
+        made = [i for i, m in enumerate(listed) if m is not None]
+        results = op.call(
+            TORCH_CALL,
+            *(inputs or [op.constant(0)]),
+            domain=OWN_DOMAIN,
+            outputs=len(made),
+            operator=call.name,
+            call=number,
+        )
+        results = results if isinstance(results, tuple) else (results,)
+        all_results: list[Value | None] = [None] * len(listed)
+        for i, value in zip(made, results, strict=True):
+            all_results[i] = value
+        return all_results if isinstance(metas, list | tuple) else all_results[0]
+
+    def standard(self) -> Dispatcher:
+        """The dispatcher of models that run without torch."""
+        return self.others.standard()
+
+    def description(self) -> str | None:
+        """What is the same for dispatchers that convert alike, but for calls."""
+        return self.others.description()
+
+    def converts(self, name: str) -> bool:
+        """Tell whether an operator has a converter, whatever its arguments."""
+        return self.others.converts(name)
+
+    def prefers(self, name: str) -> bool:
+        """Tell whether an operator is better converted than decomposed by torch."""
+        return self.others.prefers(name)
+
+    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
+        """The converter of a random operator, for a model that draws its own numbers."""
+        return self.others.find_drawing(node)
+
+
+def _arguments(given: Sequence[Any], values: Sequence[Any], inputs: list[Value]) -> list[Any]:
+    return [_argument(g, v, inputs) for g, v in zip(given, values, strict=True)]
+
+
+def _argument(given: Any, value: Any, inputs: list[Value]) -> Any:
+    """An argument of a node for its call; what the model computes of it becomes an input."""
+    if isinstance(given, list | tuple):
+        return _arguments(given, value, inputs)
+    if not isinstance(given, torch.fx.Node):
+        return given
+    return _computed(value, given.meta.get("val"), inputs)
+
+
+def _computed(value: Any, meta: Any, inputs: list[Value]) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple) and isinstance(meta, list | tuple):
+        return [_computed(v, m, inputs) for v, m in zip(value, meta, strict=True)]
+    if not isinstance(value, Value):
+        raise Refused(f"it is called with a {type(value).__name__}")
+    inputs.append(value)
+    index = len(inputs) - 1
+    if isinstance(meta, torch.Tensor):
+        return Given(index, order=_order(meta))
+    if isinstance(meta, bool | torch.SymBool):
+        return Given(index, "bool")
+    return Given(index, "int" if isinstance(meta, int | torch.SymInt) else "float")
+
+
+def _order(meta: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes of a tensor as they lie in memory, the outermost first."""
+    steps = [_size(s) for s in meta.stride()]
+    order = tuple(sorted(range(meta.ndim), key=lambda d: -steps[d]))
+    return None if order == tuple(range(meta.ndim)) else order
+
+
+def _size(size: int | torch.SymInt) -> int:
+    """A step; for a symbolic one, what it was when the graph was captured."""
+    if isinstance(size, int):
+        return size
+    hint: Any = size.node.hint
+    return 1 if hint is None else int(hint)
+
+
+def _result(meta: torch.Tensor) -> Result:
+    return Result(meta.dtype, tuple(d if isinstance(d, int) else None for d in meta.shape))

@@ -24,8 +24,8 @@ from dort_rewriter.capture.outputs import SHARED, plan_outputs
 from dort_rewriter.capture.partition import (
     Partition,
     copy_graph,
+    most_work_together,
     partition_graph,
-    work_of_nodes,
 )
 from dort_rewriter.capture.placement import PLACED
 from dort_rewriter.capture.randomness import hoist_random
@@ -120,12 +120,12 @@ def _let_sessions_call(
 ) -> list[UnsupportedOp]:
     """Take the nodes that sessions can call in torch from those that are refused; return why.
 
-    NOTE: only beside work for a session. A graph without is faster in torch.
+    NOTE: only where the graph would be cut into sessions. One without any is faster in torch.
     """
     if not refused:
         return []
     rest = [n for n in graph_module.graph.nodes if n.op == "call_function" and n not in refused]
-    if work_of_nodes(rest, is_called) < recipe.options.min_block_size:
+    if most_work_together(rest, is_called) < recipe.options.min_block_size:
         return []
     called = [n for n, why in refused.items() if not _belongs_in_torch(why) and recipe.may_call(n)]
     for node in called:

@@ -19,7 +19,7 @@ import torch
 from dort_rewriter.capture.aliases import is_write, lineage
 from dort_rewriter.errors import UnsupportedOp
 
-__all__ = ["Partition", "copy_graph", "partition_graph", "work_of_nodes"]
+__all__ = ["Partition", "copy_graph", "most_work_together", "partition_graph"]
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def _fuse(
         graph_module, support, allows_single_node_partition=True
     )
     proposed = partitioner.propose_partitions()
-    worth = [p for p in proposed if work_of_nodes(p.nodes, is_free) >= min_block_size]
+    worth = [p for p in proposed if _work(p.nodes, is_free) >= min_block_size]
     for small in proposed:
         if small not in worth:
             logger.debug("%s node(s) are too few for a session: %s", small.size(), small.nodes)
@@ -187,7 +187,7 @@ def _move_bodies(graph_module: torch.fx.GraphModule, block: torch.fx.Node) -> No
         inner.recompile()
 
 
-def work_of_nodes(nodes: Iterable[torch.fx.Node], is_free: Callable[[torch.fx.Node], bool]) -> int:
+def _work(nodes: Iterable[torch.fx.Node], is_free: Callable[[torch.fx.Node], bool]) -> int:
     """Count the nodes that compute something: views and sizes cost nothing in torch."""
     return sum(
         isinstance(n.meta.get("val"), torch.Tensor | list | tuple)
@@ -195,6 +195,21 @@ def work_of_nodes(nodes: Iterable[torch.fx.Node], is_free: Callable[[torch.fx.No
         and not is_free(n)
         for n in nodes
     )
+
+
+def most_work_together(
+    nodes: Sequence[torch.fx.Node], is_free: Callable[[torch.fx.Node], bool]
+) -> int:
+    """The work of the largest group of nodes that read each other's results."""
+    groups: dict[torch.fx.Node, list[torch.fx.Node]] = {n: [n] for n in nodes}
+    for node in nodes:
+        for given in node.all_input_nodes:
+            if given in groups and groups[given] is not groups[node]:
+                small, large = sorted((groups[given], groups[node]), key=len)
+                large.extend(small)
+                groups.update(dict.fromkeys(small, large))
+    distinct = {id(g): g for g in groups.values()}.values()
+    return max((_work(g, is_free) for g in distinct), default=0)
 
 
 def _is_view(node: torch.fx.Node) -> bool:

@@ -420,6 +420,18 @@ def test_alone_it_stays_in_torch(caplog: pytest.LogCaptureFixture, dumped: Path)
     assert "A graph runs in torch as a whole" in caplog.text
 
 
+def test_between_single_operators_it_stays_in_torch(dumped: Path) -> None:
+    """There would be no session beside it."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.inv_ex(x.sin())[0].cos()
+
+    ours, _ = compiled(function)
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(ours(x), function(x))
+    assert models(dumped) == []
+
+
 def test_random_operators_stay_in_torch(dumped: Path) -> None:
     """In the order in which they draw."""
 

@@ -14,7 +14,7 @@ import torch
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, Refused, op_name
+from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
 from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.graph.values import Value
 from dort_rewriter.torch_call import Given, Result, TorchCall
@@ -153,7 +153,10 @@ class TorchCalls(Dispatcher):
         call = TorchCall(
             target=check or node.target,  # type: ignore[arg-type]  # what is marked is one
             args=tuple(_arguments(given, values, inputs)),
-            kwargs={k: _argument(v, kwargs[k], inputs) for k, v in node.kwargs.items()},
+            kwargs={
+                key: _argument(value, kwargs[python_name(key)], inputs)
+                for key, value in node.kwargs.items()
+            },
             results=tuple(None if m is None else _result(m) for m in listed),
             where=source_line(node),
             ordered=check is not None,

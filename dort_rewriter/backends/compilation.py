@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -124,7 +126,11 @@ def _let_sessions_call(
     """
     if not refused:
         return []
-    rest = [n for n in graph_module.graph.nodes if n.op == "call_function" and n not in refused]
+    rest = [
+        n
+        for n in graph_module.graph.nodes
+        if n.op == "call_function" and n not in refused and not _takes_from(n, refused)
+    ]
     if most_work_together(rest, is_called) < recipe.options.min_block_size:
         return []
     called = [n for n, why in refused.items() if not _belongs_in_torch(why) and recipe.may_call(n)]
@@ -136,6 +142,11 @@ def _let_sessions_call(
         names = ", ".join(f"{count} x {name}" for name, count in counts.items())
         logger.info("A session calls these operators in torch: %s", names)
     return told
+
+
+def _takes_from(node: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
+    """Tell whether a node only takes a result of one that is refused."""
+    return node.target is operator.getitem and node.args[0] in refused
 
 
 def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:

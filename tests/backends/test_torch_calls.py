@@ -146,7 +146,7 @@ OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "singular values": lambda x: torch.linalg.svdvals(x.exp()).sum(-1).relu(),
     "eigenvalues": lambda x: torch.linalg.eigvalsh(square(x)).cumsum(-1) * 2,
     "resized smoothly": lambda x: F.interpolate(
-        x[None, None].exp(), (3, 9), mode="bilinear", antialias=True
+        x[None, None].exp() + 1, (3, 9), mode="bilinear", antialias=True
     ).relu(),
     "distances": lambda x: F.pdist(x.exp()).relu() + 1,
     "several": lambda x: torch.linalg.inv_ex(torch.linalg.inv_ex(square(x))[0].tanh() + x.T @ x)[

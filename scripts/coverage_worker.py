@@ -27,7 +27,7 @@ from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.ties import has_torchs_order
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
-from dort_rewriter.export.interpreter import convert_graph
+from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.export.torch_calls import TorchCalls, mark_called, may_be_called
@@ -74,16 +74,22 @@ class Graph:
         """Convert the graph, with calls of torch for what has no converter; build its session."""
         try:
             self.call([n for n in self.module.graph.nodes if _has_ties(n)])
-            exported = convert_graph(self.module, sweep.dispatcher, opset=sweep.opset)
+            exported = self.convert(sweep)
         except UnsupportedOpError as error:
             refused = {u.node for u in error.unsupported}
             nodes = [n for n in self.module.graph.nodes if n.name in refused]
             if not nodes or not all(map(may_be_called, nodes)):
                 raise
             self.call(nodes)
-            exported = convert_graph(self.module, sweep.dispatcher, opset=sweep.opset)
+            exported = self.convert(sweep)
         session = new_session(exported.model) if exported.output_names else None
         return Executor(session, exported.signature)
+
+    def convert(self, sweep: Sweep) -> ExportedGraph:
+        """Convert the graph as backends do: an argument that it does not read may be anything."""
+        return convert_graph(
+            self.module, sweep.dispatcher, opset=sweep.opset, keep_unused_inputs=False
+        )
 
     def call(self, nodes: Sequence[torch.fx.Node]) -> None:
         """Let the session call nodes in torch."""

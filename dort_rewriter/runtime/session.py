@@ -172,7 +172,7 @@ def create_session(
 
 def _call_numbers(model: Model) -> list[int]:
     """The calls of torch that a model names."""
-    if isinstance(model, bytes | StoredModel):
+    if isinstance(model, bytes):
         return []
     if is_message(model):
         calls = [n for n in model.graph.node if n.op_type == TORCH_CALL]

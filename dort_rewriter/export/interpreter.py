@@ -300,9 +300,7 @@ class _Interpreter:
         where = source_line(node)
         recorder.provenance = {"fx_node": node.name, **({"source": where} if where else {})}
         try:
-            args: Sequence[Any] = [self._argument(a) for a in node.args]
-            if converter.promotes:
-                args = promote(recorder, node, args)
+            args = promote(recorder, node, [self._argument(a) for a in node.args])
             kwargs = {
                 python_name(key): self._argument(value)
                 for key, value in node.kwargs.items()

@@ -15,6 +15,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.torch_calls import is_called
 
 __all__ = ["promote"]
 
@@ -36,7 +37,7 @@ def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Seq
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
         return args
-    if target.name().startswith(_UNPROMOTED):
+    if target.name().startswith(_UNPROMOTED) or is_called(node):  # by torch, which promotes
         return args
     metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args]
     first = 1 if target.name().startswith("aten::where") else 0  # a condition keeps its type

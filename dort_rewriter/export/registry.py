@@ -57,8 +57,6 @@ class Converter:
     """Takes the FX node; False refuses it, for the reason in the first line of its docstring."""
     parameters: frozenset[str] | None = None
     """The keyword arguments it knows; None when it takes any."""
-    promotes: bool = True
-    """Whether operands are cast before, as torch's kernels do by themselves."""
 
     def refusal(self, node: torch.fx.Node) -> str | None:
         """Why this node is not taken, or None when it is."""

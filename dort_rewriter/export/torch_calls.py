@@ -134,7 +134,7 @@ class TorchCalls(Dispatcher):
     def find(self, node: torch.fx.Node) -> Converter | str:
         """The converter of an FX node, or the reason why there is none."""
         if is_called(node):
-            return Converter(op_name(node.target), self._record, promotes=False)
+            return Converter(op_name(node.target), self._record)
         return self.others.find(node)
 
     def _record(self, op: Recorder, *args: Any, **kwargs: Any) -> list[Any] | Any:

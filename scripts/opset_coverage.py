@@ -38,7 +38,7 @@ WORKER = Path(__file__).with_name("coverage_worker.py")
 STATUSES = ("converted", "torch kernel", "cut", "wrong", "error", "untraceable")
 TARGET = 0.85
 """The share of the traceable graphs that are converted."""
-WHOLE_TARGET = 0.95
+WHOLE_TARGET = 0.93
 """The share of those that run in one session, converted or with kernels of torch."""
 START_LIMIT = 180.0
 """Seconds a worker may take to start: it imports torch's test suite."""

@@ -107,6 +107,7 @@ def _run(number: int, memory: tuple[tuple[memoryview, int, tuple[int, ...]], ...
         with torch._C._DisableAutocast():
             return _call(call, memory)
     except BaseException as error:
+        # Whatever it is: it goes on to the caller, as from eager mode.
         if call.where and hasattr(error, "add_note"):
             error.add_note(f"raised by {call.name}, at {call.where}")
         if _lends(call):

@@ -89,5 +89,5 @@ def test_real_entries_are_measured(tmp_path: Path) -> None:
     fallbacks = {g["op"]: g["ops"] for g in report["graphs"] if g["status"] == "cut"}
     assert fallbacks == {"complex": ["aten::complex: torch.complex64 tensors are not converted"]}
     assert "| sigmoid | 3/3 | 1/1 |  |  |" in page.read_text()
-    short = report["converted_share"] < 0.85 or report["whole_share"] < 0.95
+    short = report["converted_share"] < 0.85 or report["whole_share"] < 0.93
     assert done.returncode == short

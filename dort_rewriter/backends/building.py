@@ -242,7 +242,7 @@ def add_casts(model: ir.Model, *, provider: str) -> None:
             provider=provider,
         )
 
-    if helpless := fit_to_provider(model, runs):
+    if helpless := fit_to_provider(model, runs, keeps_rounding=provider != CPU):
         raise UnsupportedOpError(
             UnsupportedOp(
                 n.op_type,

@@ -292,7 +292,7 @@ class _Interpreter:
         if any(self.results[a] is _Missing for a in node.all_input_nodes):
             return _Missing
         empty = empty_results(self.recorder, node.meta.get("val"), self.results)
-        return self._convert(node, found) if empty is None else empty
+        return self._convert(node, found) if empty is None else self._settle(node, empty)
 
     def _convert(self, node: torch.fx.Node, converter: Converter) -> Any:
         recorder = self.recorder

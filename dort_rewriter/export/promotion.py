@@ -29,6 +29,10 @@ _UNPROMOTED = (
 )
 """Elementwise by tag, but each operand keeps its own type."""
 
+_EXACT_BESIDE = ("aten::mul", "aten::div", "aten::floor_divide")
+"""What torch gives its second operand as it is, where that is a number beside 16-bit tensors: all
+other operators, and first operands, see it rounded to 16 bits."""
+
 _Number = (int, float, torch.SymInt, torch.SymFloat)
 
 
@@ -44,12 +48,23 @@ def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Seq
     positions = [i for i, m in enumerate(metas) if i >= first and _is_operand(m)]
     if (dtype := _common_dtype([metas[i] for i in positions], node.meta.get("val"))) is None:
         return args
+    if target.name().startswith(_EXACT_BESIDE) and _is_exact(metas[1:2], dtype):
+        dtype = torch.float32  # the result is rounded, once
     promoted = list(args)
     numbers_only = not any(isinstance(metas[i], torch.Tensor) for i in positions)
     for i in positions:
         if numbers_only or isinstance(args[i], ir.Value):
             promoted[i] = recorder.cast(args[i], to_onnx_type(dtype))
     return promoted
+
+
+def _is_exact(second: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Tell whether a second operand, known at run time, has digits that a 16-bit type has not."""
+    if dtype not in (torch.float16, torch.bfloat16) or not second:
+        return False
+    if isinstance(second[0], torch.Tensor):
+        return second[0].dim() == 0 and second[0].dtype not in (dtype, torch.bool)
+    return isinstance(second[0], torch.SymInt | torch.SymFloat)
 
 
 def _is_operand(meta: Any) -> bool:

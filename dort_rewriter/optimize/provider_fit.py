@@ -12,6 +12,7 @@ from typing import Any
 import onnx.defs
 import onnx_ir as ir
 
+from dort_rewriter.dtypes import holds
 from dort_rewriter.optimize.replacing import take_place
 
 __all__ = ["HasKernel", "fit_to_provider"]
@@ -31,20 +32,57 @@ _WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
 }
 
 
-def fit_to_provider(model: ir.Model, has_kernel: HasKernel) -> list[ir.Node]:
-    """Put casts where they are needed; return the nodes that no cast can help."""
+_JUMPING = frozenset(
+    "Equal Less LessOrEqual Greater GreaterOrEqual Floor Ceil Round Sign Mod ArgMax ArgMin".split()
+)
+"""What gives another number altogether where an input differs in its last bit."""
+
+
+def fit_to_provider(
+    model: ir.Model, has_kernel: HasKernel, *, keeps_rounding: bool = True
+) -> list[ir.Node]:
+    """Put casts where they are needed; return the nodes that no cast can help.
+
+    NOTE: onnxruntime on the CPU (no `keeps_rounding`) casts float16 nodes by itself, and leaves a
+    Cast from float32 out together with its own back: a comparison sees what was never rounded.
+    Casts that are written are computed.
+    """
     helpless = []
     for node in list(model.graph):
         if node.domain or node.op_type in ("Cast", "If", "Loop", "Scan"):
             continue
         types = [None if v is None else v.dtype for v in node.inputs]
-        if has_kernel(node, types):
+        wide: list[ir.DataType | None] | None
+        if not keeps_rounding and _needs_rounding(node):
+            wide = [_D.FLOAT if t == _D.FLOAT16 else t for t in types]
+        elif has_kernel(node, types):
             continue
-        if (wide := _find_types(model, node, types, has_kernel)) is None:
+        else:
+            wide = _find_types(model, node, types, has_kernel)
+        if wide is None:
             helpless.append(node)
         else:
             _surround(model.graph, node, wide)
     return helpless
+
+
+def _needs_rounding(node: ir.Node) -> bool:
+    """Tell whether a node has to see float16 numbers as they are.
+
+    NOTE: onnxruntime 1.19 makes one of two casts that start with integers, so none is written.
+    """
+    if node.op_type not in _JUMPING:
+        return False
+    halves = [v for v in node.inputs if v is not None and v.dtype == _D.FLOAT16]
+    return bool(halves) and not any(_is_of_integers(v) for v in halves)
+
+
+def _is_of_integers(value: ir.Value) -> bool:
+    cast = value.producer()
+    if cast is None or cast.op_type != "Cast" or cast.inputs[0] is None:
+        return False
+    before = cast.inputs[0].dtype
+    return before is not None and before.is_integer() and not holds(_D.FLOAT16, before)
 
 
 def _find_types(

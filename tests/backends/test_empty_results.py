@@ -47,6 +47,8 @@ OF_NOTHING = {
     "sum kept": lambda x: x.sum(1, keepdim=True),
     "mean of the last": lambda x: x.mean(-1),
     "mean of nothing": lambda x: x.mean(0),
+    "mean of what was computed": lambda x: (x.abs() + 1).reciprocal().mean(),
+    "what is set of such a mean": lambda x: (x.abs() + 1).reciprocal().mean().count_nonzero(),
     "var": lambda x: x.var(0, unbiased=False),
     "amax": lambda x: x.amax(-1),
     "max": lambda x: x.max(-1).values,

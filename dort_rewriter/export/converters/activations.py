@@ -240,5 +240,9 @@ def celu(op: Recorder, x: Value, alpha: Any = 1.0) -> Value:
     """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
     wide = widen(op, x)
     alpha = like(op, alpha, wide)
-    curve = op.Mul(op.Elu(op.Div(wide, alpha)), alpha)
+    ratio = op.Div(wide, alpha)
+    growth = op.Elu(ratio)
+    if isinstance(alpha, Value) or alpha < 0:  # the ratio may be positive below zero
+        growth = op.Where(op.Greater(ratio, 0), op.Sub(op.Exp(ratio), 1), growth)
+    curve = op.Mul(growth, alpha)
     return store(op, op.Where(op.Greater(wide, 0), wide, curve))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.converters.opmath import HALVES, is_float, store, widen_beside
+from dort_rewriter.export.converters.opmath import HALVES, is_float, rounded, store, widen_beside
 from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -98,9 +98,9 @@ def floor_quotient(op: Recorder, a: Any, b: Any) -> Value:
     rest = op.Mod(a, b, fmod=1)
     is_short = op.And(op.Not(op.Equal(rest, 0)), op.Xor(op.Less(b, 0), op.Less(rest, 0)))
     # NOTE: torch rounds to the type it stores after each step.
-    difference = _stored(op, op.Sub(a, rest))
-    exact = _stored(op, op.Div(difference, b))
-    lower = _stored(op, op.Sub(exact, op.Cast(is_short, to=exact.dtype)))
+    difference = _stored(op, op.Sub(a, rest), b)
+    exact = _stored(op, op.Div(difference, b), b)
+    lower = _stored(op, op.Sub(exact, op.Cast(is_short, to=exact.dtype)), b)
     down = op.Floor(lower)
     quotient = op.Where(op.Greater(op.Sub(lower, down), 0.5), op.Add(down, 1), down)
     plain = op.Div(a, b)
@@ -108,8 +108,10 @@ def floor_quotient(op: Recorder, a: Any, b: Any) -> Value:
     return op.Where(op.Equal(b, 0), plain, signed)
 
 
-def _stored(op: Recorder, value: Value) -> Value:
-    """The numbers that an operator of torch would keep of these."""
+def _stored(op: Recorder, value: Value, divisor: Any) -> Value:
+    """The numbers that torch keeps of these on the way: all digits, where it divides by one number."""
+    if not isinstance(divisor, Value) or all(dim == 1 for dim in divisor.dims):
+        return value
     narrow = op.fx_node is not None and isinstance(op.result, torch.Tensor) and op.dtype in HALVES
     return op.cast(store(op, value), ir.DataType.FLOAT) if narrow else value
 
@@ -145,7 +147,7 @@ def div_mode(op: Recorder, x: Value, other: Any, *, rounding_mode: str | None) -
     a, b = _operands(op, x, other)
     if not _has_float(a, b):
         return store(op, _truncate_integers(op, a, b))
-    return store(op, truncate(op, _stored(op, op.Div(a, b))))
+    return store(op, truncate(op, _stored(op, op.Div(a, b), b)))
 
 
 @converter("aten::floor_divide", "aten::floor_divide.Scalar")
@@ -158,14 +160,14 @@ def floor_divide(op: Recorder, x: Any, other: Any) -> Value:
 @converter("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")
 def remainder(op: Recorder, x: Any, other: Any) -> Value:
     """remainder.Tensor(Tensor self, Tensor other) -> Tensor"""
-    a, b = _operands(op, x, other)
+    a, b = _operands(op, x, _rounded(op, other))
     return store(op, floor_remainder(op, a, b))
 
 
 @converter("aten::fmod.Tensor", "aten::fmod.Scalar")
 def fmod(op: Recorder, x: Any, other: Any) -> Value:
     """fmod.Tensor(Tensor self, Tensor other) -> Tensor"""
-    a, b = _operands(op, x, other)
+    a, b = _operands(op, x, _rounded(op, other))
     if _has_float(a, b):
         return store(op, op.Mod(a, b, fmod=1))
     # ORT's Mod of this kind goes through float64.
@@ -173,15 +175,27 @@ def fmod(op: Recorder, x: Any, other: Any) -> Value:
 
 
 def _operands(op: Recorder, x: Any, other: Any) -> tuple[Any, Any]:
-    """Both in the type that torch computes in: that of the result, 16 bits widened.
+    """Both in the type that torch computes in: that of the result, 16 bits widened; the first one
+    is rounded before, the second one is taken as it is.
 
     NOTE: not every torch tags all of these operators as elementwise, which would do it.
     """
     dtype = ir.DataType.FLOAT if op.dtype in HALVES else op.dtype
+    x = _rounded(op, x)
     a, b = (v if isinstance(v, Value) else _in_type(v, dtype) for v in (x, other))
     if not isinstance(a, Value) and not isinstance(b, Value):
         a = op.constant(a, dtype)
     return tuple(op.cast(v, dtype) if isinstance(v, Value) else v for v in (a, b))  # type: ignore[return-value]
+
+
+def _rounded(op: Recorder, operand: Any) -> Any:
+    """An operand with the digits that the type of a 16-bit result has."""
+    if op.dtype not in HALVES:
+        return operand
+    if not isinstance(operand, Value):
+        return rounded(operand, op.dtype)
+    # NOTE: onnxruntime 1.19 makes one of the casts of integers to 16 bits and on to float32.
+    return store(op, operand) if is_float(operand) else operand
 
 
 def _in_type(number: Any, dtype: ir.DataType) -> Any:

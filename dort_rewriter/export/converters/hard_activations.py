@@ -64,8 +64,9 @@ def hardswish_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
 @converter("aten::softshrink")
 def softshrink(op: Recorder, x: Value, lambd: Any = 0.5) -> Value:
     """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
+    x = widen(op, x)
     lambd = cast_like(op, lambd, x)
-    return op.Sub(x, op.Clip(x, op.Neg(lambd), lambd))
+    return store(op, op.Sub(x, op.Clip(x, op.Neg(lambd), lambd)))
 
 
 @converter("aten::hardshrink")

@@ -10,7 +10,17 @@ import onnx_ir as ir
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.graph.values import Value
 
-__all__ = ["HALVES", "cast_like", "is_bool", "is_float", "like", "store", "widen", "widen_beside"]
+__all__ = [
+    "HALVES",
+    "cast_like",
+    "is_bool",
+    "is_float",
+    "like",
+    "rounded",
+    "store",
+    "widen",
+    "widen_beside",
+]
 
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -28,16 +38,21 @@ def widen(op: Recorder, value: Any) -> Any:
 def widen_beside(op: Recorder, value: Any, number: Any) -> Any:
     """A 16-bit factor or dividend as float32, where the number beside it is none of its type.
 
-    NOTE: torch rounds the numbers that it adds to the type of the tensor, but multiplies and
-    divides by them as they are; the result is rounded.
+    NOTE: torch rounds numbers to the type of the tensor, except those it multiplies and divides
+    by; the result is rounded. ``promotion.py`` does the same for what is known at run time.
     """
     if not isinstance(number, int | float) or isinstance(number, bool):
         return value
     if not isinstance(value, Value) or value.dtype not in HALVES:
         return value
+    as_stored = rounded(number, value.dtype)
+    return value if as_stored == number or number != number else widen(op, value)
+
+
+def rounded(number: float, dtype: ir.DataType) -> float:
+    """A Python number as a floating-point type stores it."""
     with np.errstate(over="ignore"):
-        rounded = float(np.asarray(number, np.float32).astype(value.dtype.numpy()))
-    return value if rounded == number or number != number else widen(op, value)
+        return float(np.asarray(number, np.float32).astype(dtype.numpy()))
 
 
 def store(op: Recorder, value: Any) -> Value:

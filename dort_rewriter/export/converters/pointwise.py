@@ -63,11 +63,13 @@ def _scale(op: Recorder, factor: Any, value: Any) -> Any:
 
 
 def _terms(op: Recorder, x: Any, factor: Any, value: Any) -> tuple[Any, Any]:
-    """x and factor * value; of 16 bits in float32: torch rounds the factor, and the sum."""
-    plain = isinstance(factor, Value) or factor == 1
-    if plain or not isinstance(value, Value) or value.dtype not in HALVES:
+    """x and factor * value; of 16 bits in float32: torch rounds the numbers, and the sum."""
+    plain = not isinstance(factor, Value) and factor == 1
+    narrow = next((v for v in (x, value) if isinstance(v, Value) and v.dtype in HALVES), None)
+    if plain or narrow is None:
         return x, _scale(op, factor, value)
-    return widen(op, x), op.Mul(widen(op, value), widen(op, cast_like(op, factor, value)))
+    first, second, wide = (widen(op, cast_like(op, v, narrow)) for v in (x, value, factor))
+    return first, op.Mul(second, wide)
 
 
 @converter("aten::add.Tensor", "aten::add.Scalar")
@@ -95,7 +97,7 @@ def mul(op: Recorder, x: Any, other: Any) -> Value:
     """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
     if is_bool(x) and is_bool(other):
         return op.And(x, other)
-    return op.Mul(widen_beside(op, x, other), widen_beside(op, other, x))
+    return op.Mul(widen_beside(op, x, other), other)
 
 
 @converter("aten::addcmul")

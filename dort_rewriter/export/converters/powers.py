@@ -132,11 +132,15 @@ def log10(op: Recorder, x: Value) -> Value:
 @converter("aten::logit")
 def logit(op: Recorder, x: Value, eps: Any = None) -> Value:
     """logit(Tensor self, float? eps=None) -> Tensor"""
-    x = widen(op, x)
+    kind, x = op.dtype, widen(op, x)
+
+    def step(value: Value) -> Value:  # NOTE: torch keeps 16 bits of each
+        return widen(op, op.cast(value, kind))
+
     if eps is not None:
-        eps = cast_like(op, eps, x)
-        x = op.Clip(x, eps, op.Sub(1, eps))
-    return store(op, op.Log(op.Div(x, op.Sub(1.0, x))))
+        eps = widen(op, op.cast(eps, kind))
+        x = op.Clip(x, eps, step(op.Sub(1, eps)))
+    return store(op, op.Log(step(op.Div(x, step(op.Sub(1.0, x))))))
 
 
 @converter("aten::logaddexp")

@@ -36,6 +36,7 @@ CASES = [
     Case("aten::elu_backward", (G, 1.5, 0.7, 1.2, False, X)),
     Case("aten::elu_backward", (G, 1.5, 1, 1, True, torch.nn.functional.elu(X, 1.5))),
     Case("aten::celu", (X, 0.7)),
+    Case("aten::celu", (X, -0.7)),
 ]
 
 

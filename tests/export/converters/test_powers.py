@@ -53,6 +53,7 @@ CASES = [
     Case("aten::log10", (INT.abs() + 1,)),
     Case("aten::logit", (FRACTION,)),
     Case("aten::logit", (FRACTION, 0.2)),
+    Case("aten::logit", (FRACTION.half(), 0.1234567)),
     Case("aten::logaddexp", (SMALL, SMALL.flip(0))),
     Case(
         "aten::logaddexp",

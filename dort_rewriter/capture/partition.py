@@ -12,6 +12,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -127,6 +128,7 @@ def _fuse(
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import create_op_support
 
+    chained = _chain_in_order(n for n in graph_module.graph.nodes if n.name in outside)
     support = create_op_support(
         lambda _, node: node.op in ("call_function", "get_attr") and node.name not in outside
     )
@@ -139,6 +141,9 @@ def _fuse(
         if small not in worth:
             logger.debug("%s node(s) are too few for a session: %s", small.size(), small.nodes)
     fused = partitioner.fuse_partitions(worth)
+    for node in fused.graph.nodes:
+        if node.name in chained:
+            node.args = node.args[:-1]
     _return_last(fused.graph)
     blocks = [
         n
@@ -149,6 +154,30 @@ def _fuse(
         _move_bodies(fused, block)
     fused.recompile()
     return fused, tuple(str(b.target) for b in blocks)
+
+
+def _chain_in_order(nodes: Iterable[torch.fx.Node]) -> set[str]:
+    """Let each node that draws, or may do anything, wait for the one before it.
+
+    Nothing else in a graph says which of them comes first: a block that one of them reads may read
+    a later one. These are the names of the nodes that have another node as a last argument now.
+    """
+    calls = [n for n in nodes if n.op == "call_function" and _has_a_place(n.target)]
+    for before, node in pairwise(calls):
+        node.args = (*node.args, before)
+    return {n.name for n in calls[1:]}
+
+
+def _has_a_place(target: Any) -> bool:
+    """Tell whether it matters when an operator runs, beside what it reads and writes."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return (
+        target.namespace not in ("aten", "prims")
+        or torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 def _return_last(graph: torch.fx.Graph) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal": lambda x: torch.normal(x, x.abs()),
     "uniform": lambda x: torch.empty_like(x).uniform_(1, 2),
     "randint_like": lambda x: torch.randint_like(x, 0, 9) + x,
-    "multinomial": lambda x: torch.multinomial(x.sigmoid(), 3),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3),
     "randperm": lambda x: x[torch.randperm(6)],
     "rrelu": lambda x: functional.rrelu(x, training=True),
     "dropout": lambda x: functional.dropout(x, 0.4),
@@ -82,3 +82,46 @@ def test_draws_are_those_of_eager_for_one_seed(name: str) -> None:
     compiled = torch.compile(function, backend=OrtBackend())
     torch.manual_seed(1)
     torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [DRAWS, [*reversed(DRAWS)], ["multinomial", "gumbel_softmax"]],
+    ids=["as listed", "reversed", "computed from and not"],
+)
+def test_draws_of_a_graph_keep_their_order(order: Iterable[str]) -> None:
+    """Each waits for those before it, whatever they are computed from."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [DRAWS[name](x) for name in order]
+
+    torch._dynamo.reset()
+    x = torch.linspace(-2, 2, 42).reshape(6, 7)
+    torch.manual_seed(1)
+    expected = function(x)
+    compiled = torch.compile(function, backend=OrtBackend())
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(x), expected)
+
+
+def test_what_a_program_draws_by_itself_keeps_its_order() -> None:
+    seen = []
+    draws = (torch.Tag.nondeterministic_seeded,)
+
+    @torch.library.custom_op("dort_tests::note", mutates_args=(), tags=draws)
+    def note(x: torch.Tensor, place: int) -> torch.Tensor:
+        seen.append(place)
+        return x + place
+
+    @note.register_fake
+    def _(x: torch.Tensor, place: int) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = note(x.softmax(-1).relu(), 1)
+        second = note(torch.ones(3), 2).exp().relu()
+        return first.exp().relu(), note(second.exp() + first, 3), note(x, 4).relu()
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=OrtBackend())(torch.randn(2, 3))
+    assert seen == [1, 2, 3, 4]

@@ -111,6 +111,7 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     _save_compared(joint.graph)
+    _save_normalized(joint.graph)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     saved = range(kwargs["num_fwd_outputs"], len(results_of(forward.graph)))
@@ -138,6 +139,20 @@ def _save_compared(graph: torch.fx.Graph) -> None:
                 several = argument.target is operator.getitem
                 computed = argument.all_input_nodes[0] if several else argument
                 computed.meta.setdefault("recompute", policy.MUST_SAVE)
+
+
+def _save_normalized(graph: torch.fx.Graph) -> None:
+    """Let the backward graph read what a batch norm in training gave, also under a checkpoint.
+
+    To compute it again, it would read the running statistics, which were written to meanwhile.
+    """
+    policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
+    if policy is None:  # torch 2.3
+        return
+    for node in graph.nodes:
+        if node.target is torch.ops.aten._native_batch_norm_legit_functional.default:
+            for kept in (node, *node.users):
+                kept.meta["recompute"] = policy.MUST_SAVE
 
 
 def _release_updates(graph_module: torch.fx.GraphModule) -> None:

@@ -132,3 +132,23 @@ def test_a_checkpoint_with_dropout() -> None:
     for _ in range(2):
         torch.testing.assert_close(train(ours, given), train(function, given))
     assert backend.execution_count > 0
+
+
+def test_a_checkpoint_with_a_batch_norm() -> None:
+    """What it gave is kept: the running statistics are others when the backward begins."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(4)
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        def inner(a: Tensor) -> Tensor:
+            result: Tensor = norm((a @ weight).relu()).sigmoid()
+            return result
+
+        result: Tensor = checkpoint(inner, x, use_reentrant=False).sum(1) * 2
+        return result
+
+    given = (numbers(5, 4), numbers(4, 4) + 0.1)
+    ours, backend = compiled(function)
+    for _ in range(2):
+        torch.testing.assert_close(train(ours, given), train(function, given))
+    assert backend.execution_count > 0

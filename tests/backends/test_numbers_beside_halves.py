@@ -31,6 +31,9 @@ BOTH: dict[str, Program] = {
     "x % m": lambda x, m: x % m,
     "m % x": lambda x, m: torch.remainder(m, x),
     "fmod": lambda x, m: torch.fmod(x, m),
+    "xlogy": lambda x, m: torch.xlogy(x, m),
+    "m log x": lambda x, m: torch.xlogy(m, x),
+    "xlog1py": lambda x, m: torch.special.xlog1py(x, m),
     "trunc(x / m)": lambda x, m: torch.div(x, m, rounding_mode="trunc"),
     "floor(x / m)": lambda x, m: torch.div(x, m, rounding_mode="floor"),
     "where": lambda x, m: torch.where(x > 0, x, m),
@@ -116,3 +119,18 @@ def test_whole_numbers_that_16_bits_do_not_hold() -> None:
         expected = x * length, x / length
         for got, wanted in zip(compiled(x), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function", [torch.xlogy, torch.special.xlog1py, torch.floor_divide, torch.remainder]
+)
+def test_integers_beside_halves_are_rounded(function: Program, dtype: torch.dtype) -> None:
+    """Also those that float16 has no number for."""
+    compiled, _ = compile_strictly(function)
+    whole = torch.tensor([0, 3, 2049, 2051, 70001, -4097, -100_003, 0])
+    x = torch.tensor([0.3, -0.7, 1.1, 41.5, 2.3, 5.1, 0.9, math.nan], dtype=dtype)
+    for given in ((whole, x), (x, whole)):
+        torch.testing.assert_close(
+            compiled(*given), function(*given), rtol=0, atol=0, equal_nan=True
+        )

@@ -194,8 +194,7 @@ def _rounded(op: Recorder, operand: Any) -> Any:
         return operand
     if not isinstance(operand, Value):
         return rounded(operand, op.dtype)
-    # NOTE: onnxruntime 1.19 makes one of the casts of integers to 16 bits and on to float32.
-    return store(op, operand) if is_float(operand) else operand
+    return store(op, operand)
 
 
 def _in_type(number: Any, dtype: ir.DataType) -> Any:

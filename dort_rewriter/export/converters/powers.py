@@ -117,6 +117,31 @@ def log1p(op: Recorder, x: Value) -> Value:
     return store(op, op.Where(op.Equal(y, 1.0), x, result))
 
 
+@converter("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
+def xlogy(op: Recorder, x: Any, other: Any) -> Value:
+    """xlogy.Tensor(Tensor self, Tensor other) -> Tensor"""
+    factor, argument = op.cast(x, op.dtype), op.cast(other, op.dtype)
+    return _times_logarithm(op, factor, argument, store(op, op.Log(widen(op, argument))))
+
+
+@converter(
+    "aten::special_xlog1py",
+    "aten::special_xlog1py.self_scalar",
+    "aten::special_xlog1py.other_scalar",
+)
+def special_xlog1py(op: Recorder, x: Any, other: Any) -> Value:
+    """special_xlog1py(Tensor self, Tensor other) -> Tensor"""
+    factor, argument = op.cast(x, op.dtype), op.cast(other, op.dtype)
+    return _times_logarithm(op, factor, argument, log1p(op, argument))
+
+
+def _times_logarithm(op: Recorder, x: Value, argument: Value, logarithm: Value) -> Value:
+    """A factor times a logarithm, zero where the factor is; torch keeps 16 bits of the logarithm."""
+    wide, argument = widen(op, x), widen(op, argument)
+    product = op.Where(op.Equal(wide, 0), 0, op.Mul(wide, widen(op, logarithm)))
+    return store(op, op.Where(op.IsNaN(argument), argument, product))
+
+
 @converter("aten::log2")
 def log2(op: Recorder, x: Value) -> Value:
     """log2(Tensor self) -> Tensor"""

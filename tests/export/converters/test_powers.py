@@ -50,6 +50,17 @@ CASES = [
     Case("aten::expm1", (SMALL,)),
     Case("aten::log1p", (SMALL,)),
     Case("aten::log2", (P,)),
+    *(
+        Case(name, (T(3, 4, dtype=t), T(4, dtype=t).abs()))
+        for name in ("aten::xlogy.Tensor", "aten::special_xlog1py")
+        for t in (torch.float32, torch.float64)
+    ),
+    Case("aten::xlogy.Tensor", (torch.zeros(3), torch.tensor([0.0, -1.0, float("nan")]))),
+    Case("aten::xlogy.Scalar_Self", (0, torch.tensor([0.0, -1.0, float("nan")]))),
+    Case("aten::xlogy.Scalar_Other", (T(3, dtype=torch.int64), 2.5)),
+    Case("aten::special_xlog1py", (torch.zeros(3), torch.tensor([-1.0, -2.0, float("nan")]))),
+    Case("aten::special_xlog1py.self_scalar", (2, T(3, 4).abs())),
+    Case("aten::special_xlog1py.other_scalar", (T(3, 4), 0.5)),
     Case("aten::log10", (INT.abs() + 1,)),
     Case("aten::logit", (FRACTION,)),
     Case("aten::logit", (FRACTION, 0.2)),

@@ -45,6 +45,9 @@ _STATEFUL = ("c10d", "_c10d", "_dtensor", "fsdp", "symm_mem", "rngprims", "strea
 """How the namespaces begin whose operators know tensors by their memory, or change the process."""
 
 
+_BY_STRIDES = ("as_strided", "resize", "set")
+"""How operators begin that see how an argument lies in memory, which is another way in a model."""
+
 _CHECKS = frozenset({"aten::_linalg_check_errors"})
 """Operators that raise an exception or do nothing; in an order that AOTAutograd keeps."""
 
@@ -79,7 +82,8 @@ def _is_function(target: Any) -> bool:
     """Whether an operator returns new tensors, and has no other effect."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target.namespace.startswith(_STATEFUL):
+    name = target.name().rpartition("::")[2]
+    if target.namespace.startswith(_STATEFUL) or name.startswith(_BY_STRIDES):
         return False
     schema = target._schema
     aliases = [*(a.alias_info for a in schema.arguments), *(r.alias_info for r in schema.returns)]

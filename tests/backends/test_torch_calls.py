@@ -448,6 +448,17 @@ def test_random_operators_stay_in_torch(dumped: Path) -> None:
     assert max(calls(dumped)) > 0
 
 
+def test_what_goes_by_strides_stays_in_torch(dumped: Path) -> None:
+    def function(x: Tensor) -> Tensor:
+        part = (x * 2).relu().softmax(-1).t()[..., 1::2]
+        return torch.as_strided_scatter(part, x.new_zeros(2, 2), (2, 2), (1, 1)).exp().relu() * 2
+
+    ours, _ = compiled(function)
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(ours(x), function(x))
+    assert sum(calls(dumped)) == 0
+
+
 def test_complex_numbers_stay_in_torch(dumped: Path) -> None:
     def function(x: Tensor) -> Tensor:
         return torch.fft.rfft(x.sin() + 1).abs().cos() + 1

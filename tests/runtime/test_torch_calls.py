@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import onnxruntime
@@ -98,6 +99,15 @@ def test_another_type_than_the_model_says_is_refused() -> None:
         run(model, torch.ones(3))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell may have started the tests with SIGINT ignored, which is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("how", "kind"), [("bad", ValueError), ("interrupted", KeyboardInterrupt)]
 )

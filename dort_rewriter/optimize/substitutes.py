@@ -1,12 +1,13 @@
 """Other nodes in the place of those that the kernels at hand compute wrongly.
 
 onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
-0.0 for that of -0.0, and 0 for the Relu of a single NaN of float16.
+0.0 for that of -0.0, 0 for the Relu of a single NaN of float16, and a number for the Min and the
+Max of a NaN of float16 that is repeated along the last axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -24,24 +25,39 @@ IsWrong = Callable[[str, ir.DataType], bool]
 _MARK = "substitute"
 
 
-def _erf(op: Writer, x: ir.Value) -> ir.Value:
+def _erf(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
     result: ir.Value = op.Where(op.IsNaN(x), x, op.Erf(x))
     return result
 
 
-def _relu(op: Writer, x: ir.Value) -> ir.Value:
+def _relu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
     result: ir.Value = op.Where(op.Less(x, 0), 0, x)
     return result
 
 
-def _sqrt(op: Writer, x: ir.Value) -> ir.Value:
+def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     """In float64, of which the rounded root is the root rounded once."""
+    (x,) = inputs
     assert x.dtype is not None
     return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
 
 
-SUBSTITUTED: dict[str, Callable[[Writer, ir.Value], ir.Value]] = {
+def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
+    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+        dtype = inputs[0].dtype
+        assert dtype is not None
+        wide = [op.cast(x, ir.DataType.FLOAT) for x in inputs]
+        return op.cast(op.call(name, *wide), dtype)
+
+    return computed
+
+
+SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
     "Erf": _erf,
+    "Max": _in_float("Max"),
+    "Min": _in_float("Min"),
     "Relu": _relu,
     "Sqrt": _sqrt,
 }
@@ -85,12 +101,11 @@ def _by_ours(node: ir.Node) -> bool:
 
 
 def _by_standard(node: ir.Node, opset: int) -> None:
-    graph, x = node.graph, node.inputs[0]
+    graph, inputs = node.graph, [x for x in node.inputs if x is not None]
     assert isinstance(graph, ir.Graph)
-    assert x is not None
     emitter = Emitter(graph, opset)
     emitter.begin({**node.metadata_props, "rule": _MARK})
-    result = SUBSTITUTED[node.op_type](emitter, x)
+    result = SUBSTITUTED[node.op_type](emitter, inputs)
     _put(node, emitter.nodes, result)
 
 

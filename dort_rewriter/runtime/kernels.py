@@ -122,10 +122,14 @@ def kernel_query(provider: str = CPU) -> Callable[..., bool]:
 
 _KEPT: Mapping[str, tuple[float, ...]] = {
     "Erf": (math.nan,),
+    "Max": (math.nan,),
+    "Min": (math.nan,),
     "Relu": (math.nan,),
     "Sqrt": (math.inf, -0.0),
 }
 """Operators, and numbers that they leave as they are: not every kernel does."""
+
+_OF_TWO = ("Max", "Min")
 
 
 @functools.cache
@@ -137,12 +141,15 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    model = _one_node(op_type, "", 18, (int(dtype),), {}, (int(dtype),))
+    beside = {"x1": np.zeros((1, 3), dtype.numpy())} if op_type in _OF_TWO else {}
+    types = (int(dtype),) * (1 + len(beside))
+    model = _one_node(op_type, "", 18, types, {}, (int(dtype),))
     session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
     for number in _KEPT[op_type]:
         for count in (1, 33):  # the last ones of a vector have a kernel of their own
-            x = np.full(count, number, dtype.numpy())
-            (y,) = session.run(None, {"x0": x})
+            x = np.full((count, 1) if beside else count, number, dtype.numpy())
+            (y,) = session.run(None, {"x0": x, **beside})
+            x = np.broadcast_to(x, y.shape)
             kept = np.array_equal(x, y, equal_nan=True)
             if not kept or (np.signbit(x) != np.signbit(y))[~np.isnan(x)].any():
                 return True

@@ -9,12 +9,13 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from dort_rewriter.optimize.substitutes import SUBSTITUTED, substitute
+from dort_rewriter.optimize.substitutes import SUBSTITUTED, IsWrong, substitute
 from dort_rewriter.runtime.kernels import is_wrong
 from tests.optimize.rewrites import model_of, run_onnxruntime
 
 OWN_OR_STANDARD = pytest.mark.parametrize("own", [False, True], ids=["standard", "own"])
 TORCH = {"Erf": torch.erf, "Relu": torch.relu, "Sqrt": torch.sqrt}
+OF_TWO = {"Max": np.maximum, "Min": np.minimum}
 NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, 100.0]
 
 
@@ -24,7 +25,7 @@ def always(op_type: str, dtype: ir.DataType) -> bool:
 
 @OWN_OR_STANDARD
 @pytest.mark.parametrize("dtype", ["float", "float16"])
-@pytest.mark.parametrize("op", SUBSTITUTED)
+@pytest.mark.parametrize("op", TORCH)
 def test_special_numbers(op: str, dtype: str, own: bool) -> None:
     model = model_of(f"({dtype}[N] x) => ({dtype}[N] y) {{ y = {op}(x) }}")
     assert substitute(model, always, own_kernels=own) == 1
@@ -59,7 +60,7 @@ def test_right_kernels_stay() -> None:
     assert [n.op_type for n in model.graph] == ["Sqrt", "Exp"]
 
 
-@pytest.mark.parametrize("op", SUBSTITUTED)
+@pytest.mark.parametrize("op", TORCH)
 def test_the_kernels_at_hand_are_tried(op: str) -> None:
     """What is said to be right is."""
     model = model_of(f"(float[N] x) => (float[N] y) {{ y = {op}(x) }}")
@@ -67,3 +68,23 @@ def test_the_kernels_at_hand_are_tried(op: str) -> None:
     (got,) = run_onnxruntime(ir.to_proto(model), {"x": x.numpy()})
     same = torch.allclose(torch.from_numpy(got), TORCH[op](x), equal_nan=True)
     assert same or is_wrong(op, ir.DataType.FLOAT)
+
+
+def test_every_substitute_is_tried() -> None:
+    assert TORCH.keys() | OF_TWO.keys() == SUBSTITUTED.keys()
+
+
+@OWN_OR_STANDARD
+@pytest.mark.parametrize("wrong", [always, is_wrong], ids=["replaced", "if need be"])
+@pytest.mark.parametrize("op", OF_TWO)
+def test_numbers_repeated_along_either_axis(op: str, wrong: IsWrong, own: bool) -> None:
+    model = model_of(f"(float16[N,K] x, float16[M,L] y) => (float16[A,B] z) {{ z = {op}(x, y) }}")
+    substitute(model, wrong, own_kernels=own)
+    rng = np.random.default_rng(0)
+    for shapes in (((4, 1), (1, 5)), ((4, 1), (4, 5)), ((1, 5), (4, 5)), ((4, 5), (1, 1))):
+        x, y = (rng.standard_normal(s).astype(np.float16) for s in shapes)
+        x[0, 0] = np.nan
+        for given in ((x, y), (y, x)):
+            feeds = dict(zip("xy", given, strict=True))
+            (got,) = run_onnxruntime(ir.to_proto(model), feeds)
+            np.testing.assert_array_equal(got, OF_TWO[op](x, y))

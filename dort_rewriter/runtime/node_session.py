@@ -13,7 +13,7 @@ from onnx import helper
 from dort_rewriter.dtypes import to_numpy, to_torch
 from dort_rewriter.runtime.custom_kernels import DOMAIN
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
-from dort_rewriter.runtime.ort_values import DLPACK_TYPES, capsule_to_tensor, to_capsule
+from dort_rewriter.runtime.ort_values import DLPACK_TYPES, capsule_to_tensor, push
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session, session_options
 
@@ -59,7 +59,7 @@ class NodeSession:
         assert self.session is not None
         feeds, fetches = bindings().OrtValueVector(), bindings().OrtValueVector()
         for value in given.values():
-            feeds.push_back(to_capsule(_tensor(value)), value.dtype == np.bool_)
+            push(feeds, _tensor(value))
         options, cpu = load_onnxruntime().RunOptions(), ort_device(None)
         devices = [cpu] * len(wanted)
         run = self.session.ort.run_with_ortvaluevector

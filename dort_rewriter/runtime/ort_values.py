@@ -17,6 +17,7 @@ goes through :func:`is_ready` or :func:`dense` first.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ __all__ = [
     "empty_address",
     "from_ort",
     "is_ready",
+    "push",
+    "takes_flag",
     "to_capsule",
     "to_ort",
     "unmade_value",
@@ -118,6 +121,27 @@ def empty_address(tensor: torch.Tensor, name: str) -> int:
     return _PLACEHOLDER_ADDRESS
 
 
+@functools.cache
+def takes_flag() -> bool:
+    """Whether onnxruntime has to be told that a capsule holds truth values: 1.32 reads it there,
+    and takes no such argument any more.
+    """
+    try:
+        bindings().OrtValueVector().push_back(to_capsule(torch.zeros(1)), False)
+    except TypeError:
+        return False
+    return True
+
+
+def push(vector: Any, tensor: torch.Tensor) -> None:
+    """Append a contiguous tensor, whatever its type, to an OrtValueVector."""
+    if not takes_flag():
+        vector.push_back(to_capsule(tensor))
+        return
+    is_bool = tensor.dtype is torch.bool  # of which dlpack knew nothing
+    vector.push_back(to_capsule(tensor.view(torch.uint8) if is_bool else tensor), is_bool)
+
+
 def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
     """An OrtValueVector over the tensors, which must be ready and outlive its use."""
     vector = bindings().OrtValueVector()
@@ -126,7 +150,7 @@ def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
         if not is_ready(tensor, tensor.dtype, tensor.device):
             raise ExecutionError(f"Tensor {position} is not contiguous: pass it through dense().")
         if tensor.dtype in DLPACK_TYPES:
-            vector.push_back(to_capsule(tensor), False)
+            push(vector, tensor)
             continue
         address = tensor.data_ptr() or empty_address(tensor, f"tensor {position}")
         device = ort_device(tensor.device)

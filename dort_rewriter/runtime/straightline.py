@@ -16,6 +16,7 @@ import torch
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.call_plan import TYPECODES, CallPlan, plan_call
+from dort_rewriter.runtime.ort_values import takes_flag
 from dort_rewriter.runtime.spelling import (
     arguments_needed,
     find_step,
@@ -156,8 +157,9 @@ class _Writer:
             if not self.plan.batched:
                 self._line(f"shapes = {spell_tuple(['()'] * numbers)}")
             self._line("feeds.push_back_batch(NONES, addresses, TYPES, shapes, DEVICES)")
+        flag = ", False" if self.plan.capsules and takes_flag() else ""
         for index in self.plan.capsules:
-            self._line(f"feeds.push_back(to_capsule(t{index}), False)")
+            self._line(f"feeds.push_back(to_capsule(t{index}){flag})")
 
     def _recognize(self) -> None:
         """Look at all tensors at once, and at each when they are not like those before."""

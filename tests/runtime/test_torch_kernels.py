@@ -26,7 +26,7 @@ from dort_rewriter.runtime.custom_kernels import (
     uses_torch_kernels,
 )
 from dort_rewriter.runtime.installed import bindings
-from dort_rewriter.runtime.ort_values import to_capsule
+from dort_rewriter.runtime.ort_values import push
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import create_session, session_options
 from dort_rewriter.runtime.torch_library import has_function
@@ -61,9 +61,7 @@ def run(model: onnx.ModelProto, *tensors: torch.Tensor) -> tuple[torch.Tensor, .
     state = bindings()
     feeds, fetches = state.OrtValueVector(), state.OrtValueVector()
     for tensor in tensors:
-        is_bool = tensor.dtype == torch.bool  # of which dlpack knows nothing
-        dense = tensor.contiguous()
-        feeds.push_back(to_capsule(dense.view(torch.uint8) if is_bool else dense), is_bool)
+        push(feeds, tensor.contiguous())
     names = [i.name for i in session.get_inputs()], [o.name for o in session.get_outputs()]
     cpu = ort_device(None)
     session.run_with_ortvaluevector(

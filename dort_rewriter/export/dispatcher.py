@@ -19,7 +19,7 @@ from dort_rewriter.export.onnxscript_functions import (
 )
 from dort_rewriter.export.registry import Converter, builtin_converters, make_converter, op_name
 
-__all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "foreign_tensor"]
+__all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "InFront", "foreign_tensor"]
 
 RANDOM = "random: it stays in torch, which owns the generator"
 """Why a random operator is not converted."""
@@ -144,6 +144,34 @@ def _make_converter(name: str, function: Callable[..., Any]) -> Converter:
             return function(*args, **kwargs)
 
     return dataclasses.replace(made, function=call)
+
+
+class InFront(Dispatcher):
+    """A dispatcher before another, which answers what is not asked of this one: see ``find``."""
+
+    def __init__(self, others: Dispatcher) -> None:
+        """Keep who converts the rest."""
+        self.others = others
+
+    def standard(self) -> Dispatcher:
+        """The dispatcher of models that run without torch."""
+        return self.others.standard()
+
+    def description(self) -> str | None:
+        """What is the same for dispatchers that convert alike."""
+        return self.others.description()
+
+    def converts(self, name: str) -> bool:
+        """Tell whether an operator has a converter, whatever its arguments."""
+        return self.others.converts(name)
+
+    def prefers(self, name: str) -> bool:
+        """Tell whether an operator is better converted than decomposed by torch."""
+        return self.others.prefers(name)
+
+    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
+        """The converter of a random operator, for a model that draws its own numbers."""
+        return self.others.find_drawing(node)
 
 
 class ForceDispatcher(Dispatcher):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
@@ -127,12 +127,12 @@ def is_called(node: torch.fx.Node) -> bool:
     return node.meta.get(_MARK, False) is not False
 
 
-class TorchCalls(Dispatcher):
+class TorchCalls(InFront):
     """A dispatcher, before which the nodes that are marked become calls."""
 
     def __init__(self, others: Dispatcher, register: Callable[[TorchCall], int]) -> None:
         """Keep who converts the rest; ``register`` gives the number of a call."""
-        self.others = others
+        super().__init__(others)
         self._register = register
 
     def find(self, node: torch.fx.Node) -> Converter | str:
@@ -181,26 +181,6 @@ class TorchCalls(Dispatcher):
         for i, value in zip(made, results, strict=True):
             all_results[i] = value
         return all_results if isinstance(metas, list | tuple) else all_results[0]
-
-    def standard(self) -> Dispatcher:
-        """The dispatcher of models that run without torch."""
-        return self.others.standard()
-
-    def description(self) -> str | None:
-        """What is the same for dispatchers that convert alike, but for calls."""
-        return self.others.description()
-
-    def converts(self, name: str) -> bool:
-        """Tell whether an operator has a converter, whatever its arguments."""
-        return self.others.converts(name)
-
-    def prefers(self, name: str) -> bool:
-        """Tell whether an operator is better converted than decomposed by torch."""
-        return self.others.prefers(name)
-
-    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
-        """The converter of a random operator, for a model that draws its own numbers."""
-        return self.others.find_drawing(node)
 
 
 def _arguments(given: Sequence[Any], values: Sequence[Any], inputs: list[Value]) -> list[Any]:

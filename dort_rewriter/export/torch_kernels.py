@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, make_converter, op_name
 from dort_rewriter.graph.schemas import OWN_DOMAIN
@@ -23,7 +23,7 @@ Asks = Callable[[torch.fx.Node], bool]
 HasFunction = Callable[[str], bool]
 
 
-class TorchKernels(Dispatcher):
+class TorchKernels(InFront):
     """A dispatcher, before which torch's kernels get the nodes that are meant for them."""
 
     def __init__(
@@ -35,7 +35,7 @@ class TorchKernels(Dispatcher):
         torch's library has a function of that name; ``described`` is the same where they answer
         alike.
         """
-        self.others = others
+        super().__init__(others)
         self._described = described
         self._wants = wants
         self._has_function = has_function
@@ -56,26 +56,10 @@ class TorchKernels(Dispatcher):
         there = self._has_function(function) or self._has_function(f"{function}_out")
         return known if there else None
 
-    def standard(self) -> Dispatcher:
-        """The dispatcher of models that run without torch."""
-        return self.others.standard()
-
     def description(self) -> str | None:
         """What is the same for dispatchers that convert alike."""
         known = self.others.description()
         return None if known is None else f"{known}, kernels of torch: {self._described}"
-
-    def converts(self, name: str) -> bool:
-        """Tell whether an operator has a converter, whatever its arguments."""
-        return self.others.converts(name)
-
-    def prefers(self, name: str) -> bool:
-        """Tell whether an operator is better converted than decomposed by torch."""
-        return self.others.prefers(name)
-
-    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
-        """The converter of a random operator, for a model that draws its own numbers."""
-        return self.others.find_drawing(node)
 
 
 def _of_numbers(node: torch.fx.Node) -> bool:

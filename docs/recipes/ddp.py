@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -41,12 +44,16 @@ def train(model: torch.nn.Module) -> torch.Tensor:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    eager = train(network())
-    compiled = train(torch.compile(network(), backend="onnxrt"))
-    torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
-    print(f"process {dist.get_rank()} of {dist.get_world_size()}:", *map(float, compiled))
-    dist.destroy_process_group()
+    try:
+        eager = train(network())
+        compiled = train(torch.compile(network(), backend="onnxrt"))
+        torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
+        print(f"process {dist.get_rank()} of {dist.get_world_size()}:", *map(float, compiled))
+    finally:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # DDP keeps gloo's threads: Python's end may abort in one of them

@@ -48,10 +48,12 @@ def train(compiled: bool) -> torch.Tensor:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    eager, compiled = train(compiled=False), train(compiled=True)
-    torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
-    print(f"process {dist.get_rank()} of {dist.get_world_size()}:", *map(float, compiled))
-    dist.destroy_process_group()
+    try:
+        eager, compiled = train(compiled=False), train(compiled=True)
+        torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
+        print(f"process {dist.get_rank()} of {dist.get_world_size()}:", *map(float, compiled))
+    finally:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ def network(parallel: bool) -> torch.nn.Module:
     return model
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def check() -> None:
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
     whole = network(parallel=False)
     whole(x).square().mean().backward()
@@ -48,7 +47,14 @@ def main() -> None:
         gradient = one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad
         torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-5)
     print(f"process {dist.get_rank()} of {dist.get_world_size()}: the gradients of one process")
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    try:
+        check()
+    finally:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

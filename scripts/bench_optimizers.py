@@ -22,12 +22,22 @@ import torch
 
 STEPS = 100
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    "Adam": lambda p: torch.optim.Adam(p, lr=1e-3),
-    "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+Make = Callable[[Any], torch.optim.Optimizer]
+
+_O = torch.optim
+OPTIMIZERS: dict[str, Make] = {
+    "AdamW": lambda p: _O.AdamW(p, lr=1e-3),
+    "Adam": lambda p: _O.Adam(p, lr=1e-3),
+    "SGD": lambda p: _O.SGD(p, lr=1e-2),
+    "SGD-momentum": lambda p: _O.SGD(p, lr=1e-2, momentum=0.9),
+    "SGD-nesterov": lambda p: _O.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+    "SGD-decay": lambda p: _O.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.01),
+    "RMSprop": lambda p: _O.RMSprop(p, lr=1e-3),
+    "RMSprop-centered": lambda p: _O.RMSprop(p, lr=1e-3, momentum=0.9, centered=True),
+    "Adagrad": lambda p: _O.Adagrad(p, lr=1e-2),
+    "Adadelta": lambda p: _O.Adadelta(p),
+    "NAdam": lambda p: _O.NAdam(p, lr=1e-3),
+    "RAdam": lambda p: _O.RAdam(p, lr=1e-3),
 }
 
 
@@ -103,7 +113,7 @@ def main() -> int:
         rows.append(row := measure(name, arguments.parameters, arguments.seconds))
         times = "  ".join(f"{b} {t:7.2f}" for b, t in row["ms"].items())
         print(
-            f"{name:8} {times} ms  time over Inductor's {row['over_inductor']:5.2f}, eager's "
+            f"{name:16} {times} ms  time over Inductor's {row['over_inductor']:5.2f}, eager's "
             f"{row['over_eager']:5.2f}; difference {row['difference']:.1e}",
             flush=True,
         )

@@ -107,11 +107,14 @@ def _elementwise(r: random.Random, op: str) -> Case:
 def _elementwise_list(r: random.Random, op: str) -> Case:
     one = _elementwise(r, "Elementwise")
     count, inputs = r.randint(1, 4), list(one.inputs)
+    shared = [Tensor(x.type, []) for x in inputs[r.randint(1, len(inputs)) :]]
+    own = inputs = inputs[: len(inputs) - len(shared)]
     for _ in range(count - 1):
         dims = _dims(r)
-        inputs += [Tensor(x.type, _part(r, dims)) for x in one.inputs[:-1]]
-        inputs.append(Tensor(one.inputs[-1].type, dims))
-    return Case(op, {**one.attributes, "count": count}, inputs, one.results * count)
+        inputs = [*inputs, *(Tensor(x.type, _part(r, dims)) for x in own[:-1])]
+        inputs.append(Tensor(own[-1].type, dims))
+    how = {**one.attributes, "count": count, "shared": len(shared)}
+    return Case(op, how, [*inputs, *shared], one.results * count)
 
 
 def _write_rows(r: random.Random, op: str) -> Case:

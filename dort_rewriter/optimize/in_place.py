@@ -161,9 +161,12 @@ def _reads_before_it_writes(node: ir.Node, old: ir.Value, new: ir.Value) -> bool
         if {n for n, _ in old.uses()} != {node}:
             return False
         own = node.outputs.index(new) // (len(node.outputs) // _count(node))
-        width = len(node.inputs) // _count(node)
-        readers = {i // width for i, v in enumerate(node.inputs) if v is old}
-        return readers <= {own}
+        shared = node.attributes.get_int("shared", 0)  # the last inputs, which all of them read
+        alone = len(node.inputs) - shared
+        if old in node.inputs[alone:]:
+            return False
+        width = alone // _count(node)
+        return all(i // width == own for i, v in enumerate(node.inputs[:alone]) if v is old)
     return node.op_type in _PROGRAMS
 
 

@@ -39,7 +39,7 @@ from dort_rewriter.runtime.straightline import (
 )
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
 from dort_rewriter.runtime.torch_calls import take_failure
-from dort_rewriter.runtime.writing import Apart
+from dort_rewriter.runtime.writing import Apart, Kept
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, Writes
 
 __all__ = ["Executor"]
@@ -200,8 +200,10 @@ def _write_constants(
             [i in writes.arguments.values() for i in plan.batched],
         ),
         "FETCHES": order,
+        "FED": Kept(),
         "FETCH_DEVICES": [ort_device(None)] * len(order),
         "UNMADE": unmade_value(session.ort),
+        "WRITTEN": Kept(),
         "WRITE_NONES": (None,) * len(slots),
         "WRITE_TYPES": tuple(element_type(s.dtype) for s in slots if s.dtype is not None),
         "failure": _Failure(session, writes),

@@ -106,6 +106,9 @@ class _Writer:
         self.plan = plan
         self.allocated = allocated
         self.written = {} if writes is None else writes.arguments
+        # Numbers are elsewhere in each call, what a session makes is another value in each.
+        self.keeps_feeds = bool(self.written) and not plan.scalars
+        self.keeps_fetches = 0 < len(self.written) == len(signature.output_names)
         self.pause = pause
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
@@ -150,7 +153,14 @@ class _Writer:
             numbers += len(group)
         if self.written:
             places = spell_tuple(f"p{i}" for i in self.plan.batched)
-            self._line(f"writes = as_given and APART({places}, shapes)")
+            self._line(f"places = {places}")
+            self._line("writes = as_given and APART(places, shapes)")
+        if self.keeps_feeds:
+            self._line("feeds = FED.take(places, shapes) if writes else None")
+            self._line("if feeds is None:")
+            self._line("    feeds = OrtValueVector()")
+            self._line("    feeds.push_back_batch(NONES, places, TYPES, shapes, DEVICES)")
+            return
         self._line("feeds = OrtValueVector()")
         if addresses:
             self._line(f"addresses = {spell_tuple(addresses)}")
@@ -202,9 +212,11 @@ class _Writer:
 
     def _run(self) -> None:
         on_cuda = self._on_cuda()
-        self._line("fetches = OrtValueVector()")
-        self._allocate()
-        self._write_to_arguments()
+        if self.written:
+            self._write_to_arguments()
+        else:
+            self._line("fetches = OrtValueVector()")
+            self._allocate()
         if on_cuda:
             self._line("before()")
         if self.pause:
@@ -221,6 +233,14 @@ class _Writer:
             self._line("LAST[0] = now() - started")
         if on_cuda:
             self._line("after()")
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep what was made of addresses for the next call."""
+        kept = ["    FED.keep(places, shapes, feeds)"] if self.keeps_feeds else []
+        kept += ["    WRITTEN.keep(targets, shapes, fetches)"] if self.keeps_fetches else []
+        for line in ["if writes:", *kept] if kept else ():
+            self._line(line)
 
     def _allocate(self) -> None:
         """Let torch make the tensors that the session writes its results to."""
@@ -239,16 +259,19 @@ class _Writer:
 
     def _write_to_arguments(self) -> None:
         """Give the session the memory of arguments, in calls that allow it."""
-        if not self.written:
-            return
         fed = {index: k for k, index in enumerate(self.plan.batched)}
-        places = spell_tuple(f"p{i}" for i in self.written.values())
+        targets = spell_tuple(f"p{i}" for i in self.written.values())
+        self._line(f"targets = {targets}")
+        if self.keeps_fetches:
+            self._line("fetches = WRITTEN.take(targets, shapes) if writes else OrtValueVector()")
+            self._line("if fetches is None:")
+            self._line("    fetches = OrtValueVector()")
+        else:
+            self._line("fetches = OrtValueVector()")
+            self._line("if writes:")
         shapes = spell_tuple(f"shapes[{fed[i]}]" for i in self.written.values())
-        self._line("if writes:")
-        self._line(
-            f"    fetches.push_back_batch(WRITE_NONES, {places}, WRITE_TYPES, {shapes}, "
-            "FETCH_DEVICES)"
-        )
+        given = f"WRITE_NONES, targets, WRITE_TYPES, {shapes}, FETCH_DEVICES"
+        self._line(f"    fetches.push_back_batch({given})")
         for _ in range(len(self.signature.output_names) - len(self.written)):
             self._line("    fetches.push_back(UNMADE)")
 

@@ -1,11 +1,14 @@
-"""Whether the arguments that a run writes to are apart from all others in memory."""
+"""Arguments that a run writes to: whether they are apart from all others in memory, and what was
+made of their addresses in the call before.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["Apart"]
+__all__ = ["Apart", "Kept"]
 
 Shapes = Sequence[Sequence[int]]
 
@@ -53,3 +56,28 @@ class Apart:
             if written:
                 end_of_written = max(end_of_written, stop)
         return True
+
+
+class Kept:
+    """What the latest call made of some addresses: values of onnxruntime, which own no memory.
+
+    Parameters stay where they are: to describe hundreds of them again would take as long as a
+    small run. Calls from several threads may overlap: what one has taken is not there for others.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Sequence[int], Shapes, Any]] = []
+
+    def take(self, addresses: Sequence[int], shapes: Shapes) -> Any:
+        """What was made of these addresses and the very same shapes, or None."""
+        try:
+            known, of_shapes, made = self._held.pop()
+        except IndexError:
+            return None
+        return made if of_shapes is shapes and known == addresses else None
+
+    def keep(self, addresses: Sequence[int], shapes: Shapes, made: Any) -> None:
+        """Give back what a call is done with."""
+        self._held[:] = [(addresses, shapes, made)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -170,6 +171,38 @@ def test_overlapping_arguments_come_later() -> None:
     assert memory.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+def test_arguments_that_move_between_calls() -> None:
+    """What was made of earlier addresses is not used for others, whoever has them by then."""
+    compiled, backend = compile_strictly(_step)
+    memory = torch.randn(24)
+    places = [(0, 4), (0, 4), (0, 8), (12, 8), (12, 16), (16, 12), (0, 4), (0, 4), (0, 20)]
+    with torch.no_grad():
+        for first, second in places:
+            p, g = memory[first : first + 4], memory[second : second + 4]
+            before, old, grad = memory.clone(), p.clone(), g.clone()
+            compiled(p, g)
+            _step(old, grad)
+            before[first : first + 4] = old
+            torch.testing.assert_close(memory, before)
+    assert _writes(backend)
+
+
+def test_calls_that_overlap_in_time() -> None:
+    """Each thread steps parameters of its own through one compiled function."""
+    compiled, backend = compile_strictly(_step)
+    given = [_numbers(50, 40) for _ in range(4)]
+    compiled(*_numbers(50, 40))
+    compiled(*_numbers(50, 40))
+    run = _info(backend).executor.boxed
+    with ThreadPoolExecutor(len(given)) as pool:
+        list(pool.map(lambda pair: [run([*pair]) for _ in range(50)], given))
+    for p, g in given:
+        expected, _ = _numbers(50, 40)
+        for _ in range(50):
+            _step(expected, g)
+        torch.testing.assert_close(p, expected)
+
+
 def test_one_storage_without_overlap_is_fine() -> None:
     compiled, backend = compile_strictly(_step)
     compiled(*_numbers(4))
@@ -207,10 +240,11 @@ def test_a_wrong_index_leaves_what_eager_mode_leaves(capfd: pytest.CaptureFixtur
         (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.1}),
         (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
         (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "weight_decay": 0.1}),
+        (torch.optim.RMSprop, {"lr": 1e-3}),
         (torch.optim.RMSprop, {"lr": 1e-3, "momentum": 0.5, "centered": True}),
         (torch.optim.Adagrad, {"lr": 1e-2}),
     ],
-    ids=["adamw", "amsgrad", "adam", "nesterov", "sgd", "rmsprop", "adagrad"],
+    ids=["adamw", "amsgrad", "adam", "nesterov", "sgd", "rmsprop", "centered", "adagrad"],
 )
 def test_steps_of_optimizers(make: Callable[..., Any], arguments: dict[str, Any]) -> None:
     shapes: list[tuple[int, ...]] = [(6, 5), (5,), (2, 3, 4), (), (1,), (6, 5)]

@@ -120,10 +120,11 @@ def test_a_body_of_a_condition_reads_too() -> None:
     assert _written(text, q="p") == {}
 
 
-def _list(inputs: str) -> str:
+def _list(inputs: str, shared: int = 0) -> str:
+    how = f"{PROGRAM}, count = 2, shared = {shared}"
     return (
         "(float[2] p, float[2] r, float[2] g) => (float[2] q, float[2] s) "
-        f"{{ q, s = dort_rewriter.ElementwiseList <{PROGRAM}, count = 2> ({inputs}) }}"
+        f"{{ q, s = dort_rewriter.ElementwiseList <{how}> ({inputs}) }}"
     )
 
 
@@ -131,6 +132,13 @@ def test_the_programs_of_a_list_do_not_wait_for_each_other() -> None:
     assert _written(_list("p, g, r, g"), q="p", s="r") == {"q": "p", "s": "r"}
     assert _written(_list("p, g, r, p"), q="p", s="r") == {"s": "r"}
     assert _written(_list("p, r, r, p"), q="p", s="r") == {}
+
+
+def test_what_all_programs_of_a_list_read_stays() -> None:
+    assert _written(_list("p, r, g", shared=1), q="p", s="r") == {"q": "p", "s": "r"}
+    assert _written(_list("p, g, r", shared=1), q="p", s="g") == {"q": "p", "s": "g"}
+    assert _written(_list("g, p, r", shared=1), q="r", s="p") == {"s": "p"}
+    assert _written(_list("g, r, p", shared=1), q="p", s="r") == {"s": "r"}
 
 
 @pytest.mark.parametrize(("step", "fails"), [(1, False), (0, True)])

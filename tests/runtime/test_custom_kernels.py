@@ -221,6 +221,26 @@ def test_rows_that_do_not_fit(
         _run("WriteRows", places, _random(5, 3), _random(*shape), ranks=[2], **how)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_list_of_programs_that_share_inputs(dtype: Any) -> None:
+    """The last inputs, a number and a row, belong to all."""
+    groups = [_random(*s, dtype=dtype) for s in ((3, 5), (1, 5), (2_000, 5))]
+    shared = [_random(dtype=dtype), _random(5, dtype=dtype)]
+    program = {"program": [1, 0, -3, -1, 0, 2, 0, 0, -2, 0], "results": [0]}
+    ranks = {"ranks": [2] * len(groups)}
+    got = _run("ElementwiseList", *groups, *shared, **ranks, **program, count=3, shared=2)
+    for x, result in zip(groups, got, strict=True):
+        (expected,) = _run("Elementwise", x, *shared, ranks=[2], **program)
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("shared", [1, 3, 5, -1, 2**40])
+def test_a_list_that_shares_what_does_not_fit_is_refused(shared: int) -> None:
+    how = {"program": [0, 0, -1, -2, 0], "results": [0], "count": 2, "shared": shared}
+    with pytest.raises(ExecutionError, match=r"out of its range|other inputs"):
+        _run("ElementwiseList", *[_random(2)] * 4, ranks=[1], **how)
+
+
 @pytest.mark.parametrize("count", [0, 2, 3, -1, 2**40])
 def test_a_list_of_another_length_is_refused(count: int) -> None:
     how = {"program": [0, 0, -1, -2, 0], "results": [0], "count": count}

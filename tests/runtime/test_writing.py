@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.runtime.writing import Apart
+from dort_rewriter.runtime.writing import Apart, Kept
 
 
 def test_neighbours_are_apart() -> None:
@@ -38,3 +38,20 @@ def test_other_shapes_are_looked_at_again() -> None:
     apart = Apart([4, 4], [True, False])
     assert apart((100, 116), ((4,), (4,)))
     assert not apart((100, 116), ((5,), (4,)))
+
+
+def test_what_is_kept_is_for_the_same_places_and_shapes() -> None:
+    kept, shapes, made = Kept(), ((4,),), object()
+    assert kept.take((100,), shapes) is None
+    for places, of_shapes in (((100,), tuple((n,) for n in (4,))), ((116,), shapes)):
+        kept.keep((100,), shapes, made)
+        assert kept.take(places, of_shapes) is None
+    kept.keep((100,), shapes, made)
+    assert kept.take((100,), shapes) is made
+
+
+def test_what_one_call_has_is_not_there_for_another() -> None:
+    kept, shapes = Kept(), ((4,),)
+    kept.keep((100,), shapes, object())
+    kept.take((100,), shapes)
+    assert kept.take((100,), shapes) is None

@@ -15,7 +15,8 @@ class Elementwise : public Program {
 };
 
 // A program run over several groups of inputs, which may have other shapes: what the nodes of an
-// optimizer's step have in common. The groups are computed in any order, and at the same time.
+// optimizer's step have in common. The groups are computed in any order, and at the same time. The
+// last inputs may be `shared`: all programs read them.
 class ElementwiseList : public Program {
  public:
   static constexpr const char* name = "ElementwiseList";
@@ -23,15 +24,17 @@ class ElementwiseList : public Program {
   static constexpr size_t most = 2048;  // inputs, or results
 
   explicit ElementwiseList(const Info& info)
-      : Program(info, {}, entries(info)), entries_(entries(info)) {}
+      : Program(info, {}, entries(info), shared(info)), entries_(entries(info)) {}
 
   ONCE void compute(const Context& context) const {
     static thread_local std::vector<Entry> memory;  // too much for a stack
     static thread_local std::vector<int64_t> starts;
     if (memory.size() < entries_) memory.resize(entries_);
     starts.assign(1, 0);
+    Tensors shared;
+    for (size_t i = 0; i < shared_; ++i) shared.push_back(context.input(own_ * entries_ + i));
     for (size_t i = 0; i < entries_; ++i) {
-      prepare(context, i, memory[i]);
+      prepare(context, i, memory[i], shared.data());
       if (memory[i].size > INT64_MAX - starts.back()) fail(kInvalidArgument, "sizes are too large");
       starts.push_back(starts.back() + memory[i].size);
     }
@@ -52,6 +55,10 @@ class ElementwiseList : public Program {
  private:
   static size_t entries(const Info& info) {
     return static_cast<size_t>(info.integer("count", 1, 1, most));
+  }
+
+  static size_t shared(const Info& info) {
+    return static_cast<size_t>(info.integer("shared", 0, 0, kMost));
   }
 
   size_t entries_;

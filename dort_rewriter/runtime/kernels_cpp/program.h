@@ -44,20 +44,23 @@ class Program {
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
 
-  // With `entries` it runs over so many groups of inputs, one after the other.
-  ONCE Program(const Info& info, Integers perm, size_t entries = 1)
+  // With `entries` it runs over so many groups of inputs, one after the other, and all of them read
+  // the last inputs, which are `shared`.
+  ONCE Program(const Info& info, Integers perm, size_t entries = 1, size_t shared = 0)
       : program_(info.integers("program")),
         results_(info.integers("results")),
         perm_(std::move(perm)),
-        width_(info.inputs() / entries),
+        own_(info.inputs() < shared ? 0 : (info.inputs() - shared) / entries),
+        shared_(shared),
+        width_(own_ + shared),
         read_(width_),
         makes_(program_.size() / 5, kNone),
         read_later_(results_.size()) {
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
     }
-    if (results_.size() * entries != info.outputs() || width_ * entries != info.inputs() ||
-        width_ > kMost || results_.size() > kMost) {
+    if (results_.size() * entries != info.outputs() ||
+        own_ * entries + shared != info.inputs() || width_ == 0 || width_ > kMost || results_.size() > kMost) {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
     read_types(info);
@@ -74,7 +77,7 @@ class Program {
 
   ONCE void compute(const Context& context) const {
     Entry entry;
-    prepare(context, 0, entry);
+    prepare(context, 0, entry, nullptr);
     if (entry.size == 0) return;
     in_parts(context, entry.size, [&](auto computed, int64_t begin, int64_t end) {
       run<decltype(computed)>(entry, begin, end);
@@ -94,10 +97,12 @@ class Program {
   static_assert(kMost <= 32, "a bit for each input and each result");
 
   // Find what the program runs over: of several, the one at this place.
-  ONCE void prepare(const Context& context, size_t place, Entry& entry) const {
+  ONCE void prepare(const Context& context, size_t place, Entry& entry,
+                    const Tensor* shared) const {
     Tensors& inputs = entry.inputs;
     inputs.resize(width_);
-    for (size_t i = 0; i < width_; ++i) inputs[i] = context.input(place * width_ + i);
+    for (size_t i = 0; i < own_; ++i) inputs[i] = context.input(place * own_ + i);
+    for (size_t i = 0; i < shared_; ++i) inputs[own_ + i] = shared[i];
     Shape shape = broadcast(inputs), result = shape;
     if (!perm_.empty()) {
       if (perm_.size() != shape.size()) fail(kInvalidArgument, "the axes are not the inputs'");
@@ -347,7 +352,7 @@ class Program {
   }
 
   Integers program_, results_, perm_;
-  size_t width_;                  // how many inputs a program has
+  size_t own_, shared_, width_;   // how many inputs a program has: alone, with others, in all
   std::vector<bool> read_;        // of each input, whether the program reads it
   Few<ElementType, kMost> made_;  // the type of each result
   bool wide_ = false;             // computed in double

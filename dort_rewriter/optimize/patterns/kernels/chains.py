@@ -143,16 +143,21 @@ def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
         for producer in before:
             followers[producer].append(node)
     missing = {node: len(before) for node, before in waits.items()}
-    ready = [(n not in chosen, index[n]) for n in nodes if not missing[n]]
+
+    def rank(node: ir.Node) -> tuple[bool, bool, int]:
+        """Numbers before tensors, which would not let them stay together."""
+        return node not in chosen, not _is_number(node.outputs[0]), index[node]
+
+    ready = [rank(n) for n in nodes if not missing[n]]
     heapq.heapify(ready)
     order = []
     while ready:
-        node = nodes[heapq.heappop(ready)[1]]
+        node = nodes[heapq.heappop(ready)[-1]]
         order.append(node)
         for follower in followers[node]:
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, (follower not in chosen, index[follower]))
+                heapq.heappush(ready, rank(follower))
     return order
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.optimize.bodies import values_read
 from dort_rewriter.optimize.patterns.base import GraphPass
+from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
 from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import GraphView
 
@@ -19,23 +21,54 @@ _MOST = 1024
 """Inputs of a node, or results; the kernel takes twice as many."""
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A node, and the program that computes it."""
+
+    node: ir.Node
+    code: tuple[int, ...]
+    results: tuple[int, ...]
+    written: Sequence[ir.Value] | None = None
+    """The inputs of a program that was written here."""
+
+    @property
+    def inputs(self) -> Sequence[ir.Value | None]:
+        """What the program reads. NOTE: another list may have taken the place of what made it."""
+        return self.node.inputs if self.written is None else self.written
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What has to be equal."""
+        types = [
+            tuple(None if v is None else v.dtype for v in values)
+            for values in (self.inputs, self.node.outputs)
+        ]
+        return *types, self.code, self.results
+
+
 class ElementwiseLists(GraphPass):
     """``Elementwise`` nodes of one program that do not read each other -> ``ElementwiseList``,
-    when what they give is returned, or has no axes: a list waits for all that it reads."""
+    when what they give is returned, or has no axes: a list waits for all that it reads.
+
+    Operators that stand alone are taken too, if they read arguments and constants only: the
+    counters of steps.
+    """
 
     late = True
 
     def run(self, graph: GraphView) -> int:
         """Join what can be joined, and return how many lists there are more."""
-        groups: dict[Any, list[ir.Node]] = {}
+        groups: dict[Any, list[_Entry]] = {}
         depths = _depths(graph.graph)
         for node in graph.graph:
-            if _is_update(node):
-                groups.setdefault((depths[node], *_program(node)), []).append(node)
+            entry = _entry(node, depths[node], graph)
+            if entry is not None:
+                groups.setdefault((depths[node], *entry.kind), []).append(entry)
         found = [part for group in groups.values() for part in _parts(group) if len(part) > 1]
         for part in found:
             _join(graph.graph, part)
         if found:
+            graph.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
             graph.graph.sort()
         return len(found)
 
@@ -49,44 +82,76 @@ def _depths(graph: ir.Graph) -> dict[ir.Node, int]:
     return depths
 
 
-def _is_update(node: ir.Node) -> bool:
-    if (node.domain, node.op_type) != (OWN_DOMAIN, "Elementwise"):
-        return False
-    return all(v.is_graph_output() or (v.shape is not None and not v.shape) for v in node.outputs)
+def _entry(node: ir.Node, depth: int, graph: GraphView) -> _Entry | None:
+    """What a list would compute in the place of a node, if it may."""
+    if (node.domain, node.op_type) == (OWN_DOMAIN, "Elementwise"):
+        given = all(v.is_graph_output() or _is_number(v) for v in node.outputs)
+        code, results = (tuple(node.attributes[n].as_ints()) for n in ("program", "results"))
+        return _Entry(node, code, results) if given else None
+    if depth > 1 or not is_instruction(node) or not node.outputs[0].is_graph_output():
+        return None
+    program = write_program([node], node.outputs)
+    attributes: dict[str, Any] = {"program": program.code, "results": program.results, "count": 1}
+    runs = graph.runs(
+        "ElementwiseList", program.inputs, outputs=node.outputs, domain=OWN_DOMAIN, **attributes
+    )
+    if not runs:
+        return None
+    return _Entry(node, tuple(program.code), tuple(program.results), program.inputs)
 
 
-def _program(node: ir.Node) -> tuple[Any, ...]:
-    """What has to be equal."""
-    types = [
-        tuple(None if v is None else v.dtype for v in values)
-        for values in (node.inputs, node.outputs)
-    ]
-    code = (tuple(node.attributes[n].as_ints()) for n in ("program", "results"))
-    return *types, *code
+def _is_number(value: ir.Value) -> bool:
+    return value.shape is not None and not value.shape
 
 
-def _parts(group: Sequence[ir.Node]) -> Iterator[Sequence[ir.Node]]:
-    most = _MOST // max(len(group[0].inputs), len(group[0].outputs))
+def _parts(group: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
+    most = _MOST // max(len(group[0].inputs), len(group[0].node.outputs))
     for first in range(0, len(group), most):
         yield group[first : first + most]
 
 
-def _join(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    first = nodes[0]
+def _join(graph: ir.Graph, entries: Sequence[_Entry]) -> None:
+    first, nodes = entries[0], [e.node for e in entries]
     outputs = [v for n in nodes for v in n.outputs]
+    shared = _shared(entries)
     joined = ir.node(
         "ElementwiseList",
-        [v for n in nodes for v in n.inputs],
+        [*_without(shared, entries), *(first.inputs[i] for i in shared)],
         {
-            "program": first.attributes["program"].as_ints(),
-            "results": first.attributes["results"].as_ints(),
+            "program": _renumbered(first, shared),
+            "results": first.results,
             "count": len(nodes),
+            "shared": len(shared),
         },
         domain=OWN_DOMAIN,
         num_outputs=len(outputs),
-        metadata_props={**first.metadata_props, "rule": ElementwiseLists.__name__},
+        metadata_props={**first.node.metadata_props, "rule": ElementwiseLists.__name__},
     )
     graph.insert_after(nodes[-1], joined)  # the whole graph is sorted in the end
     for old, new in zip(outputs, joined.outputs, strict=True):
         take_place(old, new)
     graph.remove(reversed(nodes), safe=True)
+
+
+def _shared(entries: Sequence[_Entry]) -> list[int]:
+    """The inputs that all programs read, by place: constants, rates. They are given once."""
+    columns = zip(*(e.inputs for e in entries), strict=True)
+    return [i for i, column in enumerate(columns) if all(v is column[0] for v in column)]
+
+
+def _without(shared: Sequence[int], entries: Sequence[_Entry]) -> Iterator[ir.Value | None]:
+    """The inputs that each program has of its own."""
+    for entry in entries:
+        yield from (v for i, v in enumerate(entry.inputs) if i not in shared)
+
+
+def _renumbered(entry: _Entry, shared: Sequence[int]) -> list[int]:
+    """The program with the shared inputs behind the others."""
+    own = [i for i in range(len(entry.inputs)) if i not in shared]
+    place = {old: new for new, old in enumerate((*own, *shared))}
+    code = list(entry.code)
+    for first in range(0, len(code), 5):
+        for k in range(first + 2, first + 5):
+            if code[k] < 0:
+                code[k] = -1 - place[-1 - code[k]]
+    return code

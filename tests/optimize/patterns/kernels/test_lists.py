@@ -7,7 +7,13 @@ from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 SUM = "dort_rewriter.Elementwise <program = [0, 0, -1, -2, 0], results = [0]>"
 PRODUCT = "dort_rewriter.Elementwise <program = [2, 0, -1, -2, 0], results = [0]>"
-LIST = "dort_rewriter.ElementwiseList <program = [0, 0, -1, -2, 0], results = [0], count = 2>"
+
+
+def _list(shared: int, program: str = "0, 0, -1, -2, 0") -> str:
+    attributes = f"program = [{program}], results = [0], count = 2, shared = {shared}"
+    return f"dort_rewriter.ElementwiseList <{attributes}>"
+
+
 HEAD = "(float[2,N] p, float[3] r, float g, float h) => (float[2,N] q, float[3] s)"
 
 
@@ -15,9 +21,51 @@ def test_results_of_one_program() -> None:
     assert_rewrites(
         ElementwiseLists,
         f"{HEAD} {{ q = {SUM} (p, g)\n s = {SUM} (r, h) }}",
-        f"{HEAD} {{ q, s = {LIST} (p, g, r, h) }}",
+        f"{HEAD} {{ q, s = {_list(0)} (p, g, r, h) }}",
         reference=False,
     )
+
+
+def test_what_all_programs_read_is_given_once() -> None:
+    """It comes last, whatever its place."""
+    assert_rewrites(
+        ElementwiseLists,
+        f"{HEAD} {{ q = {SUM} (p, g)\n s = {SUM} (r, g) }}",
+        f"{HEAD} {{ q, s = {_list(1)} (p, r, g) }}",
+        reference=False,
+    )
+    difference = SUM.replace("[0, 0, -1, -2, 0]", "[1, 0, -1, -2, 0]")
+    assert_rewrites(
+        ElementwiseLists,
+        f"{HEAD} {{ q = {difference} (g, p)\n s = {difference} (g, r) }}",
+        f"{HEAD} {{ q, s = {_list(1, '1, 0, -2, -1, 0')} (p, r, g) }}",
+        reference=False,
+    )
+
+
+def test_operators_on_arguments_and_constants() -> None:
+    """The counters of the steps of an optimizer."""
+    head = "(float p, float r, float g) => (float q, float s) <float one = {1}>"
+    assert_rewrites(
+        ElementwiseLists,
+        f"{head} {{ q = Add(p, one)\n s = Add(r, one) }}",
+        f"{head} {{ q, s = {_list(1)} (p, r, one) }}",
+        reference=False,
+    )
+
+
+def test_an_operator_that_stands_alone_stays() -> None:
+    head = "(float[3] p, float[3] r, float g) => (float[3] q, float[3] s)"
+    assert_refuses(ElementwiseLists, f"{head} {{ q = Add(p, g)\n s = Mul(r, g) }}")
+    text = f"""{head} {{ a = MatMul(p, r)
+        q = Add(p, a)
+        s = Add(r, a) }}"""
+    assert_refuses(ElementwiseLists, text)
+
+
+def test_integers_stay() -> None:
+    head = "(int64 p, int64 r) => (int64 q, int64 s) <int64 one = {1}>"
+    assert_refuses(ElementwiseLists, f"{head} {{ q = Add(p, one)\n s = Add(r, one) }}")
 
 
 def test_one_after_the_other_stay_two() -> None:

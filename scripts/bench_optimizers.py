@@ -1,7 +1,7 @@
 """Compiled steps of optimizers: eager (foreach), Inductor and onnxrt in turn, medians and ratios.
 
 usage: python scripts/bench_optimizers.py [--optimizers AdamW,SGD] [--parameters 3000000]
-           [--threads N] [--seconds S] [--json FILE]
+           [--threads N] [--seconds S] [--cpu-time] [--json FILE]
 
 The parameters are those of a small transformer of so many numbers. A row also says how far the
 parameters are from eager's after 100 steps with the same gradients, as a share of the largest.
@@ -66,19 +66,19 @@ class Subject:
             self.step = torch.compile(optimizer.step, backend=backend)
         self.times: list[float] = []
 
-    def run(self) -> None:
-        start = time.perf_counter()
+    def run(self, clock: Callable[[], float]) -> None:
+        start = clock()
         self.step()
-        self.times.append(time.perf_counter() - start)
+        self.times.append(clock() - start)
 
 
-def measure(name: str, total: int, seconds: float) -> dict[str, Any]:
+def measure(name: str, total: int, seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
     torch._dynamo.reset()  # those of other classes count as recompilations of one function
     backends = {"eager": None, "inductor": "inductor", "onnxrt": "onnxrt"}
     subjects = {b: Subject(name, chosen, total) for b, chosen in backends.items()}
     for _ in range(STEPS):
         for subject in subjects.values():
-            subject.run()
+            subject.run(clock)
     expected = [p.detach() for p in subjects["eager"].parameters]
     pairs = list(zip((p.detach() for p in subjects["onnxrt"].parameters), expected, strict=True))
     far = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
@@ -88,7 +88,7 @@ def measure(name: str, total: int, seconds: float) -> dict[str, Any]:
     while time.perf_counter() < end:
         for subject in subjects.values():
             for _ in range(5):  # in a row, as in a loop; the first follows another's threads
-                subject.run()
+                subject.run(clock)
     ms = {b: statistics.median(s.times) * 1e3 for b, s in subjects.items()}
     return {
         "optimizer": name,
@@ -105,12 +105,16 @@ def main() -> int:
     parser.add_argument("--parameters", type=int, default=3_000_000)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=4.0, help="for each optimizer")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of the process: on a busy machine, one thread"
+    )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     rows = []
     for name in arguments.optimizers.split(","):
-        rows.append(row := measure(name, arguments.parameters, arguments.seconds))
+        rows.append(row := measure(name, arguments.parameters, arguments.seconds, clock))
         times = "  ".join(f"{b} {t:7.2f}" for b, t in row["ms"].items())
         print(
             f"{name:16} {times} ms  time over Inductor's {row['over_inductor']:5.2f}, eager's "

@@ -27,6 +27,9 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 _NEED_CUDA = frozenset({CUDA, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
 
+_NVIDIA = 0x10DE
+"""As onnxruntime, and PCI, number vendors."""
+
 
 @dataclass(frozen=True)
 class Provider:
@@ -115,7 +118,9 @@ def ort_device(device: torch.device | None) -> object:
         return ort(ort.cpu(), ort.default_memory(), 0)
     if kind == "cuda":
         assert device is not None
-        return ort(ort.cuda(), ort.default_memory(), device.index or 0)
+        # Releases that know vendors read the memory of a GPU of none as WebGPU's, or refuse it.
+        vendor = (_NVIDIA,) if hasattr(ort, "vendor_id") else ()
+        return ort(ort.cuda(), ort.default_memory(), *vendor, device.index or 0)
     raise ExecutionError(
         f"Tensors on {kind!r} cannot be handed to ONNX Runtime without a copy: move them to the "
         "CPU or to CUDA, or compile the model with another backend."

@@ -102,8 +102,12 @@ def measure(
     processes = ("first", "second") if twice else ("first",)
     with tempfile.TemporaryDirectory() as folder:
         if library is not None:
-            Path(folder, "dort").mkdir(mode=0o700)
-            shutil.copy2(library, Path(folder, "dort", library.name))
+            kernels = Path(folder, "dort", "kernels")
+            for made in (kernels.parent, kernels):
+                made.mkdir(mode=0o700)
+            digest = library.with_suffix(".sha256")
+            for file in (library, digest) if digest.exists() else ():  # else it is installed
+                shutil.copy2(file, kernels / file.name)
         return [
             {**run_apart(name, mode, backend, folder, cpu_time), "process": p} for p in processes
         ]

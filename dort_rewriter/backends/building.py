@@ -25,7 +25,7 @@ from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.low_bits import lower_weights
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.provider_fit import fit_to_provider
+from dort_rewriter.optimize.provider_fit import fit_to_provider, fit_to_standard
 from dort_rewriter.optimize.substitutes import substitute
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
@@ -39,6 +39,7 @@ from dort_rewriter.signature import GraphSignature, input_slots
 
 __all__ = [
     "add_casts",
+    "add_casts_of_standard",
     "build_block",
     "build_session",
     "export_block",
@@ -242,13 +243,23 @@ def add_casts(model: ir.Model, *, provider: str) -> None:
             provider=provider,
         )
 
-    if helpless := fit_to_provider(model, runs, keeps_rounding=provider != CPU):
+    helpless = fit_to_provider(model, runs, keeps_rounding=provider != CPU)
+    _refuse(helpless, f"{provider} has no kernel for its types")
+
+
+def add_casts_of_standard(model: ir.Model) -> None:
+    """The same for a file: what counts is ONNX's own word, whoever is to run it."""
+    _refuse(fit_to_standard(model), "ONNX does not define it for its types")
+
+
+def _refuse(nodes: Sequence[ir.Node], reason: str) -> None:
+    if nodes:
         raise UnsupportedOpError(
             UnsupportedOp(
                 n.op_type,
-                f"{provider} has no kernel for its types",
+                reason,
                 n.metadata_props.get("source", ""),
                 n.metadata_props.get("fx_node", ""),
             )
-            for n in helpless
+            for n in nodes
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import onnx
 import torch
 
+from dort_rewriter.backends.building import add_casts_of_standard
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.aliases import rebase_strided
 from dort_rewriter.capture.interface import flatten_interface, has_tree
@@ -192,6 +193,7 @@ def to_onnx(
         signature = rename_symbols(exported.model, exported.signature, source.dim_names)
     with trace.phase("optimize"):
         report = optimize_model(exported.model, optimization)
+        add_casts_of_standard(exported.model)
         exported = ExportedGraph(convert_opset(exported.model, opsets), signature)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)

@@ -306,9 +306,24 @@ def _gather_nd(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (*index[:-1], *dims[attributes.get("batch_dims", 0) + index[-1] :])
 
 
+def _nonzero(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    dims = _dims(inputs[0])
+    return None if dims is None else (len(dims), UNKNOWN)
+
+
+def _compress(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    if "axis" not in attributes:
+        return (UNKNOWN,)
+    if (dims := _dims(inputs[0])) is None:
+        return None
+    axis = attributes["axis"] % len(dims)
+    return (*dims[:axis], UNKNOWN, *dims[axis + 1 :])
+
+
 _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "ArgMax": _arg_reduce,
     "ArgMin": _arg_reduce,
+    "Compress": _compress,
     "Concat": _concat,
     "ConstantOfShape": _from_constant_shape,
     "Expand": _expand,
@@ -317,6 +332,7 @@ _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "GatherND": _gather_nd,
     "Gemm": _gemm,
     "MatMul": _matmul,
+    "NonZero": _nonzero,
     "Pad": _pad,
     "Range": lambda inputs, attributes: (UNKNOWN,),
     "Reshape": _reshape,

@@ -1,5 +1,7 @@
 """Casts around the nodes whose element types have no kernel where the model is to run.
 
+The same for a file: there it is ONNX that says which types an operator takes.
+
 Narrow types are computed in a wider one and rounded back: bfloat16 and float16 in float32, small
 integers and bool in int32 or int64. float64 is not narrowed: such a node is given back.
 """
@@ -15,7 +17,7 @@ import onnx_ir as ir
 from dort_rewriter.dtypes import holds
 from dort_rewriter.optimize.replacing import take_place
 
-__all__ = ["HasKernel", "fit_to_provider"]
+__all__ = ["HasKernel", "fit_to_provider", "fit_to_standard"]
 
 HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
 """Whether a node runs when its inputs have these types."""
@@ -64,6 +66,24 @@ def fit_to_provider(
         else:
             _surround(model.graph, node, wide)
     return helpless
+
+
+def fit_to_standard(model: ir.Model) -> list[ir.Node]:
+    """Put casts around the nodes of types that ONNX does not know; return those beyond help."""
+    version = model.graph.opset_imports[""]
+
+    def is_known(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
+        if not onnx.defs.has(node.op_type, version):
+            return True
+        formals = onnx.defs.get_schema(node.op_type, version).inputs
+        given = [
+            (_formal(formals, i)[1], f"tensor({t.name.lower()})")
+            for i, (t, value) in enumerate(zip(types, node.inputs, strict=True))
+            if t is not None and value is not None and isinstance(value.type, ir.TensorType)
+        ]
+        return all(text in allowed for allowed, text in given)
+
+    return fit_to_provider(model, is_known)
 
 
 def _needs_rounding(node: ir.Node) -> bool:

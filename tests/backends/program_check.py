@@ -69,7 +69,7 @@ def judge(program: RandomProgram) -> Verdict:
     if not differing and _LEFT in watch.text:
         return Verdict("left", watch.text)
     reachable = _run(program, "aot_eager")
-    ours = differing - _shared(program, got, reachable)
+    ours = _beyond(program, differing, got, reachable)
     if ours:
         return Verdict("wrong", _lines(ours, got, expected))
     if watch.text and not _is_refusal(watch.text, reachable):
@@ -85,21 +85,24 @@ def _lines(found: set[tuple[int, str]], got: list[Facts], expected: list[Facts])
     return "\n".join(lines[:6])
 
 
-def _shared(
-    program: RandomProgram, got: list[Facts], reachable: list[Facts]
+def _beyond(
+    program: RandomProgram,
+    differing: set[tuple[int, str]],
+    got: list[Facts],
+    reachable: list[Facts],
 ) -> set[tuple[int, str]]:
-    """The facts in which AOTAutograd alone is where we are.
+    """The facts, of those that differ from eager mode, in which AOTAutograd alone differs from us.
 
     Of a program that it refuses we run what Dynamo makes of it: that is compared then.
     """
     if any("error" in facts for facts in reachable):
         if got and "error" in got[-1]:
             same = _reason(got[-1]["error"]) == _reason(reachable[-1]["error"])
-            return {(len(got) - 1, "error")} if same and len(got) == len(reachable) else set()
+            shared = {(len(got) - 1, "error")} if same and len(got) == len(reachable) else set()
+            return differing - shared
         reachable = _run(program, "eager")
-    pairs = enumerate(zip(got, reachable, strict=False))
-    names = {(i, name) for i, (ours, theirs) in pairs for name in (*ours, *theirs)}
-    return names - _differences(program, got, reachable)
+    beyond = _differences(program, got, reachable)
+    return {fact for fact in differing if fact in beyond or fact[0] >= len(reachable)}
 
 
 def _reason(error: object) -> str:

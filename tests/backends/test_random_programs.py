@@ -77,6 +77,27 @@ def test_what_torch_alone_refuses_is_torchs() -> None:
     assert "internal overlap" in verdict.text
 
 
+def test_gradients_that_torch_alone_loses_are_torchs() -> None:
+    """Of an argument whose view is written to while the graph is run: none is left."""
+    program = RandomProgram(
+        (
+            "torch.randn((2, 3, n, 2), dtype=torch.float64)",
+            "torch.rand((2, 3, n, 2), dtype=torch.float32)",
+        ),
+        (
+            "v0 = a0 + 1",
+            "v2 = a0.squeeze(1)",
+            "v2[..., 0] = 1",
+            "v8 = torch.addcmul(v0, v0, v0, value=0.5)",
+        ),
+        ("v2", "v8"),
+        grad=True,
+    )
+    verdict = judge(program)
+    assert verdict.kind == "torch's"
+    assert "gradient" in verdict.text
+
+
 def let_results_be_off(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
     """Have the backend, and no other one, add a number to its result."""
     compile_it = torch.compile

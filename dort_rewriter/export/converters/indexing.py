@@ -30,6 +30,7 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
+_INT64 = ir.DataType.INT64
 _MASKS = (ir.DataType.BOOL, ir.DataType.UINT8)
 
 
@@ -46,18 +47,36 @@ class _Selection(NamedTuple):
 
 
 def _selection(op: Recorder, indices: Sequence[Value | None]) -> _Selection:
-    axes = [i for i, index in enumerate(indices) if index is not None]
-    given = [op.cast(index, ir.DataType.INT64) for index in indices if index is not None]
-    if any(index is not None and index.dtype in _MASKS for index in indices):
-        raise Refused("a mask selects a number of elements known only at run time")
+    """The indices one by one: a mask stands for those of what it selects, along all its axes."""
+    axes: list[int] = []
+    given: list[Value] = []
+    place = 0
+    for index in indices:
+        if index is None:
+            place += 1
+            continue
+        found = _selected(op, index) if index.dtype in _MASKS else [op.cast(index, _INT64)]
+        axes += range(place, place + len(found))
+        given += found
+        place += len(found)
     if not axes:  # torch fails too
         raise Refused("there is no index")
     return _Selection(axes, given)
 
 
+def _selected(op: Recorder, mask: Value) -> list[Value]:
+    if mask.rank == 0:
+        raise Refused("a mask without axes adds one")
+    places = op.NonZero(op.cast(mask, ir.DataType.BOOL))
+    return [op.Gather(places, axis, axis=0) for axis in range(mask.rank)]
+
+
 @converter("aten::index.Tensor", "aten::_unsafe_index.Tensor")
 def index(op: Recorder, x: Value, indices: Sequence[Value | None]) -> Value:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    masks = [i for i in indices if i is not None and i.dtype in _MASKS]
+    if len(masks) == 1 and indices == masks and masks[0].rank == 1:
+        return op.Compress(x, op.cast(masks[0], ir.DataType.BOOL), axis=0)
     selection = _selection(op, indices)
     axes = selection.axes
     if len(axes) == 1:
@@ -129,9 +148,8 @@ def index_put(
     accumulate: bool = False,
 ) -> Value:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
-    masks = [i for i in indices if i is not None and i.dtype in _MASKS]
-    if masks:
-        return _put_by_mask(op, x, indices, values, accumulate)
+    if (changed := _put_by_mask(op, x, indices, values, accumulate)) is not None:
+        return changed
     selection = _selection(op, indices)
     if 0 in x.dims or any(0 in i.dims for i in selection.indices):
         return x
@@ -187,23 +205,23 @@ def _accumulate(op: Recorder, moved: Value, selection: _Selection, source: Value
 
 def _put_by_mask(
     op: Recorder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
-) -> Value:
-    """Assign where a mask is true: a choice element by element, whatever their number."""
+) -> Value | None:
+    """Assign where the only index, a mask, is true: a choice element by element."""
     given = [(i, v) for i, v in enumerate(indices) if v is not None]
-    if len(given) > 1:
-        raise Refused("a mask beside another index selects a number of elements not known")
+    if len(given) != 1 or given[0][1].dtype not in _MASKS:
+        return None
     axis, mask = given[0]
     rest = x.rank - axis - mask.rank
-    where = op.cast(mask, ir.DataType.BOOL)
-    where = op.Unsqueeze(where, [mask.rank + i for i in range(rest)]) if rest else where
     if all(isinstance(d, int) for d in values.dims) and math.prod(values.dims) == 1:
-        chosen = op.Reshape(values, op.constant([], ir.DataType.INT64))
+        chosen = op.Reshape(values, op.constant([], _INT64))
     elif axis == 0 and (values.rank <= rest or values.dims[-rest - 1] == 1):
         chosen = values if values.rank <= rest else op.Squeeze(values, [0])
     elif axis == 0 and values.rank == rest + 1:
         chosen = _in_turn(op, mask, values)
     else:
-        raise Refused("values for a mask behind another axis")
+        return None
+    where = op.cast(mask, ir.DataType.BOOL)
+    where = op.Unsqueeze(where, [mask.rank + i for i in range(rest)]) if rest else where
     return op.Where(where, _add(op, x, chosen) if accumulate else chosen, x)
 
 
@@ -212,6 +230,14 @@ def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:
     order = op.CumSum(flatten(op, op.cast(mask, ir.DataType.INT64)), 0)
     places = op.Reshape(op.Max(op.Sub(order, 1), 0), op.sizes(mask))
     return op.Gather(values, places, axis=0)
+
+
+@converter("aten::masked_select")
+def masked_select(op: Recorder, x: Value, mask: Value) -> Value:
+    """masked_select(Tensor self, Tensor mask) -> Tensor"""
+    sizes = op.vector(broadcast_sizes(op, [x, mask]))
+    chosen = flatten(op, op.Expand(op.cast(mask, ir.DataType.BOOL), sizes))
+    return op.Compress(flatten(op, op.Expand(x, sizes)), chosen, axis=0)
 
 
 @converter("aten::masked_scatter")

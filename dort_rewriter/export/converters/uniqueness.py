@@ -1,4 +1,7 @@
-"""Runs of equal elements."""
+"""Runs of equal elements, and elements that occur once or more.
+
+ONNX's Unique is not taken for floats: in ONNX Runtime a NaN equals what it meets first.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters.axes import flatten
+from dort_rewriter.export.converters.opmath import is_float
+from dort_rewriter.export.converters.ordering import sort_stable
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
-_COMPARED = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
-"""Element types that ONNX Runtime compares as int32 only."""
+_D = ir.DataType
+_COMPARED = (_D.INT8, _D.INT16, _D.UINT8, _D.UINT16, _D.BOOL)
+"""Element types that ONNX Runtime compares, or sorts, as int32 only."""
 
 
-def _holds_few(dtype: torch.dtype) -> bool:
-    """Tell whether a type does not hold indices."""
-    return dtype not in (torch.int32, torch.int64)
+def _check_indices(op: Recorder) -> None:
+    """Refuse indices that torch, up to 2.8, declares as of the type of the elements."""
+    dtype = op.result[1].dtype
+    if dtype not in (torch.int32, torch.int64):
+        raise Refused(f"torch declares its indices as {dtype}")
 
 
 @converter("aten::unique_consecutive")
@@ -30,25 +38,86 @@ def unique_consecutive(
     """unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)"""
     if dim is not None and x.rank > 1:
         raise Refused("runs of equal slices (dim=...) have no converter")
-    if (return_inverse or return_counts) and _holds_few(op.result[1].dtype):
-        # Up to torch 2.8 it is the type of the elements, whatever they are.
-        raise Refused(f"torch declares its indices as {op.result[1].dtype}")
+    if return_inverse or return_counts:
+        _check_indices(op)
     flat = flatten(op, x)
-    compared = op.Cast(flat, to=ir.DataType.INT32) if x.dtype in _COMPARED else flat
-    # A NaN equals nothing, itself included: it is a run of its own, as in torch.
+    starts = _starts(op, flat)
+    nothing = op.constant([], ir.DataType.INT64)
+    inverse = op.Reshape(_numbers(op, starts), op.Shape(x)) if return_inverse else nothing
+    counts = _lengths(op, starts) if return_counts else nothing
+    return op.Compress(flat, starts, axis=0), inverse, counts
+
+
+@converter("aten::_unique2")
+def unique2(
+    op: Recorder,
+    x: Value,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Value, Value, Value]:
+    """_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
+    if return_inverse or return_counts:
+        _check_indices(op)
+    return _unique(op, x, return_inverse, return_counts)
+
+
+@converter("aten::unique_dim")
+def unique_dim(
+    op: Recorder,
+    x: Value,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Value, Value, Value]:
+    """unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
+    if x.rank == 0:
+        raise Refused("slices of what has no axes")
+    if return_inverse or return_counts:
+        _check_indices(op)
+    # Slices stand in the order of the places that their elements have among all elements.
+    places = _unique(op, x, True, False)[1] if is_float(x) else op.cast(x, _D.INT64)
+    found = op.Unique(places, axis=dim % x.rank, sorted=1, outputs=4)
+    return op.Gather(x, found[1], axis=dim % x.rank), found[2], found[3]
+
+
+def _unique(
+    op: Recorder, x: Value, return_inverse: bool, return_counts: bool
+) -> tuple[Value, Value, Value]:
+    flat = flatten(op, x)
+    ordered, order = sort_stable(op, _comparable(op, flat), stable=True, dim=0)
+    starts = _starts(op, ordered)
+    nothing = op.constant([], ir.DataType.INT64)
+    inverse = nothing
+    if return_inverse:
+        numbers = op.ScatterElements(order, order, _numbers(op, starts), axis=0)
+        inverse = op.Reshape(numbers, op.Shape(x))
+    counts = _lengths(op, starts) if return_counts else nothing
+    return op.cast(op.Compress(ordered, starts, axis=0), x.dtype or op.dtype), inverse, counts
+
+
+def _comparable(op: Recorder, x: Value) -> Value:
+    return op.Cast(x, to=_D.INT32) if x.dtype in _COMPARED else x
+
+
+def _starts(op: Recorder, flat: Value) -> Value:
+    """Where a run begins. A NaN equals nothing, itself included: it is a run of its own."""
+    compared = _comparable(op, flat)
     after = op.Slice(compared, [1], [2**62], [0])
     before = op.Slice(compared, [0], [-1], [0])
     others = op.Not(op.Equal(after, before))
-    count = op.Shape(flat)
-    starts = op.Slice(op.Concat(op.constant([True]), others, axis=0), [0], count, [0])
-    nothing = op.constant([], ir.DataType.INT64)
-    inverse, counts = nothing, nothing
-    if return_inverse:
-        numbers = op.CumSum(op.Cast(starts, to=ir.DataType.INT64), 0)
-        inverse = op.Reshape(op.Sub(numbers, 1), op.Shape(x))
-    if return_counts:
-        places = op.Reshape(op.NonZero(starts), [-1])
-        ends = op.Slice(op.Concat(places, count, axis=0), [1], [2**62], [0])
-        # Nothing has no runs, but an end.
-        counts = op.Sub(op.Slice(ends, [0], op.Shape(places), [0]), places)
-    return op.Compress(flat, starts, axis=0), inverse, counts
+    # Nothing has no first element.
+    return op.Slice(op.Concat(op.constant([True]), others, axis=0), [0], op.Shape(flat), [0])
+
+
+def _numbers(op: Recorder, starts: Value) -> Value:
+    """The number of the run in which each element is."""
+    return op.Sub(op.CumSum(op.Cast(starts, to=_D.INT64), 0), 1)
+
+
+def _lengths(op: Recorder, starts: Value) -> Value:
+    places = op.Reshape(op.NonZero(starts), [-1])
+    ends = op.Slice(op.Concat(places, op.Shape(starts), axis=0), [1], [2**62], [0])
+    # Nothing has no runs, but an end.
+    return op.Sub(op.Slice(ends, [0], op.Shape(places), [0]), places)

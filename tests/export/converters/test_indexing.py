@@ -57,13 +57,27 @@ CASES = [
 ]
 
 
-def test_a_mask_that_selects_is_refused() -> None:
-    def select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten.index_put.default(x, [None, mask], x[:, :2])
+HOLED = I([[True, False, False, True], [False, False, True, False], [True, True, False, False]])
+SELECTED = [
+    Case("aten::index.Tensor", (T(3, 4), [MASK]), static=False),
+    Case("aten::index.Tensor", (T(4, 3), [None, MASK]), static=False),
+    Case("aten::index.Tensor", (T(3, 4), [HOLED]), static=False),
+    Case("aten::index.Tensor", (T(2, 3, 4), [None, HOLED]), static=False),
+    Case("aten::index.Tensor", (T(3, 4, 5), [HOLED]), static=False),
+    Case("aten::index.Tensor", (T(3, 4), [torch.zeros(3, dtype=torch.bool)]), static=False),
+    Case("aten::masked_select", (T(3, 4), HOLED), static=False),
+    Case("aten::masked_select", (T(3, 1), I([True, False, True, True])), static=False),
+    Case("aten::masked_select", (T(3, 4), HOLED[:, :1]), static=False),
+    Case("aten::index_put", (T(4, 3), [None, MASK], T(4, 2))),
+    Case("aten::index_put", (T(4, 3), [None, MASK], T(2), True)),
+    Case("aten::index_put", (T(3, 4), [MASK, PAIR], T(2))),
+    Case("aten::index_put", (T(2, 3, 4), [PAIR, HOLED[0, :3]], T(2, 4))),
+]
 
-    traced = make_fx(select, tracing_mode="fake")(T(4, 3), MASK)
-    with pytest.raises(UnsupportedOpError, match="values for a mask behind another axis"):
-        convert_graph(traced, Dispatcher())
+
+@pytest.mark.parametrize("case", SELECTED, ids=str)
+def test_what_a_mask_selects(case: Case) -> None:
+    check(case)
 
 
 def test_no_index_is_refused() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -38,6 +39,20 @@ FULL = [
 ]
 
 
+NAN = math.nan
+DOUBLED = torch.tensor([3.0, NAN, -1.0, 3.0, math.inf, NAN, -1.0, math.inf, -math.inf])
+FULL += [
+    *(Case("aten::_unique2", (RUNS.to(dtype), True, True, True)) for dtype in DTYPES),
+    *(Case("aten::_unique2", (x, True, True, True)) for x in (DOUBLED, DOUBLED.double())),
+    Case("aten::_unique2", (RUNS.reshape(2, 4).flip(1), True, True, True)),
+    Case("aten::_unique2", (RUNS == 2, True, True, True)),
+    Case("aten::_unique2", (RUNS[:0], True, True, True)),
+    Case("aten::unique_dim", (RUNS.reshape(4, 2).flip(0), 0, True, True, True)),
+    Case("aten::unique_dim", (RUNS.reshape(2, 4).float(), 1, True, True, True)),
+    Case("aten::unique_dim", (torch.tensor([[2.0, 0.5], [2.0, -1], [2.0, 0.5]]), 0, True, True)),
+]
+
+
 @pytest.mark.parametrize("case", FULL, ids=str)
 def test_indices_of_elements_of_any_type(case: Case) -> None:
     if IS_DECLARED or case.args[0].dtype is torch.int64:
@@ -45,6 +60,20 @@ def test_indices_of_elements_of_any_type(case: Case) -> None:
     elif case.args[0].dtype is not torch.int32:
         with pytest.raises(UnsupportedOpError, match="declares its indices as"):
             check(case)
+
+
+ELEMENTS = [
+    *(Case("aten::_unique2", (RUNS.flip(0).to(dtype),), outputs=(0,)) for dtype in DTYPES),
+    Case("aten::_unique2", (DOUBLED,), outputs=(0,)),
+    Case("aten::unique_dim", (RUNS.reshape(2, 4).float(), 1), outputs=(0,)),
+    # NOTE: with a NaN torch's order of slices is none.
+    Case("aten::unique_dim", (DOUBLED.nan_to_num(2.0).reshape(3, 3), 0), outputs=(0,)),
+]
+
+
+@pytest.mark.parametrize("case", ELEMENTS, ids=str)
+def test_elements_alone(case: Case) -> None:
+    check(dataclasses.replace(case, reason="the empty results have the type that torch declares"))
 
 
 test_op = table_test(CASES)

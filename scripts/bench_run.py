@@ -2,6 +2,7 @@
 
 usage: python scripts/bench_run.py [--models a,b] [--modes inference,training] [--json FILE]
                                    [--backends eager,inductor,onnxrt] [--svg FILE]
+                                   [--autocast bfloat16|float16]
 
 All backends of a model run in one process, in turn, several rounds; a figure is the median of all
 steps. A training step is forward, backward and zero_grad. Ratios are times of the other divided by
@@ -30,8 +31,17 @@ from bench_models import MODELS, BenchModel, build
 from dort_rewriter.tools.benchmark import alternate, largest_difference, make_call, make_step
 
 
-def compiled(model: BenchModel, backend: str) -> Callable[..., Any]:
-    return make_call(model.module, backend)
+def compiled(model: BenchModel, backend: str, narrow: torch.dtype | None) -> Callable[..., Any]:
+    """The model under a backend; ``narrow`` is the type of autocast, if there is any."""
+    call = make_call(model.module, backend)
+    if narrow is None:
+        return call
+
+    def autocast(*args: Any) -> Any:
+        with torch.autocast("cpu", narrow):
+            return call(*args)
+
+    return autocast
 
 
 def step_of(model: BenchModel, call: Callable[..., Any], mode: str) -> Callable[[], Any]:
@@ -46,7 +56,12 @@ def time_first(step: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(
-    name: str, mode: str, backends: Sequence[str], seconds: float, clock: Callable[[], float]
+    name: str,
+    mode: str,
+    backends: Sequence[str],
+    seconds: float,
+    clock: Callable[[], float],
+    narrow: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """The median milliseconds of each backend on one model."""
     torch._dynamo.reset()
@@ -55,7 +70,7 @@ def measure(
     for module in model.module.modules():  # running statistics would make every step differ
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.0
-    steps = {b: step_of(model, compiled(model, b), mode) for b in backends}
+    steps = {b: step_of(model, compiled(model, b, narrow), mode) for b in backends}
     first: dict[str, float] = {}
     errors: dict[str, float] = {}
     expected: Any = None
@@ -130,6 +145,9 @@ def main() -> int:
         action="store_true",
         help="processor time on one thread, for a machine that others use too",
     )
+    parser.add_argument(
+        "--autocast", choices=("bfloat16", "float16"), help="run the models under it"
+    )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--svg", type=Path, help="draw the results to this file")
     arguments = parser.parse_args()
@@ -138,12 +156,13 @@ def main() -> int:
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     if arguments.cpu_time:
         torch.set_num_threads(1)
+    narrow = getattr(torch, arguments.autocast) if arguments.autocast else None
     rows = []
     if busy() > 0.6 and not arguments.cpu_time:
         print(f"The machine is busy (load {busy():.1f} per core): times will be noisy.")
     for name in arguments.models.split(","):
         for mode in arguments.modes.split(","):
-            row = measure(name, mode, backends, arguments.seconds, clock)
+            row = measure(name, mode, backends, arguments.seconds, clock, narrow)
             rows.append(row)
             base = row["ms"][backends[0]]
             cells = (

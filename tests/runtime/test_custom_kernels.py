@@ -28,6 +28,7 @@ from dort_rewriter.runtime.session import create_session, session_options
 Array = np.ndarray[Any, Any]
 BFLOAT16 = ml_dtypes.bfloat16
 TYPES = [np.float32, np.float64, np.float16, BFLOAT16]
+FLOATING = [np.float32, np.float16, BFLOAT16]
 TOLERANCE = {np.float32: 3e-7, np.float64: 1e-15, np.float16: 1e-3, BFLOAT16: 8e-3}
 
 
@@ -329,6 +330,23 @@ def test_transposes_that_convert(
         (got,) = _run(name, given, made=[types[1]], perm=list(perm))
         expected = given.astype(types[1]).transpose(perm)
     np.testing.assert_array_equal(_fed(got), _fed(expected))
+
+
+@pytest.mark.parametrize("size", [1, 7, 33, 70_001])
+@pytest.mark.parametrize("types", [*itertools.product(FLOATING, repeat=2)])
+def test_programs_that_convert(types: tuple[Any, Any], size: int) -> None:
+    """In vectors and their rest, by several threads; also a number that is repeated."""
+    given, made = types
+    with np.errstate(over="ignore"):
+        x = (_random(size) * np.float32(10) ** (2 * _random(size))).astype(given)
+        x[:4] = np.array([np.nan, np.inf, -0.0, 1e4], given)[:size]
+        (got,) = _run("Elementwise", x, made=[made], program=[5, 0, -1, -1, 0], results=[0])
+        np.testing.assert_array_equal(_fed(got), _fed(x.astype(made)))
+        other = np.ones((2, 1), given)
+        (got,) = _run(
+            "Elementwise", x, other, ranks=[2], made=[made], program=[4, 0, -2, -2, 0], results=[0]
+        )
+        np.testing.assert_array_equal(_fed(got), np.ones((2, size), np.float32))
 
 
 def test_numbers_are_rounded_to_the_nearest() -> None:

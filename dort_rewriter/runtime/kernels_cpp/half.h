@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
 
@@ -101,6 +101,28 @@ template <typename C, typename T>
 void narrow_all(const C* from, T* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) narrow(from[i], to[i]);
 }
+
+#if defined(__AVX512BW__)
+
+// As round_to_bfloat does: what compilers make of it takes one and a half times as long.
+inline void narrow_all(const float* from, Bfloat* to, int64_t n) {
+  const __m512i unit = _mm512_set1_epi32(1), below = _mm512_set1_epi32(0x7fff);
+  const __m512i quiet = _mm512_set1_epi32(0x400000);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m512 values = _mm512_loadu_ps(from + i);
+    __m512i bits = _mm512_castps_si512(values);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), unit);
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
+    __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, quiet);
+    __m256i upper = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), upper);
+  }
+  for (; i < n; ++i) narrow(from[i], to[i]);
+}
+
+#endif
 
 #if defined(__F16C__)
 

@@ -73,6 +73,8 @@ class Program {
       }
     }
     if (perm_.empty()) find_direct();
+    converts_ = perm_.empty() && results_.size() == 1 && program_.size() == 5 &&
+                (program_[0] == kMax || program_[0] == kMin) && program_[2] == program_[3];
   }
 
   ONCE void compute(const Context& context) const {
@@ -252,9 +254,35 @@ class Program {
     size_t instructions_, lines_ = 0, next_ = 0;
   };
 
+  // Write numbers in another type: what a program does whose one instruction changes none.
+  template <typename C>
+  void convert(const Entry& entry, int64_t begin, int64_t end) const {
+    const Tensor& input = entry.inputs[-1 - program_[2]];
+    by_storage<C>(input.type, [&](auto stored) {
+      by_storage<C>(made_[0], [&](auto made) {
+        using To = decltype(made);
+        const auto* from = input.as<decltype(stored)>();
+        auto* to = static_cast<To*>(entry.outputs[0]);
+        if constexpr (std::is_same_v<decltype(stored), C>) {
+          if constexpr (!std::is_same_v<To, Truth>) narrow_all(from + begin, to + begin, end - begin);
+        } else if constexpr (std::is_same_v<To, C>) {
+          widen_all(from + begin, to + begin, end - begin);
+        } else if constexpr (!std::is_same_v<To, Truth>) {
+          C few[kTile];
+          for (int64_t at = begin; at < end; at += kTile) {
+            int64_t n = std::min(kTile, end - at);
+            widen_all(from + at, few, n);
+            narrow_all(few, to + at, n);
+          }
+        }
+      });
+    });
+  }
+
   template <typename C>
   void run(const Entry& entry, int64_t begin, int64_t end) const {
     const Tensors& inputs = entry.inputs;
+    if (converts_ && entry.reaches[-1 - program_[2]].whole) return convert<C>(entry, begin, end);
     const Few<Reach, kMost>& reaches = entry.reaches;
     const Few<void*, kMost>& outputs = entry.outputs;
     const Reach& target = entry.target;
@@ -356,6 +384,7 @@ class Program {
   std::vector<bool> read_;        // of each input, whether the program reads it
   Few<ElementType, kMost> made_;  // the type of each result
   bool wide_ = false;             // computed in double
+  bool converts_ = false;         // no number is changed, but for its type
   int64_t registers_ = 0;
   static constexpr size_t kNone = SIZE_MAX;
   std::vector<size_t> makes_;         // of each instruction, the result that it may write in place

@@ -22,6 +22,7 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
     is_instruction,
     is_narrow,
     operands,
+    widens,
     write_program,
 )
 from dort_rewriter.optimize.patterns.recognize.casts import before_cast
@@ -63,13 +64,16 @@ class ElementwiseChains(GraphPass):
         chosen = [n for n in graph.graph if _is_eligible(n, graph)]
         found = _find_groups(graph.graph, set(chosen))
         groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
-        made = [_replace(graph.graph, group) for group in groups]
+        alone = [g for g in groups if all(map(widens, g.members))]
+        made = [_replace(graph.graph, g) for g in groups if g not in alone]
         for node in made:
             _read_before_casts(node, graph)
-        if groups:
+        left = [g for g in alone if all(m.graph is not None for m in g.members)]
+        made += [_replace(graph.graph, group) for group in left]
+        if made:
             graph.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
             graph.graph.sort()
-        return len(groups)
+        return len(made)
 
 
 def _is_worth(group: _Group) -> bool:

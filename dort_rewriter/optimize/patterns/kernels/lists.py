@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ __all__ = ["ElementwiseLists"]
 
 _MOST = 1024
 """Inputs of a node, or results; the kernel takes twice as many."""
+
+_FEW = 4096
+"""Elements of a result that may be made before it is read: a bias, not a weight."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class _Entry:
 
 class ElementwiseLists(GraphPass):
     """``Elementwise`` nodes of one program that do not read each other -> ``ElementwiseList``,
-    when what they give is returned, or has no axes: a list waits for all that it reads.
+    when what they give is returned, or has no axes: a list waits for all that it reads; or when
+    they read inputs of the model, and give little: the biases of layers in another type.
 
     Operators that stand alone are taken too, if they read arguments and constants only: the
     counters of steps.
@@ -85,7 +90,7 @@ def _depths(graph: ir.Graph) -> dict[ir.Node, int]:
 def _entry(node: ir.Node, depth: int, graph: GraphView) -> _Entry | None:
     """What a list would compute in the place of a node, if it may."""
     if (node.domain, node.op_type) == (OWN_DOMAIN, "Elementwise"):
-        given = all(v.is_graph_output() or _is_number(v) for v in node.outputs)
+        given = all(v.is_graph_output() or _is_number(v) for v in node.outputs) or _is_bias(node)
         code, results = (tuple(node.attributes[n].as_ints()) for n in ("program", "results"))
         return _Entry(node, code, results) if given else None
     if depth > 1 or not is_instruction(node) or not node.outputs[0].is_graph_output():
@@ -98,6 +103,17 @@ def _entry(node: ir.Node, depth: int, graph: GraphView) -> _Entry | None:
     if not runs:
         return None
     return _Entry(node, tuple(program.code), tuple(program.results), program.inputs)
+
+
+def _is_bias(node: ir.Node) -> bool:
+    """Tell whether a node reads what the model is given, and gives little."""
+    fed = all(v is None or v.is_graph_input() or v.is_initializer() for v in node.inputs)
+    return fed and all(_is_small(v) for v in node.outputs)
+
+
+def _is_small(value: ir.Value) -> bool:
+    sizes = [d for d in value.shape or () if isinstance(d, int)]
+    return value.shape is not None and len(sizes) == len(value.shape) and math.prod(sizes) <= _FEW
 
 
 def _is_number(value: ir.Value) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "is_instruction",
     "is_narrow",
     "operands",
+    "widens",
     "write_program",
 ]
 
@@ -91,11 +92,16 @@ def computed_in(value: ir.Value) -> ir.DataType | None:
 
 def is_narrow(node: ir.Node) -> bool:
     """Tell whether a node is slow alone: onnxruntime casts 16-bit numbers there and back, and
-    takes twice as long as we to round to bfloat16."""
+    takes twice as long as we to round to bfloat16, and to read it."""
     dtype = node.outputs[0].dtype
     if node.op_type == "Cast":
-        return dtype == ir.DataType.BFLOAT16 and operands(node)[0].dtype == ir.DataType.FLOAT
+        return {dtype, operands(node)[0].dtype} == {ir.DataType.BFLOAT16, ir.DataType.FLOAT}
     return dtype in _ROUNDINGS
+
+
+def widens(node: ir.Node) -> bool:
+    """Tell whether a node reads 16-bit numbers as float32, which most kernels of ours do too."""
+    return node.op_type == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT
 
 
 def operands(node: ir.Node) -> list[ir.Value]:

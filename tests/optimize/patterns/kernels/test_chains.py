@@ -377,6 +377,21 @@ def test_a_rounding_to_bfloat16_alone() -> None:
     assert list(node.attributes["program"].as_ints()) == [4, 0, -1, -1, 0]
 
 
+def test_bfloat16_read_as_float_alone() -> None:
+    """So is this; a program of another shape reads the numbers before."""
+    model = model_of("(bfloat16[8] x) => (float[8] z) { z = Cast<to = 1>(x) }")
+    apply(ElementwiseChains, model)
+    assert [n.op_type for n in model.graph] == ["Elementwise"]
+    model = model_of("""(float[2,8] x, bfloat16[8] y) => (float[2,8] z) {
+        c = Cast<to = 1>(y)
+        a = Add(x, c)
+        z = Mul(a, c)
+    }""")
+    apply(ElementwiseChains, model)
+    (node,) = model.graph
+    assert [v.name for v in node.inputs if v is not None] == ["x", "y"]
+
+
 def test_a_register_has_two_names() -> None:
     """The number as computed and as rounded: it is free when nobody reads either."""
     model = model_of("""(float[8] x, float[8] y) => (float16[8] a, float[8] z) {

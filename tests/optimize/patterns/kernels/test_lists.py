@@ -92,3 +92,21 @@ def test_what_others_wait_for_stays_alone() -> None:
         q = Neg(a)
         s = Neg(b) }}"""
     assert_refuses(ElementwiseLists, text)
+
+
+COPY = "dort_rewriter.Elementwise <program = [4, 0, -1, -1, 0], results = [0]>"
+
+
+def test_biases_in_another_type() -> None:
+    """What is read of the model's inputs, and small; weights wait for their products."""
+    head = """(float[3] p, float[5] r, float[64,65] w)
+        => (float16[3] q, float16[5] s, float16[64,65] t)
+        <float16[3] a, float16[5] b, float16[64,65] c>"""
+    few = _list(0, "4, 0, -1, -1, 0")
+    rest = "q = Neg(a)\n s = Neg(b)\n t = Neg(c)"
+    assert_rewrites(
+        ElementwiseLists,
+        f"{head} {{ a = {COPY} (p)\n b = {COPY} (r)\n c = {COPY} (w)\n {rest} }}",
+        f"{head} {{ a, b = {few} (p, r)\n c = {COPY} (w)\n {rest} }}",
+        reference=False,
+    )

@@ -19,6 +19,10 @@ from dort_rewriter.optimize.patterns.kernels.scatter import (
 )
 from dort_rewriter.optimize.patterns.kernels.sums import Sums
 from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
+from dort_rewriter.optimize.patterns.kernels.torch_rotary import (
+    RotaryTranspose,
+    TransposeRotary,
+)
 from dort_rewriter.optimize.patterns.kernels.transposes import (
     AddMulTranspose,
     TransposeCast,
@@ -41,6 +45,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Sums,
     TransposeTorch,
     TorchTranspose,
+    TransposeRotary,
+    RotaryTranspose,
     ElementwiseChains,
     AddMulTranspose,
     ElementwiseLists,

@@ -88,7 +88,8 @@ def is_row_major(node: torch.fx.Node) -> bool:
     values = [a.meta["val"] for a in operands if isinstance(a, torch.fx.Node)]
     shape = node.meta["val"].shape
     return all(
-        v.is_contiguous()
+        isinstance(v, torch.Tensor)  # a size stands where a tensor may
+        and v.is_contiguous()
         and v.dim() == len(shape)
         and all(is_same_size(m, n) for m, n in zip(v.shape, shape, strict=True))
         for v in values

@@ -67,6 +67,8 @@ def _terms(op: Recorder, x: Any, factor: Any, value: Any) -> tuple[Any, Any]:
     plain = not isinstance(factor, Value) and factor == 1
     narrow = next((v for v in (x, value) if isinstance(v, Value) and v.dtype in HALVES), None)
     if plain or narrow is None:
+        if isinstance(factor, Value) and isinstance(x, Value):  # of two numbers, each of its type
+            value = cast_like(op, value, x)
         return x, _scale(op, factor, value)
     first, second, wide = (widen(op, cast_like(op, v, narrow)) for v in (x, value, factor))
     return first, op.Mul(second, wide)

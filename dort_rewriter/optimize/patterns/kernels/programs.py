@@ -92,7 +92,8 @@ def computed_in(value: ir.Value) -> ir.DataType | None:
 
 def is_narrow(node: ir.Node) -> bool:
     """Tell whether a node is slow alone: onnxruntime casts 16-bit numbers there and back, and
-    takes twice as long as we to round to bfloat16, and to read it."""
+    takes twice as long as we to round to bfloat16. To read bfloat16 takes as long, but programs of
+    gradients become lists."""
     dtype = node.outputs[0].dtype
     if node.op_type == "Cast":
         return {dtype, operands(node)[0].dtype} == {ir.DataType.BFLOAT16, ir.DataType.FLOAT}

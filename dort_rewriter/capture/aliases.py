@@ -20,6 +20,7 @@ __all__ = [
     "let_layouts_vary",
     "lineage",
     "reads_by_place",
+    "reads_gaps",
     "reads_storage",
     "rebase_strided",
     "results_of",
@@ -214,13 +215,40 @@ def reads_by_place(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return found
 
 
+def reads_gaps(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """What reads the storage of a rewritten tensor with gaps, and what gives it that storage.
+
+    What lies between the elements of a tensor is copied by torch with them, by no session.
+    """
+    found: dict[torch.fx.Node, None] = {}
+    for node in graph.nodes:
+        source = node
+        while reads_storage(source) or source.target in _WRITE_PART:
+            chain = lineage(source.args[0])
+            if chain[-1].target not in _WRITE_PART or not _may_have_gaps(chain[-1].meta["val"]):
+                break
+            found |= dict.fromkeys([source, *chain])
+            source = chain[-1]
+    return list(found)
+
+
+def _may_have_gaps(value: torch.Tensor) -> bool:
+    numbers = [*value.shape, *value.stride()]
+    if any(not isinstance(n, int) for n in numbers):
+        return True
+    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return span > value.numel()
+
+
 def rebase_strided(graph: torch.fx.Graph) -> None:
     """Let as_strided read what owns the memory, rather than a view of it that may show less.
 
-    A view of an argument stays: where its storage begins is known at run time only.
+    A view of an argument stays, or of a copy that torch makes of its storage: where that begins is
+    known at run time only.
     """
+    in_torch = set(reads_gaps(graph))
     for node in graph.nodes:
-        if node.target is not aten.as_strided.default:
+        if node.target is not aten.as_strided.default or node in in_torch:
             continue
         shown, owner = node.args[0], lineage(node.args[0])[-1]
         offset = [*node.args[3:], node.kwargs.get("storage_offset")][0]

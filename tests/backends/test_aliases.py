@@ -220,6 +220,13 @@ def _no_grad(function: Callable[[], Any]) -> Any:
         return function()
 
 
+def read_gaps_of_view(x: torch.Tensor) -> torch.Tensor:
+    """Elements of the storage that lie between those of an argument."""
+    y = x.chunk(2)[1]
+    y.masked_fill_(y > 0.5, 0)
+    return torch.cat([y.as_strided((2,), (1,)), y.as_strided((3,), (1,))[1:]])
+
+
 PROGRAMS: dict[str, Program] = {
     **{f"argument: {k}": Program(f, matrix) for k, f in OF_ARGUMENTS.items()},
     **{f"computed: {k}": Program(f, matrix) for k, f in OF_COMPUTED.items()},
@@ -245,6 +252,9 @@ PROGRAMS: dict[str, Program] = {
         for k, f in {
             "written": lambda x: (x.mul_(2), x[1:])[1],
             "part written": lambda x: (x[1:].mul_(2), x.t()),
+            "part written, gaps read": lambda x: (x[1:].mul_(2), 1 + x.as_strided((5,), (1,)))[1],
+            "a view of what is written, gaps read": read_gaps_of_view,
+            "gaps written": lambda x: (x[1:].add_(1), x.as_strided((3,), (1,)).fill_(3), x * 2)[2],
         }.items()
     },
     **{

@@ -167,3 +167,9 @@ def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.Monke
     )
     let_results_be_off(monkeypatch, 0.01)
     assert judge(program).kind == "wrong"
+
+
+@pytest.mark.parametrize("seed", [50011, 60516, 60551, 60556])
+def test_programs_that_failed(seed: int) -> None:
+    verdict = judge(generate(seed, (5, 40)))
+    assert not verdict.failed, verdict.text

@@ -72,3 +72,31 @@ def test_as_in_eager(name: str, dtype: torch.dtype, is_training: bool) -> None:
         results.append((result.detach(), [x.grad for x in args]))
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+
+
+def test_regions_that_follow_each_other() -> None:
+    """A node that was moved stood behind those that read it, for the next region."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        column = (x[0] * 2)[:, None]
+        return column - column, column.reshape(-1) + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=OrtBackend(OrtBackendOptions(fallback=False)))
+    x = torch.ones(4, 1, requires_grad=True)
+    difference, row = compiled(x)
+    (difference.sum() + row.sum()).backward()
+    assert (difference, row) == (torch.zeros(1, 1), torch.full((1,), 3.0))
+    assert x.grad is not None
+    assert x.grad.flatten().tolist() == [2, 0, 0, 0]
+
+
+def test_pooled_columns_of_bfloat16() -> None:
+    """What is cast and transposed has no known shape."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: torch.nn.functional.max_pool1d(x.mT, 2),
+        backend=OrtBackend(OrtBackendOptions(fallback=False)),
+    )
+    x = torch.arange(32.0).reshape(2, 4, 4).bfloat16()
+    assert torch.equal(compiled(x), torch.nn.functional.max_pool1d(x.mT, 2))

@@ -65,10 +65,10 @@ class ElementwiseChains(GraphPass):
         found = _find_groups(graph.graph, set(chosen))
         groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
         alone = [g for g in groups if all(map(widens, g.members))]
-        made = [_replace(graph.graph, g) for g in groups if g not in alone]
+        made = [_replace(graph.graph, g) for g in groups if g not in alone and _is_read(g)]
         for node in made:
             _read_before_casts(node, graph)
-        left = [g for g in alone if all(m.graph is not None for m in g.members)]
+        left = [g for g in alone if all(m.graph is not None for m in g.members) and _is_read(g)]
         made += [_replace(graph.graph, group) for group in left]
         if made:
             graph.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
@@ -196,6 +196,11 @@ def _is_small(members: set[ir.Node]) -> bool:
     read = {v for m in members for v in operands(m)} - results
     kept = [v for v in results if _is_result(v, members)]
     return len(read) <= _INPUTS and len(kept) <= _RESULTS and len(members) <= _NODES
+
+
+def _is_read(group: _Group) -> bool:
+    """Tell whether anybody reads what a group gives: what nobody does is not removed yet."""
+    return any(_is_result(m.outputs[0], group.members) for m in group.members)
 
 
 def _is_result(value: ir.Value, members: Iterable[ir.Node]) -> bool:

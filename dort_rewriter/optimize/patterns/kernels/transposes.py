@@ -81,12 +81,13 @@ class TransposeCast(Rule):
         result_type = ir.TensorType(y.dtype)
         name = _TYPES.get((x.dtype, y.dtype))
         perm = _perm(node if other == "Cast" else before, graph)
-        if name is None or perm is None:
+        dims = graph.dims(x)
+        if name is None or perm is None or dims is None:
             return None
         if other == "Cast" and _is_read_in_any_order(y, graph):
             return None  # the rounded numbers are read as they lie
-        if not _is_fast(perm, graph.dims(x) or ()):
-            return Refusal("onnxruntime's transpose is faster", (perm, graph.dims(x)))
+        if not _is_fast(perm, dims):
+            return Refusal("onnxruntime's transpose is faster", (perm, dims))
         if not graph.runs(name, [x], outputs=[y], domain=OWN_DOMAIN, perm=perm):
             return Refusal("no kernel", (x.dtype, y.dtype))
 

@@ -6,7 +6,7 @@ at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -23,6 +23,8 @@ __all__ = ["ReshapeElementwise"]
 
 _ELEMENTWISE = frozenset((*UNARY, *BROADCASTING))
 Dims = tuple[Dim, ...]
+Order = dict[ir.Node, tuple[int, ...]]
+"""Where nodes stand; what takes the place of one stands behind all that stood before it."""
 
 
 @dataclass
@@ -58,8 +60,8 @@ class ReshapeElementwise(GraphPass):
     def run(self, graph: GraphView) -> int:
         """Compute each group in the shape that takes fewer Reshapes."""
         done = 0
+        order: Order = {node: (i,) for i, node in enumerate(graph.graph)}
         seen: set[tuple[ir.Node, str]] = set()
-        order = {node: i for i, node in enumerate(graph.graph)}
         for view in list(graph.graph):
             for start, inner, outer in _starts(view, graph):
                 if start.graph is not graph.graph or (start, str(outer)) in seen:
@@ -181,13 +183,13 @@ def _can_write(region: _Region) -> bool:
     return not region.back or reshape_target(region.outer, region.inner) is not None
 
 
-def _move(region: _Region, order: dict[ir.Node, int], graph: GraphView) -> None:
+def _move(region: _Region, order: Order, graph: GraphView) -> None:
     """Compute a region in the outer shape."""
     emitter = Emitter(graph.graph, graph.opset)
     to_outer = reshape_target(region.inner, region.outer)
     to_inner = reshape_target(region.outer, region.inner)
     moved: dict[ir.Value, ir.Value] = {}
-    nodes: Sequence[ir.Node] = sorted(region.nodes, key=order.__getitem__)
+    nodes = sorted(region.nodes, key=order.__getitem__)
     for node in nodes:
         emitter.begin({**node.metadata_props, "rule": ReshapeElementwise.__name__})
         inputs = []
@@ -204,7 +206,7 @@ def _move(region: _Region, order: dict[ir.Node, int], graph: GraphView) -> None:
         if back is not None:  # an output of the model is read by its name inside the region too
             moved[back] = new
         for i, added in enumerate(emitter.nodes):
-            order[added] = order[node] + i
+            order[added] = (*order[node], i)
         graph.graph.insert_before(node, emitter.nodes)
         _redirect(old, new, back, region)
     dead = [n for n in (*reversed(nodes), *region.gone) if n.graph is graph.graph]

@@ -22,6 +22,7 @@ from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
 from dort_rewriter.backends.instances import as_own
+from dort_rewriter.backends.minifier import watched
 from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import (
@@ -90,6 +91,7 @@ def call_backend(
             decompositions=get_tracing_table(make_dispatcher()),
             compile_inference=functools.partial(_compile_inference, backend, chosen),
             verbose=chosen.optimization.verbose > 0,
+            watched=functools.partial(watched, options=chosen),
         ),
         lambda: graph_module.forward,
         graph_module,

@@ -38,11 +38,13 @@ def compile_with_aot(
     decompositions: Mapping[Any, Callable[..., Any]],
     compile_inference: CompileInference | None = None,
     verbose: bool = False,
+    watched: Callable[[CompileGraph], CompileGraph] = lambda compiler: compiler,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph through AOTAutograd: forward and backward, or inference.
 
     ``compile_inference`` is called in place of ``compile_graph`` for a graph without a backward;
     it is also given the names of the inputs that are weights. ``verbose`` shows the work.
+    ``watched`` is given each compiler, for one that AOTAutograd calls instead.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -58,9 +60,9 @@ def compile_with_aot(
         return compile_graph(graph, given)
 
     compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=compile_graph,
-        inference_compiler=inference,
+        fw_compiler=watched(forward),
+        bw_compiler=watched(compile_graph),
+        inference_compiler=watched(inference),
         partition_fn=_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
         keep_inference_input_mutations=is_inference(args),

@@ -93,7 +93,7 @@ def _compare(table: dict[str, Operator], given: Sequence[torch.Tensor], patterns
     found = []
     for name, got, expected in zip(table, compiled(*given), program(*given), strict=True):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-        for i in _wrong(got, expected).nonzero().flatten().tolist():
+        for i in map(tuple, _wrong(got, expected).nonzero().tolist()):
             at = ", ".join(str(x[i].item()) for x in given)
             found.append(f"{name}({at}): got {got[i].item()}, eager {expected[i].item()}")
     assert not found, "\n".join(found)
@@ -115,3 +115,20 @@ def test_of_two_numbers(dtype: torch.dtype, patterns: str) -> None:
     numbers = _numbers(dtype)
     a, b = torch.meshgrid(numbers, numbers, indexing="ij")
     _compare(BINARY, [a.flatten(), b.flatten()], patterns)
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_kernels_lose(dtype: torch.dtype, patterns: str) -> None:
+    """A NaN beside an infinity, rows of float64, the digits of an exponent."""
+    inf, nan = math.inf, math.nan
+    rows = [[nan, 1, 2, inf], [1, nan, -inf, 2], [1, 2, 3, nan], [inf, 1, 2, -1], [-inf] * 4]
+    x = torch.tensor([*rows, [0, 1, 2, 3], [-1000, 1000, -50, 50]], dtype=dtype)
+    table: dict[str, Operator] = {
+        "logsumexp of all": lambda x: x.logsumexp((0, 1)).expand_as(x),
+        "logsumexp": lambda x: x.logsumexp(1, keepdim=True).expand_as(x),
+        "log_softmax": lambda x: x.log_softmax(1),
+        "clamp by NaN": lambda x: x.clamp(math.nan, 1),
+        "logsigmoid": functional.logsigmoid,
+    }
+    _compare(table, [x], patterns)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
+from dort_rewriter.export.converters.powers import log1p
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -167,7 +168,11 @@ def tanh_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
 def log_sigmoid_forward(op: Recorder, x: Value) -> tuple[Value, Value]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
     wide = widen(op, x)
-    output = store(op, op.Neg(op.Softplus(op.Neg(wide))))
+    if wide.dtype == ir.DataType.DOUBLE:  # of which ORT's Softplus overflows
+        tail = log1p(op, op.Exp(op.Neg(op.Abs(wide))))
+        output = op.Sub(op.Min(wide, 0.0), tail)
+    else:
+        output = store(op, op.Neg(op.Softplus(op.Neg(wide))))
     if op.result[1].ndim != op.result[0].ndim:  # other devices keep nothing for the gradient
         return output, op.constant([], op.dtype)
     return output, store(op, op.Exp(op.Neg(op.Abs(wide))))

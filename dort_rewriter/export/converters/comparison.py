@@ -151,6 +151,8 @@ def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
     # NOTE: ORT's Clip without one of its bounds turns infinity into the largest number.
     if min is None or max is None:
         return clamp_tensor(op, x, min, max)
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max)):
+        return op.Mul(x, math.nan)
     return op.Clip(x, like(op, min, x), like(op, max, x))
 
 

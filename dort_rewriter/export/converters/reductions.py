@@ -14,6 +14,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.opmath import cast_like, is_bool, is_float, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
 __all__ = ["extremum", "has_nan", "reduce"]
@@ -181,14 +182,35 @@ def vector_norm(
     if ord == 0:
         is_set = op.Cast(op.Not(op.Equal(x, 0)), to=x.dtype)
         return store(op, reduce(op, "ReduceSum", is_set, dim, keepdim))
-    total = reduce(op, "ReduceSum", op.Pow(size, float(ord)), dim, keepdim)
-    return store(op, op.Pow(total, 1 / ord))
+    total = reduce(op, "ReduceSum", op.Pow(size, cast_like(op, float(ord), size)), dim, keepdim)
+    return store(op, op.Pow(total, cast_like(op, 1 / ord, total)))
 
 
 @converter("aten::logsumexp")
 def logsumexp(op: Recorder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
-    return reduce(op, "ReduceLogSumExp", op.cast(x, op.dtype), dim, keepdim)
+    x = widen(op, op.cast(x, op.dtype))
+    if 0 in x.dims:
+        return store(op, reduce(op, "ReduceLogSumExp", x, dim, keepdim))
+    if x.dtype == ir.DataType.DOUBLE:
+        return _logsumexp(op, x, dim, keepdim)
+    result = reduce(op, "ReduceLogSumExp", x, dim, keepdim)
+    if len(_axes(x, dim)) > 1:  # NOTE: ORT loses a NaN beside an infinity
+        found = reduce(op, "ReduceSum", op.Cast(op.IsNaN(x), to=ir.DataType.INT32), dim, keepdim)
+        result = op.Where(op.Greater(found, 0), math.nan, result)
+    return store(op, result)
+
+
+def _logsumexp(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:
+    """The formula. NOTE: ORT's kernel for float64 overflows, and has no -inf."""
+    if any(may_be_zero(d) for d in x.dims):
+        raise Refused("a logsumexp of float64 over what may have no elements")
+    most = reduce(op, "ReduceMax", x, dim, True)
+    most = op.Where(op.IsInf(most), 0.0, most)
+    # NOTE: 1.19's Exp of float64 is never zero.
+    powers = op.Where(op.Equal(x, -math.inf), 0.0, op.Exp(op.Sub(x, most)))
+    total = reduce(op, "ReduceSum", powers, dim, keepdim)
+    return op.Add(op.Log(total), most if keepdim else op.Reshape(most, op.Shape(total)))
 
 
 def has_nan(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:

@@ -33,7 +33,13 @@ def softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
 @converter("aten::_log_softmax")
 def log_softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
     """_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
-    return _along(op, "LogSoftmax", op.cast(x, op.dtype), dim)
+    x = op.cast(x, op.dtype)
+    if x.dtype != ir.DataType.DOUBLE or not x.rank:
+        return _along(op, "LogSoftmax", x, dim)
+    # NOTE: ORT's kernel for float64 loses a NaN and infinities of a row.
+    axes = [dim % x.rank]
+    centred = op.Sub(x, op.ReduceMax(x, axes, keepdims=1))
+    return op.Sub(centred, op.Log(op.ReduceSum(op.Exp(centred), axes, keepdims=1)))
 
 
 @converter("aten::_safe_softmax")

@@ -57,6 +57,7 @@ CASES = [
 ]
 
 
+OTHERS = {"aten::masked_select"}
 HOLED = I([[True, False, False, True], [False, False, True, False], [True, True, False, False]])
 SELECTED = [
     Case("aten::index.Tensor", (T(3, 4), [MASK]), static=False),

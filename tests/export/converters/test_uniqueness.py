@@ -62,6 +62,7 @@ def test_indices_of_elements_of_any_type(case: Case) -> None:
             check(case)
 
 
+OTHERS = {"aten::_unique2", "aten::unique_dim"}
 ELEMENTS = [
     *(Case("aten::_unique2", (RUNS.flip(0).to(dtype),), outputs=(0,)) for dtype in DTYPES),
     Case("aten::_unique2", (DOUBLED,), outputs=(0,)),

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.layouts import is_dense
+
 __all__ = [
     "exposed",
     "is_layout_free",
@@ -225,19 +227,11 @@ def reads_gaps(graph: torch.fx.Graph) -> list[torch.fx.Node]:
         source = node
         while reads_storage(source) or source.target in _WRITE_PART:
             chain = lineage(source.args[0])
-            if chain[-1].target not in _WRITE_PART or not _may_have_gaps(chain[-1].meta["val"]):
+            if chain[-1].target not in _WRITE_PART or is_dense(chain[-1].meta["val"]):
                 break
             found |= dict.fromkeys([source, *chain])
             source = chain[-1]
     return list(found)
-
-
-def _may_have_gaps(value: torch.Tensor) -> bool:
-    numbers = [*value.shape, *value.stride()]
-    if any(not isinstance(n, int) for n in numbers):
-        return True
-    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return span > value.numel()
 
 
 def rebase_strided(graph: torch.fx.Graph) -> None:

@@ -121,6 +121,13 @@ class GraphView:
         attribute = node.attributes.get(name)
         return default if attribute is None else attribute.value
 
+    def order(self, node: ir.Node) -> list[int] | None:
+        """The order in which a Transpose gives the axes; None when the rank is unknown."""
+        rank = self.rank(node.inputs[0])
+        if rank is None:
+            return None
+        return list(self.attribute(node, "perm", range(rank - 1, -1, -1)))
+
     def axes(self, node: ir.Node, rank: int | None = None) -> list[int] | None:
         """The axes of a reduction, Squeeze or Unsqueeze (input or attribute), normalized
         when the rank is given; [] stands for axes left out; None for axes computed at run time."""

@@ -27,11 +27,10 @@ class TransposeTorch(Rule):
         attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
         for i, value in enumerate(node.inputs):
             before = graph.producer(value, "Transpose")
-            if before is None or (rank := graph.rank(before.inputs[0])) is None:
+            if before is None or (first := graph.order(before)) is None:
                 continue
-            first = list(graph.attribute(before, "perm", range(rank - 1, -1, -1)))
-            perm = [first[d] for d in attributes.get(f"perm{i}", range(rank))]
-            if node.op_type in TORCH_ATTENTION and perm[-1] != rank - 1:
+            perm = [first[d] for d in attributes.get(f"perm{i}", range(len(first)))]
+            if node.op_type in TORCH_ATTENTION and perm[-1] != len(first) - 1:
                 continue
             inputs[i] = before.inputs[0]
             attributes[f"perm{i}"] = perm if perm != sorted(perm) else None
@@ -74,10 +73,9 @@ class TorchTranspose(Rule):
 
 def _perm(node: ir.Node, graph: GraphView) -> list[int]:
     """The order of a Transpose; nothing for another node."""
-    rank = graph.rank(node.inputs[0]) if node.inputs else None
-    if node.op_type != "Transpose" or node.domain or rank is None:
+    if node.op_type != "Transpose" or node.domain:
         return []
-    return list(graph.attribute(node, "perm", range(rank - 1, -1, -1)))
+    return graph.order(node) or []
 
 
 def _call(op: Any, node: ir.Node, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:

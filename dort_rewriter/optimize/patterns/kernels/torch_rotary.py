@@ -10,6 +10,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, operator
+from dort_rewriter.signature import inverse_order
 
 __all__ = ["RotaryTranspose", "TransposeRotary"]
 
@@ -35,13 +36,13 @@ class TransposeRotary(Rule):
             return None
         if any(operator(n) not in _ATTENTION and operator(n) != "Transpose" for n in readers):
             return Refusal("others read it too", result.name)
-        perm = _perm(before, graph)
-        if perm is None or not _may_move(node, _inverse(perm), graph):
+        perm = graph.order(before)
+        if perm is None or not _may_move(node, inverse_order(perm), graph):
             return Refusal("more than heads are moved", perm)
         x = before.inputs[0]
         return Match(
             [result],
-            lambda op: op.Transpose(_turned(op, node, x, _inverse(perm), graph), perm=perm),
+            lambda op: op.Transpose(_turned(op, node, x, inverse_order(perm), graph), perm=perm),
         )
 
 
@@ -63,7 +64,7 @@ class RotaryTranspose(Rule):
             return None
         if not (graph.used_once(x) and graph.used_once(rotary.outputs[0])):
             return Refusal("others read it too", x.name)
-        perm = _perm(node, graph)
+        perm = graph.order(node)
         if perm is None or not _may_move(rotary, perm, graph):
             return Refusal("more than heads are moved", perm)
 
@@ -71,16 +72,6 @@ class RotaryTranspose(Rule):
             return _turned(op, rotary, op.Transpose(x, perm=perm), perm, graph)
 
         return Match([node.outputs[0]], build)
-
-
-def _perm(node: ir.Node, graph: GraphView) -> list[int] | None:
-    """The order of the axes; None when it is unknown."""
-    rank = graph.rank(node.inputs[0])
-    return None if rank is None else list(graph.attribute(node, "perm", range(rank - 1, -1, -1)))
-
-
-def _inverse(perm: Sequence[int]) -> list[int]:
-    return sorted(range(len(perm)), key=perm.__getitem__)
 
 
 def _may_move(rotary: ir.Node, perm: Sequence[int], graph: GraphView) -> bool:

@@ -41,7 +41,7 @@ class AddMulTranspose(Rule):
         if before is None or value is None or not graph.used_once(value):
             return None
         program = list(graph.attribute(before, "program"))
-        perm = _perm(node, graph)
+        perm = graph.order(node)
         if perm is None or len(before.outputs) != 1 or len(program) < 10:
             return None
         dims = graph.dims(value) or ()
@@ -80,7 +80,7 @@ class TransposeCast(Rule):
             return None
         result_type = ir.TensorType(y.dtype)
         name = _TYPES.get((x.dtype, y.dtype))
-        perm = _perm(node if other == "Cast" else before, graph)
+        perm = graph.order(node if other == "Cast" else before)
         dims = graph.dims(x)
         if name is None or perm is None or dims is None:
             return None
@@ -104,14 +104,6 @@ def _is_read_in_any_order(value: ir.Value, graph: GraphView) -> bool:
     if not readers or value.is_graph_output():
         return False
     return all(operator(n) in _ANY_ORDER for n in readers)
-
-
-def _perm(node: ir.Node, graph: GraphView) -> list[int] | None:
-    """The order of the axes, by number; None when the rank is unknown."""
-    rank = graph.rank(node.inputs[0])
-    if rank is None:
-        return None
-    return list(graph.attribute(node, "perm", range(rank - 1, -1, -1)))
 
 
 def _is_fast(perm: list[int], dims: tuple[int | ir.SymbolicDim, ...]) -> bool:

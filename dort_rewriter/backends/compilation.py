@@ -22,6 +22,7 @@ from dort_rewriter.backends.lazy_block import Block
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.capture.aliases import reads_by_place, reads_gaps, rebase_strided, settle_blocks
+from dort_rewriter.capture.kernel_layouts import correct_layouts
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
 from dort_rewriter.capture.partition import (
     Partition,
@@ -93,6 +94,7 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
     with recipe.trace.phase("cut"):
         hoist_random(graph_module)
         rebase_strided(graph_module.graph)
+        correct_layouts(graph_module.graph)
         graph = graph_module.graph
         shared = [*plan_outputs(graph_module).left, *reads_by_place(graph), *reads_gaps(graph)]
         left = {n: shared_in_torch(n) for n in shared}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.capture.layouts import is_dense
+from dort_rewriter.capture.sizes import is_same_size
 
 __all__ = [
     "exposed",
@@ -234,6 +235,22 @@ def reads_gaps(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return list(found)
 
 
+def _shown_as(chain: Sequence[torch.fx.Node]) -> torch.fx.Node:
+    """What owns the memory of a lineage, or what autograd has in its place that shows all of it.
+
+    ``flatten`` of what is transposed is the base of its views, though it shows what a copy made.
+    """
+    owner = chain[-1]
+    whole = owner.meta["val"]
+    for i, node in enumerate(chain):
+        value = node.meta["val"]
+        if any(is_tracked(n) for n in chain[i:-1]) or value.dtype is not whole.dtype:
+            continue
+        if is_dense(value) and is_same_size(value.numel(), whole.numel()):
+            return node
+    return owner
+
+
 def rebase_strided(graph: torch.fx.Graph) -> None:
     """Let as_strided read what owns the memory, rather than a view of it that may show less.
 
@@ -244,12 +261,13 @@ def rebase_strided(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is not aten.as_strided.default or node in in_torch:
             continue
-        shown, owner = node.args[0], lineage(node.args[0])[-1]
+        chain = lineage(node.args[0])
+        shown, owner = chain[0], _shown_as(chain)
         offset = [*node.args[3:], node.kwargs.get("storage_offset")][0]
         if offset is None:
             offset = shown.meta["val"].storage_offset()
         known = isinstance(offset, int | torch.fx.Node)
-        if owner is shown or owner.op == "placeholder" or not known:
+        if owner is shown or chain[-1].op == "placeholder" or not known:
             continue
         if owner.meta["val"].dtype is shown.meta["val"].dtype:
             node.args, node.kwargs = (owner, *node.args[1:3], offset), {}

@@ -139,6 +139,11 @@ OF_COMPUTED: dict[str, F] = {
         y := torch.empty_strided((x.shape[0], 6), (8, 1)).copy_(x),
         y[1:],
     ),
+    "as_strided of a copy": lambda x: (y := x.t().flatten(), y.as_strided((2,), (1,)), y[2:]),
+    "as_strided of a part of a copy": lambda x: (
+        y := x.t().flatten(),
+        y[2:].as_strided((3,), (1,)),
+    ),
     "expanded": lambda x: (x.sum(1, keepdim=True) * 2).expand(-1, 5),
     "diagonal": lambda x: (x * 2).diagonal(1),
     "diagonal and whole": lambda x: (y := x * 2, y.diagonal()),
@@ -220,6 +225,18 @@ def _no_grad(function: Callable[[], Any]) -> Any:
         return function()
 
 
+LAYING_OUT: tuple[F, ...] = (
+    torch.floor_divide,
+    torch.copysign,
+    torch.logaddexp,
+    torch.xlogy,
+    torch.heaviside,
+    torch.logical_and,
+    lambda x, y: torch.floor_divide(x, y).sin(),
+)
+"""Operators that torch's fake tensors lay out otherwise than its kernels."""
+
+
 def read_gaps_of_view(x: torch.Tensor) -> torch.Tensor:
     """Elements of the storage that lie between those of an argument."""
     y = x.chunk(2)[1]
@@ -244,6 +261,14 @@ PROGRAMS: dict[str, Program] = {
             "parts": lambda x: (x[1:], x.t()[1:], (x + 1).t()),
             "chunks": lambda x: (*x.chunk(2), *(x * 2).chunk(2, 1)),
             "as_strided": lambda x: (x * 2).as_strided((2, 3), (1, 2), 1),
+            "laid out by kernels": lambda x: [
+                f(x, y) for f in LAYING_OUT for y in (x * 1, x[0], 1 + x.t().contiguous().t())
+            ],
+            "logsigmoid": lambda x: (
+                torch.nn.functional.logsigmoid(x),
+                torch.nn.functional.logsigmoid(x).sin(),
+            ),
+            "batch norm": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
         }.items()
     },
     **{

@@ -77,6 +77,17 @@ def test_what_torch_alone_refuses_is_torchs() -> None:
     assert "internal overlap" in verdict.text
 
 
+def test_a_refusal_that_names_an_address_is_torchs() -> None:
+    """A stride of what two arguments are parts of has no symbol of its own."""
+    program = RandomProgram(
+        ("torch.randn((2, n, n))", "a0[..., :1]"),
+        ("v0 = a1.gather(1, torch.zeros(a1.shape, dtype=torch.int64))", "a0.relu_()"),
+        ("v0",),
+        dynamic=True,
+    )
+    assert not judge(program).failed
+
+
 def test_gradients_that_torch_alone_loses_are_torchs() -> None:
     """Of an argument whose view is written to while the graph is run: none is left."""
     program = RandomProgram(

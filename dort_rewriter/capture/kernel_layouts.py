@@ -1,0 +1,134 @@
+"""How torch's kernels lay out results, where its fake tensors say otherwise.
+
+``F.logsigmoid`` of what is transposed is row-major, and traced as transposed; ``floor_divide``,
+``logaddexp`` and others lie as the operand that comes first, or as the one that is not broadcast.
+No list knows them all: the kernel is asked, with tensors of a few elements that lie as its
+operands do.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
+from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.signature import inverse_order
+
+__all__ = ["correct_layouts"]
+
+aten = torch.ops.aten
+
+_UNTAGGED = frozenset(
+    {
+        aten.floor_divide.default,
+        aten.log_sigmoid_forward.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+    }
+)
+"""Not tagged as elementwise, but their first results lie as their operands do, or do not."""
+
+
+def correct_layouts(graph: torch.fx.Graph) -> None:
+    """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
+
+    NOTE: views of what is corrected would have wrong strides, so that it must have none.
+    """
+    seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
+    for node in reversed(graph.nodes):
+        if node in seen:
+            seen.update(node.all_input_nodes if _is_elementwise(node) else ())
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node not in seen or not _is_elementwise(node) or not isinstance(value, torch.Tensor):
+            continue
+        if value.device.type == "cpu" and not any(_looks_at_place(u, node) for u in node.users):
+            _correct(node, value)
+
+
+def _correct(node: torch.fx.Node, value: torch.Tensor) -> None:
+    call = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(call, torch.fx.Node)
+    values = [value, *(n.meta.get("val") for n in call.all_input_nodes)]
+    if all(not isinstance(v, torch.Tensor) or v.is_contiguous() for v in values):
+        return
+    order = _ask(call)
+    if order is None or len(order) != value.dim() or value.permute(order).is_contiguous():
+        return
+    node.meta["val"] = value.permute(order).contiguous().permute(inverse_order(order))
+
+
+def _is_elementwise(node: torch.fx.Node) -> bool:
+    """Tell whether an operator gives one new tensor, made element by element."""
+    if node.target is operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        return bool(node.args[1] == 0) and source.target in _UNTAGGED
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return False
+    is_tagged = torch.Tag.pointwise in node.target.tags or node.target in _UNTAGGED
+    return is_tagged and len(lineage(node)) == 1
+
+
+def _looks_at_place(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Tell whether the user of a node is a view of it, or reads its memory."""
+    return reads_storage(user) or (user.op != "output" and node in lineage(user))
+
+
+def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
+    """The order of memory in which a kernel writes its first result; None if it does not tell."""
+    small = _Small([n.meta["val"] for n in call.all_input_nodes])
+    args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
+    with _disable_current_modes(), torch.no_grad():
+        try:
+            result = call.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, TypeError, ValueError):  # it does not take numbers like these
+            return None
+        first = result[0] if isinstance(result, tuple) else result
+        return storage_order(first) or tuple(range(first.dim()))
+
+
+class _Small:
+    """Makes small tensors that lie as the operands of a kernel."""
+
+    def __init__(self, operands: Sequence[Any]) -> None:
+        tensors = [v for v in operands if isinstance(v, torch.Tensor)]
+        sizes = {_hint(s) for v in tensors for s in v.shape} - {0, 1}
+        self.sizes = {n: i for i, n in enumerate(sorted(sizes), 2)} | {0: 0, 1: 1}
+
+    def like(self, value: Any) -> Any:
+        """A tensor of ones in the order of memory of another; a number for a size."""
+        if not isinstance(value, torch.Tensor):
+            return 1 if isinstance(value, torch.SymInt | torch.SymFloat) else value
+        shape = [_hint(s) for s in value.shape]
+        small = [self.sizes[n] for n in shape]
+        strides = self._strides(shape, [_hint(s) for s in value.stride()], small)
+        extent = 1 + sum((n - 1) * s for n, s in zip(small, strides, strict=True))
+        with _disable_current_modes():
+            return torch.ones(max(extent, 0), dtype=value.dtype).as_strided(small, strides)
+
+    def _strides(
+        self, shape: Sequence[int], strides: Sequence[int], small: Sequence[int]
+    ) -> list[int]:
+        """Strides in the order of others, with a gap where these have one."""
+        found = [0] * len(shape)
+        full = step = 1
+        for axis in sorted(range(len(shape)), key=lambda i: (strides[i], shape[i])):
+            if strides[axis] == 0:
+                continue
+            if shape[axis] > 1 and strides[axis] != full:
+                step += 1
+            found[axis] = step
+            full, step = strides[axis] * shape[axis], step * small[axis]
+        return found
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)

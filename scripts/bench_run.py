@@ -31,7 +31,9 @@ from bench_models import MODELS, BenchModel, build
 from dort_rewriter.tools.benchmark import alternate, largest_difference, make_call, make_step
 
 
-def compiled(model: BenchModel, backend: str, narrow: torch.dtype | None) -> Callable[..., Any]:
+def compiled(
+    model: BenchModel, backend: str, narrow: torch.dtype | None = None
+) -> Callable[..., Any]:
     """The model under a backend; ``narrow`` is the type of autocast, if there is any."""
     call = make_call(model.module, backend)
     if narrow is None:

@@ -112,9 +112,13 @@ def addbmm(
 ) -> Value:
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     assert batch1.dtype is not None
-    wide = ir.DataType.INT32 if batch1.dtype in _SMALL_INTEGERS else batch1.dtype
-    products = product(op, op.cast(batch1, wide), op.cast(batch2, wide))
-    total = op.cast(op.ReduceSum(products, [0], keepdims=0), batch1.dtype)
+    if batch1.dtype.is_floating_point():
+        total = op.ReduceSum(product(op, batch1, batch2), [0], keepdims=0)
+    else:  # see integer_reductions: one product over all batches
+        batches, rows, size = (op.size(batch1, i) for i in range(3))
+        wide = op.Reshape(op.Transpose(batch1, perm=[1, 0, 2]), op.vector([rows, batches * size]))
+        high = op.Reshape(batch2, op.vector([batches * size, op.size(batch2, 2)]))
+        total = product(op, wide, high)
     return _combined(op, x, total, beta, alpha)
 
 
@@ -185,17 +189,3 @@ def trilinear(
         for missing in (expand1, expand2, expand3, sumdim)
     ]
     return op.Einsum(i1, i2, i3, equation=f"{','.join(terms[:3])}->{terms[3]}")
-
-
-@converter("aten::trace")
-def trace(op: Recorder, x: Value) -> Value:
-    """trace(Tensor self) -> Tensor"""
-    rows, columns = op.size(x, 0), op.size(x, 1)
-    if isinstance(rows, int) and isinstance(columns, int):
-        length: Any = min(rows, columns)
-    else:
-        length = op.Min(op.vector([rows]), op.vector([columns]))
-    step = columns + 1
-    flat = op.Reshape(op.cast(x, op.dtype), [-1])
-    diagonal = op.Slice(flat, [0], op.vector([length * step]), [0], op.vector([step]))
-    return op.ReduceSum(diagonal, [0], keepdims=0)

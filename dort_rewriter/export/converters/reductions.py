@@ -11,13 +11,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters.integer_reductions import integer_product, integer_sum
 from dort_rewriter.export.converters.opmath import cast_like, is_bool, is_float, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
-__all__ = ["extremum", "has_nan", "reduce"]
+__all__ = ["extremum", "has_nan", "reduce", "total"]
 
 Dims = int | Sequence[int] | None
 
@@ -34,6 +35,14 @@ def reduce(op: Recorder, onnx_op: str, x: Value, dim: Dims = None, keepdim: bool
     if len(axes) == x.rank:
         return op.call(onnx_op, x, keepdims=int(keepdim))
     return op.call(onnx_op, x, axes, keepdims=int(keepdim))
+
+
+def total(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    """Record a sum in the type of the result."""
+    x = op.cast(x, op.dtype)
+    if is_float(x):
+        return reduce(op, "ReduceSum", x, dim, keepdim)
+    return op.cast(integer_sum(op, x, _axes(x, dim), keepdim), op.dtype)
 
 
 def _count(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
@@ -58,7 +67,7 @@ def sum_dim(
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     if op.dtype == ir.DataType.BOOL:
         return _holds(op, x, dim or None, keepdim, everywhere=False)
-    return reduce(op, "ReduceSum", op.cast(x, op.dtype), dim, keepdim)
+    return total(op, x, dim, keepdim)
 
 
 @converter("aten::nansum")
@@ -67,7 +76,7 @@ def nansum(
 ) -> Value:
     """nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     known = op.Where(op.IsNaN(x), 0, x) if is_float(x) else x
-    return reduce(op, "ReduceSum", op.cast(known, op.dtype), dim, keepdim)
+    return total(op, known, dim, keepdim)
 
 
 @converter("aten::mean")
@@ -84,10 +93,13 @@ def mean_dim(
     return reduce(op, "ReduceMean", op.cast(x, op.dtype), dim, keepdim)
 
 
-def _product(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:
+def _product(op: Recorder, x: Value, dim: int | None, keepdim: bool) -> Value:
     if op.dtype == ir.DataType.BOOL:
         return _holds(op, x, dim, keepdim, everywhere=True)
-    return reduce(op, "ReduceProd", op.cast(x, op.dtype), dim, keepdim)
+    x = op.cast(x, op.dtype)
+    if is_float(x):
+        return reduce(op, "ReduceProd", x, dim, keepdim)
+    return op.cast(integer_product(op, x, dim, keepdim), op.dtype)
 
 
 @converter("aten::prod")
@@ -267,7 +279,7 @@ def _holds(op: Recorder, x: Value, dim: Dims, keepdim: bool, *, everywhere: bool
     if dim == []:
         raise Refused("no dimension: the shape that torch records may not be the one it computes")
     decides = op.Not(truth) if everywhere else truth
-    count = reduce(op, "ReduceSum", op.cast(decides, ir.DataType.INT64), dim, keepdim)
+    count = integer_sum(op, decides, _axes(decides, dim), keepdim)
     found = op.cast(count, ir.DataType.BOOL)
     return op.cast(op.Not(found) if everywhere else found, op.dtype)
 
@@ -305,5 +317,18 @@ def count_nonzero(op: Recorder, x: Value, dim: int | None = None) -> Value:
 @converter("aten::count_nonzero.dim_IntList")
 def count_nonzero_dims(op: Recorder, x: Value, dim: Dims) -> Value:
     """count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor"""
-    is_set = op.cast(op.cast(x, ir.DataType.BOOL), ir.DataType.INT64)
-    return reduce(op, "ReduceSum", is_set, dim)
+    return integer_sum(op, op.cast(x, ir.DataType.BOOL), _axes(x, dim), False)
+
+
+@converter("aten::trace")
+def trace(op: Recorder, x: Value) -> Value:
+    """trace(Tensor self) -> Tensor"""
+    rows, columns = op.size(x, 0), op.size(x, 1)
+    if isinstance(rows, int) and isinstance(columns, int):
+        length: Any = min(rows, columns)
+    else:
+        length = op.Min(op.vector([rows]), op.vector([columns]))
+    step = columns + 1
+    flat = op.Reshape(x, [-1])
+    diagonal = op.Slice(flat, [0], op.vector([length * step]), [0], op.vector([step]))
+    return total(op, diagonal)

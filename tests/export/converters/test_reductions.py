@@ -11,7 +11,41 @@ INT = T(2, 3, dtype=torch.int64)
 BOOL = torch.tensor([[True, False, True], [False, False, False]])
 ODD = torch.tensor([[1.0, math.nan, 2.0], [math.inf, 3.0, -math.inf], [-1.0, 0.5, 0.0]])
 
+LARGE = torch.tensor([[2**53, 1, 2**62], [1, 2**62, 2**62], [-(2**60), 2**53 + 1, 3]])
+
 CASES = [
+    *(
+        Case(f"aten::{name}", (LARGE if dims else LARGE[0], *dims), kwargs)
+        for name, *dims in (
+            ("sum",),
+            ("nansum",),
+            ("prod",),
+            ("sum.dim_IntList", [0]),
+            ("sum.dim_IntList", [1], True),
+            ("sum.dim_IntList", [0, 1]),
+            ("sum.dim_IntList", [0, 1], True),
+            ("prod.dim_int", 0),
+            ("prod.dim_int", -1, True),
+        )
+        for kwargs in ({}, {"dtype": torch.int32}, {"dtype": torch.int8})
+    ),
+    Case("aten::sum.dim_IntList", (torch.stack([LARGE, LARGE + 1, LARGE]), [0, 2])),
+    Case("aten::sum.dim_IntList", (torch.stack([LARGE, LARGE + 1]), [1], True)),
+    Case("aten::prod.dim_int", (torch.stack([LARGE, LARGE + 1]), 1)),
+    Case("aten::trace", (LARGE,)),
+    Case("aten::count_nonzero.dim_IntList", (torch.stack([LARGE, LARGE * 0]), [0, 1])),
+    *(
+        Case(f"aten::{name}", (T(3, 4, 0, dtype=torch.int64), *dims), dynamic=False)
+        for name, *dims in (
+            ("sum.dim_IntList", [-1]),
+            ("sum.dim_IntList", [0, 2], True),
+            ("sum.dim_IntList", [0]),
+            ("prod.dim_int", -1),
+            ("prod.dim_int", 1, True),
+            ("sum",),
+            ("prod",),
+        )
+    ),
     *(
         Case(f"aten::{name}", (x,))
         for name in ("sum", "prod", "max", "min", "any", "all")

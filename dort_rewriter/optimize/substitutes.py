@@ -1,8 +1,8 @@
 """Other nodes in the place of those that the kernels at hand compute wrongly.
 
 onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
-0.0 for that of -0.0, 0 for the Relu of a single NaN of float16, and a number for the Min and the
-Max of a NaN of float16 that is repeated along the last axis.
+0.0 for that of -0.0, 0 for the Relu of a single NaN of float16, a number for the Min and the
+Max of a NaN of float16 that is repeated along the last axis, and NaN for the PRelu of infinity.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
 
 
+def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    x, slope = inputs
+    result: ir.Value = op.Where(op.Less(x, 0), op.Mul(x, slope), x)
+    return result
+
+
 def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
     def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
         dtype = inputs[0].dtype
@@ -58,6 +64,7 @@ SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
     "Erf": _erf,
     "Max": _in_float("Max"),
     "Min": _in_float("Min"),
+    "PRelu": _prelu,
     "Relu": _relu,
     "Sqrt": _sqrt,
 }

@@ -124,6 +124,7 @@ _KEPT: Mapping[str, tuple[float, ...]] = {
     "Erf": (math.nan,),
     "Max": (math.nan,),
     "Min": (math.nan,),
+    "PRelu": (math.inf, -math.inf),
     "Relu": (math.nan,),
     "Sqrt": (math.inf, -0.0),
 }
@@ -137,11 +138,17 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     """Tell whether the CPU's kernel of an operator loses such a number, of one element or more."""
     if op_type not in _KEPT or dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return False
+    if op_type == "PRelu" and dtype == ir.DataType.FLOAT16:  # onnxruntime computes it in float32
+        return is_wrong(op_type, ir.DataType.FLOAT)
     ort = load_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    beside = {"x1": np.zeros((1, 3), dtype.numpy())} if op_type in _OF_TWO else {}
+    beside = {}
+    if op_type in _OF_TWO:
+        beside["x1"] = np.zeros((1, 3), dtype.numpy())
+    elif op_type == "PRelu":
+        beside["x1"] = np.ones((1, 1), dtype.numpy())
     types = (int(dtype),) * (1 + len(beside))
     model = _one_node(op_type, "", 18, types, {}, (int(dtype),))
     session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])

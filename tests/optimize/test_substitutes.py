@@ -71,7 +71,19 @@ def test_the_kernels_at_hand_are_tried(op: str) -> None:
 
 
 def test_every_substitute_is_tried() -> None:
-    assert TORCH.keys() | OF_TWO.keys() == SUBSTITUTED.keys()
+    assert TORCH.keys() | OF_TWO.keys() | {"PRelu"} == SUBSTITUTED.keys()
+
+
+@OWN_OR_STANDARD
+@pytest.mark.parametrize("wrong", [always, is_wrong], ids=["replaced", "if need be"])
+def test_infinite_numbers_keep_their_slope(wrong: IsWrong, own: bool) -> None:
+    model = model_of("(float[N] x, float[1] slope) => (float[N] y) { y = PRelu(x, slope) }")
+    substitute(model, wrong, own_kernels=own)
+    x = torch.tensor(NUMBERS)
+    (got,) = run_onnxruntime(
+        ir.to_proto(model), {"x": x.numpy(), "slope": np.full(1, 0.25, np.float32)}
+    )
+    np.testing.assert_array_equal(got, torch.prelu(x, torch.tensor([0.25])).numpy())
 
 
 @OWN_OR_STANDARD

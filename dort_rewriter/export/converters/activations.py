@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
-from dort_rewriter.export.converters.powers import log1p
+from dort_rewriter.export.converters.powers import logistic, softplus_curve
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -122,14 +122,14 @@ def gelu_backward(
 def silu(op: Recorder, x: Value) -> Value:
     """silu(Tensor self) -> Tensor"""
     wide = widen(op, x)
-    return store(op, op.Mul(wide, op.Sigmoid(wide)))
+    return store(op, op.Mul(wide, logistic(op, wide)))
 
 
 @converter("aten::silu_backward")
 def silu_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     """silu_backward(Tensor grad_output, Tensor self) -> Tensor"""
     grad, x = widen(op, grad_output), widen(op, x)
-    gate = op.Sigmoid(x)
+    gate = logistic(op, x)
     slope = op.Add(op.Mul(x, op.Sub(1.0, gate)), 1.0)
     return store(op, op.Mul(op.Mul(grad, gate), slope))
 
@@ -138,15 +138,15 @@ def silu_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
 def mish(op: Recorder, x: Value) -> Value:
     """mish(Tensor self) -> Tensor"""
     wide = widen(op, x)
-    return store(op, op.Mul(wide, op.Tanh(op.Softplus(wide))))
+    return store(op, op.Mul(wide, op.Tanh(softplus_curve(op, wide))))
 
 
 @converter("aten::mish_backward")
 def mish_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     """mish_backward(Tensor grad_output, Tensor self) -> Tensor"""
     grad, x = widen(op, grad_output), widen(op, x)
-    gate = op.Tanh(op.Softplus(x))
-    curve = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(gate, gate)))
+    gate = op.Tanh(softplus_curve(op, x))
+    curve = op.Mul(op.Mul(x, logistic(op, x)), op.Sub(1.0, op.Mul(gate, gate)))
     return store(op, op.Mul(grad, op.Add(gate, curve)))
 
 
@@ -168,11 +168,7 @@ def tanh_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
 def log_sigmoid_forward(op: Recorder, x: Value) -> tuple[Value, Value]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
     wide = widen(op, x)
-    if wide.dtype == ir.DataType.DOUBLE:  # of which ORT's Softplus overflows
-        tail = log1p(op, op.Exp(op.Neg(op.Abs(wide))))
-        output = op.Sub(op.Min(wide, 0.0), tail)
-    else:
-        output = store(op, op.Neg(op.Softplus(op.Neg(wide))))
+    output = store(op, op.Neg(softplus_curve(op, op.Neg(wide))))
     if op.result[1].ndim != op.result[0].ndim:  # other devices keep nothing for the gradient
         return output, op.constant([], op.dtype)
     return output, store(op, op.Exp(op.Neg(op.Abs(wide))))
@@ -182,7 +178,7 @@ def log_sigmoid_forward(op: Recorder, x: Value) -> tuple[Value, Value]:
 def log_sigmoid_backward(op: Recorder, grad_output: Value, x: Value, buffer: Value) -> Value:
     """log_sigmoid_backward(Tensor grad_output, Tensor self, Tensor buffer) -> Tensor"""
     grad, x = widen(op, grad_output), widen(op, x)
-    return store(op, op.Mul(grad, op.Sigmoid(op.Neg(x))))
+    return store(op, op.Mul(grad, logistic(op, op.Neg(x))))
 
 
 @converter("aten::softplus")
@@ -191,7 +187,7 @@ def softplus(op: Recorder, x: Value, beta: Any = 1, threshold: Any = 20) -> Valu
     wide = widen(op, x)
     beta, threshold = like(op, beta, wide), like(op, threshold, wide)
     scaled = op.Mul(wide, beta)
-    curve = op.Div(op.Softplus(scaled), beta)
+    curve = op.Div(softplus_curve(op, scaled), beta)
     return store(op, op.Where(op.Greater(scaled, threshold), wide, curve))
 
 
@@ -203,7 +199,7 @@ def softplus_backward(
     grad, x = widen(op, grad_output), widen(op, x)
     beta, threshold = like(op, beta, x), like(op, threshold, x)
     scaled = op.Mul(x, beta)
-    curve = op.Mul(grad, op.Sigmoid(scaled))
+    curve = op.Mul(grad, logistic(op, scaled))
     return store(op, op.Where(op.Greater(scaled, threshold), grad, curve))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
+from dort_rewriter.export.converters.powers import logistic
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -91,7 +92,7 @@ def hardshrink_backward(op: Recorder, grad_out: Value, x: Value, lambd: Any) -> 
 def glu(op: Recorder, x: Value, dim: int = -1) -> Value:
     """glu(Tensor self, int dim=-1) -> Tensor"""
     a, b = op.Split(widen(op, x), axis=dim % x.rank, num_outputs=2)
-    return store(op, op.Mul(a, op.Sigmoid(b)))
+    return store(op, op.Mul(a, logistic(op, b)))
 
 
 @converter("aten::glu_backward")
@@ -99,7 +100,7 @@ def glu_backward(op: Recorder, grad_output: Value, x: Value, dim: int) -> Value:
     """glu_backward(Tensor grad_output, Tensor self, int dim) -> Tensor"""
     axis = dim % x.rank
     a, b = op.Split(widen(op, x), axis=axis, num_outputs=2)
-    gate = op.Sigmoid(b)
+    gate = logistic(op, b)
     to_a = op.Mul(widen(op, grad_output), gate)
     to_b = op.Mul(op.Mul(to_a, op.Sub(1.0, gate)), a)
     return store(op, op.Concat(to_a, to_b, axis=axis))

@@ -43,7 +43,6 @@ for _onnx_op, _names in {
     "Log": ("aten::log",),
     "Neg": ("aten::neg",),
     "Reciprocal": ("aten::reciprocal",),
-    "Sigmoid": ("aten::sigmoid",),
     "Sin": ("aten::sin",),
     "Sinh": ("aten::sinh",),
     "Sqrt": ("aten::sqrt",),

@@ -13,7 +13,7 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["integer_power"]
+__all__ = ["integer_power", "logistic", "softplus_curve"]
 
 
 def _repeat(op: Recorder, x: Any, exponent: int) -> Any:
@@ -69,10 +69,12 @@ def pow_scalar(op: Recorder, x: Value, exponent: Any) -> Value:
         return store(op, integer_power(op, wide, int(exponent)))
     if exponent == 0.5:
         return op.Sqrt(x)
-    if exponent == -0.5:
+    if exponent == -0.5 and x.dtype != ir.DataType.FLOAT16:  # of which torch takes the power
         return store(op, op.Reciprocal(op.Sqrt(wide)))
     if exponent in (-1, -2):
         return store(op, op.Reciprocal(integer_power(op, wide, -int(exponent))))
+    if not float(exponent).is_integer():  # NOTE: ORT has NaN for -inf to the power of one number
+        wide = op.Where(op.Equal(wide, -math.inf), math.inf, wide)
     return store(op, op.Pow(wide, widen(op, cast_like(op, exponent, x))))
 
 
@@ -115,6 +117,24 @@ def log1p(op: Recorder, x: Value) -> Value:
     lost = op.Div(x, op.Sub(y, 1.0))  # what the rounding of 1 + x took from a small x
     result = op.Mul(op.Log(y), op.Where(op.Less(x, 1.0), lost, 1.0))
     return store(op, op.Where(op.Equal(y, 1.0), x, result))
+
+
+def softplus_curve(op: Recorder, x: Value) -> Value:
+    """log(1 + exp(x)). NOTE: ORT's Softplus of float64 overflows, and is zero in the tail."""
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Softplus(x)
+    size = op.Abs(x)  # NOTE: 1.19's Exp of float64 is never zero
+    tail = op.Where(op.Greater(size, 745.0), 0.0, op.Exp(op.Neg(size)))
+    return op.Add(op.Max(x, 0.0), log1p(op, tail))
+
+
+@converter("aten::sigmoid")
+def logistic(op: Recorder, x: Value) -> Value:
+    """sigmoid(Tensor self) -> Tensor"""
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Sigmoid(x)
+    # NOTE: ORT's kernel takes the tail from one.
+    return op.Reciprocal(op.Add(op.Exp(op.Neg(x)), 1.0))
 
 
 @converter("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
@@ -174,7 +194,7 @@ def logaddexp(op: Recorder, x: Value, other: Value) -> Value:
     a, b = widen(op, x), widen(op, other)
     # Equal infinities have no difference.
     gap = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
-    return store(op, op.Add(op.Max(a, b), op.Softplus(op.Neg(gap))))
+    return store(op, op.Add(op.Max(a, b), softplus_curve(op, op.Neg(gap))))
 
 
 @converter("aten::frexp.Tensor", when=is_narrow)

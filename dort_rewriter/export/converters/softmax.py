@@ -10,6 +10,7 @@ from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.opmath import widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
 
@@ -34,7 +35,7 @@ def softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
 def log_softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
     """_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
     x = op.cast(x, op.dtype)
-    if x.dtype != ir.DataType.DOUBLE or not x.rank:
+    if x.dtype != ir.DataType.DOUBLE or not x.rank or any(may_be_zero(d) for d in x.dims):
         return _along(op, "LogSoftmax", x, dim)
     # NOTE: ORT's kernel for float64 loses a NaN and infinities of a row.
     axes = [dim % x.rank]

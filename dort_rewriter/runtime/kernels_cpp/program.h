@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "operations.h"
+#include "pairs.h"
 #include "reach.h"
 
 // A truth value as ONNX Runtime stores it.
@@ -54,7 +54,6 @@ class Program {
         shared_(shared),
         width_(own_ + shared),
         read_(width_),
-        makes_(program_.size() / 5, kNone),
         read_later_(results_.size()) {
     if (program_.empty() || program_.size() % 5 != 0) {
       fail(kInvalidArgument, "a program is made of instructions of five numbers");
@@ -72,6 +71,8 @@ class Program {
         fail(kInvalidArgument, "a result is no register");
       }
     }
+    program_ = Pairs::of(std::move(program_), results_);
+    makes_.assign(program_.size() / 5, kNone);
     if (perm_.empty()) find_direct();
     converts_ = perm_.empty() && results_.size() == 1 && program_.size() == 5 &&
                 (program_[0] == kMax || program_[0] == kMin) && program_[2] == program_[3];
@@ -326,7 +327,7 @@ class Program {
           to = static_cast<C*>(outputs[result]) + at;
         }
         ahead.fetch();
-        kSteps<C>[code[0]](operand(code[2]), operand(code[3]), operand(code[4]), to, n);
+        step<C>(code[0])(operand(code[2]), operand(code[3]), operand(code[4]), to, n);
         places[code[1]] = to;
       }
       for (size_t i = 0; i < outputs.size(); ++i) {

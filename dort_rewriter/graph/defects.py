@@ -21,6 +21,13 @@ _COMPUTED_IN: dict[ir.DataType, ir.DataType] = {
 }
 """Types without a kernel of Max, and one that holds them."""
 
+_HALVES = frozenset({_D.FLOAT16, _D.BFLOAT16})
+_MOVES = frozenset(
+    "Concat Expand Flatten Gather GatherElements GatherND Identity Reshape Slice Split Squeeze "
+    "Transpose Unsqueeze".split()
+)
+"""Operators with kernels for numbers of 16 bits."""
+
 _OF_NOTHING: dict[str, float] = {
     **dict.fromkeys(("ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2"), 0.0),
     **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf),
@@ -36,10 +43,17 @@ def merged_casts(x: ir.Value, dtype: ir.DataType) -> ir.DataType | None:
 
     NOTE: onnxruntime makes one of two casts, also where the type between loses something: 0.5
     becomes a true value then, though the integer of it is zero. A Max between them prevents that.
+    It computes 16-bit numbers in float32, so that what makes them ends in a cast, too.
     """
     before = x.producer()
-    if before is None or before.op_type != "Cast" or before.domain or x.dtype is None:
+    if before is None or before.domain or x.dtype is None:
         return None
+    if before.op_type != "Cast":
+        is_cast = x.dtype in _HALVES and before.op_type not in _MOVES
+        if not is_cast or dtype.is_floating_point():
+            return None
+        # onnxruntime leaves a pair of casts out that is its own in part; of float16 it has a Max
+        return _D.FLOAT16 if x.dtype == _D.FLOAT16 else _D.FLOAT
     first = before.inputs[0]
     if first is None or first.dtype is None or not _lose(first.dtype, x.dtype, dtype):
         return None
@@ -53,6 +67,8 @@ def _lose(first: ir.DataType, between: ir.DataType, last: ir.DataType) -> bool:
     if last == _D.BOOL:
         return between != _D.BOOL and not holds(between, first)
     whole = not last.is_floating_point()
+    if whole and first.is_floating_point() and between.is_floating_point():
+        return not holds(between, first)
     return first.is_floating_point() and between == _D.INT64 and whole and last != between
 
 

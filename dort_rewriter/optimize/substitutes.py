@@ -85,6 +85,8 @@ def substitute(model: ir.Model, is_wrong: IsWrong, *, own_kernels: bool) -> int:
 def _is_meant(node: ir.Node, is_wrong: IsWrong) -> bool:
     if node.domain or node.op_type not in SUBSTITUTED or node.metadata_props.get("rule") == _MARK:
         return False
+    if node.op_type in ("Max", "Min") and len(node.inputs) == 1:  # a copy
+        return False
     dtype = None if node.inputs[0] is None else node.inputs[0].dtype
     return dtype is not None and is_wrong(node.op_type, dtype)
 

@@ -134,3 +134,20 @@ def test_integers_beside_halves_are_rounded(function: Program, dtype: torch.dtyp
         torch.testing.assert_close(
             compiled(*given), function(*given), rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("patterns", ["default+onnxruntime+kernels", "default"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
+def test_whole_numbers_made_of_halves(
+    dtype: torch.dtype, kind: torch.dtype, patterns: str
+) -> None:
+    """Of what was rounded to 16 bits: onnxruntime makes one cast of two."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 0.5 + 0.25).to(kind)
+
+    compiled, _ = compile_strictly(program, optimization={"patterns": patterns})
+    x = torch.tensor([255.0, 100.3, 254.9, 256.7, 1023.5, 2047, 511.3, -0.5], dtype=dtype)
+    given = x if kind is not torch.uint8 else x.abs()
+    assert torch.equal(compiled(given), program(given))

@@ -120,12 +120,16 @@ class _Small:
         """Strides in the order of others, with a gap where these have one."""
         found = [0] * len(shape)
         full = step = 1
+        last = (0, 0)
         for axis in sorted(range(len(shape)), key=lambda i: (strides[i], shape[i])):
             if strides[axis] == 0:
                 continue
-            if shape[axis] > 1 and strides[axis] != full:
-                step += 1
+            if strides[axis] == last[0]:  # elements overlap
+                step = last[1]
+            elif shape[axis] > 1 and strides[axis] != full:
+                step = 1 + (step if strides[axis] > full else last[1])
             found[axis] = step
+            last = (strides[axis], step)
             full, step = strides[axis] * shape[axis], step * small[axis]
         return found
 

@@ -148,6 +148,7 @@ OF_COMPUTED: dict[str, F] = {
     "diagonal": lambda x: (x * 2).diagonal(1),
     "diagonal and whole": lambda x: (y := x * 2, y.diagonal()),
     "unfold": lambda x: (x * 2).unfold(0, 2, 1),
+    "unfold, divided": lambda x: overlapping_quotient(x),
     "unfold, overlapping": lambda x: (x * 2).unfold(1, 3, 1)[:, 1:],
     "transposed": lambda x: (x * 2).t(),
     "transposed part": lambda x: (x * 2)[1:, 1:4].t(),
@@ -225,12 +226,16 @@ def _no_grad(function: Callable[[], Any]) -> Any:
         return function()
 
 
+def overlapping_quotient(x: torch.Tensor) -> torch.Tensor:
+    y = x.unfold(1, 2, 1)
+    return y // (y * y + 1)
+
+
 LAYING_OUT: tuple[F, ...] = (
     torch.floor_divide,
     torch.copysign,
     torch.logaddexp,
     torch.xlogy,
-    torch.heaviside,
     torch.logical_and,
     lambda x, y: torch.floor_divide(x, y).sin(),
 )

@@ -245,6 +245,10 @@ class OrtBackendOptions:
     torch, and torch alone, and keep the fastest on the arguments they get."""
     cache: bool = True
     """Keep exported models on disk for other processes (``DORT_CACHE_DIR``; ``DORT_CACHE=0``)."""
+    cache_graphs: bool = False
+    """Keep what AOTAutograd makes of graphs, too, in torch's own cache of it: a process that meets
+    a graph again does not trace it. torch reads that cache (``TORCHINDUCTOR_CACHE_DIR``) by
+    pickle, as it does for Inductor. With torch 2.13 and newer; without effect before."""
     check_rules: bool = False
     """Check each application of a rewriting rule, as ``optimization={"check_rules": True}``."""
     min_block_size: int = 2

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
-__all__ = ["fingerprint", "model_key"]
+__all__ = ["NoKey", "constant", "fingerprint", "installed", "model_key"]
 
 _MAX_CONSTANT = 2**16
 """Bytes of a constant that are worth hashing."""
@@ -39,7 +39,7 @@ _MAX_CONSTANT = 2**16
 _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "ml-dtypes", "numpy")
 
 
-class _NoKey(Exception):
+class NoKey(Exception):
     """Something has no description that is the same in another process."""
 
 
@@ -66,7 +66,7 @@ def model_key(
             repr([(name, output.node.name, output.order) for name, output in outputs]),
             repr(sorted(orders.items())),
         ]
-    except _NoKey:
+    except NoKey:
         return None
     digest = hashlib.sha256()
     for part in parts:
@@ -83,11 +83,11 @@ def _graph(graph_module: torch.fx.GraphModule) -> Iterator[str]:
         value = node.meta.get("val")
         target = op_name(node.target) if node.op == "call_function" else str(node.target)
         if is_called(node):
-            raise _NoKey("a call that other processes do not know")
+            raise NoKey("a call that other processes do not know")
         yield f"{node.op} {node.name} {target} {source_line(node)}"
         yield f"{_argument(node.args)} {_argument(node.kwargs)} {_value(value, symbols)}"
         if node.op == "get_attr":
-            yield _constant(graph_module, str(node.target))
+            yield constant(graph_module, str(node.target))
     yield from sorted(_knowledge(symbols))
 
 
@@ -117,7 +117,7 @@ def _argument(argument: Any) -> str:
     plain = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
     if argument is None or isinstance(argument, (*plain, torch.memory_format)):
         return f"{type(argument).__name__}:{argument!r}"
-    raise _NoKey(type(argument).__name__)
+    raise NoKey(type(argument).__name__)
 
 
 def _value(value: Any, symbols: dict[Any, ShapeEnv]) -> str:
@@ -126,7 +126,7 @@ def _value(value: Any, symbols: dict[Any, ShapeEnv]) -> str:
         return f"[{', '.join(_value(v, symbols) for v in value)}]"
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
-            raise _NoKey(value.layout)
+            raise NoKey(value.layout)
         numbers = (*value.shape, *value.stride(), value.storage_offset())
         sizes = [_size(d, symbols) for d in numbers]
         bits = (value.is_conj(), value.is_neg())
@@ -135,7 +135,7 @@ def _value(value: Any, symbols: dict[Any, ShapeEnv]) -> str:
         return f"{type(value).__name__} {_size(value, symbols)}"
     if value is None or isinstance(value, bool | int | float):
         return f"{type(value).__name__}:{value!r}"
-    raise _NoKey(type(value).__name__)
+    raise NoKey(type(value).__name__)
 
 
 def _size(size: Any, symbols: dict[Any, ShapeEnv]) -> str:
@@ -147,7 +147,8 @@ def _size(size: Any, symbols: dict[Any, ShapeEnv]) -> str:
     return f"{node.expr} ~ {node.hint}"
 
 
-def _constant(graph_module: torch.fx.GraphModule, path: str) -> str:
+def constant(graph_module: torch.fx.GraphModule, path: str) -> str:
+    """Describe a tensor that a graph holds; :class:`NoKey` for a large one."""
     value: Any = functools.reduce(getattr, path.split("."), graph_module)
     if (
         not isinstance(value, torch.Tensor)
@@ -155,7 +156,7 @@ def _constant(graph_module: torch.fx.GraphModule, path: str) -> str:
         or value.nbytes > _MAX_CONSTANT
         or value.device.type != "cpu"
     ):
-        raise _NoKey(path)
+        raise NoKey(path)
     plain = value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
     content = hashlib.sha256(bytes(plain.tolist())).hexdigest()
     return f"{value.dtype} {tuple(value.shape)} {content}"
@@ -167,19 +168,19 @@ def _constant(graph_module: torch.fx.GraphModule, path: str) -> str:
 def _choices(recipe: Recipe) -> Iterator[str]:
     dispatcher = recipe.dispatcher.description()
     if dispatcher is None:
-        raise _NoKey("dispatcher")
+        raise NoKey("dispatcher")
     yield dispatcher
     yield f"{recipe.options.target_opset} {recipe.rename_inputs} {recipe.as_stored}"
     optimization = recipe.options.optimization
     yield f"own kernels: {uses_own_kernels(optimization)}"  # a compiler may come and go
     if optimization.dump_applied_patterns is not None:
-        raise _NoKey("dump_applied_patterns")
+        raise NoKey("dump_applied_patterns")
     for field in dataclasses.fields(OptimizationOptions):
         if field.name == "verbose":
             continue
         value = getattr(optimization, field.name)
         if isinstance(value, list | tuple) and not all(isinstance(v, str) for v in value):
-            raise _NoKey(field.name)
+            raise NoKey(field.name)
         yield f"{field.name}={value!r}"
 
 
@@ -188,11 +189,11 @@ def _choices(recipe: Recipe) -> Iterator[str]:
 
 def _environment(provider: str) -> Iterator[str]:
     yield provider
-    yield from _installed()
+    yield from installed()
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
+def installed() -> tuple[str, ...]:
     """The versions of what takes part, and a fingerprint of this package's own files."""
     from dort_rewriter.runtime.installed import describe
 
@@ -200,9 +201,9 @@ def _installed() -> tuple[str, ...]:
     try:
         own = fingerprint(Path(__file__).parent.parent, IMPORTED_AT)
     except OSError as error:
-        raise _NoKey("this package") from error
+        raise NoKey("this package") from error
     if own is None:
-        raise _NoKey("this package")
+        raise NoKey("this package")
     about = (describe(), platform.python_version(), platform.machine(), own)
     return (*versions, *about)
 

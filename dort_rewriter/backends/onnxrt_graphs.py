@@ -21,6 +21,7 @@ from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
+from dort_rewriter.backends.graph_key import graph_key
 from dort_rewriter.backends.instances import as_own
 from dort_rewriter.backends.minifier import watched
 from dort_rewriter.backends.provider_choice import selection_of
@@ -81,18 +82,25 @@ def call_backend(
             return compile_graph(backend, graph_module, args, chosen)
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
-    return guarded(
-        lambda: compile_with_aot(
+
+    def compiled_by_aot() -> Callable[..., Any]:
+        dispatcher = make_dispatcher()
+        table = get_tracing_table(dispatcher)
+        return compile_with_aot(
             graph_module,
             args,
             compile_graph=lambda graph, _: compilation.compile_graph(
                 graph, _recipe_of_aot(backend, chosen)
             ),
-            decompositions=get_tracing_table(make_dispatcher()),
+            decompositions=table,
             compile_inference=functools.partial(_compile_inference, backend, chosen),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
-        ),
+            key=graph_key(graph_module, args, chosen, dispatcher, table),
+        )
+
+    return guarded(
+        compiled_by_aot,
         lambda: graph_module.forward,
         graph_module,
         fallback=chosen.fallback,

@@ -33,7 +33,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-_FREE = "layout_is_free"
+LAYOUT_IS_FREE = "layout_is_free"
 
 _READ_STORAGE = frozenset(
     {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
@@ -138,12 +138,12 @@ def let_layouts_vary(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
     others = {id(r) for i, r in enumerate(results) if i not in chosen}
     for i in chosen:
         if isinstance(results[i], torch.fx.Node) and id(results[i]) not in others:
-            results[i].meta[_FREE] = True
+            results[i].meta[LAYOUT_IS_FREE] = True
 
 
 def is_layout_free(node: torch.fx.Node) -> bool:
     """Tell whether only the values of a result matter."""
-    return bool(node.meta.get(_FREE))
+    return bool(node.meta.get(LAYOUT_IS_FREE))
 
 
 def reads_storage(node: torch.fx.Node) -> bool:
@@ -176,7 +176,7 @@ def _settle(
 ) -> None:
     """Settle a result of a block, given the nodes that stand for it outside."""
     was_free = is_layout_free(leaf)
-    leaf.meta[_FREE] = all(
+    leaf.meta[LAYOUT_IS_FREE] = all(
         _takes_values(user, node, was_free, graphs) for node in outside for user in node.users
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.stages import Finish, Traced
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.progress import shown
 
@@ -39,42 +42,70 @@ def compile_with_aot(
     compile_inference: CompileInference | None = None,
     verbose: bool = False,
     watched: Callable[[CompileGraph], CompileGraph] = lambda compiler: compiler,
+    key: str | None = None,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph through AOTAutograd: forward and backward, or inference.
 
     ``compile_inference`` is called in place of ``compile_graph`` for a graph without a backward;
     it is also given the names of the inputs that are weights. ``verbose`` shows the work.
-    ``watched`` is given each compiler, for one that AOTAutograd calls instead.
+    ``watched`` is given each compiler, for one that AOTAutograd calls instead. ``key`` is of all
+    that the graphs depend on besides Dynamo's: torch keeps them under it for other processes.
     """
     from torch._dynamo.backends.common import aot_autograd
 
-    def inference(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        _release_updates(graph)
-        updated = take_updates(graph)
-        if compile_inference is None:
-            return apply_updates(compile_graph(graph, given), updated)
-        return apply_updates(compile_inference(graph, _weights(graph)), updated)
+    def finish(
+        graph: torch.fx.GraphModule, given: Sequence[Any], traced: Traced
+    ) -> Callable[..., Any]:
+        if traced.kind != "inference" or compile_inference is None:
+            return apply_updates(compile_graph(graph, given), traced.updated)
+        return apply_updates(compile_inference(graph, traced.weights), traced.updated)
 
-    def forward(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        _release_updates(graph)
-        return compile_graph(graph, given)
+    make = functools.partial(_make_compiler, finish, watched)
+    keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    flat = flatten_interface(graph_module)
+    traced = graph_module if flat is None else flat.graph_module
+    if key is not None:
+        from dort_rewriter.capture.kept_graphs import keep, make_keeper
 
+        make, keeping = functools.partial(make_keeper, finish), keep(traced, key, finish)
     compiler = aot_autograd(
-        fw_compiler=watched(forward),
-        bw_compiler=watched(compile_graph),
-        inference_compiler=watched(inference),
+        fw_compiler=make(_prepare_forward),
+        bw_compiler=make(_prepare_backward),
+        inference_compiler=make(_prepare_inference),
         partition_fn=_partition,
         decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
         keep_inference_input_mutations=is_inference(args),
     )
-    flat = flatten_interface(graph_module)
-    with keep_resizing(decompositions), shown("Tracing by AOTAutograd", asked=verbose):
+    with keep_resizing(decompositions), shown("Tracing by AOTAutograd", asked=verbose), keeping:
         if flat is None:
             return _raising_as(graph_module, compiler(graph_module, args))
-        compiled = compiler(flat.graph_module, flat.pack(*args))
+        compiled = compiler(traced, flat.pack(*args))
     return _raising_as(
         graph_module, lambda *given: flat.unpack(list(compiled(*flat.pack(*given))))
     )
+
+
+def _make_compiler(
+    finish: Finish,
+    watched: Callable[[CompileGraph], CompileGraph],
+    prepare: Callable[[torch.fx.GraphModule], Traced],
+) -> CompileGraph:
+    return watched(lambda graph, given: finish(graph, given, prepare(graph)))
+
+
+def _prepare_forward(graph_module: torch.fx.GraphModule) -> Traced:
+    _release_updates(graph_module)
+    return Traced("forward")
+
+
+def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
+    return Traced("backward")
+
+
+def _prepare_inference(graph_module: torch.fx.GraphModule) -> Traced:
+    _release_updates(graph_module)
+    updated = take_updates(graph_module)
+    return Traced("inference", updated, _weights(graph_module))
 
 
 def _raising_as(

@@ -20,7 +20,7 @@ __all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
 
 aten = torch.ops.aten
 
-_UPDATES = "updated_arguments"
+UPDATES = "updated_arguments"
 
 
 def is_inference(args: Sequence[Any]) -> bool:
@@ -59,7 +59,7 @@ def take_updates(graph_module: torch.fx.GraphModule) -> tuple[int, ...]:
     for copy in copies:
         graph.erase_node(copy)
     let_layouts_vary(graph, range(len(results), len(results) + len(updated)))
-    output.meta[_UPDATES] = updated
+    output.meta[UPDATES] = updated
     graph_module.recompile()
     return updated
 
@@ -67,7 +67,7 @@ def take_updates(graph_module: torch.fx.GraphModule) -> tuple[int, ...]:
 def updates_of(graph: torch.fx.Graph) -> dict[int, int]:
     """The last results of a graph that are new values: their places, and the arguments'."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
-    updated = output.meta.get(_UPDATES, ())
+    updated = output.meta.get(UPDATES, ())
     if not updated:
         return {}
     first = len(results_of(graph)) - len(updated)

@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
     "onnxrt-freeze": {"freeze": True},
     "onnxrt-autotune": {"autotune": True},
+    "onnxrt-graphs": {"cache_graphs": True},
     "onnxrt-shared": {"arena": "shared"},
     "onnxrt-no-arena": {"arena": "none"},
 }

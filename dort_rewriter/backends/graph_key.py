@@ -49,12 +49,11 @@ def graph_key(
         if not _can_keep():
             raise NoKey("this torch keeps graphs of its own compilers only")
         _refuse_watched()
-        if any(map(is_traceable_wrapper_subclass, args)):
-            raise NoKey("an argument is a tensor of a class of its own")
         known = dispatcher.description()
         if known is None:
             raise NoKey("converters of a user")
         parts = [known, *installed(), _plain(options), *_state(), *_table(table)]
+        parts.extend(_arguments(args))
         parts.extend(_graph(graph_module))
     except NoKey as reason:
         logger.info("cache_graphs: no graph is kept for other processes: %s.", reason)
@@ -99,6 +98,34 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_plain, value))}]"
     raise NoKey(f"an option is a {type(value).__name__}")
+
+
+def _arguments(args: Sequence[Any]) -> Iterator[str]:
+    """What torch's key leaves out of arguments: where they begin, what autograd knows of them.
+
+    NOTE: a graph that writes to an argument is another one where others show the same memory, by
+    rules that torch's key does not have: those are not kept.
+    """
+    is_subclass: Callable[[Any], bool] = is_traceable_wrapper_subclass
+    storages: set[int] = set()
+    for argument in args:
+        if not isinstance(argument, torch.Tensor):
+            continue
+        if argument.layout is not torch.strided or is_subclass(argument):
+            raise NoKey("an argument is a tensor of a class or a layout of its own")
+        storage = argument.untyped_storage()
+        if storage._cdata in storages:
+            raise NoKey("arguments share memory")
+        storages.add(storage._cdata)
+        kind = isinstance(argument, torch.nn.Parameter), argument.is_leaf, argument._is_view()
+        yield f"{argument.storage_offset()} {storage.nbytes()} {kind} {_base(argument)}"
+
+
+def _base(view: torch.Tensor) -> str:
+    base = view._base
+    if base is None:
+        return ""
+    return f"{base.dtype} {base.shape} {base.stride()} {base.requires_grad} {base.is_leaf}"
 
 
 def _state() -> Iterator[str]:

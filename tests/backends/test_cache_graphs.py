@@ -137,6 +137,27 @@ def test_a_setting_of_torch_traces_again() -> None:
         assert _found() == 0
 
 
+@pytest.mark.parametrize("place", [0, 2, 4], ids=["alike", "overlapping", "beside"])
+def test_arguments_that_share_memory_have_a_graph_of_their_own(place: int) -> None:
+    """torch's key does not tell them from others, and what is written is read through both."""
+
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + y
+
+    def results(call: Callable[..., Any], *, shared: bool) -> tuple[torch.Tensor, ...]:
+        memory, other = torch.arange(8.0), torch.arange(8.0)
+        given = (memory if shared else other)[place : place + 4]
+        return call(memory[:4], given), memory, other
+
+    for shared in (False, True, False, True):
+        expected = results(write, shared=shared)
+        torch.testing.assert_close(results(_compile(write), shared=shared), expected)
+        assert _found() == 0 or not shared
+    results(_compile(write), shared=False)
+    assert _found() == int(CAN_KEEP)
+
+
 def test_a_damaged_entry_is_traced_again(folder: Path) -> None:
     module = network()
     expected = step(module, _compile(module), numbers(3, 4))

@@ -139,3 +139,16 @@ def test_of_two_numbers(dtype: torch.dtype, other: torch.dtype | None) -> None:
     a, b = _numbers(dtype), _numbers(other or dtype)
     pairs = [a.repeat_interleave(len(b)), b.repeat(len(a))]
     _compare(BINARY, pairs, "default+onnxruntime+kernels", False)
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (1,), (0, True)], ids=str)
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_over_what_is_counted_and_may_be_nothing(name: str, dims: tuple[int, ...]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x, name)(*dims)
+
+    torch._dynamo.reset()
+    compiled, _ = compile_strictly(program, dynamic=True)
+    for shape in ((4, 3), (0, 3), (5, 0), (2, 2)):
+        x = torch.full(shape, 2**31, dtype=torch.int64)
+        assert torch.equal(compiled(x), program(x)), shape

@@ -93,6 +93,7 @@ def _multiplied_in_turn(op: Recorder, x: Value, axis: int, keepdim: bool) -> Val
     rows = op.Transpose(x, perm=[axis, *(i for i in range(x.rank) if i != axis)]) if axis else x
     rows = op.Unsqueeze(rows, [axis + 1]) if keepdim else rows
     start = op.Expand(op.constant(1), op.vector([op.size(rows, i) for i in range(1, rows.rank)]))
+    rows = op.Concat(op.Unsqueeze(start, [0]), rows, axis=0)  # a Scan refuses to run over nothing
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
         return [inner.Mul(*given)]

@@ -118,14 +118,22 @@ def _arguments(args: Sequence[Any]) -> Iterator[str]:
             raise NoKey("arguments share memory")
         storages.add(storage._cdata)
         kind = isinstance(argument, torch.nn.Parameter), argument.is_leaf, argument._is_view()
-        yield f"{argument.storage_offset()} {storage.nbytes()} {kind} {_base(argument)}"
+        yield f"{argument.storage_offset()} {_beyond(argument)} {kind} {_base(argument)}"
+
+
+def _beyond(tensor: torch.Tensor) -> int:
+    """How many bytes of its storage lie behind a tensor: none, whatever its sizes, for most."""
+    places = zip(tensor.shape, tensor.stride(), strict=True)
+    used = 1 + sum((size - 1) * step for size, step in places) if tensor.numel() else 0
+    end = (tensor.storage_offset() + used) * tensor.itemsize
+    return int(tensor.untyped_storage().nbytes() - end)
 
 
 def _base(view: torch.Tensor) -> str:
     base = view._base
     if base is None:
         return ""
-    return f"{base.dtype} {base.shape} {base.stride()} {base.requires_grad} {base.is_leaf}"
+    return f"{base.dtype} {base.dim()} {base.requires_grad} {base.is_leaf}"
 
 
 def _state() -> Iterator[str]:

@@ -158,6 +158,19 @@ def test_arguments_that_share_memory_have_a_graph_of_their_own(place: int) -> No
     assert _found() == int(CAN_KEEP)
 
 
+def test_any_size_finds_the_graph_of_any_size() -> None:
+    module = network().eval()
+    with torch.no_grad():
+        for rows in (3, 7):
+            backend = OrtBackend({"cache_graphs": True, "optimization": {"patterns": "default"}})
+            torch._dynamo.reset()
+            counters.clear()
+            compiled = torch.compile(module[0], backend=backend, dynamic=True)
+            x = numbers(rows, 4)
+            torch.testing.assert_close(compiled(x), module[0](x))
+            assert _found() == int(CAN_KEEP and rows == 7)
+
+
 def test_a_damaged_entry_is_traced_again(folder: Path) -> None:
     module = network()
     expected = step(module, _compile(module), numbers(3, 4))

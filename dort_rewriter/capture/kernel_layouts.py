@@ -73,6 +73,8 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
         return bool(node.args[1] == 0) and source.target in _UNTAGGED
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
         return False
+    if node.target.namespace != "aten":  # those of others may do more than compute
+        return False
     is_tagged = torch.Tag.pointwise in node.target.tags or node.target in _UNTAGGED
     return is_tagged and len(lineage(node)) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from dort_rewriter.signature import (
 __all__ = [
     "arguments_needed",
     "find_step",
+    "keys_of_results",
     "spell_argument",
     "spell_literal",
     "spell_size",
@@ -38,6 +40,24 @@ def arguments_needed(signature: GraphSignature) -> Iterator[int]:
             yield from _arguments_in(slot.size)
         for step in slot.views:
             yield from _arguments_in((step.args, step.kwargs))
+
+
+def keys_of_results(signature: GraphSignature) -> list[tuple[Any, ...]]:
+    """What each result is made of and by which steps: what begins alike may be made once.
+
+    Two results are two tensors. A list of views has each of them once, so that who takes the same
+    one of an equal list has another list.
+    """
+    keys: list[tuple[Any, ...]] = []
+    taken: Counter[tuple[Any, ...]] = Counter()
+    for slot in signature.outputs:
+        key: tuple[Any, ...] = (slot.source, slot.index, *slot.views)
+        earlier = taken[key]
+        taken[key] += 1
+        if earlier and slot.views and slot.views[-1].op == "getitem":
+            key = (*key[:-2], (key[-2], earlier), key[-1])
+        keys.append(key)
+    return keys
 
 
 def _arguments_in(value: object) -> Iterator[int]:

@@ -20,6 +20,7 @@ from dort_rewriter.runtime.ort_values import takes_flag
 from dort_rewriter.runtime.spelling import (
     arguments_needed,
     find_step,
+    keys_of_results,
     spell_argument,
     spell_literal,
     spell_size,
@@ -311,7 +312,7 @@ class _Writer:
 
     def _results(self) -> None:
         model_names = {name: i for i, name in enumerate(self.signature.output_names)}
-        steps_of = [(s.source, s.index, *s.views) for s in self.signature.outputs]
+        steps_of = keys_of_results(self.signature)
         uses = Counter(steps[:n] for steps in steps_of for n in range(3, len(steps) + 1))
         seen: dict[tuple[Any, ...], str] = {}
         for position, slot in enumerate(self.signature.outputs):

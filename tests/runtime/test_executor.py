@@ -241,6 +241,26 @@ def test_views_of_inputs_and_outputs() -> None:
     assert size == 12
 
 
+def test_results_that_are_one_piece_are_two_tensors() -> None:
+    split = ViewStep("aten::split.Tensor", (2,))
+    ways = ((0,), (0,), (1,), (0, ViewStep("aten::t")), (0,))
+    run = executor(
+        "(float[4,3] x) => (float[4,3] y) { y = Neg(x) }",
+        [tensor("x")],
+        [
+            result("y", views=(split, ViewStep("getitem", (piece,)), *more))
+            for piece, *more in ways
+        ],
+    )
+    x = torch.arange(12.0).reshape(4, 3)
+    pieces = run(x)
+    assert len(set(map(id, pieces))) == 5
+    assert len({p.untyped_storage().data_ptr() for p in pieces}) == 1
+    assert [p.storage_offset() for p in pieces] == [0, 0, 6, 0, 0]
+    assert torch.equal(pieces[4], -x[:2])
+    assert run.source.count("split") == 3  # a list has each of its pieces once
+
+
 @pytest.mark.parametrize(
     ("op", "args", "expected"),
     [

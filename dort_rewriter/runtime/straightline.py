@@ -312,16 +312,16 @@ class _Writer:
 
     def _results(self) -> None:
         model_names = {name: i for i, name in enumerate(self.signature.output_names)}
-        steps_of = keys_of_results(self.signature)
-        uses = Counter(steps[:n] for steps in steps_of for n in range(3, len(steps) + 1))
+        keys = keys_of_results(self.signature)
+        uses = Counter(key[:n] for key in keys for n in range(3, len(key) + 1))
         seen: dict[tuple[Any, ...], str] = {}
-        for position, slot in enumerate(self.signature.outputs):
+        for position, (slot, key) in enumerate(zip(self.signature.outputs, keys, strict=True)):
             value = self._origin(slot, model_names)
             for n, step in enumerate(slot.views, 3):
-                steps = steps_of[position][:n]
-                last = n == len(steps_of[position])
-                if steps in seen and not last:
-                    value = seen[steps]
+                steps, last = key[:n], n == len(key)
+                made = seen.get(steps, "")
+                if made and not (last and made.startswith("r")):  # two results are two tensors
+                    value = made
                     continue
                 value = self._view(value, step)
                 if uses[steps] > 1 and not last:  # a view that several results are seen in
@@ -329,8 +329,7 @@ class _Writer:
                     self._line(f"{seen[steps]} = {value}")
                     value = seen[steps]
             self._line(f"r{position} = {value}")
-            if slot.views:
-                seen.setdefault(steps_of[position], f"r{position}")
+            seen[key] = f"r{position}"
         self._line(f"return {spell_tuple(f'r{i}' for i in range(len(self.signature.outputs)))}")
 
     def _origin(self, slot: OutputSlot, model_names: dict[str, int]) -> str:

@@ -139,6 +139,11 @@ OF_COMPUTED: dict[str, F] = {
         y := torch.empty_strided((x.shape[0], 6), (8, 1)).copy_(x),
         y[1:],
     ),
+    "a view and empty_strided": lambda x: (
+        y := torch.empty_strided((x.shape[0], 6), (8, 1)).copy_(x),
+        y[1:],
+        y,
+    )[1:],
     "as_strided of a copy": lambda x: (y := x.t().flatten(), y.as_strided((2,), (1,)), y[2:]),
     "as_strided of a part of a copy": lambda x: (
         y := x.t().flatten(),

@@ -17,6 +17,7 @@ __all__ = [
     "OWN_MOST_AXES",
     "TORCH_ATTENTION",
     "TORCH_CALL",
+    "TORCH_FLASH",
     "TORCH_KERNELS",
     "TORCH_PRODUCTS",
     "UNLISTED",
@@ -33,8 +34,8 @@ TORCH_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
 """Operators of that domain that torch's kernels compute: they read transposed inputs as they
 lie."""
 
-_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-TORCH_ATTENTION = frozenset({_FLASH, f"{_FLASH}_backward"})
+TORCH_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+TORCH_ATTENTION = frozenset({TORCH_FLASH, f"{TORCH_FLASH}_backward"})
 """The same for attention, where the last axis stays the last; results too have any order."""
 
 TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION

@@ -183,6 +183,36 @@ def test_attention_copies_no_heads(dumped: Path) -> None:
     assert "Transpose" not in found
 
 
+@pytest.mark.parametrize("written", ["enable_gqa", "repeated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_reads_shared_heads_where_they_are(
+    dtype: torch.dtype, written: str, dumped: Path
+) -> None:
+    """One query for each head, several heads for one of keys: no cache is copied for each."""
+
+    def step(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        if written == "repeated":
+            batch, _, length, _ = k.shape
+            wide = (batch, 2, 3, length, 16)
+            k, v = (t[:, :, None].expand(wide).reshape(batch, 6, length, 16) for t in (k, v))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        y = attend(q, k, v, mask, enable_gqa=written == "enable_gqa")
+        return y.transpose(1, 2).reshape(q.shape[0], 1, -1) * 2
+
+    ours = torch.compile(step, backend=OrtBackend({"fallback": False}), dynamic=True)
+    for batch, length in ((4, 40), (3, 70), (5, 33)):
+        q = torch.randn(batch, 6, 1, 16).to(dtype)
+        k, v = (torch.randn(batch, 2, length, 16).to(dtype) for _ in range(2))
+        for mask in (None, torch.rand(batch, 1, 1, length) > 0.3):
+            with torch.no_grad():
+                torch.testing.assert_close(ours(q, k, v, mask), step(q, k, v, mask))
+    found = operators(dumped)
+    assert FLASH in found
+    assert "Expand" not in found
+
+
 def test_attention_with_dropout_is_left_to_torch(dumped: Path) -> None:
     """Its random numbers are torch's."""
     q = torch.randn(1, 2, 6, 8)

@@ -18,7 +18,7 @@ from dort_rewriter.optimize.patterns.kernels.scatter import (
     MaskedShapeScatterND,
 )
 from dort_rewriter.optimize.patterns.kernels.sums import Sums
-from dort_rewriter.optimize.patterns.kernels.torch_heads import SharedHeads
+from dort_rewriter.optimize.patterns.kernels.torch_heads import TorchSharedHeads
 from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
 from dort_rewriter.optimize.patterns.kernels.torch_rotary import (
     RotaryTranspose,
@@ -44,7 +44,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     KernelCasts,
     TransposeCast,
     Sums,
-    SharedHeads,
+    TorchSharedHeads,
     TransposeTorch,
     TorchTranspose,
     TransposeRotary,

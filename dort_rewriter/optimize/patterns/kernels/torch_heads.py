@@ -8,16 +8,20 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_FLASH
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.heads import shared_heads
+from dort_rewriter.optimize.patterns.recognize.heads import (
+    is_for_all_heads,
+    shared_heads,
+    without_repeats,
+)
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["SharedHeads"]
+__all__ = ["TorchSharedHeads"]
 
 _HEADS_LAST = [0, 2, 1, 3]
 """An order of the result: where each head has one query, its memory is the same."""
 
 
-class SharedHeads(Rule):
+class TorchSharedHeads(Rule):
     """``attention(q, repeated(k), repeated(v), mask)`` of one query for each head: the queries of
     a group are rows over one head, and keys and values are read where they are.
 
@@ -43,7 +47,7 @@ class SharedHeads(Rule):
         sums = node.outputs[1]
         if sums.is_graph_output() or graph.consumers(sums):
             return Refusal("the sums are read", sums.name)
-        if any(mask is not None and not _is_for_all(mask, graph) for mask in masks):
+        if any(mask is not None and not is_for_all_heads(mask, graph) for mask in masks):
             return Refusal("the mask is not the same for all heads", masks[0])
         heads, groups, size = dims[1], shared[1], dims[3]
         if not (isinstance(heads, int) and isinstance(groups, int) and isinstance(size, int)):
@@ -51,7 +55,7 @@ class SharedHeads(Rule):
 
         def build(op: Any) -> ir.Value:
             rows = op.Reshape(query, [0, groups, heads // groups, size])
-            given = [_without_axis(op, source, graph) for source in sources]
+            given = [without_repeats(op, source, graph) for source in sources]
             made, sums = op.call(
                 TORCH_FLASH, rows, *given, *masks, domain=OWN_DOMAIN, outputs=2, **attributes
             )
@@ -59,17 +63,3 @@ class SharedHeads(Rule):
             return op.Reshape(made, [0, 1, heads, size] if order else [0, heads, 1, size])
 
         return Match([node.outputs[0]], build)
-
-
-def _is_for_all(mask: ir.Value, graph: GraphView) -> bool:
-    dims = graph.dims(mask)
-    return dims is not None and all(size == 1 for size in dims[-3:-1])
-
-
-def _without_axis(op: Any, source: ir.Value, graph: GraphView) -> ir.Value:
-    """A tensor of five axes without the third, which has one element."""
-    before = graph.producer(source, "Unsqueeze")
-    if before is not None and graph.axes(before, 5) == [2] and before.inputs[0] is not None:
-        return before.inputs[0]
-    squeezed: ir.Value = op.Squeeze(source, [2])
-    return squeezed

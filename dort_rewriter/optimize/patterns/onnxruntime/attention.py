@@ -27,8 +27,8 @@ class MultiHeadAttention(Rule):
     """``softmax(q @ k.T * scale + bias) @ v -> MultiHeadAttention(q, k, v, bias)``.
 
     A ``Where`` that gives zero where the bias masks all keys is applied to the result. The bias
-    has one head or all, and all queries and keys. One that is known to be causal is left out: the
-    kernel has an attribute for it.
+    has one head or all, one query or all, and all keys. One that is known to be causal is left
+    out: the kernel has an attribute for it.
     """
 
     roots = ("MatMul", "com.microsoft::FusedMatMul", "Where")
@@ -47,6 +47,8 @@ class _Sizes:
     """Of a head."""
     bias: tuple[bool, bool] | None
     """Whether the bias has all batches, and all heads."""
+    rows: int | None = None
+    """The queries for which the one row of the bias is repeated."""
 
 
 def _measure(found: Attention, graph: GraphView) -> _Sizes | Refusal:
@@ -63,11 +65,15 @@ def _measure(found: Attention, graph: GraphView) -> _Sizes | Refusal:
     bias = graph.dims(found.bias)
     if bias is not None and len(bias) == 2:
         bias = (1, 1, *bias)
+    rows = None
+    if bias is not None and len(bias) == 4 and bias[2] == 1 and isinstance(q[2], int):
+        rows = q[2] if q[2] > 1 else None
+        bias = (*bias[:2], q[2], bias[3])
     if bias is None or len(bias) != 4 or not (same(bias[2], q[2]) and same(bias[3], k[2])):
         return Refusal("the bias has not all queries and keys", str(bias))
     if not (bias[0] == 1 or same(bias[0], q[0])) or bias[1] not in (1, heads):
         return Refusal("the bias has other batches or heads", str(bias))
-    return _Sizes(heads, size, (bias[0] != 1, bias[1] != 1))
+    return _Sizes(heads, size, (bias[0] != 1, bias[1] != 1), rows)
 
 
 def _runs(found: Attention, sizes: _Sizes, graph: GraphView) -> bool:
@@ -105,6 +111,8 @@ def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
         bias = found.bias
         if bias is not None and graph.rank(bias) == 2:
             bias = op.Unsqueeze(bias, [0, 1])
+        if sizes.rows is not None:
+            bias = op.Expand(bias, [1, 1, sizes.rows, 1])
         flat = op.Reshape(op.Transpose(found.q, perm=_SWAP), [0, 0, heads * size])
         extra = () if bias is None else (None, None, bias)
         y = op.call(

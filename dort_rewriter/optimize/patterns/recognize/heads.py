@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["find_repeated_heads", "shared_heads"]
+__all__ = ["find_repeated_heads", "is_for_all_heads", "shared_heads", "without_repeats"]
 
 
 def find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
@@ -47,3 +48,18 @@ def shared_heads(values: Sequence[ir.Value], graph: GraphView) -> list[ir.Value]
         return None
     heads = {(graph.dims(source) or (None, None))[1] for source in sources}
     return sources if len(heads) == 1 else None
+
+
+def without_repeats(op: Writer, source: ir.Value, graph: GraphView) -> ir.Value:
+    """Heads of five axes as four: without the third, along which they are to be repeated."""
+    before = graph.producer(source, "Unsqueeze")
+    if before is not None and graph.axes(before, 5) == [2] and before.inputs[0] is not None:
+        return before.inputs[0]
+    squeezed: ir.Value = op.Squeeze(source, [2])
+    return squeezed
+
+
+def is_for_all_heads(mask: ir.Value, graph: GraphView) -> bool:
+    """Whether a mask or bias of one query is the same for each head."""
+    dims = graph.dims(mask)
+    return dims is not None and len(dims) <= 4 and all(size == 1 for size in dims[-3:-1])

@@ -21,6 +21,7 @@ from dort_rewriter.optimize.patterns.standard.gemms import (
     MatMulAdd,
     TransposeMatMul,
 )
+from dort_rewriter.optimize.patterns.standard.heads import SharedHeads
 from dort_rewriter.optimize.patterns.standard.identities import Dropout, Identity
 from dort_rewriter.optimize.patterns.standard.leaves import LeavesLast
 from dort_rewriter.optimize.patterns.standard.losses import CrossEntropyScatter
@@ -107,6 +108,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     LogSoftmax,
     RotaryEmbedding,
     Attention,
+    SharedHeads,
     CommonSubexpressions,
     SlicesSplit,
     ReshapeElementwise,

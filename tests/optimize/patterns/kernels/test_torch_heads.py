@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.torch_heads import SharedHeads
+from dort_rewriter.optimize.patterns.kernels.torch_heads import TorchSharedHeads
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 FLASH = "dort_rewriter._scaled_dot_product_flash_attention_for_cpu"
@@ -33,7 +33,7 @@ def test_queries_of_a_group_are_rows(mask: str, order: str) -> None:
     given = f"(float[2,6,1,8] q, float[2,2,9,8] k, float[2,2,9,8] v{mask})"
     shape = "{0, 1, 6, 8}" if order else "{0, 6, 1, 8}"
     assert_rewrites(
-        SharedHeads,
+        TorchSharedHeads,
         graph(f"y, s = {how}{order}>(q, kr, vr{last})", mask, result=result),
         f"""{given} => (float[{result}] y) <int64[4] a = {{0, 2, 3, 8}}, int64[4] b = {shape}> {{
             r = Reshape(q, a) t, s = {how}>(r, k, v{last}) y = Reshape(t, b)
@@ -68,4 +68,4 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_heads_that_are_repeated(case: str) -> None:
     model, reason = REFUSED[case]
-    assert_refuses(SharedHeads, model, reason)
+    assert_refuses(TorchSharedHeads, model, reason)

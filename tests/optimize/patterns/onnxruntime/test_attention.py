@@ -95,6 +95,28 @@ def test_a_bias_for_all_batches() -> None:
 
 
 @pytest.mark.skipif(not ONE_HEAD, reason="this onnxruntime wants a bias for each head")
+@pytest.mark.parametrize("bias", ["[B,1,1,5]", "[1,5]"])
+def test_a_bias_for_all_queries(bias: str) -> None:
+    """Its row is repeated."""
+    made, axes = (
+        ("many = Expand(bias, repeats)", "")
+        if "B" in bias
+        else (
+            "whole = Unsqueeze(bias, axes) many = Expand(whole, repeats)",
+            ", int64[2] axes = {0, 1}",
+        )
+    )
+    assert_rewrites(
+        MultiHeadAttention,
+        f"({INPUTS}, float{bias} bias) => ({RESULT}) {CONSTANTS} {{{BIASED}}}",
+        f"({INPUTS}, float{bias} bias) => ({RESULT})"
+        f" <{SHAPES}, int64[4] repeats = {{1, 1, 4, 1}}{axes}>"
+        f" {{{made} {FUSED.replace('k, v)', 'k, v, , , many)')}}}",
+        reference=False,
+    )
+
+
+@pytest.mark.skipif(not ONE_HEAD, reason="this onnxruntime wants a bias for each head")
 def test_rows_without_any_key_stay_zero() -> None:
     """The mask tells which, once for all heads."""
     generator = np.random.default_rng(0)
@@ -153,7 +175,7 @@ def test_a_kernel_that_wants_a_bias_for_each_head() -> None:
         (INPUTS, f"{RESULT}, float[B,3,4,5] c", PLAIN, "others read the scores"),
         (f"{INPUTS}, float[4,1] bias", RESULT, BIASED,
          "the bias has not all queries and keys"),
-        (f"{INPUTS}, float[B,1,1,5] bias", RESULT, BIASED,
+        (f"{INPUTS}, float[B,1,4,1] bias", RESULT, BIASED,
          "the bias has not all queries and keys"),
         (INPUTS.replace("B,3,4,8", "B,H,4,8").replace("B,3,5,8", "B,H,5,8"),
          "float[B,H,4,8] y", PLAIN, "heads of unknown number or size"),

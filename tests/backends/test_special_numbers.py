@@ -74,8 +74,7 @@ def _numbers(dtype: torch.dtype) -> torch.Tensor:
 def _wrong(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Which numbers differ: NaN is NaN, numbers below the normal ones are zeros.
 
-    NOTE: the sign of a zero is not compared: several kernels of ONNX Runtime have none (Where,
-    Tanh, Max, with 1.19 Floor and Ceil too).
+    NOTE: the sign of a zero is another test's: ONNX Runtime's Where makes 0.0 of -0.0.
     """
     if not expected.is_floating_point():
         return got != expected
@@ -86,7 +85,20 @@ def _wrong(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return ~(same | close)
 
 
-def _compare(table: dict[str, Operator], given: Sequence[torch.Tensor], patterns: str) -> None:
+def _other_sign(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Which zeros have another sign."""
+    if not expected.is_floating_point():
+        return torch.zeros_like(expected, dtype=torch.bool)
+    zeros = (got == 0) & (expected == 0)
+    return zeros & (got.signbit() != expected.signbit())
+
+
+def _compare(
+    table: dict[str, Operator],
+    given: Sequence[torch.Tensor],
+    patterns: str,
+    is_wrong: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _wrong,
+) -> None:
     functions = list(table.values())
 
     def program(*args: torch.Tensor) -> list[torch.Tensor]:
@@ -97,8 +109,8 @@ def _compare(table: dict[str, Operator], given: Sequence[torch.Tensor], patterns
     found = []
     for name, got, expected in zip(table, compiled(*given), program(*given), strict=True):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-        for i in map(tuple, _wrong(got, expected).nonzero().tolist()):
-            at = ", ".join(str(x[i].item()) for x in given)
+        for i in map(tuple, is_wrong(got, expected).nonzero().tolist()):
+            at = ", ".join(str(x[i[: x.ndim]].item()) for x in given)
             found.append(f"{name}({at}): got {got[i].item()}, eager {expected[i].item()}")
     assert not found, "\n".join(found)
 
@@ -119,6 +131,89 @@ def test_of_two_numbers(dtype: torch.dtype, patterns: str) -> None:
     numbers = _numbers(dtype)
     a, b = torch.meshgrid(numbers, numbers, indexing="ij")
     _compare(BINARY, [a.flatten(), b.flatten()], patterns)
+
+
+_SIGNED = """abs neg relu trunc round reciprocal sqrt square expm1 log1p sin tan asin atan sinh
+asinh tanh positive""".split()
+SIGNED: dict[str, Operator] = {
+    **{name: getattr(torch, name) for name in _SIGNED},
+    "relu6": functional.relu6,
+    "logsigmoid": functional.logsigmoid,
+    "x * 0": lambda x: x * 0,
+    "x * -0.0": lambda x: x * -0.0,
+    "0 - x": lambda x: 0 - x,
+    "x - 0": lambda x: x - 0.0,
+    "-0.0 - x": lambda x: -0.0 - x,
+    "1 / (x * 0)": lambda x: 1 / (x * 0),
+    "1 / relu": lambda x: 1 / x.relu(),
+    "1 / trunc": lambda x: 1 / x.trunc(),
+    "1 / clamp": lambda x: 1 / x.clamp(max=0),
+    "x % 2": lambda x: x % 2,
+    "x % -2": lambda x: x % -2,
+    "fmod": lambda x: torch.fmod(x, 2),
+    "x // 2": lambda x: x // 2,
+    "x // -2": lambda x: x // -2,
+    "0 // x": lambda x: 0 // x,
+    "trunc(x / 3)": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+    "copysign to": lambda x: torch.copysign(x, -0.0),
+    "copysign of": lambda x: torch.copysign(x * 0, x),
+    "atan2": lambda x: torch.atan2(x, torch.ones_like(x)),
+    "x ** t(-0.5)": lambda x: x ** torch.tensor(-0.5, dtype=x.dtype),
+    **{
+        f"clamp {bounds}": lambda x, bounds=bounds: x.clamp(*bounds)
+        for bounds in ((0, None), (-0.0, None), (None, 0), (None, -0.0), (0, 1), (-1, -0.0))
+    },
+}
+OF_OURS: dict[str, Operator] = {
+    "tanhshrink": functional.tanhshrink,
+    "where": lambda x: torch.where(x == 0, x, 1),
+    "where -0.0": lambda x: torch.where(x > 0, x, -0.0),
+    "masked_fill": lambda x: x.masked_fill(x > 0, -0.0),
+    "threshold": lambda x: functional.threshold(x, 0.0, -0.0),
+    "greater": lambda x: torch.where(x > x.flip(0), x, x.flip(0)),
+}
+"""What ONNX Runtime's Where and Tanh do, which our kernels replace."""
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_signs_of_zeros(dtype: torch.dtype, patterns: str) -> None:
+    table = SIGNED | (OF_OURS if "kernels" in patterns else {})
+    _compare(table, [_numbers(dtype)], patterns, _other_sign)
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_signs_of_zeros_of_two_numbers(dtype: torch.dtype, patterns: str) -> None:
+    numbers = _numbers(dtype)
+    a, b = torch.meshgrid(numbers, numbers, indexing="ij")
+    names = "mul div floor_divide remainder fmod copysign atan2 pow".split()
+    table: dict[str, Operator] = {name: getattr(torch, name) for name in names}
+    table["trunc(a / b)"] = lambda a, b: torch.div(a, b, rounding_mode="trunc")
+    _compare(table, [a.flatten(), b.flatten()], patterns, _other_sign)
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_powers(dtype: torch.dtype, patterns: str) -> None:
+    """Also of numbers, and of tensors of rank 0, known or not."""
+    ends = torch.finfo(dtype)
+    subnormal = ends.smallest_normal * ends.eps * 4
+    more = [4, 1.5, -1.5, 2.5, -3, 7, ends.max / 16, subnormal, -subnormal]
+    x = torch.cat([_numbers(dtype), torch.tensor(more, dtype=dtype)])
+    table: dict[str, Operator] = {"column": lambda x, n: x[:, None] ** x[3:7]}
+    for i, number in enumerate(x.tolist()):
+        table |= {
+            f"x ** {number}": lambda x, n, number=number: x**number,
+            f"{number} ** x": lambda x, n, number=number: number**x,
+            f"x ** t({number})": lambda x, n, number=number: (
+                x ** torch.tensor(number, dtype=x.dtype)
+            ),
+            f"x ** n[{i}]": lambda x, n, i=i: x ** n[i],
+            f"n[{i}] ** x": lambda x, n, i=i: n[i] ** x,
+        }
+    for is_wrong in (_wrong, _other_sign):
+        _compare(table, [x, x], patterns, is_wrong)
 
 
 @pytest.mark.parametrize("patterns", PATTERNS)

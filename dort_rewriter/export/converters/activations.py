@@ -168,7 +168,7 @@ def tanh_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
 def log_sigmoid_forward(op: Recorder, x: Value) -> tuple[Value, Value]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
     wide = widen(op, x)
-    output = store(op, op.Neg(softplus_curve(op, op.Neg(wide))))
+    output = store(op, op.Sub(0, softplus_curve(op, op.Neg(wide))))  # 0.0 far above zero
     if op.result[1].ndim != op.result[0].ndim:  # other devices keep nothing for the gradient
         return output, op.constant([], op.dtype)
     return output, store(op, op.Exp(op.Neg(op.Abs(wide))))

@@ -148,12 +148,17 @@ def fmin(op: Recorder, x: Value, other: Value) -> Value:
 @converter("aten::clamp")
 def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
-    # NOTE: ORT's Clip without one of its bounds turns infinity into the largest number.
-    if min is None or max is None:
-        return clamp_tensor(op, x, min, max)
-    if any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max)):
+    bounds = [min, max]
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         return op.Mul(x, math.nan)
-    return op.Clip(x, like(op, min, x), like(op, max, x))
+    if None in bounds and not is_float(x):
+        return clamp_tensor(op, x, min, max)
+    # NOTE: ORT's Clip without one of its bounds turns infinity into the largest number. Its Max
+    # and Min have any of two equal zeros, where torch leaves x as it is.
+    low, high = (
+        end if b is None else b for b, end in zip(bounds, (-math.inf, math.inf), strict=True)
+    )
+    return op.Clip(x, like(op, low, x), like(op, high, x))
 
 
 @converter("aten::clamp.Tensor")

@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter.export.converters.opmath import HALVES, is_float, rounded, store, widen_beside
 from dort_rewriter.export.converters.rounding import truncate
+from dort_rewriter.export.converters.signs import signed_one
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -104,8 +105,8 @@ def floor_quotient(op: Recorder, a: Any, b: Any) -> Value:
     down = op.Floor(lower)
     quotient = op.Where(op.Greater(op.Sub(lower, down), 0.5), op.Add(down, 1), down)
     plain = op.Div(a, b)
-    signed = op.Where(op.Equal(lower, 0), op.Mul(plain, 0), quotient)  # zero has a sign
-    return op.Where(op.Equal(b, 0), plain, signed)
+    size = op.Abs(op.Where(op.Equal(b, 0), plain, quotient))
+    return op.Mul(size, signed_one(op, plain))  # zero has a sign
 
 
 def _stored(op: Recorder, value: Value, divisor: Any) -> Value:

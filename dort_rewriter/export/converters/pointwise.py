@@ -15,6 +15,7 @@ from dort_rewriter.export.converters.opmath import (
     widen,
     widen_beside,
 )
+from dort_rewriter.export.converters.signs import is_negative, signed_one
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -168,7 +169,7 @@ def atan2(op: Recorder, x: Value, other: Value) -> Value:
     slope = op.Where(op.Equal(rise, run), op.Sign(rise), op.Div(rise, run))
     angle = op.Atan(slope)
     angle = op.Where(is_negative(op, x), op.Sub(math.pi, angle), angle)
-    return store(op, op.Where(is_negative(op, y), op.Neg(angle), angle))
+    return store(op, op.Mul(angle, signed_one(op, y)))
 
 
 @converter("aten::hypot")
@@ -190,7 +191,7 @@ def copysign(op: Recorder, x: Value, other: Any) -> Value:
     size = op.Abs(x)
     if not isinstance(other, Value):
         return op.Neg(size) if math.copysign(1, other) < 0 else size
-    return op.Where(is_negative(op, other), op.Neg(size), size)
+    return op.Mul(size, signed_one(op, other))
 
 
 @converter("aten::signbit")
@@ -199,11 +200,6 @@ def signbit(op: Recorder, x: Value) -> Value:
     if is_bool(x):
         return op.And(x, False)
     return is_negative(op, x) if is_float(x) else op.Less(x, 0)
-
-
-def is_negative(op: Recorder, x: Value) -> Value:
-    """Tell where the sign bit is set, minus zero included (the sign of a NaN is out of reach)."""
-    return op.Less(op.Where(op.Equal(x, 0), op.Reciprocal(x), x), 0)
 
 
 @converter("aten::angle")

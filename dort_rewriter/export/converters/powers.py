@@ -67,14 +67,13 @@ def pow_scalar(op: Recorder, x: Value, exponent: Any) -> Value:
     # NOTE: chains of products are several times faster than Pow, and as exact.
     if exponent in (0, 1, 2, 3, 4):
         return store(op, integer_power(op, wide, int(exponent)))
-    if exponent == 0.5:
+    # NOTE: of -0.0 and of minus infinity a root is no power; of float16 torch takes the power.
+    if exponent == 0.5 and x.dtype != ir.DataType.FLOAT16:
         return op.Sqrt(x)
-    if exponent == -0.5 and x.dtype != ir.DataType.FLOAT16:  # of which torch takes the power
+    if exponent == -0.5 and x.dtype != ir.DataType.FLOAT16:
         return store(op, op.Reciprocal(op.Sqrt(wide)))
     if exponent in (-1, -2):
         return store(op, op.Reciprocal(integer_power(op, wide, -int(exponent))))
-    if not float(exponent).is_integer():  # NOTE: ORT has NaN for -inf to the power of one number
-        wide = op.Where(op.Equal(wide, -math.inf), math.inf, wide)
     return store(op, op.Pow(wide, widen(op, cast_like(op, exponent, x))))
 
 
@@ -105,8 +104,7 @@ def expm1(op: Recorder, x: Value) -> Value:
     """expm1(Tensor self) -> Tensor"""
     x = widen(op, x)
     # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which keeps the digits of a small x.
-    result = op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0))
-    return store(op, op.Where(op.Equal(x, 0), x, result))  # ORT's Tanh has no zero below zero
+    return store(op, op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0)))
 
 
 @converter("aten::log1p")
@@ -114,9 +112,10 @@ def log1p(op: Recorder, x: Value) -> Value:
     """log1p(Tensor self) -> Tensor"""
     x = widen(op, x)
     y = op.Add(x, 1.0)
-    lost = op.Div(x, op.Sub(y, 1.0))  # what the rounding of 1 + x took from a small x
-    result = op.Mul(op.Log(y), op.Where(op.Less(x, 1.0), lost, 1.0))
-    return store(op, op.Where(op.Equal(y, 1.0), x, result))
+    large = op.Log(y)
+    # The rounding of 1 + x takes digits from a small x, of which the ratio knows.
+    ratio = op.Where(op.Equal(y, 1.0), 1.0, op.Div(large, op.Sub(y, 1.0)))
+    return store(op, op.Mul(op.Min(x, 1.0), op.Where(op.Less(x, 1.0), ratio, large)))
 
 
 def softplus_curve(op: Recorder, x: Value) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dort_rewriter.export.converters.opmath import is_float, store, widen
+from dort_rewriter.export.converters.signs import signed_one
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -11,8 +12,8 @@ __all__ = ["truncate"]
 
 
 def truncate(op: Recorder, x: Value) -> Value:
-    """Floating-point numbers rounded towards zero."""
-    return op.Where(op.Less(x, 0), op.Ceil(x), op.Floor(x))
+    """Floating-point numbers rounded towards zero, which keeps the sign."""
+    return op.Mul(op.Floor(op.Abs(x)), signed_one(op, x))
 
 
 @converter("aten::ceil")

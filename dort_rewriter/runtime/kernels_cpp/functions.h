@@ -78,9 +78,9 @@ inline float hyperbolic_tangent(float x) {
   p = fused(p, square, -0.0539577393f);
   p = fused(p, square, 0.133332971f);
   p = fused(p, square, -0.333333331f);
-  float near = fused(p * square, x, x);
-  float far = std::copysign(1.0f - 2.0f / (exponential(2.0f * size) + 1.0f), x);
-  return size < kSmall ? near : far;
+  float near = fused(p * square, size, size);
+  float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
+  return std::copysign(size < kSmall ? near : far, x);  // -0.0 too
 }
 
 inline double hyperbolic_tangent(double x) { return std::tanh(x); }

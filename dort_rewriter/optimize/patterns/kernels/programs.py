@@ -10,6 +10,7 @@ NOTE: a test compares the table of operators with ``runtime/kernels_cpp/operatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,10 @@ _CODES: Mapping[str, int] = {name: code for code, name in enumerate(OPERATIONS)}
 _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 _CONNECTIVES = {"And": "Mul", "Or": "Max", "Not": "Not"}
 """What is computed with truth values, which are 1 and 0 to a program."""
-_OPERANDS = {**OPERATIONS, "Cast": 1}
-"""A Cast is one too: truth values are read as numbers, and 16-bit numbers as float32."""
-_EXACT = frozenset({"Max", "Min", "Neg", "Abs", "Relu", "Where"})
+_OPERANDS = {**OPERATIONS, "Cast": 1, "Clip": 3}
+"""A Cast is one too: truth values are read as numbers, and 16-bit numbers as float32. A Clip is
+two."""
+_EXACT = frozenset({"Max", "Min", "Neg", "Abs", "Relu", "Where", "Clip"})
 """Of operands that are rounded, so are the results."""
 _CONDITION = 12
 """Nodes of the condition of a Where that are computed with it, and what they may read: a Where
@@ -253,6 +255,8 @@ def _write_cast(writer: _Writer, node: ir.Node, rounding: str | None) -> int:
 def _write_node(writer: _Writer, node: ir.Node) -> int:
     if node.op_type == "Where":
         return _write_where(writer, node)
+    if node.op_type == "Clip":
+        return _write_clip(writer, node)
     read = operands(node)
     found = [writer.operand(v) for v in read]
     writer.release(read)
@@ -280,3 +284,25 @@ def _write_where(writer: _Writer, node: ir.Node) -> int:
     register = writer.take()
     writer.write("Where", register, [test, *found])
     return register
+
+
+def _write_clip(writer: _Writer, node: ir.Node) -> int:
+    """Write the bounds that are finite, the second one after the register is written."""
+    x, low, high = operands(node)
+    ends = (("Max", low, -math.inf), ("Min", high, math.inf))
+    bounds = [(operator, v) for operator, v, end in ends if not _is_number(v, end)]
+    found = [writer.operand(v) for v in (x, *(v for _, v in bounds))]
+    register = writer.take()
+    writer.release([x, low, high])
+    place = found[0]
+    for (operator, _), bound in zip(bounds, found[1:], strict=True):
+        writer.write(operator, register, [bound, place])  # the second one of equal zeros
+        place = register
+    if not bounds:
+        writer.write("Max", register, [place, place])
+    return register
+
+
+def _is_number(value: ir.Value, number: float) -> bool:
+    known = value.const_value
+    return known is not None and known.size == 1 and float(known.numpy().ravel()[0]) == number

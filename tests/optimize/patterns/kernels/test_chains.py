@@ -155,6 +155,39 @@ def test_what_lies_between_stays_between() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("bounds", "program", "inputs"),
+    [
+        ("zero, one", "4,0,-2,-1,0, 5,0,-3,0,0, 2,0,0,-4,0", "x, zero, one, y"),
+        ("zero, inf", "4,0,-2,-1,0, 2,0,0,-3,0", "x, zero, y"),
+        ("minus_inf, one", "5,0,-2,-1,0, 2,0,0,-3,0", "x, one, y"),
+        ("minus_inf, inf", "4,0,-1,-1,0, 2,0,0,-2,0", "x, y"),
+    ],
+)
+def test_a_clip_is_two_instructions(bounds: str, program: str, inputs: str) -> None:
+    """One for each bound that is a number; of equal zeros, the one that is bounded is taken."""
+    ends = "float zero = {0}, float one = {1}, float inf = {inf}, float minus_inf = {-inf}"
+    graph = f"(float[2,3] x, float[2,3] y) => (float[2,3] z) <{ends}>"
+    assert_rewrites(
+        ElementwiseChains,
+        f"{graph} {{c = Clip(x, {bounds}) z = Mul(c, y)}}",
+        f"{graph} {{z = dort_rewriter.Elementwise<program=[{program}], results=[0]>({inputs})}}",
+        reference=False,
+    )
+
+
+def test_the_bounds_of_a_clip_may_be_computed() -> None:
+    """They are read after the register of the result is written."""
+    assert_rewrites(
+        ElementwiseChains,
+        """(float x, float y) => (float z) {
+            low = Sub(x, y) high = Add(x, y) z = Clip(x, low, high)}""",
+        """(float x, float y) => (float z) {z = dort_rewriter.Elementwise<program=[
+            1,0,-1,-2,0, 0,1,-1,-2,0, 4,2,0,-1,0, 5,2,1,2,0], results=[2]>(x, y)}""",
+        reference=False,
+    )
+
+
 def test_a_where_compares_in_the_program() -> None:
     """Its own comparison is part of it."""
     assert_rewrites(

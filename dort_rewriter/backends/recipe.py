@@ -12,7 +12,15 @@ import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
-from dort_rewriter.capture.placement import KERNEL, PLACED, Place, choose_place, find_override
+from dort_rewriter.capture.placement import (
+    KERNEL,
+    LOOP,
+    LOOPS,
+    PLACED,
+    Place,
+    choose_place,
+    find_override,
+)
 from dort_rewriter.capture.ties import TIES, has_torchs_order
 from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -105,6 +113,8 @@ class Recipe:
         if reason is None and found is builtin_converters().get(name):
             has_kernel = uses_own_kernels(self.options.optimization)
             reason = TIES if has_torchs_order(node, name, has_kernel=has_kernel) else None
+        if reason is None and found is builtin_converters().get(name) and name in LOOPS:
+            reason = LOOP if self.may_call(node) else None
         if reason is None:
             return None
         return UnsupportedOp(name, reason, source_line(node), node.name)

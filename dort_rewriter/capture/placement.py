@@ -16,6 +16,8 @@ import torch
 __all__ = [
     "COSTS",
     "KERNEL",
+    "LOOP",
+    "LOOPS",
     "PLACED",
     "Cost",
     "Place",
@@ -28,6 +30,12 @@ Place = Literal["torch", "onnxruntime", "torch kernel"]
 """Outside of a model, in it by a kernel of onnxruntime or ours, in it by torch's own kernel."""
 
 KERNEL: Place = "torch kernel"
+
+LOOPS = frozenset({"aten::gcd", "prims::gcd"})
+"""What is a loop of nodes in ONNX, and one kernel in torch."""
+
+LOOP = "it is a loop in ONNX"
+"""Why a session calls it in torch, where it may."""
 
 PLACED = "it runs faster in torch"
 """Why a placed operator is not in a model."""

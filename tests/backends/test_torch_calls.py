@@ -396,6 +396,22 @@ def test_a_user_may_choose_otherwise(options: dict[str, Any], dumped: Path) -> N
     assert calls(dumped) == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("options", "called"),
+    [({}, 1), ({"fallback": False}, 0), ({"placement": {"*": "onnxruntime"}}, 0)],
+)
+def test_what_is_a_loop_in_onnx(options: dict[str, Any], called: int, dumped: Path) -> None:
+    """Torch's kernel takes a part of the time, but is not needed."""
+
+    def divisors(x: Tensor, y: Tensor) -> Tensor:
+        return (torch.gcd(x * 3, y) + x).float().exp()
+
+    ours, _ = compiled(divisors, **options)
+    x, y = torch.tensor([4, -6, 0, 7]), torch.tensor([6, 9, 0, -3])
+    torch.testing.assert_close(ours(x, y), divisors(x, y))
+    assert calls(dumped) == [called]
+
+
 def test_without_fallback_it_is_an_error_unless_asked_for(dumped: Path) -> None:
     """What cannot be converted is said; what `placement` names is meant."""
     ours, _ = compiled(inverse, fallback=False)

@@ -19,6 +19,7 @@ FAMILIES = (
     "diagonals",
     "distances",
     "division",
+    "divisors",
     "drawing",
     "embedding",
     "embedding_bag",

@@ -111,7 +111,8 @@ class ViewStep:
 
     op: str
     """An ATen overload that aliases its first argument: ``aten::view``. ``getitem`` takes one of
-    several views; ``lay_out`` copies to a new memory, with gaps: its arguments are the strides."""
+    several views; ``lay_out`` copies to a new memory, with gaps: its arguments are the strides;
+    ``permute_`` changes the tensor itself."""
     args: tuple[object, ...] = ()
     """The arguments after the tensor: numbers, types, None, a :data:`Size`, or tuples of them."""
     kwargs: tuple[tuple[str, object], ...] = ()

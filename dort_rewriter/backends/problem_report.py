@@ -30,6 +30,7 @@ from dort_rewriter.errors import DortError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.model_files import write_model
 from dort_rewriter.runtime.stored_inputs import describe_inputs, store_case
+from dort_rewriter.traced_sizes import hint_of
 
 if TYPE_CHECKING:
     from dort_rewriter.backends.blocks import ExportedBlock
@@ -130,12 +131,8 @@ def _examples(graph_module: torch.fx.GraphModule) -> Iterator[Any]:
         if not isinstance(value, torch.Tensor):
             yield value
             continue
-        sizes = [_hint(d) for d in value.shape]
+        sizes = [hint_of(d, counted=1) for d in value.shape]
         yield torch.ones(sizes, dtype=value.dtype)
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _without_symbols(value: Any) -> Any:

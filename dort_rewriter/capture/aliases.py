@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.capture.layouts import is_dense
-from dort_rewriter.capture.sizes import is_same_size
+from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = [
     "exposed",

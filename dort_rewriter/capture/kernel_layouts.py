@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
 from dort_rewriter.capture.layouts import storage_order
 from dort_rewriter.signature import inverse_order
+from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
 __all__ = ["correct_layouts"]
 
@@ -57,12 +58,18 @@ def _correct(node: torch.fx.Node, value: torch.Tensor) -> None:
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, torch.fx.Node)
     values = [value, *(n.meta.get("val") for n in call.all_input_nodes)]
-    if all(not isinstance(v, torch.Tensor) or v.is_contiguous() for v in values):
+    if all(not isinstance(v, torch.Tensor) or is_contiguous(v) for v in values):
         return
     order = _ask(call)
-    if order is None or len(order) != value.dim() or value.permute(order).is_contiguous():
+    if order is None or len(order) != value.dim() or is_contiguous(value.permute(order)):
         return
-    node.meta["val"] = value.permute(order).contiguous().permute(inverse_order(order))
+    node.meta["val"] = _stored(value, order)
+
+
+def _stored(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A tensor like another, whose dimensions lie in an order, from the slowest to the fastest."""
+    shape = [value.shape[i] for i in order]
+    return value.new_empty(shape).permute(inverse_order(order))
 
 
 def _is_elementwise(node: torch.fx.Node) -> bool:
@@ -102,16 +109,16 @@ class _Small:
 
     def __init__(self, operands: Sequence[Any]) -> None:
         tensors = [v for v in operands if isinstance(v, torch.Tensor)]
-        sizes = {_hint(s) for v in tensors for s in v.shape} - {0, 1}
+        sizes = {hint_of(s) for v in tensors for s in v.shape} - {0, 1}
         self.sizes = {n: i for i, n in enumerate(sorted(sizes), 2)} | {0: 0, 1: 1}
 
     def like(self, value: Any) -> Any:
         """A tensor of ones in the order of memory of another; a number for a size."""
         if not isinstance(value, torch.Tensor):
             return 1 if isinstance(value, torch.SymInt | torch.SymFloat) else value
-        shape = [_hint(s) for s in value.shape]
+        shape = [hint_of(s) for s in value.shape]
         small = [self.sizes[n] for n in shape]
-        strides = self._strides(shape, [_hint(s) for s in value.stride()], small)
+        strides = self._strides(shape, [hint_of(s) for s in value.stride()], small)
         extent = 1 + sum((n - 1) * s for n, s in zip(small, strides, strict=True))
         with _disable_current_modes():
             return torch.ones(max(extent, 0), dtype=value.dtype).as_strided(small, strides)
@@ -134,7 +141,3 @@ class _Small:
             last = (strides[axis], step)
             full, step = strides[axis] * shape[axis], step * small[axis]
         return found
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)

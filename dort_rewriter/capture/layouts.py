@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.sizes import is_same_size
 from dort_rewriter.signature import inverse_order
+from dort_rewriter.traced_sizes import hint_of, is_contiguous, is_same_size, is_same_stride
 
 __all__ = [
     "covers",
@@ -25,7 +25,7 @@ def is_dense(value: Any) -> bool:
     """Tell whether a tensor fills its memory, in some order of its dimensions."""
     if not isinstance(value, torch.Tensor):
         return False
-    return value.is_contiguous() or storage_order(value) is not None
+    return is_contiguous(value) or storage_order(value) is not None
 
 
 def storage_order(value: Any) -> tuple[int, ...] | None:
@@ -33,13 +33,11 @@ def storage_order(value: Any) -> tuple[int, ...] | None:
 
     None also when the tensor does not fill its memory.
     """
-    if not isinstance(value, torch.Tensor) or value.is_contiguous():
+    if not isinstance(value, torch.Tensor) or is_contiguous(value):
         return None
-    strides = _hints(value.stride())
+    strides = [hint_of(s) for s in value.stride()]
     order = tuple(sorted(range(value.dim()), key=lambda i: (-strides[i], i)))
-    if not value.permute(order).is_contiguous():
-        return None
-    return order
+    return order if is_contiguous(value.permute(order)) else None
 
 
 def input_orders(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
@@ -67,7 +65,7 @@ def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
         step = step * (max(size, 1) if isinstance(size, int) else size)
     if order is not None:
         strides = [strides[i] for i in inverse_order(order)]
-    return all(is_same_size(a, b) for a, b in zip(value.stride(), strides, strict=True))
+    return all(is_same_stride(a, b) for a, b in zip(value.stride(), strides, strict=True))
 
 
 def is_row_major(node: torch.fx.Node) -> bool:
@@ -89,7 +87,7 @@ def is_row_major(node: torch.fx.Node) -> bool:
     shape = node.meta["val"].shape
     return all(
         isinstance(v, torch.Tensor)  # a size stands where a tensor may
-        and v.is_contiguous()
+        and is_contiguous(v)
         and v.dim() == len(shape)
         and all(is_same_size(m, n) for m, n in zip(v.shape, shape, strict=True))
         for v in values
@@ -108,14 +106,10 @@ def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
 
 def overlaps(value: torch.Tensor) -> bool:
     """Tell whether several elements of a tensor may be one in memory, for the sizes at hand."""
-    pairs = zip(_hints(value.stride()), _hints(value.shape), strict=True)
+    pairs = zip(map(hint_of, value.stride()), map(hint_of, value.shape), strict=True)
     end = 0
     for stride, size in sorted(p for p in pairs if p[1] != 1):
         if stride <= end:
             return True
         end += stride * (size - 1)
     return False
-
-
-def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(s if isinstance(s, int) else int(s.node.hint) for s in sizes)

@@ -28,8 +28,9 @@ from dort_rewriter.capture.aliases import (
 )
 from dort_rewriter.capture.layouts import covers, is_dense, lies_as_ordered, storage_order
 from dort_rewriter.capture.replaying import Unknown, is_static, lay_out, replay, strided
-from dort_rewriter.capture.sizes import ArgumentSizes, is_same_size
+from dort_rewriter.capture.sizes import ArgumentSizes
 from dort_rewriter.signature import OutputSlot, ViewStep, describe_value
+from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = ["SHARED", "ModelOutput", "OutputPlan", "plan_outputs"]
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from dort_rewriter.traced_sizes import hint_of
+
 __all__ = [
     "COSTS",
     "KERNEL",
@@ -179,8 +181,4 @@ def _count(value: Any) -> float:
 
 
 def _size(dim: int | torch.SymInt) -> int:
-    """A size; for a symbolic one, what it was when the graph was captured."""
-    if isinstance(dim, int):
-        return dim
-    hint: Any = dim.node.hint
-    return 1 if hint is None else int(hint)
+    return hint_of(dim, counted=1)

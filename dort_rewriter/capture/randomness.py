@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.traced_sizes import is_contiguous
+
 __all__ = ["RANDOM_DECOMPOSITIONS", "hoist_random"]
 
 aten = torch.ops.aten
@@ -86,7 +88,7 @@ def _draw_by_size(
     graph: torch.fx.Graph, node: torch.fx.Node, sizes: dict[str, torch.fx.Node]
 ) -> bool:
     shape = _size_arguments(node.meta["val"].shape, sizes)
-    if shape is None or not node.meta["val"].is_contiguous():
+    if shape is None or not is_contiguous(node.meta["val"]):
         return False
     return _replace(graph, node, _SIZED[node.target], shape)
 
@@ -96,6 +98,6 @@ def _allocate_by_size(graph: torch.fx.Graph, node: Any, sizes: dict[str, torch.f
     if node.op != "call_function" or node.target is not aten.empty_like.default:
         return False
     shape = _size_arguments(node.meta["val"].shape, sizes)
-    if shape is None or not node.meta["val"].is_contiguous():
+    if shape is None or not is_contiguous(node.meta["val"]):
         return False
     return _replace(graph, node, aten.empty.memory_format, shape)

@@ -11,6 +11,7 @@ import torch
 from dort_rewriter.capture.layouts import is_row_major, lies_as_ordered, overlaps, storage_order
 from dort_rewriter.capture.sizes import ArgumentSizes
 from dort_rewriter.signature import ViewStep, inverse_order
+from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["Unknown", "is_static", "lay_out", "replay", "strided"]
 
@@ -83,13 +84,14 @@ def lay_out(
     """
     value = node.meta["val"]
     order = storage_order(value)
-    dense = order is not None or value.is_contiguous()
+    dense = order is not None or is_contiguous(value)
     if dense and order is None and (lies_as_ordered(value, None) or is_row_major(node)):
         return ()
-    permuted = () if order is None else (ViewStep("aten::permute", (inverse_order(order),)),)
     step = strided(value, value, sizes)
     if dense and (step is None or (as_view and not is_static(step))):
-        return permuted  # at most the strides of dimensions of size one differ
+        permute = "aten::permute" if as_view else "permute_"
+        # At most the strides of dimensions of size one differ.
+        return () if order is None else (ViewStep(permute, (inverse_order(order),)),)
     if dense and step is not None:
         return (ViewStep("aten::as_strided_", step.args),)
     strides = sizes.find_all(value.stride())

@@ -11,7 +11,7 @@ from torch.utils._sympy import functions
 
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
-__all__ = ["ArgumentSizes", "is_same_size"]
+__all__ = ["ArgumentSizes"]
 
 _OPERATIONS: dict[Any, Literal["add", "mul", "floordiv", "mod", "min", "max"]] = {
     sympy.Add: "add",
@@ -78,14 +78,3 @@ class ArgumentSizes:
     ) -> Size | None:
         found = tuple(s for o in operands if (s := self.express(o)) is not None)
         return SizeExpression(operation, found) if len(found) == len(operands) else None
-
-
-def is_same_size(a: Any, b: Any) -> bool:
-    """Tell whether two sizes are known to be equal, without a guard on them."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return bool(_expression(a) == _expression(b))
-
-
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

@@ -39,7 +39,7 @@ __all__ = [
 _KINDS = get_args(SlotKind)
 _SOURCES = ("model", "input", "output", "constant", "size")
 _OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "min", "max")
-_OWN_STEPS = ("getitem", "lay_out")
+_OWN_STEPS = ("getitem", "lay_out", "permute_")
 
 
 # -- writing ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dort_rewriter.export.registry import Converter, Refused, op_name, python_na
 from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.graph.values import Value
 from dort_rewriter.torch_call import Given, Result, TorchCall
+from dort_rewriter.traced_sizes import hint_of
 
 __all__ = ["TorchCalls", "is_called", "mark_called", "may_be_called", "unmark_called"]
 
@@ -214,17 +215,9 @@ def _computed(value: Any, meta: Any, inputs: list[Value]) -> Any:
 
 def _order(meta: torch.Tensor) -> tuple[int, ...] | None:
     """The axes of a tensor as they lie in memory, the outermost first."""
-    steps = [_size(s) for s in meta.stride()]
+    steps = [hint_of(s) for s in meta.stride()]
     order = tuple(sorted(range(meta.ndim), key=lambda d: -steps[d]))
     return None if order == tuple(range(meta.ndim)) else order
-
-
-def _size(size: int | torch.SymInt) -> int:
-    """A step; for a symbolic one, what it was when the graph was captured."""
-    if isinstance(size, int):
-        return size
-    hint: Any = size.node.hint
-    return 1 if hint is None else int(hint)
 
 
 def _result(meta: torch.Tensor) -> Result:

@@ -123,7 +123,16 @@ def _lay_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-_STEPS: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "lay_out": _lay_out}
+def _permute_in_place(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    permuted = tensor.permute(order)
+    return tensor.as_strided_(permuted.shape, permuted.stride())
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "lay_out": _lay_out,
+    "permute_": _permute_in_place,
+}
 """The steps that are no overload."""
 
 

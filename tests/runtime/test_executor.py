@@ -261,6 +261,24 @@ def test_results_that_are_one_piece_are_two_tensors() -> None:
     assert run.source.count("split") == 3  # a list has each of its pieces once
 
 
+def test_a_result_is_permuted_in_place_once() -> None:
+    permuted = ViewStep("permute_", ((2, 0, 1),))
+    run = executor(
+        "(float[2,3,4] x) => (float[2,3,4] y) { y = Neg(x) }",
+        [tensor("x")],
+        [
+            result("y", views=(permuted, ViewStep("aten::slice.Tensor", (0, 1)))),
+            result("y", views=(permuted,)),
+        ],
+    )
+    x = torch.randn(2, 3, 4)
+    part, whole = run(x)
+    assert torch.equal(whole, -x.permute(2, 0, 1))
+    assert whole.stride() == (1, 12, 4)
+    assert part._base is whole
+    assert whole._base is None
+
+
 @pytest.mark.parametrize(
     ("op", "args", "expected"),
     [

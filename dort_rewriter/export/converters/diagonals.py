@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import from_front, pad_axes, to_front
+from dort_rewriter.export.converters.axes import from_front, pad_axes, result_dims, to_front
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -24,7 +24,7 @@ def diagonal(op: Recorder, x: Value, offset: int = 0, dim1: int = 0, dim2: int =
     batch = [i for i in range(x.rank) if i not in axes]
     moved = op.Transpose(x, perm=[*batch, *axes])
     rows, columns = op.size(moved, -2), op.size(moved, -1)
-    if 0 in op.result.shape or 0 in x.dims:
+    if 0 in result_dims(op) or 0 in x.dims:
         zero = op.constant([0], op.dtype).const_value
         return op.ConstantOfShape(
             op.vector([*(op.size(moved, i) for i in range(len(batch))), op.result.shape[-1]]),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import at_least_1d, flatten
+from dort_rewriter.export.converters.axes import at_least_1d, flatten, result_dims
 from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.recorder import Recorder
@@ -250,7 +250,7 @@ def masked_scatter_backward(op: Recorder, grad_output: Value, mask: Value, sizes
     The gradients of the true elements, in order, then zeros; the others go to a place of their own.
     """
     zero = op.constant([0], op.dtype).const_value
-    if 0 in grad_output.dims or 0 in op.result.shape:
+    if 0 in grad_output.dims or 0 in result_dims(op):
         return op.ConstantOfShape(op.vector(sizes), value=zero)
     shape = op.sizes(grad_output)
     where = flatten(op, op.Expand(op.cast(mask, ir.DataType.BOOL), shape))

@@ -21,6 +21,7 @@ from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
+from dort_rewriter.traced_sizes import is_contiguous
 
 _D = ir.DataType
 
@@ -63,7 +64,7 @@ def _is_contiguous(node: torch.fx.Node) -> bool:
     """the tensor is not contiguous"""
     source = node.args[0]
     assert isinstance(source, torch.fx.Node)
-    return bool(source.meta["val"].is_contiguous())
+    return is_contiguous(source.meta["val"])
 
 
 @converter("aten::sym_stride.int", when=_is_contiguous)

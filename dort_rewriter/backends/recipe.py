@@ -13,9 +13,9 @@ import torch
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import (
+    CALLED,
     KERNEL,
-    LOOP,
-    LOOPS,
+    ONE_KERNEL,
     PLACED,
     Place,
     choose_place,
@@ -113,8 +113,8 @@ class Recipe:
         if reason is None and found is builtin_converters().get(name):
             has_kernel = uses_own_kernels(self.options.optimization)
             reason = TIES if has_torchs_order(node, name, has_kernel=has_kernel) else None
-        if reason is None and found is builtin_converters().get(name) and name in LOOPS:
-            reason = LOOP if self.may_call(node) else None
+        if reason is None and found is builtin_converters().get(name) and name in ONE_KERNEL:
+            reason = CALLED if self.may_call(node) else None
         if reason is None:
             return None
         return UnsupportedOp(name, reason, source_line(node), node.name)

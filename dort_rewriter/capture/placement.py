@@ -16,10 +16,10 @@ import torch
 from dort_rewriter.traced_sizes import hint_of
 
 __all__ = [
+    "CALLED",
     "COSTS",
     "KERNEL",
-    "LOOP",
-    "LOOPS",
+    "ONE_KERNEL",
     "PLACED",
     "Cost",
     "Place",
@@ -33,10 +33,20 @@ Place = Literal["torch", "onnxruntime", "torch kernel"]
 
 KERNEL: Place = "torch kernel"
 
-LOOPS = frozenset({"aten::gcd", "prims::gcd"})
-"""What is a loop of nodes in ONNX, and one kernel in torch."""
+ONE_KERNEL = frozenset(
+    {
+        "aten::gcd",
+        "prims::gcd",
+        *(
+            f"aten::_upsample_{how}2d_aa{part}"
+            for how in ("bilinear", "bicubic")
+            for part in ("", "_backward")
+        ),
+    }
+)
+"""What is a loop or a product with a large matrix in ONNX, and one kernel in torch."""
 
-LOOP = "it is a loop in ONNX"
+CALLED = "torch has a kernel for it"
 """Why a session calls it in torch, where it may."""
 
 PLACED = "it runs faster in torch"

@@ -3,6 +3,7 @@
 FAMILIES = (
     "activations",
     "adaptive_pooling",
+    "antialiasing",
     "attention",
     "attention_cuda",
     "average_pooling",

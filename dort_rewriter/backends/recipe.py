@@ -17,12 +17,14 @@ from dort_rewriter.capture.placement import (
     KERNEL,
     ONE_KERNEL,
     PLACED,
+    RUNNING,
     Place,
     choose_place,
     find_override,
 )
 from dort_rewriter.capture.ties import TIES, has_torchs_order
 from dort_rewriter.errors import UnsupportedOp, working_on
+from dort_rewriter.export.converters.cumulative import has_known_size
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import builtin_converters, op_name
@@ -113,7 +115,7 @@ class Recipe:
         if reason is None and found is builtin_converters().get(name):
             has_kernel = uses_own_kernels(self.options.optimization)
             reason = TIES if has_torchs_order(node, name, has_kernel=has_kernel) else None
-        if reason is None and found is builtin_converters().get(name) and name in ONE_KERNEL:
+        if reason is None and found is builtin_converters().get(name) and _is_one(node, name):
             reason = CALLED if self.may_call(node) else None
         if reason is None:
             return None
@@ -126,6 +128,11 @@ def _has_kernel(node: torch.fx.Node) -> bool:
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return bool(types) and types <= {torch.float32, torch.bfloat16, torch.float16}
+
+
+def _is_one(node: torch.fx.Node, name: str) -> bool:
+    """Tell whether a node is one kernel in torch, and many nodes in ONNX."""
+    return name in ONE_KERNEL or (name in RUNNING and not has_known_size(node))
 
 
 def _is_getitem(node: torch.fx.Node) -> bool:

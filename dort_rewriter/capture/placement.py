@@ -21,6 +21,7 @@ __all__ = [
     "KERNEL",
     "ONE_KERNEL",
     "PLACED",
+    "RUNNING",
     "Cost",
     "Place",
     "choose_place",
@@ -45,6 +46,9 @@ ONE_KERNEL = frozenset(
     }
 )
 """What is a loop or a product with a large matrix in ONNX, and one kernel in torch."""
+
+RUNNING = frozenset(f"aten::{name}" for name in ("cumprod", "cummax", "cummin", "logcumsumexp"))
+"""The same where a size is not known at export."""
 
 CALLED = "torch has a kernel for it"
 """Why a session calls it in torch, where it may."""

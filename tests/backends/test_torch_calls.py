@@ -406,7 +406,11 @@ def smaller(x: Tensor) -> Tensor:
     return F.interpolate(image, (3, 2), mode="bilinear", antialias=True).exp() * 2
 
 
-@pytest.mark.parametrize("function", [divisors, smaller])
+def running(x: Tensor) -> Tensor:
+    return (x.exp().cumprod(0) + (x * 2).cummax(0)[0]).exp() * 2
+
+
+@pytest.mark.parametrize("function", [divisors, smaller, running])
 @pytest.mark.parametrize(
     ("options", "called"),
     [({}, 1), ({"fallback": False}, 0), ({"placement": {"*": "onnxruntime"}}, 0)],
@@ -415,10 +419,17 @@ def test_what_is_one_kernel_in_torch(
     function: Callable[[Tensor], Tensor], options: dict[str, Any], called: int, dumped: Path
 ) -> None:
     """It takes a part of the time, but is not needed."""
-    ours, _ = compiled(function, **options)
+    ours, _ = compiled(function, function is running, **options)
     x = torch.randn(5, 4)
     torch.testing.assert_close(ours(x), function(x))
-    assert calls(dumped) == [called]
+    assert calls(dumped) == [called * (2 if function is running else 1)]
+
+
+def test_a_running_product_of_known_size_is_nodes_of_onnx(dumped: Path) -> None:
+    ours, _ = compiled(running, False)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(ours(x), running(x))
+    assert calls(dumped) == [0]
 
 
 def test_without_fallback_it_is_an_error_unless_asked_for(dumped: Path) -> None:

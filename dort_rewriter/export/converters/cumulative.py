@@ -1,20 +1,24 @@
 """Running sums, products and extrema along an axis.
 
-Only the sum has an operator in ONNX. The others double the reach of each element log2(size) times,
-which needs a size known at export.
+Only the sum has an operator in ONNX. The others double the reach of each element log2(size) times:
+a Loop does where the size is not known at export.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.dtypes import to_torch
+from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.converters.opmath import is_bool, is_float, store, widen
+from dort_rewriter.export.converters.windows import count_up
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
+from dort_rewriter.export.subgraphs import subgraph
 from dort_rewriter.graph.values import Value
 
 
@@ -35,45 +39,85 @@ def has_known_size(node: torch.fx.Node) -> bool:
 
 
 Parts = tuple[Value, ...]
+Combine = Callable[[Recorder, Parts, Parts], Parts]
+"""Writes the combination of what is earlier with what is later, in the graph it is given."""
 
 
-def _scan(
-    op: Recorder, parts: Parts, axis: int, combine: Callable[[Parts, Parts], Parts]
-) -> Parts:
+def _scan(op: Recorder, parts: Parts, axis: int, combine: Combine) -> Parts:
     """The running combination of tensors that belong together (values, positions).
 
     After each step an element stands for twice as many of its predecessors.
     """
-    size, reach = parts[0].dims[axis], 1
-    assert isinstance(size, int)
+    size, reach = op.size(parts[0], axis), 1
+    if isinstance(size, Value):
+        return _loop(op, parts, axis, combine, op.vector([size]))
     while reach < size:
-        earlier = tuple(op.Slice(p, [0], [size - reach], [axis]) for p in parts)
-        later = tuple(op.Slice(p, [reach], [size], [axis]) for p in parts)
-        kept = tuple(op.Slice(p, [0], [reach], [axis]) for p in parts)
-        combined = combine(earlier, later)
-        parts = tuple(op.Concat(k, c, axis=axis) for k, c in zip(kept, combined, strict=True))
+        parts = _double(op, parts, axis, combine, [reach], [size], [size - reach])
         reach *= 2
     return parts
 
 
-@converter("aten::cumprod", when=has_known_size)
+def _double(
+    op: Recorder, parts: Parts, axis: int, combine: Combine, reach: Any, size: Any, rest: Any
+) -> Parts:
+    """Combine each element with the one that is `reach` before it."""
+    earlier = tuple(op.Slice(p, [0], rest, [axis]) for p in parts)
+    later = tuple(op.Slice(p, reach, size, [axis]) for p in parts)
+    kept = tuple(op.Slice(p, [0], reach, [axis]) for p in parts)
+    combined = combine(op, earlier, later)
+    return tuple(op.Concat(k, c, axis=axis) for k, c in zip(kept, combined, strict=True))
+
+
+def _loop(op: Recorder, parts: Parts, axis: int, combine: Combine, size: Value) -> Parts:
+    """The same for a size that is known at run time."""
+    metas = [_meta(op, p) for p in parts]
+
+    def goes_on(recorder: Recorder, reach: Value) -> Value:
+        return recorder.Squeeze(recorder.Less(reach, size), [0])
+
+    def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
+        reach, held = given[2], tuple(given[3:])
+        doubled = _double(inner, held, axis, combine, reach, size, inner.Sub(size, reach))
+        further = inner.Add(reach, reach)
+        return [goes_on(inner, further), further, *doubled]
+
+    one = op.vector([1])
+    body = subgraph(op, [0, True, torch.ones(1, dtype=torch.int64), *metas], step)
+    results = op.call(
+        "Loop", None, goes_on(op, one), one, *parts, outputs=len(parts) + 1, body=body
+    )
+    for result, meta in zip(results[1:], metas, strict=True):
+        annotate(result, meta)
+    return tuple(results[1:])
+
+
+def _meta(op: Recorder, part: Value) -> torch.Tensor:
+    """A fake tensor like a part: of the shape of the results."""
+    assert op.fx_node is not None
+    assert part.dtype is not None
+    made = op.fx_node.meta["val"]
+    first: torch.Tensor = made[0] if isinstance(made, list | tuple) else made
+    return first.to(to_torch(part.dtype))
+
+
+@converter("aten::cumprod")
 def cumprod(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     x = op.cast(x, op.dtype)
     if x.rank == 0:
         return x
     wide = widen(op, x)
-    (result,) = _scan(op, (wide,), dim % x.rank, lambda a, b: (op.Mul(a[0], b[0]),))
+    (result,) = _scan(op, (wide,), dim % x.rank, lambda op, a, b: (op.Mul(a[0], b[0]),))
     return store(op, result)
 
 
-@converter("aten::logcumsumexp", when=has_known_size)
+@converter("aten::logcumsumexp")
 def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
     """logcumsumexp(Tensor self, int dim) -> Tensor"""
     if x.rank == 0:
         return x
 
-    def combine(a: Parts, b: Parts) -> Parts:
+    def combine(op: Recorder, a: Parts, b: Parts) -> Parts:
         larger = op.Max(a[0], b[0])
         # Equal infinities have no difference.
         gap = op.Where(op.Equal(a[0], b[0]), 0.0, op.Abs(op.Sub(a[0], b[0])))
@@ -87,7 +131,7 @@ def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
 
 def running_maximum(op: Recorder, x: Value, axis: int) -> Value:
     """The largest element so far, of integers."""
-    return _scan(op, (x,), axis, lambda a, b: (op.Max(a[0], b[0]),))[0]
+    return _scan(op, (x,), axis, lambda op, a, b: (op.Max(a[0], b[0]),))[0]
 
 
 def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Value]:
@@ -95,14 +139,12 @@ def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Val
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     axis = dim % x.rank
-    size = x.dims[axis]
-    assert isinstance(size, int)
     values = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
-    positions = op.constant(list(range(size)))
-    shape = op.vector([size if i == axis else 1 for i in range(x.rank)])
-    positions = op.Expand(op.Reshape(positions, shape), op.sizes(x))
+    column = [-1 if i == axis else 1 for i in range(x.rank)]
+    positions = op.Reshape(count_up(op, op.size(x, axis)), column)
+    positions = op.Expand(positions, op.sizes(x))
 
-    def combine(a: Parts, b: Parts) -> Parts:
+    def combine(op: Recorder, a: Parts, b: Parts) -> Parts:
         takes_later = op.call(onnx_op, b[0], a[0])
         if is_float(x):
             is_number = op.Not(op.IsNaN(a[0]))
@@ -113,13 +155,13 @@ def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Val
     return op.cast(best, op.dtype), where
 
 
-@converter("aten::cummax", when=has_known_size)
+@converter("aten::cummax")
 def cummax(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return _extreme(op, x, dim, "GreaterOrEqual")
 
 
-@converter("aten::cummin", when=has_known_size)
+@converter("aten::cummin")
 def cummin(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
     """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return _extreme(op, x, dim, "LessOrEqual")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dort_rewriter.capture.aliases import let_layouts_vary, results_of
+from dort_rewriter.capture.aliases import let_layouts_vary, lineage, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
@@ -145,6 +146,7 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     merge_duplicates(joint.graph)
     _save_compared(joint.graph)
     _save_normalized(joint.graph)
+    _save_of_written(joint.graph)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     saved = range(kwargs["num_fwd_outputs"], len(results_of(forward.graph)))
@@ -186,6 +188,32 @@ def _save_normalized(graph: torch.fx.Graph) -> None:
         if node.target is torch.ops.aten._native_batch_norm_legit_functional.default:
             for kept in (node, *node.users):
                 kept.meta["recompute"] = policy.MUST_SAVE
+
+
+def _save_of_written(graph: torch.fx.Graph) -> None:
+    """Let the backward graph read what was computed of arguments that are written to, as eager
+    mode does: to compute it again, it would read the arguments, whose values are gone then."""
+    policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
+    written = _copied_first(graph)
+    if policy is None or not written:
+        return
+    for node in graph.nodes:
+        if node.op == "output" or lineage(node)[-1] in written:
+            continue
+        if not written.isdisjoint(lineage(a)[-1] for a in node.all_input_nodes):
+            for kept in (node, *(u for u in node.users if u.target is operator.getitem)):
+                kept.meta.setdefault("recompute", policy.MUST_SAVE)
+
+
+def _copied_first(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The copies that a joint graph begins with.
+
+    AOTAutograd makes them of the arguments that are written to; it does not tell partitioners
+    which these are.
+    """
+    calls = (n for n in graph.nodes if n.op != "placeholder")
+    copies = itertools.takewhile(lambda n: n.target is torch.ops.aten.clone.default, calls)
+    return {n for n in copies if len(n.args[0].users) == 1 and n.args[0].op == "placeholder"}
 
 
 def _release_updates(graph_module: torch.fx.GraphModule) -> None:

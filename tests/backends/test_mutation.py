@@ -186,3 +186,44 @@ def test_an_optimizer_step_is_one_graph(name: str, foreach: bool) -> None:
             step()
         torch.testing.assert_close(model.state_dict(), twin.state_dict())
     assert backend.execution_count == 3
+
+
+READ_THEN_WRITTEN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "power of a copy": lambda x: (y := x.repeat_interleave(2, 1) ** 2, x.zero_(), y)[2],
+    "chain": lambda x: (y := (x * 3).sin().cos(), x.mul_(2), y)[2],
+    "both returned": lambda x: (y := (x + 1).sin(), x.mul_(2), y, x * 3)[2:],
+    "through a view": lambda x: (y := (x.t()[1:] + 1).cos(), x[1:].zero_(), y)[2],
+    "one of several": lambda x: (y := ((x * 3).max(1)[0] + 1).exp(), x.zero_(), y)[2],
+    "activation": lambda x: (y := nn.functional.gelu(x + 1), x.fill_(7.0), y)[2],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks for it
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", READ_THEN_WRITTEN)
+def test_gradients_of_what_is_read_then_written(name: str, dynamic: bool) -> None:
+    """They are of the values read: nothing is computed again of what was written to."""
+    function = READ_THEN_WRITTEN[name]
+    compiled, _ = compile_strictly(function, dynamic=dynamic)
+    gradients = []
+    for call in (function, compiled):
+        torch.manual_seed(0)
+        leaf = torch.randn(4, 6, requires_grad=True)
+        results = call(leaf * 1)
+        results = results if isinstance(results, tuple) else (results,)
+        sum(r.square().sum() for r in results).backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks for it
+def test_gradients_that_eager_mode_refuses_are_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * x
+        x.zero_()
+        return y
+
+    for call in (function, compile_strictly(function, fallback=True)[0]):
+        x = torch.ones(3, requires_grad=True) * 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            call(x).sum().backward()

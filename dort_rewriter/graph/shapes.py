@@ -320,6 +320,17 @@ def _compress(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (*dims[:axis], UNKNOWN, *dims[axis + 1 :])
 
 
+def _split(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    """Of each of so many parts: they are equal, or of unknown sizes."""
+    dims, count = _dims(inputs[0]), attributes.get("num_outputs")
+    if dims is None or not isinstance(count, int):
+        return None
+    axis = attributes.get("axis", 0) % len(dims)
+    size = dims[axis]
+    part = size // count if isinstance(size, int) and size % count == 0 else UNKNOWN
+    return (*dims[:axis], part, *dims[axis + 1 :])
+
+
 _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "ArgMax": _arg_reduce,
     "ArgMin": _arg_reduce,
@@ -339,6 +350,7 @@ _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "Shape": _shape,
     "Size": lambda inputs, attributes: (),
     "Slice": _slice,
+    "Split": _split,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
@@ -353,7 +365,7 @@ _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
 
 
 def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
-    """The shape of the first output of a node of the standard domain, if known."""
+    """The shape of the first output of a node of the standard domain, of each of a Split."""
     if op in _SAME_AS_FIRST:
         return _dims(inputs[0])
     if op in _BROADCAST:

@@ -128,7 +128,8 @@ class Writer:
                     result.type = ir.TensorType(dtype)
             dims = shapes.infer_shape(name, values, attributes)
             if dims is not None:
-                results[0].shape = ir.Shape(dims)
+                for result in results if name == "Split" else results[:1]:
+                    result.shape = ir.Shape(dims)
         return results
 
     def _place(self, node: ir.Node) -> None:

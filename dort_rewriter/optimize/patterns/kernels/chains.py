@@ -78,11 +78,16 @@ class ElementwiseChains(GraphPass):
 
 def _is_worth(group: _Group) -> bool:
     """Tell whether a group stands for two nodes or more, a Where counting with its comparisons and
-    one of 16-bit numbers with the casts it would get, and reads numbers, not masks alone."""
+    one of 16-bit numbers with the casts it would get, and reads numbers, not masks alone.
+
+    A sigmoid is worth it by itself: onnxruntime's of float32 is 0 below -18, and off by its own
+    size before that.
+    """
     compared = sum(bool(conditions(m)) for m in group.members if m.op_type == "Where")
     read = (v for m in group.members for v in operands(m) if v.producer() not in group.members)
     is_fed = any(v.dtype != ir.DataType.BOOL for v in read)
-    count = len(group.members) + compared + sum(map(is_narrow, group.members))
+    counted = compared + sum(is_narrow(m) or m.op_type == "Sigmoid" for m in group.members)
+    count = len(group.members) + counted
     return is_fed and count > 1
 
 

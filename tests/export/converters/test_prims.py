@@ -51,6 +51,7 @@ CASES = [
     Case("prims::frexp", (X,)),
     Case("prims::full", ([2, 3], 1.5), MADE),
     Case("prims::full_like", (X, 1.5), MADE),
+    Case("prims::gcd", (torch.tensor([12, -18, 0, 7]), torch.tensor([8, 27, 5, 0]))),
     Case("prims::iota", (5,), {**MADE, "start": 2, "step": 3, "dtype": torch.int64}),
     Case("prims::prod", (X, [0])),
     Case("prims::prod", (T(2, 3, 2), [0, 2])),

@@ -131,8 +131,9 @@ def fmax(op: Recorder, x: Value, other: Value) -> Value:
     """fmax(Tensor self, Tensor other) -> Tensor"""
     if not is_float(x):
         return maximum(op, x, other)
+    x, other = widen(op, x), widen(op, other)  # as Max
     known = op.Where(op.IsNaN(other), x, other)
-    return op.Where(op.IsNaN(x), other, op.Max(x, known))
+    return store(op, op.Where(op.IsNaN(x), other, op.Max(x, known)))
 
 
 @converter("aten::fmin")
@@ -140,8 +141,9 @@ def fmin(op: Recorder, x: Value, other: Value) -> Value:
     """fmin(Tensor self, Tensor other) -> Tensor"""
     if not is_float(x):
         return minimum(op, x, other)
+    x, other = widen(op, x), widen(op, other)  # as Max
     known = op.Where(op.IsNaN(other), x, other)
-    return op.Where(op.IsNaN(x), other, op.Min(x, known))
+    return store(op, op.Where(op.IsNaN(x), other, op.Min(x, known)))
 
 
 # The parameters are called min and max in the schemas.

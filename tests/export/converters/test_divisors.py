@@ -24,7 +24,7 @@ CASES = [
     *(Case("aten::gcd", (_numbers(t)[:, None], _numbers(t))) for t in TYPES),
     Case("aten::gcd", (torch.tensor(12), torch.tensor(-18))),
     Case("aten::gcd", (torch.zeros(0, 3, dtype=torch.int32), torch.tensor(4, dtype=torch.int32))),
-    Case("prims::gcd", (torch.tensor([12, 9]), torch.tensor([-18, 6]))),
+    Case("prims::gcd", (torch.tensor([12, -18, 0, 7]), torch.tensor([8, 27, 5, 0]))),
 ]
 
 test_op = table_test(CASES)

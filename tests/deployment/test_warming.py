@@ -123,9 +123,7 @@ def test_threads_race(monkeypatch: pytest.MonkeyPatch) -> None:
                     dort_rewriter.warm_up(compiled, [((2, 4),), ((8, 4),)])
                 torch.testing.assert_close(compiled(x), expected)
 
-    # Calls with dynamic=True that overlap leave this setting of the whole process as False (2.8).
-    is_static = torch._dynamo.config.patch(assume_static_by_default=True)
-    with is_static, ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(6) as pool:
         for done in [pool.submit(work, i % 2 == 0) for i in range(6)]:
             done.result()
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dort_rewriter.capture.aliases import let_layouts_vary, lineage, results_of
+from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
+from dort_rewriter.capture.quotients import correct_quotients
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.progress import shown
@@ -144,76 +143,14 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
 
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
-    _save_compared(joint.graph)
-    _save_normalized(joint.graph)
-    _save_of_written(joint.graph)
+    correct_quotients(joint.graph)
+    mark_saved(joint.graph)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
     saved = range(kwargs["num_fwd_outputs"], len(results_of(forward.graph)))
     let_layouts_vary(forward.graph, saved)
     let_layouts_vary(backward.graph, range(len(results_of(backward.graph))))
     return forward, backward
-
-
-def _save_compared(graph: torch.fx.Graph) -> None:
-    """Let the backward graph read the numbers that it looks for, and not compute them again.
-
-    The gradient of a median or a maximum goes where its argument is equal to it: to nowhere, and
-    is NaN, if a bit of the argument differs the second time.
-    """
-    policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
-    if policy is None:  # torch 2.3
-        return
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.eq.Tensor:
-            for argument in node.all_input_nodes:
-                value = argument.meta.get("val")
-                if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-                    continue
-                # NOTE: one of several results is computed again where all of them are.
-                several = argument.target is operator.getitem
-                computed = argument.all_input_nodes[0] if several else argument
-                computed.meta.setdefault("recompute", policy.MUST_SAVE)
-
-
-def _save_normalized(graph: torch.fx.Graph) -> None:
-    """Let the backward graph read what a batch norm in training gave, also under a checkpoint.
-
-    To compute it again, it would read the running statistics, which were written to meanwhile.
-    """
-    policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
-    if policy is None:  # torch 2.3
-        return
-    for node in graph.nodes:
-        if node.target is torch.ops.aten._native_batch_norm_legit_functional.default:
-            for kept in (node, *node.users):
-                kept.meta["recompute"] = policy.MUST_SAVE
-
-
-def _save_of_written(graph: torch.fx.Graph) -> None:
-    """Let the backward graph read what was computed of arguments that are written to, as eager
-    mode does: to compute it again, it would read the arguments, whose values are gone then."""
-    policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
-    written = _copied_first(graph)
-    if policy is None or not written:
-        return
-    for node in graph.nodes:
-        if node.op == "output" or lineage(node)[-1] in written:
-            continue
-        if not written.isdisjoint(lineage(a)[-1] for a in node.all_input_nodes):
-            for kept in (node, *(u for u in node.users if u.target is operator.getitem)):
-                kept.meta.setdefault("recompute", policy.MUST_SAVE)
-
-
-def _copied_first(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The copies that a joint graph begins with.
-
-    AOTAutograd makes them of the arguments that are written to; it does not tell partitioners
-    which these are.
-    """
-    calls = (n for n in graph.nodes if n.op != "placeholder")
-    copies = itertools.takewhile(lambda n: n.target is torch.ops.aten.clone.default, calls)
-    return {n for n in copies if len(n.args[0].users) == 1 and n.args[0].op == "placeholder"}
 
 
 def _release_updates(graph_module: torch.fx.GraphModule) -> None:

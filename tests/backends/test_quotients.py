@@ -1,0 +1,76 @@
+"""Quotients of integers, of symbolic sizes: floating point, as are those of known sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from dort_rewriter import OrtBackend, to_onnx
+
+PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "alone": lambda a, b: a / b,
+    "by itself": lambda a, b: a / (a.abs() + 1),
+    "by a row": lambda a, b: a / b[:1],
+    "sums": lambda a, b: ((a / b).sum(), (a / b).cumsum(0), (a / b).prod(1)),
+    "beside integers": lambda a, b: (a / b * 2 + a, torch.where(a > 2, a / b, a)),
+    "joined": lambda a, b: torch.cat([a / b, (a / b) * 3], 1),
+    "views": lambda a, b: ((a / b)[1:].t(), (a / b).split(2, 1)[1], (a / b).unbind(1)[0]),
+    "compared": lambda a, b: ((a / b) > 0.5, (a / b).max(1), (a / b).sort(0)),
+    "counted": lambda a, b: (a / b)[a > b],
+    "again": lambda a, b: (a / b) / b,
+    "narrow": lambda a, b: a.to(torch.int8) / b.to(torch.int8),
+    "written": lambda a, b: torch.zeros(a.shape).copy_(a / b),
+}
+
+
+def _arguments(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(-4, 4 * n - 4).view(n, 4), torch.arange(1, 4 * n + 1).view(n, 4)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str) -> None:
+    torch._dynamo.reset()
+    counts = {"capture_dynamic_output_shape_ops": name == "counted"}
+    with torch._dynamo.config.patch(**counts):
+        compiled = torch.compile(PROGRAMS[name], backend=OrtBackend(), dynamic=True)
+        for n in (3, 5):
+            expected = PROGRAMS[name](*_arguments(n))
+            torch.testing.assert_close(compiled(*_arguments(n)), expected)
+
+
+def test_a_quotient_that_a_gradient_reads() -> None:
+    torch._dynamo.reset()
+
+    def scaled(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (w * (a / b)).exp().sum()
+
+    compiled = torch.compile(scaled, backend=OrtBackend(), dynamic=True)
+    for n in (3, 5):
+        w = torch.linspace(-1, 1, 4 * n).view(n, 4).requires_grad_()
+        results = [torch.autograd.grad(f(w, *_arguments(n)), w) for f in (compiled, scaled)]
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in ("counted", "written")])
+def test_files(name: str) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+            return PROGRAMS[name](a, b)
+
+    model = to_onnx(Model(), _arguments(3), dynamic_shapes=({0: "n"}, {0: "n"}))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    names = [i.name for i in session.get_inputs()]
+    for n in (3, 5):
+        given = _arguments(n)
+        results = session.run(None, dict(zip(names, (t.numpy() for t in given), strict=True)))
+        expected = torch.utils._pytree.tree_leaves(PROGRAMS[name](*given))
+        for mine, theirs in zip(results, expected, strict=True):
+            assert mine.dtype == theirs.numpy().dtype
+            np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-6)

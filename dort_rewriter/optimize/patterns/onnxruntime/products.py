@@ -72,9 +72,19 @@ def _read_alone(value: ir.Value, graph: GraphView) -> _Product | Refusal | None:
 
 
 def _fuse(value: ir.Value, product: _Product, graph: GraphView) -> Match | Refusal:
+    refusal = _refusal(product, graph)
+    return Match([value], product.build) if refusal is None else refusal
+
+
+def _refusal(product: _Product, graph: GraphView) -> Refusal | None:
+    """Why there cannot be one node for a product."""
     if not graph.runs("FusedMatMul", [product.a, product.b]):
         return Refusal("no kernel for the type", product.a.dtype)
-    return Match([value], product.build)
+    cast = graph.producer(product.a, "Cast")
+    if product.a is product.b and cast is not None and graph.producer(cast.inputs[0], "Transpose"):
+        # onnxruntime 1.19 takes the Transpose into the node, and loses one of its two inputs.
+        return Refusal("a Transpose behind a Cast is read twice", product.a.name)
+    return None
 
 
 @dataclass(frozen=True)
@@ -126,8 +136,13 @@ class FusedMatMul(Rule):
         product = _read(node, graph)
         if not isinstance(product, _Product):
             return product
-        if not graph.runs("FusedMatMul", [product.a, product.b]):
-            return Refusal("no kernel for the type", product.a.dtype)
+        read = replace(
+            product,
+            a=product.a if a is None or not a.is_plain else a.x,
+            b=product.b if b is None or not b.is_plain else b.x,
+        )
+        if (refusal := _refusal(read, graph)) is not None:
+            return refusal
 
         def build(op: Writer) -> ir.Value:
             found = product

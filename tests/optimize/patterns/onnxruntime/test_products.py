@@ -90,6 +90,20 @@ def test_a_product_with_a_vector_is_never_fused() -> None:
     )
 
 
+def test_a_cast_of_a_transpose_is_not_both_factors() -> None:
+    """onnxruntime 1.19 takes the Transpose into such a node, and loses an input of it."""
+    t = f"t = {SWAP}(x) c = Cast<to=1>(t)"
+    reason = "a Transpose behind a Cast is read twice"
+    signature = "(int16[2,3,4] x) => (float[2,3,3] y)"
+    assert_refuses(FusedMatMul, f"{signature} {{{t} s = {SWAP}(c) y = MatMul(s, c)}}", reason)
+    assert_refuses(
+        FusedMatMulScale,
+        f"""(int16[2,4,4] x) => (float[2,4,4] y) <float h = {{0.5}}>
+        {{{t} s = Mul(c, h) y = MatMul(s, c)}}""",
+        reason,
+    )
+
+
 @pytest.mark.parametrize(
     ("perm", "kernels", "reason"),
     [("[1, 0, 2]", True, None), ("[0, 2, 1]", False, "no kernel for the type")],

@@ -47,7 +47,7 @@ def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[
     with _lock, contextlib.ExitStack() as stack:
         for name, packet in kept.items():
             stack.enter_context(_replaced(packet.default, None))
-            stack.enter_context(_replaced(packet.vec, _by_sizes(packet.default)))
+            stack.enter_context(_replaced(packet.vec, _by_sizes(packet)))
             backward = getattr(torch.ops.aten, f"{name}_backward").default
             if _META not in backward.py_kernels:  # in C++ only for known sizes
                 stack.enter_context(_replaced(backward, _like_input, (_META,)))
@@ -74,10 +74,17 @@ def _replaced(
         op._dispatch_cache.clear()
 
 
-def _by_sizes(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def _by_sizes(packet: Any) -> Callable[..., Any]:
     """The kernel of a ``.vec`` overload: the operator called with the sizes worked out."""
+    op = packet.default
+    decomposed = next(
+        (packet.vec.py_kernels[k] for k in _KEYS if k in packet.vec.py_kernels), None
+    )
 
     def call(input: torch.Tensor, output_size: Any, *options: Any) -> Any:
+        # NOTE: torch's meta kernels refuse a batch of nothing, by an error of types.
+        if isinstance(input.shape[0], int) and input.shape[0] == 0 and decomposed is not None:
+            return decomposed(input, output_size, *options)
         *align, factors = options
         if output_size is not None:
             return op(input, output_size, *align, *[None] * (input.dim() - 2))

@@ -21,6 +21,7 @@ from dort_rewriter.runtime.call_plan import CallPlan, plan_call
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import (
     DLPACK_TYPES,
+    capsule_to_any_tensor,
     capsule_to_tensor,
     dense,
     element_type,
@@ -182,9 +183,15 @@ def _call_constants(
         "now": time.perf_counter,
         "pause": omp_pause(),
         "to_capsule": to_capsule,
-        "to_tensor": capsule_to_tensor,
+        "to_tensor": capsule_to_any_tensor if _may_be_empty(signature) else capsule_to_tensor,
         **_stream_order(session),
     }
+
+
+def _may_be_empty(signature: GraphSignature) -> bool:
+    """Tell whether some result of the model has, or may have, no element."""
+    shapes = [slot.shape for slot in signature.outputs if slot.source == "model"]
+    return any(size == 0 or isinstance(size, str) for shape in shapes for size in shape)
 
 
 def _write_constants(

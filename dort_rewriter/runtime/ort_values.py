@@ -31,6 +31,7 @@ from dort_rewriter.runtime.providers import ort_device
 
 __all__ = [
     "DLPACK_TYPES",
+    "capsule_to_any_tensor",
     "capsule_to_tensor",
     "check_transferable",
     "dense",
@@ -53,6 +54,16 @@ to_capsule = torch._C._to_dlpack
 
 capsule_to_tensor = torch._C._from_dlpack
 """Turn a dlpack capsule into a tensor. ``torch.from_dlpack`` adds checks that cost more."""
+
+
+def capsule_to_any_tensor(capsule: Any) -> torch.Tensor:
+    """Turn the dlpack capsule of a value that may be empty into a tensor.
+
+    onnxruntime says of an empty one that all its strides are 0 (1.32).
+    """
+    tensor = capsule_to_tensor(capsule)
+    return tensor if tensor.numel() else tensor.new_empty(tensor.shape)
+
 
 # onnxruntime refuses a null address even for no element at all, which is what torch returns then.
 _PLACEHOLDER = ctypes.create_string_buffer(64)
@@ -173,7 +184,7 @@ def from_ort(vector: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
 
     ``dtypes`` restores bool, which dlpack carries as uint8.
     """
-    tensors = vector.to_dlpacks(capsule_to_tensor)
+    tensors = vector.to_dlpacks(capsule_to_any_tensor)
     return [
         tensor.view(torch.bool) if dtype is torch.bool else tensor
         for tensor, dtype in zip(tensors, dtypes, strict=True)

@@ -112,3 +112,30 @@ def test_products_over_counted_elements(over: str, caplog: pytest.LogCaptureFixt
             mask = torch.arange(5) < count
             torch.testing.assert_close(compiled(x, mask), function(x, mask))
     assert "runs in torch from now on" not in caplog.text
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_strides_of_what_is_empty(dynamic: bool) -> None:
+    """onnxruntime 1.32 says that they are 0."""
+    compiled, _ = compile_strictly(lambda x: (x * 2, x.bfloat16() + 1, x > 0), dynamic=dynamic)
+    for rows in (4, 0):
+        for result in compiled(torch.randn(rows, 3, 2)):
+            assert result.stride() == (6, 2, 1)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "area"])
+def test_a_batch_of_nothing_is_resized(mode: str, grad: bool) -> None:
+    """torch's meta kernels of two of these modes refuse it, its own kernels do not."""
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode=mode) * 3
+
+    x = torch.randn(0, 3, 4, 5, requires_grad=grad)
+    compiled, _ = compile_strictly(resized)
+    got = compiled(x)
+    assert (got.shape, got.dtype) == ((0, 3, 8, 10), torch.float32)
+    if grad:
+        got.sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == x.shape

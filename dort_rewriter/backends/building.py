@@ -25,7 +25,11 @@ from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.low_bits import lower_weights
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.provider_fit import fit_to_provider, fit_to_standard
+from dort_rewriter.optimize.provider_fit import (
+    compute_halves_in_float,
+    fit_to_provider,
+    fit_to_standard,
+)
 from dort_rewriter.optimize.substitutes import substitute
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
@@ -221,12 +225,14 @@ def build_session(model: Any, providers: Providers, options: OrtBackendOptions) 
 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:
-    """The model without the nodes that the kernels at hand compute wrongly."""
+    """The model without the nodes that onnxruntime, or a kernel of it, computes wrongly."""
     if provider != CPU:
         return model
     known = model if isinstance(model, ir.Model) else ir.from_proto(model)
+    changed = compute_halves_in_float(known)
     own = uses_own_kernels(options.optimization)
-    return known if substitute(known, is_wrong, own_kernels=own) else model
+    changed += substitute(known, is_wrong, own_kernels=own)
+    return known if changed else model
 
 
 def add_casts(model: ir.Model, *, provider: str) -> None:
@@ -243,7 +249,7 @@ def add_casts(model: ir.Model, *, provider: str) -> None:
             provider=provider,
         )
 
-    helpless = fit_to_provider(model, runs, keeps_rounding=provider != CPU)
+    helpless = fit_to_provider(model, runs)
     _refuse(helpless, f"{provider} has no kernel for its types")
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from dort_rewriter.dtypes import holds
 from dort_rewriter.graph import shapes
 
-__all__ = ["merged_casts", "over_nothing"]
+__all__ = ["MOVES", "merged_casts", "over_nothing"]
 
 _D = ir.DataType
 
@@ -22,7 +22,7 @@ _COMPUTED_IN: dict[ir.DataType, ir.DataType] = {
 """Types without a kernel of Max, and one that holds them."""
 
 _HALVES = frozenset({_D.FLOAT16, _D.BFLOAT16})
-_MOVES = frozenset(
+MOVES = frozenset(
     "Concat Expand Flatten Gather GatherElements GatherND Identity Reshape Slice Split Squeeze "
     "Transpose Unsqueeze".split()
 )
@@ -49,7 +49,7 @@ def merged_casts(x: ir.Value, dtype: ir.DataType) -> ir.DataType | None:
     if before is None or before.domain or x.dtype is None:
         return None
     if before.op_type != "Cast":
-        is_cast = x.dtype in _HALVES and before.op_type not in _MOVES
+        is_cast = x.dtype in _HALVES and before.op_type not in MOVES
         if not is_cast or dtype.is_floating_point():
             return None
         # onnxruntime leaves a pair of casts out that is its own in part; of float16 it has a Max

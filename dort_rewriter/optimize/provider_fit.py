@@ -15,14 +15,17 @@ import onnx.defs
 import onnx_ir as ir
 
 from dort_rewriter.dtypes import holds
+from dort_rewriter.graph.defects import MOVES
 from dort_rewriter.optimize.replacing import take_place
 
-__all__ = ["HasKernel", "fit_to_provider", "fit_to_standard"]
+__all__ = ["HasKernel", "compute_halves_in_float", "fit_to_provider", "fit_to_standard"]
 
 HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
 """Whether a node runs when its inputs have these types."""
 
 _D = ir.DataType
+_AS_THEY_ARE = MOVES | {"Cast", "If", "Loop", "Scan", "Shape", "Size"}
+"""What has kernels for float16, or none of its own."""
 _WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
     _D.FLOAT16: (_D.FLOAT,),
     _D.BFLOAT16: (_D.FLOAT,),
@@ -34,38 +37,43 @@ _WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
 }
 
 
-_JUMPING = frozenset(
-    "Equal Less LessOrEqual Greater GreaterOrEqual Floor Ceil Round Sign Mod ArgMax ArgMin".split()
-)
-"""What gives another number altogether where an input differs in its last bit."""
-
-
-def fit_to_provider(
-    model: ir.Model, has_kernel: HasKernel, *, keeps_rounding: bool = True
-) -> list[ir.Node]:
-    """Put casts where they are needed; return the nodes that no cast can help.
-
-    NOTE: onnxruntime on the CPU (no `keeps_rounding`) casts float16 nodes by itself, and leaves a
-    Cast from float32 out together with its own back: a comparison sees what was never rounded.
-    Casts that are written are computed.
-    """
+def fit_to_provider(model: ir.Model, has_kernel: HasKernel) -> list[ir.Node]:
+    """Put casts where they are needed; return the nodes that no cast can help."""
     helpless = []
     for node in list(model.graph):
         if node.domain or node.op_type in ("Cast", "If", "Loop", "Scan"):
             continue
         types = [None if v is None else v.dtype for v in node.inputs]
-        wide: list[ir.DataType | None] | None
-        if not keeps_rounding and _needs_rounding(node):
-            wide = [_D.FLOAT if t == _D.FLOAT16 else t for t in types]
-        elif has_kernel(node, types):
+        if has_kernel(node, types):
             continue
-        else:
-            wide = _find_types(model, node, types, has_kernel)
+        wide = _find_types(model, node, types, has_kernel)
         if wide is None:
             helpless.append(node)
         else:
             _surround(model.graph, node, wide)
     return helpless
+
+
+def compute_halves_in_float(model: ir.Model) -> int:
+    """Put casts around the nodes of float16, as onnxruntime does on the CPU; return their number.
+
+    It leaves a Cast to float16 out together with its own back: of two values that are equal once
+    they are rounded, one is not, and their difference is not zero. Casts that are written are
+    computed.
+    """
+    surrounded = 0
+    for node in list(model.graph):
+        halves = [v for v in node.inputs if v is not None and v.dtype == _D.FLOAT16]
+        if not halves or node.domain or node.op_type in _AS_THEY_ARE:
+            continue
+        # NOTE: onnxruntime 1.19 makes one of two casts that start with integers, so none is
+        # written; a Max of one stands between such casts.
+        if any(map(_is_of_integers, halves)) or (node.op_type == "Max" and len(node.inputs) == 1):
+            continue
+        types = [None if v is None else v.dtype for v in node.inputs]
+        _surround(model.graph, node, [_D.FLOAT if t == _D.FLOAT16 else t for t in types])
+        surrounded += 1
+    return surrounded
 
 
 def fit_to_standard(model: ir.Model) -> list[ir.Node]:
@@ -84,17 +92,6 @@ def fit_to_standard(model: ir.Model) -> list[ir.Node]:
         return all(text in allowed for allowed, text in given)
 
     return fit_to_provider(model, is_known)
-
-
-def _needs_rounding(node: ir.Node) -> bool:
-    """Tell whether a node has to see float16 numbers as they are.
-
-    NOTE: onnxruntime 1.19 makes one of two casts that start with integers, so none is written.
-    """
-    if node.op_type not in _JUMPING:
-        return False
-    halves = [v for v in node.inputs if v is not None and v.dtype == _D.FLOAT16]
-    return bool(halves) and not any(_is_of_integers(v) for v in halves)
 
 
 def _is_of_integers(value: ir.Value) -> bool:

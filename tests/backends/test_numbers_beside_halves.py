@@ -111,6 +111,39 @@ def test_what_is_made_float16_is_rounded(of: str, wide: torch.dtype, patterns: s
     torch.testing.assert_close(compiled(x, y), function(x.half(), y), rtol=0, atol=0)
 
 
+EQUAL_ONCE_ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "compared with the least": lambda x: x.half() == x.half().amin(0, keepdim=True),
+    "compared with itself": lambda x: x.half() == x.half().flip(0).flip(0),
+    "computed": lambda x: (x.half() * 1.1) == (x.half() * 1.1).flip(0).flip(0),
+    "subtracted": lambda x: x.half() - x.half().flip(0).flip(0),
+    "searched": lambda x: torch.isin(x.half(), x.half().amax(0)),
+    "sum": lambda x: x.half().sum(0) - x.half().flip(0).flip(0).sum(0),
+}
+
+
+@pytest.mark.parametrize("patterns", ["default+onnxruntime+kernels", "default"])
+@pytest.mark.parametrize("name", EQUAL_ONCE_ROUNDED)
+def test_numbers_that_are_equal_once_they_are_rounded(name: str, patterns: str) -> None:
+    """onnxruntime leaves a cast to float16 out on the way to one of two readers."""
+    function = EQUAL_ONCE_ROUNDED[name]
+    compiled, _ = compile_strictly(function, optimization={"patterns": patterns})
+    x = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(compiled(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.half().amin(0), lambda x: x.half().cos().max()], ids=["amin", "max"]
+)
+def test_gradients_of_the_largest_of_what_is_rounded(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """They were NaN: nothing was equal to the largest."""
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    compiled, _ = compile_strictly(function)
+    got, expected = (torch.autograd.grad(f(x).float().sum(), x) for f in (compiled, function))
+    torch.testing.assert_close(got, expected)
+
+
 def test_whole_numbers_that_16_bits_do_not_hold() -> None:
     """Also where they are sizes, known when the program runs."""
     compiled, _ = compile_strictly(lambda x: (x * x.shape[0], x / x.shape[0]), dynamic=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import onnx_ir as ir
+
 from dort_rewriter.export.converters.opmath import (
     HALVES,
     cast_like,
@@ -17,7 +19,7 @@ from dort_rewriter.export.converters.opmath import (
 )
 from dort_rewriter.export.converters.signs import is_negative, signed_one
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
 
@@ -85,6 +87,8 @@ def add(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
 @converter("aten::sub.Tensor", "aten::sub.Scalar")
 def sub(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    if op.dtype == ir.DataType.BOOL:  # seen with symbolic sizes, where a trace does not try it
+        raise Refused("torch subtracts no truth values")
     return op.Sub(*_terms(op, x, alpha, other))
 
 

@@ -31,8 +31,8 @@ from dort_rewriter.capture.partition import (
     partition_graph,
 )
 from dort_rewriter.capture.placement import PLACED
-from dort_rewriter.capture.quotients import correct_quotients
 from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.ties import TIES
 from dort_rewriter.errors import UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import RANDOM
@@ -95,7 +95,7 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
     with recipe.trace.phase("cut"):
         hoist_random(graph_module)
         rebase_strided(graph_module.graph)
-        correct_quotients(graph_module.graph)
+        correct_records(graph_module.graph)
         correct_layouts(graph_module.graph)
         graph = graph_module.graph
         shared = [*plan_outputs(graph_module).left, *reads_by_place(graph), *reads_gaps(graph)]

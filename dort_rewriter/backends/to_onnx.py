@@ -15,7 +15,7 @@ from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.aliases import rebase_strided
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower
-from dort_rewriter.capture.quotients import correct_quotients
+from dort_rewriter.capture.records import correct_records
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
@@ -179,7 +179,7 @@ def to_onnx(
         source = lower(
             mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
         )
-        correct_quotients(source.graph_module.graph)
+        correct_records(source.graph_module.graph)
         rebase_strided(source.graph_module.graph)
     with trace.phase("export", len(source.graph_module.graph.nodes)) as advance:
         exported = convert_graph(

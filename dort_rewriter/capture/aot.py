@@ -14,8 +14,8 @@ from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
-from dort_rewriter.capture.quotients import correct_quotients
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
+from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced
@@ -143,7 +143,7 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
 
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
-    correct_quotients(joint.graph)
+    correct_records(joint.graph)
     mark_saved(joint.graph)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)

@@ -1,4 +1,4 @@
-"""Quotients of integers, of symbolic sizes: floating point, as are those of known sizes."""
+"""What torch 2.8 records wrongly: quotients of integers of symbolic sizes, norms over one."""
 
 from __future__ import annotations
 
@@ -74,3 +74,20 @@ def test_files(name: str) -> None:
         for mine, theirs in zip(results, expected, strict=True):
             assert mine.dtype == theirs.numpy().dtype
             np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-6)
+
+
+NORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of one": lambda x: torch.linalg.vector_norm(x[:1, 0], 1, -1),
+    "of rows of one": lambda x: torch.linalg.vector_norm(x[:, :1], 3, -1) + x[0, 0],
+    "of two dimensions": lambda x: torch.linalg.vector_norm(x[:1, None], 2, (-2, -3)).sum(-1),
+    "kept": lambda x: torch.linalg.vector_norm(x[:, :1], 1, -1, keepdim=True) * x,
+    "in float64": lambda x: torch.linalg.vector_norm(x[:, :1], 1, -1, dtype=torch.float64).exp(),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_over_one_element(name: str) -> None:
+    torch._dynamo.reset()
+    x = torch.linspace(-2, 2, 12).view(4, 3)
+    compiled = torch.compile(NORMS[name], backend=OrtBackend())
+    torch.testing.assert_close(compiled(x), NORMS[name](x))

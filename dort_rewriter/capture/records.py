@@ -1,0 +1,86 @@
+"""What torch 2.8 records wrongly of its operators: types and sizes, here made right."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+__all__ = ["correct_records"]
+
+aten = torch.ops.aten
+
+_QUOTIENTS = frozenset({aten.div.Tensor, aten.div.Scalar})
+"""Those of integers are recorded as integers where sizes are symbolic."""
+
+
+def correct_records(graph: torch.fx.Graph) -> None:
+    """Note the type and the sizes that kernels give, and what becomes of them further on."""
+    corrected: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and node.target in _QUOTIENTS and _is_whole(value):
+            node.meta["val"] = _like(value, torch.get_default_dtype())
+        elif node.target is aten.linalg_vector_norm.default:
+            _correct_norm(node)
+        elif _is_operator(node) and not corrected.isdisjoint(node.all_input_nodes):
+            _follow(node)
+        if node.meta.get("val") is not value:
+            corrected.add(node)
+
+
+def _is_whole(value: torch.Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex())
+
+
+def _correct_norm(node: torch.fx.Node) -> None:
+    """A norm over dimensions of one element that are counted from the last keeps them in the
+    record: it is computed again, with these counted from the first."""
+    x, dims = node.args[0], node.args[2] if len(node.args) > 2 else None
+    assert isinstance(x, torch.fx.Node)
+    recorded, read = node.meta.get("val"), x.meta.get("val")
+    if not isinstance(dims, list | tuple) or not isinstance(read, torch.Tensor):
+        return
+    if not isinstance(recorded, torch.Tensor) or not read.dim():
+        return
+    args = (read, node.args[1], [int(d) % read.dim() for d in dims], *node.args[3:])
+    computed = node.target(*args, **node.kwargs)  # type: ignore[operator]  # it is a function
+    if computed.dim() != recorded.dim():
+        node.meta["val"] = computed
+
+
+def _is_operator(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+
+
+def _follow(node: torch.fx.Node) -> None:
+    """Note what an operator gives for the values of its arguments as they are now.
+
+    It may not take them: it was traced for others. What it gives shows when it runs.
+    """
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    try:
+        computed = node.target(*args, **kwargs)  # type: ignore[operator]  # it is a function
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return
+    leaves, structure = tree_flatten(node.meta["val"])
+    changed = [_settle(a, b) for a, b in zip(leaves, tree_leaves(computed), strict=True)]
+    if any(a is not b for a, b in zip(leaves, changed, strict=True)):
+        node.meta["val"] = tree_unflatten(changed, structure)
+
+
+def _settle(recorded: Any, computed: Any) -> Any:
+    """A recorded value, as it is unless it is another one: its sizes have their names."""
+    if not isinstance(recorded, torch.Tensor) or not isinstance(computed, torch.Tensor):
+        return recorded
+    if recorded.dim() != computed.dim():
+        return computed
+    return recorded if recorded.dtype is computed.dtype else _like(recorded, computed.dtype)
+
+
+def _like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # NOTE: what is a view of a part lies where it lay; ``to`` would let it begin at zero.
+    whole = value.new_empty((value.untyped_storage().nbytes() // value.itemsize,), dtype=dtype)
+    return whole.as_strided(value.shape, value.stride(), value.storage_offset())

@@ -233,7 +233,7 @@ class _Interpreter:
                 self._refuse(node, "placeholder", reason)
             self.results[node] = _Missing
             return
-        order = self.input_orders.get(node.name) if is_read else None
+        order = self.input_orders.get(node.name)
         value = Value(self.recorder, name=name)
         annotate(value, meta if order is None else meta.permute(order))
         self.graph.inputs.append(value)
@@ -244,6 +244,13 @@ class _Interpreter:
             annotate(seen, meta)
 
     def _drop_unused_inputs(self) -> None:
+        """Remove the inputs of which neither the numbers nor the sizes are read."""
+        for value in self.results.values():
+            turned = value.producer() if isinstance(value, ir.Value) else None
+            if turned is None or turned.graph is None or value.uses() or value.is_graph_output():
+                continue
+            if turned.inputs and turned.inputs[0] in self.graph.inputs:
+                self.graph.remove(turned, safe=True)
         for value in list(self.graph.inputs):
             if not value.uses() and not value.is_graph_output():
                 self.graph.inputs.remove(value)

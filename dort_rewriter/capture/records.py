@@ -36,19 +36,21 @@ def _is_whole(value: torch.Tensor) -> bool:
 
 
 def _correct_norm(node: torch.fx.Node) -> None:
-    """A norm over dimensions of one element that are counted from the last keeps them in the
-    record: it is computed again, with these counted from the first."""
+    """A norm over dimensions of one element keeps in the record those that are counted from the
+    last, and of one number in all it has the type it is computed in."""
     x, dims = node.args[0], node.args[2] if len(node.args) > 2 else None
     assert isinstance(x, torch.fx.Node)
     recorded, read = node.meta.get("val"), x.meta.get("val")
-    if not isinstance(dims, list | tuple) or not isinstance(read, torch.Tensor):
+    if not isinstance(recorded, torch.Tensor) or not isinstance(read, torch.Tensor):
         return
-    if not isinstance(recorded, torch.Tensor) or not read.dim():
-        return
-    args = (read, node.args[1], [int(d) % read.dim() for d in dims], *node.args[3:])
-    computed = node.target(*args, **node.kwargs)  # type: ignore[operator]  # it is a function
-    if computed.dim() != recorded.dim():
-        node.meta["val"] = computed
+    if isinstance(dims, list | tuple) and read.dim():
+        args = (read, node.args[1], [int(d) % read.dim() for d in dims], *node.args[3:])
+        computed = node.target(*args, **node.kwargs)  # type: ignore[operator]  # it is a function
+        if computed.dim() != recorded.dim():
+            node.meta["val"] = recorded = computed
+    dtype = node.kwargs.get("dtype") or read.dtype
+    if isinstance(dtype, torch.dtype) and recorded.dtype is not dtype and not dtype.is_complex:
+        node.meta["val"] = _like(recorded, dtype)
 
 
 def _is_operator(node: torch.fx.Node) -> bool:

@@ -32,6 +32,7 @@ from dort_rewriter.export.annotations import (
 )
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.empties import empty_results
+from dort_rewriter.export.inputs import drop_unused_inputs
 from dort_rewriter.export.names import create_output_names
 from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import ancestors, describe, source_line
@@ -165,7 +166,7 @@ class _Interpreter:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)
         if not keep_unused:
-            self._drop_unused_inputs()
+            drop_unused_inputs(self.graph)
         fed = {str(value.name) for value in self.graph.inputs}
         slots = input_slots(list(self.inputs), list(self.inputs.values()), fed, self.input_orders)
         model = ir.Model(
@@ -242,18 +243,6 @@ class _Interpreter:
             back = inverse_order(order)
             self.results[node] = seen = self.recorder.Transpose(value, perm=list(back))
             annotate(seen, meta)
-
-    def _drop_unused_inputs(self) -> None:
-        """Remove the inputs of which neither the numbers nor the sizes are read."""
-        for value in self.results.values():
-            turned = value.producer() if isinstance(value, ir.Value) else None
-            if turned is None or turned.graph is None or value.uses() or value.is_graph_output():
-                continue
-            if turned.inputs and turned.inputs[0] in self.graph.inputs:
-                self.graph.remove(turned, safe=True)
-        for value in list(self.graph.inputs):
-            if not value.uses() and not value.is_graph_output():
-                self.graph.inputs.remove(value)
 
     def _attribute(self, node: torch.fx.Node) -> Any:
         path = str(node.target).split(".")

@@ -231,6 +231,13 @@ def main() -> int:
     parser.add_argument("--backend", default="onnxrt")
     parser.add_argument("--torch", type=Path, help="the results of a run with aot_eager")
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        tempfile.tempdir = folder  # what others leave beside it is not counted
+        return run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Work for as long as asked, and tell what grew or failed."""
     of_torch = json.loads(arguments.torch.read_text())["mb_per_round"] if arguments.torch else 0.0
     soak = Soak(arguments.threads, arguments.backend)
     start, number = time.monotonic(), 0

@@ -43,8 +43,8 @@ def _correct_norm(node: torch.fx.Node) -> None:
     recorded, read = node.meta.get("val"), x.meta.get("val")
     if not isinstance(recorded, torch.Tensor) or not isinstance(read, torch.Tensor):
         return
-    if isinstance(dims, list | tuple) and read.dim():
-        args = (read, node.args[1], [int(d) % read.dim() for d in dims], *node.args[3:])
+    if isinstance(dims, list | tuple) and any(d < 0 for d in dims):
+        args = (read, node.args[1], [d % read.dim() for d in dims], *node.args[3:])
         computed = node.target(*args, **node.kwargs)  # type: ignore[operator]  # it is a function
         if computed.dim() != recorded.dim():
             node.meta["val"] = recorded = computed
@@ -62,6 +62,8 @@ def _follow(node: torch.fx.Node) -> None:
 
     It may not take them: it was traced for others. What it gives shows when it runs.
     """
+    if not all("val" in n.meta for n in node.all_input_nodes):
+        return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     try:
         computed = node.target(*args, **kwargs)  # type: ignore[operator]  # it is a function

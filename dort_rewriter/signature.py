@@ -2,6 +2,9 @@
 
 Positions, not names, carry the meaning: names are a convention for whoever reads the model.
 Everything here is plain data, so that it can be stored beside a model and read back.
+
+Complex numbers are pairs in a model, which has no such type: a tensor of real and imaginary parts
+along a last dimension of two.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 __all__ = [
+    "FROM_PAIRS",
     "SCALAR_TYPES",
     "Dim",
     "GraphSignature",
@@ -26,9 +30,11 @@ __all__ = [
     "SlotKind",
     "ViewStep",
     "Writes",
+    "as_returned",
     "describe_value",
     "input_slots",
     "inverse_order",
+    "order_of_pairs",
 ]
 
 Scalar = int | float | bool
@@ -48,7 +54,7 @@ class InputSlot:
     """The ONNX input it feeds; None when the model does not read this argument."""
     kind: SlotKind
     dtype: torch.dtype | None = None
-    """Element type of the ONNX input: int64, float64 and bool for scalars, None for ``none``."""
+    """What the argument has: int64, float64 and bool for scalars, None for ``none``."""
     shape: tuple[Dim, ...] = ()
     """What the argument has; see ``order``."""
     device: torch.device | None = None
@@ -57,9 +63,25 @@ class InputSlot:
     None when they are as they come."""
 
     @property
+    def is_complex(self) -> bool:
+        """Whether the model reads pairs."""
+        return self.dtype is not None and self.dtype.is_complex
+
+    @property
+    def read_dtype(self) -> torch.dtype | None:
+        """The element type of the ONNX input."""
+        return None if self.dtype is None else self.dtype.to_real()
+
+    @property
+    def read_order(self) -> tuple[int, ...] | None:
+        """How the dimensions of the ONNX input, pairs included, come from the argument's."""
+        return order_of_pairs(self.order) if self.order and self.is_complex else self.order
+
+    @property
     def read_shape(self) -> tuple[Dim, ...]:
         """The shape of the ONNX input."""
-        return self.shape if self.order is None else tuple(self.shape[i] for i in self.order)
+        shape = self.shape if self.order is None else tuple(self.shape[i] for i in self.order)
+        return (*shape, 2) if self.is_complex else shape
 
     def accepts(self, argument: object) -> bool:
         """Tell whether an argument has the type, the rank and the fixed sizes of this slot."""
@@ -112,11 +134,15 @@ class ViewStep:
     op: str
     """An ATen overload that aliases its first argument: ``aten::view``. ``getitem`` takes one of
     several views; ``lay_out`` copies to a new memory, with gaps: its arguments are the strides;
-    ``permute_`` changes the tensor itself."""
+    ``permute_`` changes the tensor itself; ``from_pairs`` gives complex numbers."""
     args: tuple[object, ...] = ()
     """The arguments after the tensor: numbers, types, None, a :data:`Size`, or tuples of them."""
     kwargs: tuple[tuple[str, object], ...] = ()
     """The arguments given by name."""
+
+
+FROM_PAIRS = "from_pairs"
+"""The first view of what a model gives as pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +168,24 @@ class OutputSlot:
     size: Size | None = None
     """What to compute when the source is ``size``."""
 
+    @property
+    def made_dtype(self) -> torch.dtype | None:
+        """The element type of what the views are taken of: for ``model``, the ONNX output."""
+        if (dtype := self.dtype) is None:
+            return None
+        for step in reversed(self.views):
+            if step.op == "aten::view_as_real":
+                dtype = dtype.to_complex()
+            elif step.op in (FROM_PAIRS, "aten::view_as_complex"):
+                dtype = dtype.to_real()
+        return dtype
+
+    @property
+    def made_shape(self) -> tuple[Dim, ...]:
+        """The shape of the ONNX output, where no view changes it."""
+        is_pairs = bool(self.views) and self.views[0].op == FROM_PAIRS
+        return (*self.shape, 2) if is_pairs else self.shape
+
 
 @dataclass(frozen=True, kw_only=True)
 class Writes:
@@ -159,6 +203,17 @@ SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (
     ((float, torch.SymFloat), "float", torch.float64),
 )
 """How Python numbers travel through a model: exactly, whatever torch's default dtype is."""
+
+
+def as_returned(value: object) -> tuple[ViewStep, ...]:
+    """What makes a (fake) tensor or number of what a model gives for it."""
+    is_complex = isinstance(value, torch.Tensor) and value.is_complex()
+    return (ViewStep(FROM_PAIRS),) if is_complex else ()
+
+
+def order_of_pairs(order: Sequence[int]) -> tuple[int, ...]:
+    """The permutation of pairs that is one of complex numbers."""
+    return (*order, len(order))
 
 
 def inverse_order(order: Sequence[int]) -> tuple[int, ...]:

@@ -15,8 +15,9 @@ class Given:
     """Stands for an input of the node among the arguments of a call."""
 
     index: int
-    kind: Literal["tensor", "int", "float", "bool"] = "tensor"
-    """What it is for torch: numbers that the graph computes are tensors in a model."""
+    kind: Literal["tensor", "complex", "int", "float", "bool"] = "tensor"
+    """What it is for torch: complex tensors, and numbers that the graph computes, are tensors of
+    reals in a model."""
     order: tuple[int, ...] | None = None
     """Its axes as they lie in eager mode's memory, the outermost first; None where that is the
     order of its sizes."""

@@ -68,11 +68,13 @@ def _unwrap(session: Session) -> object:
 
 
 def _value_info(slot: InputSlot | OutputSlot) -> onnx.ValueInfoProto:
-    assert slot.dtype is not None
-    shape = slot.read_shape if isinstance(slot, InputSlot) else slot.shape
-    return helper.make_tensor_value_info(
-        slot.name or "", int(to_onnx_type(slot.dtype)), list(shape)
+    dtype, shape = (
+        (slot.read_dtype, slot.read_shape)
+        if isinstance(slot, InputSlot)
+        else (slot.made_dtype, slot.made_shape)
     )
+    assert dtype is not None
+    return helper.make_tensor_value_info(slot.name or "", int(to_onnx_type(dtype)), list(shape))
 
 
 class ByGraph(weakref.WeakKeyDictionary[torch.fx.GraphModule, "list[ExecutionInfo]"]):

@@ -24,6 +24,7 @@ from dort_rewriter.capture.placement import (
 )
 from dort_rewriter.capture.ties import TIES, has_torchs_order
 from dort_rewriter.errors import UnsupportedOp, working_on
+from dort_rewriter.export.complex_numbers import complex_converters
 from dort_rewriter.export.converters.cumulative import has_known_size
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
@@ -115,7 +116,8 @@ class Recipe:
         if reason is None and found is builtin_converters().get(name):
             has_kernel = uses_own_kernels(self.options.optimization)
             reason = TIES if has_torchs_order(node, name, has_kernel=has_kernel) else None
-        if reason is None and found is builtin_converters().get(name) and _is_one(node, name):
+        ours = (builtin_converters().get(name), complex_converters().get(name))
+        if reason is None and found in ours and _is_one(node, name):
             reason = CALLED if self.may_call(node) else None
         if reason is None:
             return None

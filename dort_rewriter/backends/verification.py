@@ -116,7 +116,7 @@ def _compare(got: Sequence[Any], expected: Sequence[Any]) -> str:
         if a.dtype is not b.dtype:
             return f"result {i} is {a.dtype} instead of {b.dtype}"
         if b.is_complex():
-            a, b = torch.view_as_real(a), torch.view_as_real(b)
+            a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
         if difference := describe_difference(b, tensor_to_array(a)):
             return f"result {i}: {difference}"
     return ""

@@ -29,7 +29,7 @@ from dort_rewriter.capture.aliases import (
 from dort_rewriter.capture.layouts import covers, is_dense, lies_as_ordered, storage_order
 from dort_rewriter.capture.replaying import Unknown, is_static, lay_out, replay, strided
 from dort_rewriter.capture.sizes import ArgumentSizes
-from dort_rewriter.signature import OutputSlot, ViewStep, describe_value
+from dort_rewriter.signature import OutputSlot, ViewStep, as_returned, describe_value
 from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = ["SHARED", "ModelOutput", "OutputPlan", "plan_outputs"]
@@ -114,6 +114,7 @@ class _Planner:
             return OutputSlot(**described, source="input", index=self.arguments[leaf])
         if (chain := self.chains.get(leaf)) is not None:
             index, steps = self._compute(chain[-1]), self._views(chain)
+            steps = (*as_returned(chain[-1].meta["val"]), *steps)
             return OutputSlot(**described, source="model", index=index, views=steps)
         if isinstance(value, torch.Tensor):
             chain = lineage(leaf)

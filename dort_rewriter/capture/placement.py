@@ -38,6 +38,9 @@ ONE_KERNEL = frozenset(
     {
         "aten::gcd",
         "prims::gcd",
+        "aten::_fft_c2c",
+        "aten::_fft_c2r",
+        "aten::_fft_r2c",
         *(
             f"aten::_upsample_{how}2d_aa{part}"
             for how in ("bilinear", "bicubic")
@@ -45,7 +48,7 @@ ONE_KERNEL = frozenset(
         ),
     }
 )
-"""What is a loop or a product with a large matrix in ONNX, and one kernel in torch."""
+"""What is a loop, a product with a large matrix or a slow kernel in ONNX, and one in torch."""
 
 RUNNING = frozenset(f"aten::{name}" for name in ("cumprod", "cummax", "cummin", "logcumsumexp"))
 """The same where a size is not known at export."""

@@ -14,6 +14,7 @@ import torch
 
 from dort_rewriter.runtime.spelling import find_step
 from dort_rewriter.signature import (
+    FROM_PAIRS,
     GraphSignature,
     InputDim,
     InputSize,
@@ -39,7 +40,7 @@ __all__ = [
 _KINDS = get_args(SlotKind)
 _SOURCES = ("model", "input", "output", "constant", "size")
 _OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "min", "max")
-_OWN_STEPS = ("getitem", "lay_out", "permute_")
+_OWN_STEPS = (FROM_PAIRS, "getitem", "lay_out", "permute_")
 
 
 # -- writing ------------------------------------------------------------------------------------

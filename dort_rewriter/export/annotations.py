@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -12,19 +13,28 @@ from dort_rewriter.export.dispatcher import foreign_tensor
 from dort_rewriter.export.recorder import scalar_type
 from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.values import Value
-from dort_rewriter.signature import describe_value
+from dort_rewriter.signature import describe_value, order_of_pairs
 
-__all__ = ["annotate", "check_shape", "element_type", "unsupported_value"]
+__all__ = [
+    "annotate",
+    "check_shape",
+    "element_type",
+    "permutation",
+    "stored",
+    "unsupported_value",
+]
 
 
 def element_type(meta: Any) -> ir.DataType:
-    """The element type of a (fake) tensor or number."""
-    return to_onnx_type(meta.dtype) if isinstance(meta, torch.Tensor) else scalar_type(meta)
+    """The element type of a (fake) tensor or number; of the parts of complex numbers."""
+    if not isinstance(meta, torch.Tensor):
+        return scalar_type(meta)
+    return to_onnx_type(meta.dtype.to_real())
 
 
 def _shape(meta: Any) -> tuple[int | str, ...]:
     shape: tuple[int | str, ...] = describe_value(meta).get("shape", ())
-    return shape
+    return (*shape, 2) if isinstance(meta, torch.Tensor) and meta.is_complex() else shape
 
 
 def unsupported_value(meta: Any) -> str | None:
@@ -34,6 +44,17 @@ def unsupported_value(meta: Any) -> str | None:
             return None
         return f"{type(meta).__name__} values are not converted"
     return foreign_tensor(meta)
+
+
+def permutation(meta: torch.Tensor, order: Sequence[int]) -> list[int]:
+    """A permutation of the dimensions of a tensor, as one of the value that stands for it."""
+    return list(order_of_pairs(order) if meta.is_complex() else order)
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor as a model holds them."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def annotate(value: Value, meta: Any) -> None:

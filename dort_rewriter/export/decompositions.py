@@ -24,6 +24,8 @@ __all__ = [
     "resolve_decomposition_table",
 ]
 
+_IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+
 Table = dict[Any, Callable[..., Any]]
 
 _WRONG_LAYOUT = frozenset({"aten::zero"})
@@ -50,19 +52,24 @@ def _core_table() -> Table:
 
 
 def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
-    """Leave out what makes complex numbers: it is to be refused by its own name.
+    """Leave out what makes complex numbers, and has a converter.
 
     NOTE: torch writes the parts of a complex result in place, which AOTAutograd then refuses.
     Draws are left out too: made of uniform numbers they are others than eager's for one seed.
+    Transforms are decomposed as eager mode does it, to three operators; the table has others.
     """
-    complex_ones = ("aten::fft_", "aten::complex", "aten::polar")
-    return {
+    complex_ones = ("aten::complex", "aten::polar")
+    found = {
         op: function
         for op, function in table.items()
         if isinstance(op, torch._ops.OpOverload)
         and not op.name().startswith(complex_ones)
         and torch.Tag.nondeterministic_seeded not in op.tags
     }
+    for op in found:
+        if op.name().startswith("aten::fft_") and op.has_kernel_for_dispatch_key(_IMPLICIT):
+            found[op] = functools.partial(op._op_dk, _IMPLICIT)
+    return found
 
 
 def filter_decomposition_table(

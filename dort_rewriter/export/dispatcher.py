@@ -13,6 +13,7 @@ import torch
 
 from dort_rewriter.dtypes import is_convertible
 from dort_rewriter.errors import calling
+from dort_rewriter.export.complex_numbers import complex_converters, has_complex
 from dort_rewriter.export.onnxscript_functions import (
     is_onnxscript_function,
     onnxscript_converter,
@@ -89,6 +90,8 @@ class Dispatcher:
         if (reason := _unconvertible(node)) is not None:
             return reason
         name = op_name(node.target)
+        if has_complex(node):
+            return self._find_complex(name) or "no converter for complex numbers"
         found = self._find(name)
         if found is None:
             return "no converter"
@@ -121,6 +124,11 @@ class Dispatcher:
 
     def _find(self, name: str) -> Converter | None:
         return self._find_first(name) or self._fallback(name)
+
+    def _find_complex(self, name: str) -> Converter | None:
+        """What takes complex tensors, as pairs of reals: a user's function, or ours."""
+        found = self._user.get(name) or self._user.get(name.partition(".")[0])
+        return found or (complex_converters().get(name) if self._own_converters else None)
 
     def _find_first(self, name: str) -> Converter | None:
         found = self._user.get(name) or self._user.get(name.partition(".")[0])
@@ -298,6 +306,6 @@ def foreign_tensor(tensor: torch.Tensor) -> str | None:
     """Why a tensor of this kind cannot enter a model, or None when it can."""
     if tensor.layout is not torch.strided:
         return f"{tensor.layout} tensors are not converted"
-    if not is_convertible(tensor.dtype):
+    if not is_convertible(tensor.dtype.to_real()):
         return f"{tensor.dtype} tensors are not converted"
     return None

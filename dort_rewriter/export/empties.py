@@ -46,14 +46,16 @@ def _is_empty(meta: Any) -> bool:
 
 
 def _constant(writer: Writer, meta: torch.Tensor, known: Results) -> Value | None:
-    sizes = [_size(writer, size, known) for size in meta.shape]
+    pair = (2,) if meta.is_complex() else ()
+    sizes = [_size(writer, size, known) for size in (*meta.shape, *pair)]
+    dtype = meta.dtype.to_real()
     fixed = [s for s in sizes if isinstance(s, int)]
     if len(fixed) == len(sizes):
-        tensor: ir.TensorProtocol = TorchTensor(torch.empty(fixed, dtype=meta.dtype))
+        tensor: ir.TensorProtocol = TorchTensor(torch.empty(fixed, dtype=dtype))
         return writer.tensor(tensor)
     if any(s is None for s in sizes):
         return None
-    nothing = writer.tensor(TorchTensor(torch.empty((), dtype=meta.dtype).zero_()))
+    nothing = writer.tensor(TorchTensor(torch.empty((), dtype=dtype).zero_()))
     result = cast(Value, writer.call("Expand", nothing, sizes))
     annotate(result, meta)  # without it, a product does not see that it is one over nothing
     return result

@@ -28,6 +28,8 @@ from dort_rewriter.export.annotations import (
     annotate,
     check_shape,
     element_type,
+    permutation,
+    stored,
     unsupported_value,
 )
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
@@ -42,6 +44,7 @@ from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import (
     GraphSignature,
     OutputSlot,
+    as_returned,
     describe_value,
     input_slots,
     inverse_order,
@@ -241,7 +244,8 @@ class _Interpreter:
         self.results[node] = value
         if order is not None:
             back = inverse_order(order)
-            self.results[node] = seen = self.recorder.Transpose(value, perm=list(back))
+            seen = self.recorder.Transpose(value, perm=permutation(meta, back))
+            self.results[node] = seen
             annotate(seen, meta)
 
     def _attribute(self, node: torch.fx.Node) -> Any:
@@ -260,7 +264,7 @@ class _Interpreter:
             self._refuse(node, node.op, reason)
             return _Missing
         name = self._free_name(name)
-        return self.recorder.tensor(TorchTensor(tensor.detach(), name=name), name)
+        return self.recorder.tensor(TorchTensor(stored(tensor), name=name), name)
 
     def _free_name(self, name: str) -> str:
         free, i = name, 0
@@ -317,7 +321,7 @@ class _Interpreter:
         if isinstance(argument, list | tuple):
             return [self._argument(a) for a in argument]
         if isinstance(argument, torch.dtype):
-            return to_onnx_type(argument)
+            return to_onnx_type(argument.to_real())
         return argument
 
     def _settle(self, node: torch.fx.Node, results: Any) -> Any:
@@ -370,7 +374,8 @@ class _Interpreter:
                 slots.append(OutputSlot(kind="none", source="constant", name=name))
                 continue
             if order is not None:
-                value, meta = self.recorder.Transpose(value, perm=list(order)), meta.permute(order)
+                value = self.recorder.Transpose(value, perm=permutation(meta, order))
+                meta = meta.permute(order)
             slots.append(self._output(value, meta, self._free_name(name)))
         return tuple(slots)
 
@@ -387,6 +392,7 @@ class _Interpreter:
             source="model",
             index=len(self.graph.outputs) - 1,
             name=name,
+            views=as_returned(meta),
             **describe_value(meta),
         )
 

@@ -14,6 +14,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.complex_numbers import has_complex
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.torch_calls import is_called
 
@@ -42,6 +43,8 @@ def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Seq
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
         return args
     if target.name().startswith(_UNPROMOTED) or is_called(node):  # by torch, which promotes
+        return args
+    if has_complex(node):  # their converters promote
         return args
     metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args]
     first = 1 if target.name().startswith("aten::where") else 0  # a condition keeps its type

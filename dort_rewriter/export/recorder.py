@@ -46,12 +46,13 @@ class Recorder(Writer):
 
     @property
     def dtype(self) -> ir.DataType:
-        """The element type of the (first) result of the FX node under conversion."""
+        """The element type of the (first) result of the FX node under conversion; of the parts of
+        complex numbers."""
         result = self.result
         if isinstance(result, list | tuple):
             result = next(r for r in result if r is not None)
         if isinstance(result, torch.Tensor):
-            return to_onnx_type(result.dtype)
+            return to_onnx_type(result.dtype.to_real())
         return scalar_type(result)
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.export.complex_numbers import has_complex
 from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.recorder import Recorder
@@ -38,9 +39,11 @@ _TYPES = frozenset(
         torch.int64,
         torch.uint8,
         torch.bool,
+        torch.complex64,
+        torch.complex128,
     }
 )
-"""Those of ``kernels_cpp/torch_call.h``."""
+"""Those of ``kernels_cpp/torch_call.h``, and pairs of them."""
 
 _STATEFUL = ("c10d", "_c10d", "_dtensor", "fsdp", "symm_mem", "rngprims", "streams", "_inductor")
 """How the namespaces begin whose operators know tensors by their memory, or change the process."""
@@ -59,7 +62,7 @@ def may_be_called(node: torch.fx.Node) -> bool:
     target = node.target
     if _MARK in node.meta:
         return False
-    if _ordered_check(node) is None and not _is_function(target):
+    if _ordered_check(node) is None and not _is_function(target, views=has_complex(node)):
         return False
     results = node.meta.get("val")
     made = results if isinstance(results, list | tuple) else [results]
@@ -79,8 +82,12 @@ def _ordered_check(node: torch.fx.Node) -> torch._ops.OpOverload | None:
     return check if known else None  # type: ignore[return-value]  # it is one
 
 
-def _is_function(target: Any) -> bool:
-    """Whether an operator returns new tensors, and has no other effect."""
+def _is_function(target: Any, *, views: bool) -> bool:
+    """Whether an operator returns new tensors, and has no other effect.
+
+    With ``views``, also some of its arguments: results are copied in any case. What makes views of
+    reals has a converter, or costs nothing outside of a session; complex numbers would leave it.
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = target.name().rpartition("::")[2]
@@ -88,7 +95,7 @@ def _is_function(target: Any) -> bool:
         return False
     schema = target._schema
     aliases = [*(a.alias_info for a in schema.arguments), *(r.alias_info for r in schema.returns)]
-    if schema.is_mutable or any(a is not None for a in aliases):
+    if schema.is_mutable or (not views and any(a is not None for a in aliases)):
         return False
     if torch.Tag.nondeterministic_seeded in target.tags or "dropout_p" in {
         a.name for a in schema.arguments
@@ -109,7 +116,7 @@ def _is_plain(value: Any) -> bool:
         value.layout is torch.strided
         and value.device.type == "cpu"
         and value.dtype in _TYPES
-        and value.ndim <= OWN_MOST_AXES
+        and value.ndim + value.is_complex() <= OWN_MOST_AXES
     )
 
 
@@ -207,7 +214,7 @@ def _computed(value: Any, meta: Any, inputs: list[Value]) -> Any:
     inputs.append(value)
     index = len(inputs) - 1
     if isinstance(meta, torch.Tensor):
-        return Given(index, order=_order(meta))
+        return Given(index, "complex" if meta.is_complex() else "tensor", order=_order(meta))
     if isinstance(meta, bool | torch.SymBool):
         return Given(index, "bool")
     return Given(index, "int" if isinstance(meta, int | torch.SymInt) else "float")

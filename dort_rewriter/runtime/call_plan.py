@@ -50,11 +50,11 @@ def plan_call(signature: GraphSignature) -> CallPlan:
             _check_scalar(slot)
             scalars.setdefault(slot.dtype, []).append(index)
             continue
-        check_transferable(slot.dtype, f"Input {slot.name!r}")
+        check_transferable(slot.dtype.to_real(), f"Input {slot.name!r}")
         (capsules if slot.dtype in DLPACK_TYPES else batched).append(index)
     for out in signature.outputs:
-        if out.source == "model" and out.dtype is not None:
-            check_transferable(out.dtype, f"Output {out.name!r}")
+        if out.source == "model" and out.made_dtype is not None:
+            check_transferable(out.made_dtype, f"Output {out.name!r}")
     order = [*batched, *(i for group in scalars.values() for i in group), *capsules]
     return CallPlan(
         batched=tuple(batched),

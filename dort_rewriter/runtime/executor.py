@@ -21,6 +21,7 @@ from dort_rewriter.runtime.call_plan import CallPlan, plan_call
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import (
     DLPACK_TYPES,
+    as_pairs,
     capsule_to_any_tensor,
     capsule_to_tensor,
     dense,
@@ -136,9 +137,10 @@ def _allocations(session: Session | None, signature: GraphSignature) -> tuple[Al
     for name in signature.output_names:
         slot, shape = slots[name], shapes[name]
         fixed = all(isinstance(d, int) and d > 0 for d in shape)
-        if not fixed or slot.dtype is None or slot.dtype in DLPACK_TYPES:
+        dtype = slot.made_dtype
+        if not fixed or dtype is None or dtype in DLPACK_TYPES:
             return ()
-        found.append(Allocation(tuple(shape), slot.dtype, slot.device))
+        found.append(Allocation(tuple(shape), dtype, slot.device))
     return tuple(found)
 
 
@@ -167,10 +169,10 @@ def _call_constants(
         "NONES": (None,) * len(addressed),
         "PAUSE_SOFT": PAUSE_SOFT,
         "SHORTEST": shortest_run(),
-        "TYPES": tuple(element_type(s.dtype) for s in addressed if s.dtype is not None),
+        "TYPES": tuple(element_type(t) for s in addressed if (t := s.read_dtype) is not None),
         "KNOWN": KnownArguments(
             sum(map(len, plan.scalars.values())),
-            [signature.inputs[i].order for i in plan.batched],
+            [signature.inputs[i].read_order for i in plan.batched],
         ),
         "CALLS": session.calls,
         "DEVICES": tuple(ort_device(s.device) for s in addressed),
@@ -181,6 +183,7 @@ def _call_constants(
         "empty_address": empty_address,
         "failure": _Failure(session),
         "now": time.perf_counter,
+        "pairs": as_pairs,
         "pause": omp_pause(),
         "to_capsule": to_capsule,
         "to_tensor": capsule_to_any_tensor if _may_be_empty(signature) else capsule_to_tensor,
@@ -298,12 +301,13 @@ def _check_interface(session: Session, signature: GraphSignature) -> None:
     slots: list[InputSlot | OutputSlot] = [*signature.inputs]
     slots += [s for s in signature.outputs if s.source == "model"]
     for slot in slots:
-        if not slot.name or slot.dtype is None:
+        dtype = slot.read_dtype if isinstance(slot, InputSlot) else slot.made_dtype
+        if not slot.name or dtype is None:
             continue
-        declared, expected = types[slot.name], _ort_type(slot.dtype)
+        declared, expected = types[slot.name], _ort_type(dtype)
         if declared != expected:
             raise ExecutionError(
-                f"{slot.name!r} is {declared} in the model and {slot.dtype} in the signature."
+                f"{slot.name!r} is {declared} in the model and {dtype} in the signature."
             )
         on_device = slot.device is not None and slot.device.type != "cpu"
         if on_device and {p.name for p in session.providers} == {CPU}:

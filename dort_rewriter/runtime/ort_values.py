@@ -31,6 +31,7 @@ from dort_rewriter.runtime.providers import ort_device
 
 __all__ = [
     "DLPACK_TYPES",
+    "as_pairs",
     "capsule_to_any_tensor",
     "capsule_to_tensor",
     "check_transferable",
@@ -120,6 +121,14 @@ def dense(
     if tensor.layout is not torch.strided:
         raise ExecutionError(f"Input {name!r} has layout {tensor.layout}: only strided tensors.")
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def as_pairs(tensor: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Complex numbers as a session reads them: see :mod:`dort_rewriter.signature`."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype:
+        got = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ExecutionError(f"Input {name!r} is {got}, the graph was compiled for {dtype}.")
+    return torch.view_as_real(tensor.detach().resolve_conj())
 
 
 def empty_address(tensor: torch.Tensor, name: str) -> int:

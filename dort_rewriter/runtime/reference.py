@@ -19,6 +19,7 @@ from dort_rewriter.dtypes import to_numpy
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.node_session import NodeSession
+from dort_rewriter.runtime.ort_values import as_pairs
 from dort_rewriter.runtime.straightline import write_assemble
 from dort_rewriter.signature import GraphSignature
 
@@ -152,8 +153,10 @@ class ReferenceExecutor:
                     f"Input {slot.name!r} is {tensor.dtype}, the graph was compiled for "
                     f"{slot.dtype}."
                 )
-            if slot.order is not None:
-                tensor = tensor.permute(slot.order)
+            if slot.is_complex:
+                tensor = as_pairs(tensor, slot.name, slot.dtype)
+            if slot.read_order is not None:
+                tensor = tensor.permute(slot.read_order)
             feeds[slot.name] = tensor_to_array(tensor)
         return feeds
 

@@ -11,6 +11,7 @@ import torch
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.signature import (
+    FROM_PAIRS,
     GraphSignature,
     InputDim,
     InputSize,
@@ -123,12 +124,17 @@ def _lay_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
+def _from_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(pairs).detach()  # no view: nobody else sees the pairs
+
+
 def _permute_in_place(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     permuted = tensor.permute(order)
     return tensor.as_strided_(permuted.shape, permuted.stride())
 
 
 _STEPS: dict[str, Callable[..., Any]] = {
+    FROM_PAIRS: _from_pairs,
     "getitem": operator.getitem,
     "lay_out": _lay_out,
     "permute_": _permute_in_place,

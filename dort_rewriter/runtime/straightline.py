@@ -176,11 +176,15 @@ class _Writer:
         """Look at all tensors at once, and at each when they are not like those before."""
         if not self.plan.batched:
             return
-        given = ", ".join(f"a{i}" for i in self.plan.batched)
+        for index in self.plan.batched:
+            if (slot := self.signature.inputs[index]).is_complex:
+                dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
+                self._line(f"c{index} = pairs(a{index}, {slot.name!r}, {dtype})")
+        given = ", ".join(map(self._given, self.plan.batched))
         ready = spell_tuple(f"t{i}" for i in self.plan.batched)
         self._line("check, shapes = KNOWN.latest")
         self._line(f"if check({given}):")
-        self._line(f"    {ready} = {spell_tuple(f'a{i}' for i in self.plan.batched)}")
+        self._line(f"    {ready} = {spell_tuple(map(self._given, self.plan.batched))}")
         if self.written:
             self._line("    as_given = True")
         self._line("else:")
@@ -189,20 +193,24 @@ class _Writer:
                 self._line(f"    {line}")
         self._line(f"    shapes = KNOWN.learn({ready})")
         if self.written:
-            pairs = [f"t{i}.data_ptr() == a{i}.data_ptr()" for i in self.written.values()]
-            self._line(f"    as_given = {' and '.join(pairs)}")
+            same = [f"t{i}.data_ptr() == a{i}.data_ptr()" for i in self.written.values()]
+            self._line(f"    as_given = {' and '.join(same)}")
         for index in self.plan.batched:
             name = self.signature.inputs[index].name
             self._line(f"p{index} = t{index}.data_ptr() or empty_address(t{index}, {name!r})")
 
+    def _given(self, index: int) -> str:
+        """What is fed for an argument, if its memory is fit for that."""
+        return f"{'c' if self.signature.inputs[index].is_complex else 'a'}{index}"
+
     def _make_ready(self, index: int) -> Iterator[str]:
         """The lines that make a tensor what the session reads."""
         slot = self.signature.inputs[index]
-        given = f"a{index}"
+        given = self._given(index)
         if slot.order is not None:
+            yield f"t{index} = {given}.permute({slot.read_order!r})"
             given = f"t{index}"
-            yield f"{given} = a{index}.permute({slot.order!r})"
-        dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
+        dtype = self._constant(str(slot.read_dtype).replace(".", "_"), slot.read_dtype)
         tests = [*_device_tests(given, slot), f"{given}.dtype is {dtype}"]
         tests.append(f"{given}.is_contiguous()")
         if slot.dtype is not torch.bool:  # which has no negation
@@ -304,6 +312,7 @@ class _Writer:
         gone = [n for i, n in enumerate(names) if i not in needed]
         if self.signature.output_names:
             gone += [f"t{i}" for i in (*self.plan.batched, *self.plan.capsules)]
+            gone += [f"c{i}" for i in self.plan.batched if self.signature.inputs[i].is_complex]
             gone.append("feeds")
         if gone:
             self._line(f"del {', '.join(gone)}")

@@ -150,7 +150,9 @@ def _filled(argument: Any, tensors: list[torch.Tensor], lends: bool) -> Any:
     """An argument with the inputs that it is made of."""
     if isinstance(argument, Given):
         tensor = tensors[argument.index]
-        if argument.kind != "tensor":
+        if argument.kind == "complex":
+            tensor = torch.view_as_complex(tensor)
+        elif argument.kind != "tensor":
             return tensor.item()
         return tensor if lends else _copy(tensor, argument.order)
     if isinstance(argument, list):
@@ -179,6 +181,8 @@ def _result(call: TorchCall, value: Any, expected: Any) -> tuple[torch.Tensor, i
     if value._is_zerotensor():  # which has no memory
         value = torch.zeros(shape, dtype=value.dtype, device="cpu")
     dense = (value.resolve_neg() if value.is_neg() else value).contiguous()
+    if dense.is_complex():
+        dense, shape = torch.view_as_real(dense.resolve_conj()), (*shape, 2)
     return dense, dense.data_ptr(), dense.nbytes, shape
 
 

@@ -237,7 +237,9 @@ class _Profiled:
         slots = zip(self.built.signature.inputs, args, strict=True)
         given = [(s, a) for s, a in slots if s.name and s.kind == "tensor"]
         ordered = [(s, a if s.order is None else a.permute(s.order)) for s, a in given]
-        return sum(not a.is_contiguous() or a.dtype is not s.dtype for s, a in ordered)
+        return sum(
+            not a.is_contiguous() or a.is_conj() or a.dtype is not s.dtype for s, a in ordered
+        )
 
     def runs(self) -> list[ProfiledRun]:
         """End the profile, and read it."""

@@ -14,16 +14,23 @@ from dort_rewriter.export.decompositions import (
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 
 
-class Polar(torch.nn.Module):
+class Roots(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.complex(x, x).abs()
+        return torch.complex(x, x).sqrt().abs()
 
 
-def test_complex_numbers_are_refused_by_the_operator_that_makes_them() -> None:
+def test_what_takes_complex_numbers_is_refused_by_its_name() -> None:
     with pytest.raises(UnsupportedOpError) as raised:
-        to_onnx(Polar(), (torch.ones(2),))
-    assert raised.value.unsupported[0].op == "aten::complex"
-    assert "complex64" in raised.value.unsupported[0].reason
+        to_onnx(Roots(), (torch.ones(2),))
+    assert [u.op for u in raised.value.unsupported] == ["aten::sqrt"]
+    assert raised.value.unsupported[0].reason == "no converter for complex numbers"
+
+
+def test_transforms_are_decomposed_as_eager_mode_does_it() -> None:
+    table = get_decomposition_table()
+    with torch.no_grad():
+        got = table[torch.ops.aten.fft_rfft2.default](torch.ones(2, 3))
+    torch.testing.assert_close(got, torch.fft.rfft2(torch.ones(2, 3)))
 
 
 def test_what_has_a_converter_is_not_decomposed() -> None:

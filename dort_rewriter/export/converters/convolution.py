@@ -65,9 +65,36 @@ def convolution(
     if not transposed:
         return op.Conv(input, weight, bias, **attributes)
     extra = spread(output_padding, rank)
+    if _is_beyond(extra, attributes["strides"]):
+        return _padded_behind(op, input, weight, bias, extra, attributes)
     return op.ConvTranspose(
         input, weight, bias, output_padding=extra if any(extra) else None, **attributes
     )
+
+
+def _is_beyond(extra: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether a transposed convolution has more rows behind than onnxruntime makes."""
+    return any(e >= s for e, s in zip(extra, strides, strict=True))
+
+
+def _padded_behind(
+    op: Recorder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    extra: Sequence[int],
+    attributes: dict[str, Any],
+) -> Value:
+    """A transposed convolution of which less is cut off behind, and then rows without terms."""
+    rank = len(extra)
+    pads = attributes["pads"][:rank]
+    uncut = [min(e, p) for e, p in zip(extra, pads, strict=True)]
+    ends = [p - u for p, u in zip(pads, uncut, strict=True)]
+    result = op.ConvTranspose(input, weight, **{**attributes, "pads": [*pads, *ends]})
+    rest = [e - u for e, u in zip(extra, uncut, strict=True)]
+    if any(rest):
+        result = op.Pad(result, [0] * (2 + rank) + [0, 0, *rest])
+    return result if bias is None else op.Add(result, op.Reshape(bias, [1, -1, *[1] * rank]))
 
 
 @converter("aten::convolution_backward", when=_is_floating)
@@ -90,14 +117,14 @@ def convolution_backward(
     kernel, groups = _kernel(weight), _count(groups)
     strides, pads, dilations = (spread(v, rank) for v in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
+    seen = grad_output
+    if transposed and _is_beyond(extra := spread(output_padding, rank), strides):
+        # What is behind the last window has terms of none.
+        behind = [p - e for p, e in zip(pads, extra, strict=True)]
+        seen, pads = op.Pad(grad_output, [0, 0, *pads, 0, 0, *behind]), [0] * rank
     if output_mask[0] and transposed:
         of_input = op.Conv(
-            grad_output,
-            weight,
-            strides=strides,
-            pads=[*pads, *pads],
-            dilations=dilations,
-            group=groups,
+            seen, weight, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups
         )
     elif output_mask[0] and rank == 2 and groups == 1 and op.takes_own(grad_output, weight):
         windows = _windows(kernel, strides, pads, dilations)
@@ -116,7 +143,7 @@ def convolution_backward(
             groups,
         )
     if output_mask[1]:
-        source, seeds = (grad_output, input) if transposed else (input, grad_output)
+        source, seeds = (seen, input) if transposed else (input, grad_output)
         of_weight = _weight_gradient(op, source, seeds, weight, strides, pads, dilations, groups)
     if output_mask[2]:
         of_bias = op.ReduceSum(grad_output, [0, *range(2, 2 + rank)], keepdims=0)

@@ -68,6 +68,20 @@ CASES = [
     *_conv((5, 4), (3, 2), transposed=True, bias=True),
     *_conv((5, 4), (3, 2), transposed=True, stride=2, padding=1, output_padding=1, groups=2),
     *_conv((5,), (3,), transposed=True, stride=3, output_padding=2),
+    *(  # more rows behind than a stride
+        case
+        for padding in (0, 1, 3)
+        for case in _conv(
+            (5, 4),
+            (3, 2),
+            transposed=True,
+            stride=2,
+            padding=padding,
+            dilation=4,
+            output_padding=3,
+            bias=True,
+        )
+    ),
 ]
 
 

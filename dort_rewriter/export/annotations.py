@@ -19,6 +19,7 @@ __all__ = [
     "annotate",
     "check_shape",
     "element_type",
+    "is_automatic",
     "permutation",
     "stored",
     "unsupported_value",
@@ -76,3 +77,8 @@ def check_shape(value: Value, meta: Any) -> None:
     )
     if wrong:
         raise Refused(f"its converter gave the shape {value.shape} instead of {list(want)}")
+
+
+def is_automatic(value: ir.Value) -> bool:
+    """Tell whether a value got its name from onnx_ir when its node was appended."""
+    return value.producer() is not None and (value.name or "").startswith("val_")

@@ -28,6 +28,7 @@ from dort_rewriter.export.annotations import (
     annotate,
     check_shape,
     element_type,
+    is_automatic,
     permutation,
     stored,
     unsupported_value,
@@ -352,7 +353,7 @@ class _Interpreter:
         if value.dtype is not None and value.dtype != want:
             value = self.recorder.cast(value, want)
         check_shape(value, meta)
-        if _is_automatic(value):
+        if is_automatic(value):
             annotate(value, meta)
             value.name = self._free_name(name)
         return value
@@ -395,8 +396,3 @@ class _Interpreter:
             views=as_returned(meta),
             **describe_value(meta),
         )
-
-
-def _is_automatic(value: ir.Value) -> bool:
-    """Tell whether a value got its name from onnx_ir when its node was appended."""
-    return value.producer() is not None and (value.name or "").startswith("val_")

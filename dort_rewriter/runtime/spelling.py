@@ -15,6 +15,7 @@ from dort_rewriter.signature import (
     GraphSignature,
     InputDim,
     InputSize,
+    InputSlot,
     Size,
     SizeExpression,
 )
@@ -24,9 +25,11 @@ __all__ = [
     "find_step",
     "keys_of_results",
     "spell_argument",
+    "spell_device_tests",
     "spell_literal",
     "spell_size",
     "spell_tuple",
+    "spell_unpacking",
 ]
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
@@ -146,3 +149,17 @@ def spell_tuple(items: Iterable[str]) -> str:
     """Write a tuple of what is written down already."""
     listed = list(items)
     return f"({listed[0]},)" if len(listed) == 1 else f"({', '.join(listed)})"
+
+
+def spell_device_tests(given: str, slot: InputSlot) -> Iterator[str]:
+    """Yield what is asked of a tensor that is where the session reads it."""
+    if slot.device is None or slot.device.type == "cpu":
+        yield f"{given}.is_cpu"
+    else:
+        yield f"{given}.is_{slot.device.type}"
+        yield f"{given}.get_device() == {slot.device.index or 0}"
+
+
+def spell_unpacking(names: list[str], value: str) -> str:
+    """Write the line that takes a sequence apart."""
+    return f"    {spell_tuple(names)} = {value}"

@@ -22,11 +22,13 @@ from dort_rewriter.runtime.spelling import (
     find_step,
     keys_of_results,
     spell_argument,
+    spell_device_tests,
     spell_literal,
     spell_size,
     spell_tuple,
+    spell_unpacking,
 )
-from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, ViewStep, Writes
+from dort_rewriter.signature import GraphSignature, OutputSlot, ViewStep, Writes
 
 __all__ = [
     "Allocation",
@@ -116,7 +118,7 @@ class _Writer:
 
     def write_call(self) -> GeneratedCode:
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
-        self.lines += ["def call(arguments):", _unpack(names, "arguments")]
+        self.lines += ["def call(arguments):", spell_unpacking(names, "arguments")]
         if self.signature.output_names:
             self._feed()
             self._run()
@@ -129,8 +131,8 @@ class _Writer:
     def write_assemble(self) -> GeneratedCode:
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
         produced = [f"y{i}" for i in range(len(self.signature.output_names))]
-        self.lines += ["def assemble(arguments, produced):", _unpack(names, "arguments")]
-        self.lines.append(_unpack(produced, "produced"))
+        self.lines += ["def assemble(arguments, produced):", spell_unpacking(names, "arguments")]
+        self.lines.append(spell_unpacking(produced, "produced"))
         self._results()
         return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
@@ -211,7 +213,7 @@ class _Writer:
             yield f"t{index} = {given}.permute({slot.read_order!r})"
             given = f"t{index}"
         dtype = self._constant(str(slot.read_dtype).replace(".", "_"), slot.read_dtype)
-        tests = [*_device_tests(given, slot), f"{given}.dtype is {dtype}"]
+        tests = [*spell_device_tests(given, slot), f"{given}.dtype is {dtype}"]
         tests.append(f"{given}.is_contiguous()")
         if slot.dtype is not torch.bool:  # which has no negation
             tests.append(f"not {given}.is_neg()")
@@ -288,7 +290,8 @@ class _Writer:
         """Take what the session made, and the arguments that it wrote to."""
         position = {name: i for i, name in enumerate(self.signature.output_names)}
         order = fetch_order(self.signature, self.written)
-        everything = _unpack([f"y{position[n]}" for n in order], "fetches.to_dlpacks(to_tensor)")
+        names = [f"y{position[n]}" for n in order]
+        everything = spell_unpacking(names, "fetches.to_dlpacks(to_tensor)")
         if not self.written:
             self.lines.append(everything)
             return
@@ -395,15 +398,3 @@ class _Writer:
 
     def _line(self, text: str) -> None:
         self.lines.append(f"    {text}")
-
-
-def _device_tests(given: str, slot: InputSlot) -> Iterator[str]:
-    if slot.device is None or slot.device.type == "cpu":
-        yield f"{given}.is_cpu"
-    else:
-        yield f"{given}.is_{slot.device.type}"
-        yield f"{given}.get_device() == {slot.device.index or 0}"
-
-
-def _unpack(names: list[str], value: str) -> str:
-    return f"    {spell_tuple(names)} = {value}"

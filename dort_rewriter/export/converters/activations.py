@@ -8,7 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
+from dort_rewriter.export.converters.comparison import maximum
+from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
 from dort_rewriter.export.converters.powers import logistic, softplus_curve
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -22,10 +23,16 @@ def is_exact_attribute(x: Value, *numbers: Any) -> bool:
     return x.dtype != ir.DataType.DOUBLE and not any(isinstance(n, Value) for n in numbers)
 
 
+_HAS_RELU = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
 @converter("aten::relu")
 def relu(op: Recorder, x: Value) -> Value:
     """relu(Tensor self) -> Tensor"""
-    return op.Relu(x)
+    # NOTE: onnxruntime 1.19 builds no session where Clip follows a Relu of other types.
+    if x.dtype in _HAS_RELU:
+        return op.Relu(x)
+    return op.Where(op.Less(x, 0), 0, x) if is_float(x) else maximum(op, x, like(op, 0, x))
 
 
 @converter("aten::threshold_backward")

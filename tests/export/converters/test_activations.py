@@ -6,11 +6,13 @@ from tests.export.cases import Case, T, table_test
 
 X = torch.tensor([[0.0, -0.3, 0.3, 1.5, -1.5], [-7.0, 7.0, 30.0, -30.0, 0.6]])
 G = T(2, 5)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 IMPLICIT = ("aten::silu_backward", "aten::mish_backward")
 
 CASES = [
     *(Case(f"aten::{n}", (X,)) for n in ("relu", "silu", "mish", "celu", "gelu", "elu")),
+    *(Case("aten::relu", (T(2, 5, dtype=d),)) for d in (torch.float64, *INTEGERS)),
     *(Case(f"aten::{n}", (T(),)) for n in ("relu", "silu", "gelu", "softplus")),
     *(
         Case("aten::gelu", (X,), {"approximate": a}, target_opset=o)

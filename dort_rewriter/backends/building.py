@@ -24,6 +24,7 @@ from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.low_bits import lower_weights
+from dort_rewriter.optimize.own_factors import part_factors
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import (
     compute_halves_in_float,
@@ -34,7 +35,7 @@ from dort_rewriter.optimize.substitutes import substitute
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.kernels import has_kernel, is_wrong, kernel_query
+from dort_rewriter.runtime.kernels import has_kernel, is_wrong, kernel_query, loses_factors
 from dort_rewriter.runtime.low_bits import BITS
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, try_session
@@ -232,6 +233,8 @@ def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -
     changed = compute_halves_in_float(known)
     own = uses_own_kernels(options.optimization)
     changed += substitute(known, is_wrong, own_kernels=own)
+    if loses_factors():
+        changed += part_factors(known)
     return known if changed else model
 
 

@@ -32,11 +32,13 @@ from dort_rewriter.runtime.installed import (
 )
 from dort_rewriter.runtime.providers import CPU, available
 
-__all__ = ["has_kernel", "is_wrong", "kernel_query"]
+__all__ = ["has_kernel", "is_wrong", "kernel_query", "loses_factors"]
 
 logger = logging.getLogger(__name__)
 
 _Frozen = tuple[tuple[str, Any], ...]
+
+_FLOAT16, _FLOAT = int(ir.DataType.FLOAT16), int(ir.DataType.FLOAT)
 
 
 def has_kernel(
@@ -160,6 +162,33 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
             kept = np.array_equal(x, y, equal_nan=True)
             if not kept or (np.signbit(x) != np.signbit(y))[~np.isnan(x)].any():
                 return True
+    return False
+
+
+@functools.cache
+def loses_factors() -> bool:
+    """Tell whether onnxruntime fails at the product of a transposed value with itself."""
+    types, swap = (_FLOAT16, _FLOAT), {"perm": [1, 0]}
+    x, y = (helper.make_tensor_value_info(n, t, [2, 2]) for n, t in zip("xy", types, strict=True))
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], **swap),
+        helper.make_node("Cast", ["t"], ["c"], to=_FLOAT),
+        helper.make_node("MatMul", ["c", "c"], ["y"]),
+    ]
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    model = helper.make_model(
+        helper.make_graph(nodes, "square", [x], [y]),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    try:
+        session.run(None, {"x": np.zeros((2, 2), np.float16)})
+    except bindings().RuntimeException:
+        return True
     return False
 
 

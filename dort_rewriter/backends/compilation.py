@@ -21,21 +21,29 @@ from dort_rewriter.backends.conventions import boxed, boxed_module
 from dort_rewriter.backends.lazy_block import Block
 from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded
-from dort_rewriter.capture.aliases import reads_by_place, reads_gaps, rebase_strided, settle_blocks
+from dort_rewriter.capture.aliases import (
+    reads_by_place,
+    reads_gaps,
+    rebase_strided,
+    results_of,
+    settle_blocks,
+)
 from dort_rewriter.capture.kernel_layouts import correct_layouts
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
 from dort_rewriter.capture.partition import (
     Partition,
     copy_graph,
+    has_a_place,
     most_work_together,
     partition_graph,
 )
 from dort_rewriter.capture.placement import PLACED
-from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.capture.randomness import draw_in_between, hoist_random
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.ties import TIES
 from dort_rewriter.errors import UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import RANDOM
+from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
 
 __all__ = ["compile_graph", "cut", "make_block"]
@@ -139,6 +147,7 @@ def _let_sessions_call(
     if most_work_together(rest, is_called) < recipe.options.min_block_size:
         return []
     called = [n for n, why in refused.items() if not _belongs_in_torch(why) and recipe.may_call(n)]
+    called += _draws_inside(graph_module, recipe, refused)
     for node in called:
         mark_called(node)
     told = [refused.pop(n) for n in called]
@@ -147,6 +156,25 @@ def _let_sessions_call(
         names = ", ".join(f"{count} x {name}" for name, count in counts.items())
         logger.info("A session calls these operators in torch: %s", names)
     return told
+
+
+def _draws_inside(
+    graph_module: torch.fx.GraphModule,
+    recipe: Recipe,
+    refused: dict[torch.fx.Node, UnsupportedOp],
+) -> list[torch.fx.Node]:
+    """All draws of random numbers of a graph, if a session has to make them between its nodes.
+
+    NOTE: all or none, each being needed: sessions keep their order, but among themselves only.
+    """
+    draws = [n for n, why in refused.items() if why.reason == RANDOM]
+    if not draw_in_between(draws) or not all(map(recipe.may_draw, draws)):
+        return []
+    calls = (n for n in graph_module.graph.nodes if n.op == "call_function")
+    if any(has_a_place(n.target) and n not in draws for n in calls):
+        return []
+    needed = ancestors(results_of(graph_module.graph))
+    return draws if needed.issuperset(draws) else []
 
 
 def _takes_from(node: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:

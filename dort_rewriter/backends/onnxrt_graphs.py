@@ -181,6 +181,7 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
         on_built=functools.partial(_record, backend),
         around=functools.partial(_watch, backend),
         calls_torch=True,
+        compared=backend._assert_allclose_to_baseline,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter import env
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import (
@@ -60,6 +61,8 @@ class Recipe:
     """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
     calls_torch: bool = False
     """Let sessions call what has no converter, where the graph would be cut: models run here."""
+    compared: bool = False
+    """Whether results are compared with torch's at each call."""
     as_stored: bool = False
     """Let the model read arguments in the order of their memory: less is copied at each call."""
     make_runner: Callable[[ExportedBlock], Runner] | None = None
@@ -88,17 +91,26 @@ class Recipe:
         with working_on(functools.partial(source_line, node)):
             return self._refusal(node)
 
-    def may_call(self, node: torch.fx.Node) -> bool:
+    def may_call(self, node: torch.fx.Node, *, draws: bool = False) -> bool:
         """Tell whether a session may call what a node of an ATen graph calls, and is to.
 
-        With ``fallback=False`` only what ``placement`` names is: the rest is an error.
+        With ``fallback=False`` only what ``placement`` names is: the rest is an error. So are not
+        ``draws``, which belong to torch.
         """
         asked = find_override(op_name(node.target), self.options.placement)
-        if asked is None and not self.options.fallback:
+        if asked is None and not self.options.fallback and not draws:
             return False
         if asked not in (None, KERNEL) or not self._may_call_any:
             return False
-        return may_be_called(node)
+        return may_be_called(node, draws=draws)
+
+    def may_draw(self, node: torch.fx.Node) -> bool:
+        """Tell whether a session may draw the random numbers of a node, by a call of torch.
+
+        Not where a block is computed again, to be compared: it would draw others.
+        """
+        again = self.options.verify or env.read("DORT_VERIFY") or self.compared
+        return not again and self.may_call(node, draws=True)
 
     @functools.cached_property
     def _may_call_any(self) -> bool:

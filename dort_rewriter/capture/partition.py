@@ -20,7 +20,13 @@ import torch
 from dort_rewriter.capture.aliases import is_write, lineage
 from dort_rewriter.errors import UnsupportedOp
 
-__all__ = ["Partition", "copy_graph", "most_work_together", "partition_graph"]
+__all__ = [
+    "Partition",
+    "copy_graph",
+    "has_a_place",
+    "most_work_together",
+    "partition_graph",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -162,13 +168,13 @@ def _chain_in_order(nodes: Iterable[torch.fx.Node]) -> set[str]:
     Nothing else in a graph says which of them comes first: a block that one of them reads may read
     a later one. These are the names of the nodes that have another node as a last argument now.
     """
-    calls = [n for n in nodes if n.op == "call_function" and _has_a_place(n.target)]
+    calls = [n for n in nodes if n.op == "call_function" and has_a_place(n.target)]
     for before, node in pairwise(calls):
         node.args = (*node.args, before)
     return {n.name for n in calls[1:]}
 
 
-def _has_a_place(target: Any) -> bool:
+def has_a_place(target: Any) -> bool:
     """Tell whether it matters when an operator runs, beside what it reads and writes."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True

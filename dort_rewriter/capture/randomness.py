@@ -7,14 +7,14 @@ depends on the arguments alone, and its numbers enter the graph as inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["RANDOM_DECOMPOSITIONS", "hoist_random"]
+__all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random"]
 
 aten = torch.ops.aten
 
@@ -58,6 +58,25 @@ def hoist_random(graph_module: torch.fx.GraphModule) -> None:
     if changed:
         graph.eliminate_dead_code()
         graph_module.recompile()
+
+
+def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:
+    """Tell whether a draw reads what is computed of tensors, so that a graph is cut there."""
+    seen: set[torch.fx.Node] = set()
+    waiting = [n for draw in draws for n in draw.all_input_nodes]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node not in draws and any(_is_tensor(n) for n in node.all_input_nodes):
+            return True
+        waiting.extend(node.all_input_nodes)
+    return False
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _symbols(graph: torch.fx.Graph) -> dict[str, torch.fx.Node]:

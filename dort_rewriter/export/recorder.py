@@ -29,6 +29,8 @@ class Recorder(Writer):
         """The FX node under conversion."""
         self.walk: Callable[[Recorder, torch.fx.GraphModule, Sequence[Any]], list[Any]]
         """Records another FX graph with a recorder; set by whoever walks."""
+        self.drawn: Value | None = None
+        """What the next draw of random numbers in torch waits for."""
         self.prefix = ""
         """Of the names in a subgraph: they differ from all others of the model."""
         self.serial = itertools.count()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.complex_numbers import has_complex
@@ -56,13 +57,15 @@ _CHECKS = frozenset({"aten::_linalg_check_errors"})
 """Operators that raise an exception or do nothing; in an order that AOTAutograd keeps."""
 
 
-def may_be_called(node: torch.fx.Node) -> bool:
+def may_be_called(node: torch.fx.Node, *, draws: bool = False) -> bool:
     """Tell whether a session may call what a node calls: a function of dense tensors on the CPU
-    to new ones, which writes nothing and draws no random number."""
+    to new ones, which writes nothing, and draws random numbers only where ``draws`` allows it."""
     target = node.target
     if _MARK in node.meta:
         return False
     if _ordered_check(node) is None and not _is_function(target, views=has_complex(node)):
+        return False
+    if not draws and _draws(target):
         return False
     results = node.meta.get("val")
     made = results if isinstance(results, list | tuple) else [results]
@@ -97,12 +100,16 @@ def _is_function(target: Any, *, views: bool) -> bool:
     aliases = [*(a.alias_info for a in schema.arguments), *(r.alias_info for r in schema.returns)]
     if schema.is_mutable or (not views and any(a is not None for a in aliases)):
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags or "dropout_p" in {
-        a.name for a in schema.arguments
-    }:
-        return False
     kinds = [str(r.type) for r in schema.returns]
     return kinds == ["List[Tensor]"] or (bool(kinds) and set(kinds) == {"Tensor"})
+
+
+def _draws(target: Any) -> bool:
+    """Whether an operator may draw random numbers."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    names = {a.name for a in target._schema.arguments}
+    return torch.Tag.nondeterministic_seeded in target.tags or "dropout_p" in names
 
 
 def _is_plain(value: Any) -> bool:
@@ -135,6 +142,10 @@ def is_called(node: torch.fx.Node) -> bool:
     return node.meta.get(_MARK, False) is not False
 
 
+_TOKEN = Result(torch.float32, (0,))
+"""What a draw gives for the next one to wait for."""
+
+
 class TorchCalls(InFront):
     """A dispatcher, before which the nodes that are marked become calls."""
 
@@ -162,6 +173,10 @@ class TorchCalls(InFront):
             if token.op != "placeholder":  # AOTAutograd calls graphs with None for the first one
                 inputs.append(args[0])  # it waits for the check that the token comes from
             given, values = given[2:], values[2:]
+        draws = _draws(node.target)
+        if draws and op.drawn is not None:
+            inputs.append(op.drawn)  # it waits for the draw before it
+        results_of_call = [None if m is None else _result(m) for m in listed]
         call = TorchCall(
             target=check or node.target,  # type: ignore[arg-type]  # what is marked is one
             args=tuple(_arguments(given, values, inputs)),
@@ -169,9 +184,9 @@ class TorchCalls(InFront):
                 key: _argument(value, kwargs[python_name(key)], inputs)
                 for key, value in node.kwargs.items()
             },
-            results=tuple(None if m is None else _result(m) for m in listed),
+            results=(*([_TOKEN] if draws else []), *results_of_call),
             where=source_line(node),
-            ordered=check is not None,
+            ordered=draws or check is not None,
         )
         number = self._register(call)
         node.meta[_MARK] = call
@@ -180,11 +195,14 @@ class TorchCalls(InFront):
             TORCH_CALL,
             *(inputs or [op.constant(0)]),
             domain=OWN_DOMAIN,
-            outputs=len(made),
+            outputs=len(made) + draws,
             operator=call.name,
             call=number,
         )
         results = results if isinstance(results, tuple) else (results,)
+        if draws:
+            op.drawn, *results = results
+            op.drawn.type, op.drawn.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([0])
         all_results: list[Value | None] = [None] * len(listed)
         for i, value in zip(made, results, strict=True):
             all_results[i] = value

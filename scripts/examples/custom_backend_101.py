@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,10 @@ def train_one_step(folder: Path) -> None:
     print(f"\n== one step: the largest difference of a gradient is {max(differences):.1e}")
     for name, instance in zip(("forward", "backward"), storage["instance"], strict=True):
         print(f"\n-- {name}\n{pretty_onnx(instance['onnx'])}")
-        drawing = folder / f"{name}.svg"
-        drawing.write_text(plot_dot(instance["onnx"]).svg(), encoding="utf-8")
+        kind = (
+            "svg" if shutil.which("dot") else "dot"
+        )  # graphviz draws, or whoever reads its source
+        drawing = plot_dot(instance["onnx"]).save(folder / f"{name}.{kind}")
         print(f"-- drawn to {drawing}")
 
 

@@ -14,6 +14,7 @@ import torch
 from dort_rewriter import (
     OptionError,
     OrtBackend,
+    OrtBackendOptions,
     make_aot_ort,
     onnx_custom_backend,
     onnx_debug_backend,
@@ -171,16 +172,14 @@ def test_one_broken_block_does_not_cost_the_others(monkeypatch: pytest.MonkeyPat
         return {}["broken on purpose"] if len(calls) == 1 else ()
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout((x * 2).exp(), 0.0).bernoulli(0.5).sin() * 3
+        return (x * 2).exp().cos().sin() * 3
 
     monkeypatch.setattr("dort_rewriter.backends.building.try_dump", breaks_once)
-    compiled = torch.compile(cut, backend=(backend := OrtBackend()))
+    options = OrtBackendOptions(placement={"aten::cos": "torch"})
+    compiled = torch.compile(cut, backend=(backend := OrtBackend(options)))
     x = torch.randn(3, 4)
     for _ in range(2):
-        torch.manual_seed(0)
-        got = compiled(x)
-        torch.manual_seed(0)
-        torch.testing.assert_close(got, cut(x))
+        torch.testing.assert_close(compiled(x), cut(x))
     assert len(calls) == 2
     assert backend.execution_count == 2
 

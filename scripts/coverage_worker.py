@@ -78,7 +78,7 @@ class Graph:
         except UnsupportedOpError as error:
             refused = {u.node for u in error.unsupported}
             nodes = [n for n in self.module.graph.nodes if n.name in refused]
-            if not nodes or not all(map(may_be_called, nodes)):
+            if not nodes or not all(may_be_called(n, draws=True) for n in nodes):
                 raise
             self.call(nodes)
             exported = self.convert(sweep)
@@ -112,8 +112,11 @@ class Graph:
 
     def __call__(self, *args: Any) -> Any:
         """Run through ONNX Runtime and torch; what follows goes on with torch's results."""
+        before = torch.get_rng_state()
         expected = self.module(*args)
+        behind = torch.get_rng_state()
         if self.executor is not None:
+            torch.set_rng_state(before)  # it draws the same numbers
             try:
                 got = self.executor(*args)
             except Exception as e:
@@ -123,6 +126,7 @@ class Graph:
                 difference = compare(got, expected, self.values_count)
                 if difference and not self.is_noise(args, got, expected):
                     self.judge("wrong", difference)
+            torch.set_rng_state(behind)
         return expected
 
     def is_noise(self, args: Sequence[Any], got: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -137,7 +141,7 @@ class Graph:
             exact = self.module(*wide)
         except (RuntimeError, TypeError, ValueError):  # it insists on the types it was traced with
             return False
-        for a, b, e in zip(got, expected, exact, strict=True):
+        for a, b, e in zip(*map(_in_reals, (got, expected, exact)), strict=True):
             if not compare([a], [b]):
                 continue
             if e.dtype is not torch.float64 or a.dtype != b.dtype or a.shape != b.shape:
@@ -154,9 +158,20 @@ def _has_ties(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and has_torchs_order(node, name, has_kernel=False)
 
 
+def _in_reals(values: Sequence[Any]) -> list[Any]:
+    """Complex tensors as pairs of reals."""
+    return [
+        torch.view_as_real(v.resolve_conj())
+        if isinstance(v, torch.Tensor) and v.is_complex()
+        else v
+        for v in values
+    ]
+
+
 def _as_float64(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
-        return value.double()
+    wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    if isinstance(value, torch.Tensor) and value.dtype in wide:
+        return value.to(wide[value.dtype])
     return value
 
 
@@ -191,6 +206,8 @@ def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = Tr
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> str:
+    if a.is_complex() and b.is_complex():
+        a, b = _in_reals((a, b))
     relative = TOLERANCE.get(b.dtype, 1e-4 if b.dtype.is_floating_point else 0.0)
     absolute = relative / 10
     if b.dtype.is_floating_point and b.numel():

@@ -27,7 +27,7 @@ __all__ = [
     "reads_storage",
     "rebase_strided",
     "results_of",
-    "rewritten_argument",
+    "rewriting",
     "settle_blocks",
 ]
 
@@ -84,17 +84,18 @@ def _base(node: torch.fx.Node) -> torch.fx.Node | None:
     return base if mine and mine <= theirs else None
 
 
-def rewritten_argument(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument that a node is a copy of, but for the parts written.
+def rewriting(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The argument that a node is a copy of, but for the parts written, and all from the node up
+    to it; nothing if it is no such copy.
 
     In torch the copy begins in its storage where the argument does, whatever the fake tensors say.
     """
-    source = node
-    while source.target in _WRITE_PART:
-        first = source.args[0]
+    found = [node]
+    while found[-1].target in _WRITE_PART:
+        first = found[-1].args[0]
         assert isinstance(first, torch.fx.Node)
-        source = lineage(first)[-1]
-    return source if source is not node and source.op == "placeholder" else None
+        found += lineage(first)
+    return found[::-1] if found[-1].op == "placeholder" and len(found) > 1 else []
 
 
 def is_write(node: torch.fx.Node) -> bool:

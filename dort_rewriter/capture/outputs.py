@@ -24,7 +24,7 @@ from dort_rewriter.capture.aliases import (
     lineage,
     reads_storage,
     results_of,
-    rewritten_argument,
+    rewriting,
 )
 from dort_rewriter.capture.layouts import covers, is_dense, lies_as_ordered, storage_order
 from dort_rewriter.capture.replaying import Unknown, is_static, lay_out, replay, strided
@@ -96,7 +96,8 @@ class _Planner:
             try:
                 slots.append(self._slot(leaf))
             except Unknown as e:
-                self.left.append(e.node)
+                # What torch computes begins where the copies before it do.
+                self.left += [e.node, *rewriting(e.node)[1:-1]]
             if isinstance(leaf, torch.fx.Node):
                 self.first.setdefault(leaf, i)
         return OutputPlan(tuple(self.outputs), tuple(slots), tuple(dict.fromkeys(self.left)))
@@ -187,9 +188,9 @@ def _shows_place(owner: torch.fx.Node, view: torch.fx.Node) -> bool:
     AOTAutograd does that where sizes are symbolic: it must be counted from where the storage of
     the argument begins, which is known at run time only.
     """
-    if (argument := rewritten_argument(owner)) is None:
+    if not (copies := rewriting(owner)):
         return False
-    sizes = (s for n in (argument, view) for s in (*n.meta["val"].shape, *n.meta["val"].stride()))
+    sizes = (s for n in (copies[0], view) for s in (*n.meta["val"].shape, *n.meta["val"].stride()))
     return any(isinstance(s, torch.SymInt) for s in sizes)
 
 

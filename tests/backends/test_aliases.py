@@ -230,6 +230,10 @@ OF_PAIRS: dict[str, F] = {
 OF_LATE: dict[str, F] = {
     "diagonal written": lambda x: (x.expand(2, *x.shape), x.diagonal().fill_(1))[0],
     "row written": lambda x: (y := x[-1].split(2)[1], y[::2].add_(1))[0],
+    "chunk written twice": lambda x: (y := x.chunk(2, 1)[0], y.add_(1), y.relu_())[0],
+    "view of a chunk written twice": lambda x: (y := x.chunk(2, 1)[0].t(), y.add_(1), y.relu_())[
+        0
+    ],
     "column written": lambda x: (x[:, 1].zero_(), x.t()[1:])[1],
 }
 """Of what begins in the middle of its storage."""

@@ -66,6 +66,8 @@ def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
         and not op.name().startswith(complex_ones)
         and torch.Tag.nondeterministic_seeded not in op.tags
     }
+    for op in found.keys() & _CORRECTED.keys():
+        found[op] = _CORRECTED[op](found[op])
     for op in found:
         if op.name().startswith("aten::fft_") and op.has_kernel_for_dispatch_key(_IMPLICIT):
             found[op] = _implicitly(op)
@@ -79,6 +81,30 @@ def _implicitly(op: torch._ops.OpOverload) -> Callable[..., Any]:
         return op._op_dk(_IMPLICIT, *args, **kwargs)
 
     return decomposed
+
+
+def _cross_entropy_of_logits(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel computes in place of the target, and gives its type: torch 2.8 the wider one."""
+
+    def decomposed(
+        x: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        pos_weight: torch.Tensor | None = None,
+        reduction: int = 1,
+    ) -> Any:
+        loss = decompose(x, target, weight, pos_weight, 0).to(target.dtype)
+        if reduction == 0:
+            return loss
+        return loss.mean() if reduction == 1 else loss.sum()
+
+    return decomposed
+
+
+_CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+}
+"""What is made of a decomposition of torch that gives other types than its kernel."""
 
 
 def filter_decomposition_table(

@@ -1,4 +1,4 @@
-"""What torch 2.8 records wrongly: quotients of integers of symbolic sizes, norms over one."""
+"""What torch 2.8 records wrongly: quotients of integers of symbolic sizes, norms, a loss."""
 
 from __future__ import annotations
 
@@ -92,3 +92,43 @@ def test_norms_over_one_element(name: str) -> None:
     x = torch.linspace(-2, 2, 12).view(4, 3)
     compiled = torch.compile(NORMS[name], backend=OrtBackend())
     torch.testing.assert_close(compiled(x), NORMS[name](x))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    ("dtype", "of_target"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float32, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_loss_of_logits_has_the_type_of_the_target(
+    dtype: torch.dtype, of_target: torch.dtype, reduction: str
+) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> Any:
+        loss = torch.nn.functional.binary_cross_entropy_with_logits
+        found = [
+            loss(x, y, reduction=reduction),
+            loss(x, y, weight=w, reduction=reduction),
+            loss(x, y, pos_weight=w, reduction=reduction),
+        ]
+        return *found, found[0] * 2
+
+    x, y = torch.linspace(-3, 3, 12).view(3, 4), torch.rand(3, 4)
+    arguments = x.to(dtype), y.to(of_target), torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=of_target)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=OrtBackend())
+    # A loss of float64 is made of logarithms of float32 numbers, in float32.
+    near = (
+        {} if of_target is dtype or of_target is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    )
+    torch.testing.assert_close(compiled(*arguments), function(*arguments), **near)
+    x, y, w = arguments
+    grads = [
+        torch.autograd.grad(f(z := x.clone().requires_grad_(), y, w)[1].sum(), z)
+        for f in (compiled, function)
+    ]
+    torch.testing.assert_close(*grads)

@@ -88,6 +88,50 @@ def test_a_refusal_that_names_an_address_is_torchs() -> None:
     assert not judge(program).failed
 
 
+def test_an_error_of_dynamo_is_torchs_if_aot_autograd_raises_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compiled(function: Callable[..., Any], backend: str, **options: Any) -> Any:
+        def call(*args: torch.Tensor) -> None:
+            raise ValueError("traced") if backend == "aot_eager" else IndexError("guarded")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    program = RandomProgram(("torch.randn((2, n))",), ("v0 = a0 * 2",), ("v0",))
+    verdict = judge(program)
+    assert verdict.kind == "torch's"
+    assert "guarded" in verdict.text
+
+
+@pytest.mark.parametrize("results", [("v0",), ("v0", "v1"), ("v1",)])
+def test_where_a_copy_begins_in_its_memory_is_as_it_happens(results: tuple[str, ...]) -> None:
+    """Eager mode copies what is before the argument, too."""
+    lines = ("v0 = a0.slice_scatter(a0[:1] * 2, 0, 0, 1)", "v1 = v0[1:]")
+    assert judge(RandomProgram(("torch.randn((n, 3))[1:]",), lines, results)).kind == "right"
+
+
+def test_a_part_elsewhere_in_its_memory_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_it = torch.compile
+
+    def compiled(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            whole, part = function(x.contiguous().clone())
+            return whole, whole[: part.shape[0]].copy_(part.clone())
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    lines = ("v0 = a0.slice_scatter(a0[:1] * 2, 0, 0, 1)", "v1 = v0[1:]")
+    program = RandomProgram(("torch.ones((n + 1, 3))[1:]",), lines, ("v0", "v1"))
+    verdict = judge(program)
+    assert verdict.kind == "wrong"
+    assert "r1 layout" in verdict.text
+
+
 def test_gradients_that_torch_loses_too_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the second argument, under each backend."""
 

@@ -146,3 +146,24 @@ def test_the_arguments_are_there_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="out of bounds"):
         compiled(x, _column(0, -1))
     torch.testing.assert_close(x, X + 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.softmax(x, 2),
+        lambda x: functional.log_softmax(x, -3),
+        lambda x: functional.log_softmax(x, 2),
+        lambda x: functional.log_softmax(x.double(), 2),
+        lambda x: functional.softmin(x, 4),
+        lambda x: functional.softmax(x, 5, dtype=torch.float64),
+        lambda x: x.sort(2)[0],
+        lambda x: x.sort(stable=True, dim=2)[0],
+        lambda x: x.argsort(-3),
+    ],
+)
+def test_a_dimension_that_a_tensor_has_not(function: Function) -> None:
+    """torch traces it as if it were there; 2.8 sees some of them."""
+    compiled, _ = compile_strictly(lambda x: function(x + 1) * 2, fallback=True)
+    with pytest.raises((IndexError, RuntimeError), match="Dimension out of range"):
+        compiled(X)

@@ -8,11 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.values import Value
 
 __all__ = [
     "HALVES",
     "cast_like",
+    "check_dimension",
     "is_bool",
     "is_float",
     "like",
@@ -84,3 +86,10 @@ def is_bool(value: Any) -> bool:
     if isinstance(value, ir.Value):
         return value.dtype == ir.DataType.BOOL
     return isinstance(value, bool)
+
+
+def check_dimension(x: Value, dim: int) -> None:
+    """Refuse a dimension that a value has not: torch raises when it runs, not when it traces."""
+    rank = max(x.rank or 0, 1)
+    if x.rank is not None and not -rank <= dim < rank:
+        raise Refused(f"torch has no dimension {dim} of {rank}")

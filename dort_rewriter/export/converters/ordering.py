@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.cumulative import has_known_size, running_maximum
-from dort_rewriter.export.converters.opmath import is_bool, is_float
+from dort_rewriter.export.converters.opmath import check_dimension, is_bool, is_float
 from dort_rewriter.export.converters.reductions import extremum, has_nan
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -131,6 +131,7 @@ def sort_stable(
     op: Recorder, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value]:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
+    check_dimension(x, dim)
     if x.rank == 0:
         return x, op.cast(0, ir.DataType.INT64)
     axis = dim % x.rank

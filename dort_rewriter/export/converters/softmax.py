@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.opmath import widen
+from dort_rewriter.export.converters.opmath import check_dimension, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.shapes import may_be_zero
@@ -16,6 +16,7 @@ from dort_rewriter.graph.values import Value
 
 def _along(op: Recorder, onnx_op: str, x: Value, dim: int) -> Value:
     """Apply a normalization along a dimension; ONNX has none for a rank-0 tensor."""
+    check_dimension(x, dim)
     if x.rank:
         return op.call(onnx_op, x, axis=dim % x.rank)
     return op.Reshape(op.call(onnx_op, op.Reshape(x, [1]), axis=0), op.vector([]))
@@ -38,6 +39,7 @@ def log_softmax(op: Recorder, x: Value, dim: int, half_to_float: bool) -> Value:
     if x.dtype != ir.DataType.DOUBLE or not x.rank or any(may_be_zero(d) for d in x.dims):
         return _along(op, "LogSoftmax", x, dim)
     # NOTE: ORT's kernel for float64 loses a NaN and infinities of a row.
+    check_dimension(x, dim)
     axes = [dim % x.rank]
     centred = op.Sub(x, op.ReduceMax(x, axes, keepdims=1))
     return op.Sub(centred, op.Log(op.ReduceSum(op.Exp(centred), axes, keepdims=1)))

@@ -132,6 +132,16 @@ def test_a_part_elsewhere_in_its_memory_is_wrong(monkeypatch: pytest.MonkeyPatch
     assert "r1 layout" in verdict.text
 
 
+def test_one_graph_that_aot_autograd_refuses_is_judged_beside_another() -> None:
+    """What it makes of the second, behind a break, is a view on some torch."""
+    program = RandomProgram(
+        ("torch.randn((1, 3)).expand(n, 3)",),
+        ("a0.masked_fill_(a0 > 1, 2.5)", "a0.unsqueeze_(0)", "v0 = a0 @ a0.mT"),
+        ("v0",),
+    )
+    assert not judge(program).failed
+
+
 def test_gradients_that_torch_loses_too_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the second argument, under each backend."""
 

@@ -94,8 +94,8 @@ class Recipe:
     def may_call(self, node: torch.fx.Node, *, draws: bool = False) -> bool:
         """Tell whether a session may call what a node of an ATen graph calls, and is to.
 
-        With ``fallback=False`` only what ``placement`` names is: the rest is an error. So are not
-        ``draws``, which belong to torch.
+        With ``fallback=False`` only what ``placement`` names is: the rest is an error, but for
+        ``draws``, which torch makes in any case.
         """
         asked = find_override(op_name(node.target), self.options.placement)
         if asked is None and not self.options.fallback and not draws:

@@ -98,12 +98,19 @@ def _export(call: Call, shapes: Any, attempts: Sequence[bool]) -> torch.export.E
 
 
 def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProgram | Exception:
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    before = set(hooks)
     try:
         return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
         logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
         return e
+    finally:
+        # An export that fails (torch 2.8) leaves its hook on the buffers of all modules
+        # behind: each later assignment to one would pass it, and break the graph of Dynamo.
+        for left in set(hooks) - before:
+            del hooks[left]
 
 
 def _advice(error: Exception) -> str:

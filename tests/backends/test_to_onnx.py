@@ -194,6 +194,24 @@ def test_data_dependent_control_flow(strict: bool) -> None:
         to_onnx(Branch(), (X,), export_options={"strict": strict})
 
 
+def test_an_export_that_fails_leaves_no_hook_on_buffers() -> None:
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += x.shape[0]
+            return x * self.seen
+
+    with pytest.raises(CaptureError):
+        to_onnx(Branch(), (X,))
+    model = Counted()
+    compiled = torch.compile(model, backend="onnxrt", fullgraph=True)
+    torch.testing.assert_close(compiled(X), X * X.shape[0])
+    assert int(model.seen) == X.shape[0]
+
+
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(CaptureError, match=r"(?s)Affine.*Check that the model runs on these args"):
         to_onnx(Affine(), (X, X, X))

@@ -145,8 +145,18 @@ def _has_kernel(node: torch.fx.Node) -> bool:
 
 
 def _is_one(node: torch.fx.Node, name: str) -> bool:
-    """Tell whether a node is one kernel in torch, and many nodes in ONNX."""
-    return name in ONE_KERNEL or (name in RUNNING and not has_known_size(node))
+    """Tell whether a node is one kernel in torch, and many nodes in ONNX, or other numbers."""
+    running = name in RUNNING and not has_known_size(node)
+    return name in ONE_KERNEL or running or _is_complex_abs(node, name)
+
+
+def _is_complex_abs(node: torch.fx.Node, name: str) -> bool:
+    """Tell whether a node is the size of complex numbers: the gradient of a largest norm, which is
+    torch's, looks for sizes that are equal to it, and another rounding finds none."""
+    return name == "aten::abs" and any(
+        isinstance(v := n.meta.get("val"), torch.Tensor) and v.is_complex()
+        for n in node.all_input_nodes
+    )
 
 
 def _is_getitem(node: torch.fx.Node) -> bool:

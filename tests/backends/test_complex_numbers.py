@@ -139,6 +139,22 @@ def test_options(name: str, options: dict[str, Any]) -> None:
             torch.testing.assert_close(compiled(*arguments), function(*arguments))
 
 
+@pytest.mark.parametrize("order", [float("inf"), float("-inf")])
+def test_gradient_of_largest_norms_finds_the_largest(order: float) -> None:
+    compiled = torch.compile(
+        lambda x: torch.linalg.vector_norm(x * 1, order) * 2, backend="onnxrt", dynamic=True
+    )
+    for size in range(2, 12):
+        x = weights(size, 3)
+        again = x.detach().clone().requires_grad_()
+        expected = torch.linalg.vector_norm(again * 1, order) * 2
+        expected.backward()
+        found = compiled(x)
+        found.backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(x.grad, again.grad)
+
+
 def test_calls_are_verified() -> None:
     function, make = PROGRAMS["FNO"]
     compiled = torch.compile(function, backend=OrtBackend(OrtBackendOptions(verify=True)))

@@ -1,4 +1,7 @@
-"""What torch 2.8 records wrongly of its operators: types and sizes, here made right."""
+"""What torch records wrongly of its operators: types and sizes, here made right.
+
+Of normalizations every torch does, of the rest 2.8.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,27 @@ aten = torch.ops.aten
 _QUOTIENTS = frozenset({aten.div.Tensor, aten.div.Scalar})
 """Those of integers are recorded as integers where sizes are symbolic."""
 
+_HALVES = frozenset({torch.bfloat16, torch.float16})
+
+_NORMS = frozenset(
+    {
+        aten.native_layer_norm.default,
+        aten.native_group_norm.default,
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+    }
+)
+_GRADIENTS = frozenset(
+    {
+        aten.native_layer_norm_backward.default,
+        aten.native_group_norm_backward.default,
+        aten.native_batch_norm_backward.default,
+    }
+)
+
 
 def correct_records(graph: torch.fx.Graph) -> None:
     """Note the type and the sizes that kernels give, and what becomes of them further on."""
@@ -25,6 +49,8 @@ def correct_records(graph: torch.fx.Graph) -> None:
             node.meta["val"] = _like(value, torch.get_default_dtype())
         elif node.target is aten.linalg_vector_norm.default:
             _correct_norm(node)
+        elif node.target in _NORMS or node.target in _GRADIENTS:
+            _correct_normalization(node)
         elif _is_operator(node) and not corrected.isdisjoint(node.all_input_nodes):
             _follow(node)
         if node.meta.get("val") is not value:
@@ -51,6 +77,24 @@ def _correct_norm(node: torch.fx.Node) -> None:
     dtype = node.kwargs.get("dtype") or read.dtype
     if isinstance(dtype, torch.dtype) and recorded.dtype is not dtype and not dtype.is_complex:
         node.meta["val"] = _like(recorded, dtype)
+
+
+def _correct_normalization(node: torch.fx.Node) -> None:
+    """With numbers of 16 bits beside weights of 32 (autocast), statistics and gradients of weights
+    have 32, and the gradient of the numbers has 16: recorded are 16, or 32 for all."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    x, recorded = node.args[node.target in _GRADIENTS], node.meta.get("val")
+    assert isinstance(x, torch.fx.Node)
+    read = x.meta.get("val")
+    if torch.float32 not in types or not isinstance(read, torch.Tensor):
+        return
+    if read.dtype not in _HALVES or not isinstance(recorded, list | tuple):
+        return
+    wanted = [read.dtype, *(torch.float32 for _ in recorded[1:])]
+    if any(v is not None and v.dtype is not d for v, d in zip(recorded, wanted, strict=True)):
+        pairs = zip(recorded, wanted, strict=True)
+        node.meta["val"] = tuple(None if v is None else _like(v, d) for v, d in pairs)
 
 
 def _is_operator(node: torch.fx.Node) -> bool:

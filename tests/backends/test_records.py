@@ -1,7 +1,9 @@
-"""What torch 2.8 records wrongly: quotients of integers of symbolic sizes, norms, a loss."""
+"""What torch records wrongly: 2.8 quotients of integers of symbolic sizes, norms, a loss; each
+version the statistics of normalizations beside halves."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 from dort_rewriter import OrtBackend, to_onnx
 
@@ -132,3 +135,50 @@ def test_a_loss_of_logits_has_the_type_of_the_target(
         for f in (compiled, function)
     ]
     torch.testing.assert_close(*grads)
+
+
+NORMALIZATIONS: dict[str, Callable[[], nn.Module]] = {
+    "batch": lambda: nn.BatchNorm2d(8),
+    "group": lambda: nn.GroupNorm(4, 8),
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+    "layer": lambda: nn.LayerNorm([8, 6, 6]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_gradients_of_weights_beside_halves_are_rounded_as_float32(
+    name: str, dynamic: bool | None
+) -> None:
+    """torch records their statistics as halves: a mean of three has then an error of 1 %."""
+    torch.manual_seed(0)
+    norm = NORMALIZATIONS[name]()
+    exact = copy.deepcopy(norm).double()
+    x = (torch.randn(4, 8, 6, 6) + 3).bfloat16().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    weights = torch.randn(4, 8, 6, 6).bfloat16()
+    compiled = torch.compile(norm, backend="onnxrt", fullgraph=True, dynamic=dynamic)
+    result = compiled(x)
+    assert result.dtype is torch.bfloat16
+    result.backward(weights)
+    exact(wide).backward(weights.double())
+    for ours, other in zip(norm.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), other.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_statistics_beside_halves_have_the_type_of_eager_mode(training: bool) -> None:
+    weight = torch.rand(8)
+
+    def normalized(x: torch.Tensor) -> list[torch.Tensor]:
+        over = torch.native_layer_norm(x.reshape(2, 16, 8), [8], weight, weight, 1e-5)
+        by_group = torch.native_group_norm(x, weight, weight, 2, 8, 16, 4, 1e-5)
+        running = (None, None) if training else (weight, weight)
+        batch = torch.native_batch_norm(x, weight, weight, *running, training, 0.1, 1e-5)
+        return [*over, *by_group, *batch]
+
+    x = torch.randn(2, 8, 4, 4).bfloat16()
+    compiled = torch.compile(lambda x: normalized(x * 2), backend="onnxrt", fullgraph=True)
+    for ours, other in zip(compiled(x), normalized(x * 2), strict=True):
+        torch.testing.assert_close(ours, other)

@@ -93,16 +93,32 @@ def _cross_entropy_of_logits(decompose: Callable[..., Any]) -> Callable[..., Any
         pos_weight: torch.Tensor | None = None,
         reduction: int = 1,
     ) -> Any:
-        loss = decompose(x, target, weight, pos_weight, 0).to(target.dtype)
-        if reduction == 0:
-            return loss
-        return loss.mean() if reduction == 1 else loss.sum()
+        return _reduced(decompose(x, target, weight, pos_weight, 0).to(target.dtype), reduction)
 
     return decomposed
 
 
+def _loss_of_input(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel gives the type of its input, torch's decomposition the wider one."""
+
+    def decomposed(
+        x: torch.Tensor, target: torch.Tensor, reduction: int = 1, *rest: Any, **named: Any
+    ) -> Any:
+        return _reduced(decompose(x, target, 0, *rest, **named).to(x.dtype), reduction)
+
+    return decomposed
+
+
+def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
+    if reduction == 0:
+        return loss
+    return loss.mean() if reduction == 1 else loss.sum()
+
+
 _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+    torch.ops.aten.huber_loss.default: _loss_of_input,
+    torch.ops.aten.soft_margin_loss.default: _loss_of_input,
 }
 """What is made of a decomposition of torch that gives other types than its kernel."""
 

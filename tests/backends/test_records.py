@@ -137,6 +137,20 @@ def test_a_loss_of_logits_has_the_type_of_the_target(
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("of_target", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["huber_loss", "soft_margin_loss"])
+def test_a_loss_beside_a_wider_target_has_the_type_of_its_input(
+    name: str, of_target: torch.dtype, reduction: str
+) -> None:
+    loss = getattr(torch.nn.functional, name)
+    x = torch.linspace(-3, 3, 12).to(torch.bfloat16 if of_target is torch.float32 else None)
+    target = torch.linspace(1, -1, 12, dtype=of_target)
+    compiled = torch.compile(lambda x, y: loss(x * 2, y, reduction=reduction), backend="onnxrt")
+    expected = loss(x * 2, target, reduction=reduction)
+    torch.testing.assert_close(compiled(x, target), expected)
+
+
 NORMALIZATIONS: dict[str, Callable[[], nn.Module]] = {
     "batch": lambda: nn.BatchNorm2d(8),
     "group": lambda: nn.GroupNorm(4, 8),

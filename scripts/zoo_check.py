@@ -277,7 +277,7 @@ def smallest_scale(results: Results) -> float:
 def largest(value: Any) -> float:
     if not isinstance(value, torch.Tensor) or not value.numel():
         return 0.0
-    wide = value.detach().abs().double()
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).abs()
     finite = wide[wide.isfinite()]
     return float(finite.max()) if finite.numel() else 0.0
 

@@ -13,6 +13,7 @@ from tests.backends.ways import compile_strictly
 
 X = torch.arange(20.0).reshape(4, 5) / 7
 ROWS = torch.ones(4, 2)
+ROWS5 = torch.arange(10.0).reshape(2, 5)
 
 
 def I(*numbers: int) -> torch.Tensor:  # noqa: E743
@@ -69,6 +70,12 @@ INDEXED: dict[str, tuple[Function, torch.Tensor, torch.Tensor]] = {
         lambda x, i: x.index_put((i, i), torch.ones(2), accumulate=True),
         I(-4, 3),
         I(0, 4),
+    ),
+    "index_put_too_few": (lambda x, i: x.index_put((i > 0,), ROWS5), I(0, 1, 0, 1), I(1, 1, 0, 1)),
+    "index_put_too_many": (
+        lambda x, i: x.index_put((i > 0,), ROWS5),
+        I(0, 1, 0, 1),
+        I(0, 0, 0, 1),
     ),
     "scatter": (lambda x, i: x.scatter(1, i, torch.ones(1, 2)), _column(0, 4), _column(0, -1)),
     "scatter_value": (lambda x, i: x.scatter(1, i, 2.0), _column(0, 4), _column(0, -1)),

@@ -139,3 +139,24 @@ def test_a_batch_of_nothing_is_resized(mode: str, grad: bool) -> None:
         got.sum().backward()
         assert x.grad is not None
         assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16])
+def test_a_mask_that_selects_nothing(dtype: torch.dtype, accumulate: bool) -> None:
+    """Tokens that no expert takes."""
+
+    def put(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return x.clone().index_put_((mask,), rows, accumulate)
+
+    compiled, _ = compile_strictly(put, dynamic=True)
+    x = torch.arange(12).reshape(4, 3).to(dtype)
+    for places in ([], [2], [0, 3], [0, 1, 2], []):
+        mask = torch.zeros(4, dtype=torch.bool)
+        mask[places] = True
+        rows = torch.ones(len(places), 3, dtype=dtype)
+        torch.testing.assert_close(compiled(x, mask, rows), put(x, mask, rows))
+    for source in (torch.ones(12, dtype=dtype), torch.ones(0, dtype=dtype)):
+        compiled, _ = compile_strictly(torch.masked_scatter, dynamic=True)
+        mask = torch.zeros(4, 3, dtype=torch.bool)
+        torch.testing.assert_close(compiled(x, mask, source), x)

@@ -217,7 +217,7 @@ def _put_by_mask(
     elif axis == 0 and (values.rank <= rest or values.dims[-rest - 1] == 1):
         chosen = values if values.rank <= rest else op.Squeeze(values, [0])
     elif axis == 0 and values.rank == rest + 1:
-        chosen = _in_turn(op, mask, values)
+        chosen = _in_turn(op, mask, _as_many(op, mask, values))
     else:
         return None
     where = op.cast(mask, ir.DataType.BOOL)
@@ -225,8 +225,18 @@ def _put_by_mask(
     return op.Where(where, _add(op, x, chosen) if accumulate else chosen, x)
 
 
+def _as_many(op: Recorder, mask: Value, values: Value) -> Value:
+    """The values, which are as many as a mask has true elements: others fail, as in eager mode."""
+    count = op.ReduceSum(flatten(op, op.cast(mask, ir.DataType.INT64)), keepdims=0)
+    rest = [op.size(values, i) for i in range(1, values.rank)]
+    return op.Reshape(values, op.vector([count, *rest]), allowzero=1)
+
+
 def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:
     """Return, at each true element of a mask, the next of the values (elsewhere: anything)."""
+    if not (isinstance(values.dims[0], int) and values.dims[0] > 0):  # Gather wants one at least
+        one = op.vector([1, *(op.size(values, i) for i in range(1, values.rank))])
+        values = op.Concat(values, op.cast(op.ConstantOfShape(one), values.dtype), axis=0)
     order = op.CumSum(flatten(op, op.cast(mask, ir.DataType.INT64)), 0)
     places = op.Reshape(op.Max(op.Sub(order, 1), 0), op.sizes(mask))
     return op.Gather(values, places, axis=0)

@@ -207,12 +207,14 @@ def _spread_axis(op: Recorder, share: Value, axis: int, size: Size, windows: Win
         apart = pad_axes(op, op.Unsqueeze(share, [place + 1]), [0, stride - 1], [place + 1])
         sizes[axis] = length
         share = op.Reshape(apart, op.vector(sizes))
-    parts = []
-    for i in range(windows.kernel):
-        before = i - windows.padding
-        after = size - length - before
-        parts.append(pad_axes(op, share, [before, after], [place]))
-    return functools.reduce(op.Add, parts)
+    last = windows.kernel - 1
+    parts = [pad_axes(op, share, [i, last - i], [place]) for i in range(windows.kernel)]
+    added = functools.reduce(op.Add, parts)
+    end = size + windows.padding
+    missing = end - (length + last)
+    missing = max(missing, 0) if isinstance(missing, int) else op.Max(missing, 0)
+    whole = pad_axes(op, added, [0, missing], [place])
+    return op.Slice(whole, [windows.padding], op.vector([end]), [place])
 
 
 @converter("aten::avg_pool1d")

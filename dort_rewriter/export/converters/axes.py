@@ -19,6 +19,7 @@ __all__ = [
     "from_front",
     "normalize_position",
     "pad_axes",
+    "pad_whole",
     "product",
     "reshape",
     "result_dims",
@@ -104,9 +105,37 @@ def pad_axes(
     for place, axis in enumerate(axes):
         amounts[axis % x.rank] = pads[place]
         amounts[axis % x.rank + x.rank] = pads[place + len(axes)]
-    inputs = [x, op.vector(amounts), *([] if filler is None else [filler])]
-    result: Value = op.Pad(*inputs, **attributes)
-    return result
+    return pad_whole(op, x, amounts, filler, **attributes)
+
+
+def pad_whole(
+    op: Recorder, x: Value, amounts: Sequence[Any], filler: Any = None, **attributes: Any
+) -> Value:
+    """Pad or crop by amounts for all axes: those in front, then those behind.
+
+    NOTE: onnxruntime 1.19 gives wrong elements where it crops all of an axis on one side and pads
+    it on the other: such an axis is padded, then cropped.
+    """
+    befores, afters = amounts[: x.rank], amounts[x.rank :]
+    turned = [
+        axis
+        for axis, (before, after) in enumerate(zip(befores, afters, strict=True))
+        if _may_crop_all(before, after, x.dims[axis])
+    ]
+    kept = [a if i % x.rank not in turned else max(a, 0) for i, a in enumerate(amounts)]
+    result: Value = op.Pad(x, op.vector(kept), *([] if filler is None else [filler]), **attributes)
+    if not turned:
+        return result
+    starts = [-min(befores[axis], 0) for axis in turned]
+    ends = [min(afters[axis], 0) or END for axis in turned]
+    return op.Slice(result, starts, ends, turned)
+
+
+def _may_crop_all(before: Any, after: Any, size: int | ir.SymbolicDim) -> bool:
+    if not isinstance(before, int) or not isinstance(after, int):
+        return False
+    crop, added = sorted((before, after))
+    return crop < 0 < added and (not isinstance(size, int) or size <= -crop)
 
 
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:

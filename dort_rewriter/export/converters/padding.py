@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import END, pad_axes
+from dort_rewriter.export.converters.axes import END, pad_axes, pad_whole
 from dort_rewriter.export.converters.opmath import store, widen
 from dort_rewriter.export.converters.windows import Size
 from dort_rewriter.export.recorder import Recorder
@@ -23,12 +23,13 @@ def constant_pad_nd(op: Recorder, x: Value, pad: Sequence[Any], value: Any = 0) 
         return x
     first = x.rank - len(pad) // 2
     begins, ends = list(pad[::2])[::-1], list(pad[1::2])[::-1]
-    pads = op.vector([*[0] * first, *begins, *[0] * first, *ends])
+    pads = [*[0] * first, *begins, *[0] * first, *ends]
     filler = op.cast(value, op.dtype) if isinstance(value, Value) else value
     if x.dtype == ir.DataType.BOOL:  # onnxruntime 1.19 has no kernel for it
         wide = op.cast(x, ir.DataType.INT32)
-        return op.cast(op.Pad(wide, pads, op.cast(filler, ir.DataType.INT32)), ir.DataType.BOOL)
-    return op.Pad(x, pads, filler)
+        padded = pad_whole(op, wide, pads, op.cast(filler, ir.DataType.INT32))
+        return op.cast(padded, ir.DataType.BOOL)
+    return pad_whole(op, x, pads, filler)
 
 
 # -- reflection and replication ----------------------------------------------------------------

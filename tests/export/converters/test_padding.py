@@ -45,6 +45,11 @@ CASES = [
     Case("aten::constant_pad_nd", (T(2, 3, dtype=torch.int64), [1, 1], 7)),
     Case("aten::constant_pad_nd", (T(2, 3, dtype=torch.bool), [1, 1], True)),
     Case("aten::constant_pad_nd", (T(2, 3), [])),
+    Case("aten::constant_pad_nd", (T(2, 3), [2, -3]), dynamic=False),
+    Case("aten::constant_pad_nd", (T(2, 1), [-1, 2, 0, 1], 7.0), dynamic=False),
+    Case("aten::constant_pad_nd", (T(2, 3, dtype=torch.float64), [1, -3, -2, 1]), dynamic=False),
+    Case("aten::constant_pad_nd", (T(2, 3, dtype=torch.int64), [-3, 1]), dynamic=False),
+    Case("aten::constant_pad_nd", (T(2, 3, dtype=torch.bool), [1, -3]), dynamic=False),
 ]
 
 

@@ -76,6 +76,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Tensors]]] = {
     "turned argument": (lambda x: (x * 2j).sum(0) + 1, lambda: (weights(3, 4).detach().t(),)),
     "nothing": (lambda x: (x * 2).sum(0) + 1j, lambda: (weights(0, 4).detach(),)),
     "one number": (lambda x: x * (1 + 2j) - 3, lambda: (weights().detach(),)),
+    "converted": (
+        lambda x: (
+            torch.ops.prims.convert_element_type(x * 2j, torch.complex64),
+            torch.ops.prims.convert_element_type((x.real * 2), torch.complex64) * 1j,
+        ),
+        lambda: (weights(3, 4).detach(),),
+    ),
     "double": (
         lambda x, y: (x * y).abs() + (x + y).angle(),
         lambda: (weights(3).detach().to(torch.cdouble), drawn(2, 3, grad=False).double()),

@@ -77,6 +77,10 @@ def _to_copy(op: Recorder, x: Any, *, dtype: Any = None) -> Value:
     return pairs_of(op, x, op.dtype)
 
 
+def _convert(op: Recorder, x: Any, dtype: Any) -> Value:
+    return _to_copy(op, x)
+
+
 def _of_parts(op: Recorder, real: Value, imaginary: Value) -> Value:
     sizes = op.vector(broadcast_sizes(op, (real, imaginary)))
     return join(op, op.Expand(real, sizes), op.Expand(imaginary, sizes))
@@ -135,7 +139,7 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten::mul.Tensor", "aten::mul.Scalar"), _mul),
     **dict.fromkeys(("aten::mm", "aten::bmm"), _product),
     **dict.fromkeys(("aten::masked_fill.Scalar", "aten::masked_fill.Tensor"), _masked_fill),
-    **dict.fromkeys(("aten::_to_copy", "prims::convert_element_type"), _to_copy),
+    "aten::_to_copy": _to_copy,
     "aten::abs": _abs,
     "aten::addmm": _added_product,
     "aten::angle": _angle,
@@ -151,4 +155,5 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "aten::view_as_complex": _as_complex,
     "aten::view_as_real": _as_real,
     "aten::where.self": _where,
+    "prims::convert_element_type": _convert,
 }

@@ -80,8 +80,8 @@ def _correct_norm(node: torch.fx.Node) -> None:
 
 
 def _correct_normalization(node: torch.fx.Node) -> None:
-    """With numbers of 16 bits beside weights of 32 (autocast), statistics and gradients of weights
-    have 32, and the gradient of the numbers has 16: recorded are 16, or 32 for all."""
+    """With numbers of 16 bits beside weights of 32 (autocast on the CPU), statistics and gradients
+    of weights have 32, and the gradient of the numbers has 16: recorded are 16, or 32 for all."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
     x, recorded = node.args[node.target in _GRADIENTS], node.meta.get("val")
@@ -89,7 +89,9 @@ def _correct_normalization(node: torch.fx.Node) -> None:
     read = x.meta.get("val")
     if torch.float32 not in types or not isinstance(read, torch.Tensor):
         return
-    if read.dtype not in _HALVES or not isinstance(recorded, list | tuple):
+    if read.dtype not in _HALVES or read.device.type != "cpu":
+        return
+    if not isinstance(recorded, list | tuple):
         return
     wanted = [read.dtype, *(torch.float32 for _ in recorded[1:])]
     if any(v is not None and v.dtype is not d for v, d in zip(recorded, wanted, strict=True)):

@@ -227,9 +227,14 @@ def _put_by_mask(
 
 def _as_many(op: Recorder, mask: Value, values: Value) -> Value:
     """The values, which are as many as a mask has true elements: others fail, as in eager mode."""
-    count = op.ReduceSum(flatten(op, op.cast(mask, ir.DataType.INT64)), keepdims=0)
+    count = op.ReduceSum(flatten(op, _ones(op, mask)), keepdims=0)
     rest = [op.size(values, i) for i in range(1, values.rank)]
     return op.Reshape(values, op.vector([count, *rest]), allowzero=1)
+
+
+def _ones(op: Recorder, mask: Value) -> Value:
+    """One where a mask, of truth values or bytes of any value, is true."""
+    return op.cast(op.cast(mask, ir.DataType.BOOL), ir.DataType.INT64)
 
 
 def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:
@@ -237,7 +242,7 @@ def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:
     if not (isinstance(values.dims[0], int) and values.dims[0] > 0):  # Gather wants one at least
         one = op.vector([1, *(op.size(values, i) for i in range(1, values.rank))])
         values = op.Concat(values, op.cast(op.ConstantOfShape(one), values.dtype), axis=0)
-    order = op.CumSum(flatten(op, op.cast(mask, ir.DataType.INT64)), 0)
+    order = op.CumSum(flatten(op, _ones(op, mask)), 0)
     places = op.Reshape(op.Max(op.Sub(order, 1), 0), op.sizes(mask))
     return op.Gather(values, places, axis=0)
 

@@ -72,6 +72,7 @@ SELECTED = [
     Case("aten::index_put", (T(4, 3), [None, MASK], T(4, 2))),
     Case("aten::index_put", (T(4, 3), [None, MASK], T(2), True)),
     Case("aten::index_put", (T(3, 4), [MASK, PAIR], T(2))),
+    Case("aten::index_put", (T(4, 3), [torch.tensor([2, 0, 255, 0], dtype=torch.uint8)], T(2, 3))),
     Case("aten::index_put", (T(2, 3, 4), [PAIR, HOLED[0, :3]], T(2, 4))),
 ]
 

@@ -241,7 +241,9 @@ def _in_turn(op: Recorder, mask: Value, values: Value) -> Value:
     """Return, at each true element of a mask, the next of the values (elsewhere: anything)."""
     if not (isinstance(values.dims[0], int) and values.dims[0] > 0):  # Gather wants one at least
         one = op.vector([1, *(op.size(values, i) for i in range(1, values.rank))])
-        values = op.Concat(values, op.cast(op.ConstantOfShape(one), values.dtype), axis=0)
+        values = op.Concat(
+            values, op.cast(op.ConstantOfShape(one), values.dtype or op.dtype), axis=0
+        )
     order = op.CumSum(flatten(op, _ones(op, mask)), 0)
     places = op.Reshape(op.Max(op.Sub(order, 1), 0), op.sizes(mask))
     return op.Gather(values, places, axis=0)

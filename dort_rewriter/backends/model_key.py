@@ -20,6 +20,7 @@ import torch
 
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.capture.graph_data import MAX_CONSTANT
 from dort_rewriter.capture.outputs import ModelOutput
 from dort_rewriter.env import IMPORTED_AT
 from dort_rewriter.export.provenance import source_line
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["NoKey", "constant", "fingerprint", "installed", "model_key"]
-
-_MAX_CONSTANT = 2**16
-"""Bytes of a constant that are worth hashing."""
 
 _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "ml-dtypes", "numpy")
 
@@ -153,7 +151,7 @@ def constant(graph_module: torch.fx.GraphModule, path: str) -> str:
     if (
         not isinstance(value, torch.Tensor)
         or type(value) not in (torch.Tensor, torch.nn.Parameter)
-        or value.nbytes > _MAX_CONSTANT
+        or value.nbytes > MAX_CONSTANT
         or value.device.type != "cpu"
     ):
         raise NoKey(path)

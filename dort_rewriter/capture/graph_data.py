@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["GraphData", "describe_graph", "restore_graph"]
+__all__ = ["MAX_CONSTANT", "GraphData", "describe_graph", "restore_graph"]
 
 MAX_CONSTANT = 2**16
-"""Bytes of a constant that a description holds."""
+"""Bytes of a constant that a description holds, or the key of a model."""
 
 _KEPT = ("stack_trace", LAYOUT_IS_FREE, UPDATES)
 """What is kept of a node besides its value: data, all of it."""

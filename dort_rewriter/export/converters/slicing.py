@@ -54,11 +54,14 @@ def slice_scatter(
     size = op.size(x, axis)
     first = normalize_position(op, 0 if start is None else start, size)
     last = normalize_position(op, END if end is None else end, size)
-    if isinstance(first, int) and isinstance(last, int) and last <= first:
+    if 0 in src.dims:
         return x
     if size_names(src.dims) == size_names(x.dims):
         return src
     if isinstance(step, int) and step == 1:
+        if last is not size and not isinstance(src.dims[axis], int):
+            # A slice may end before it starts: it has nothing then.
+            last = op.Max(op.vector([first]), op.vector([last]))
         return _replace(op, x, src, axis, first, last)
     steps = (op.Squeeze(op.vector([p]), [0]) for p in (first, last, step))
     places = op.Unsqueeze(op.Range(*steps), [1])

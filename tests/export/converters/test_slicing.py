@@ -54,11 +54,14 @@ CASES = [
         lambda x, y: x[y.shape[0] - 1],
         lambda x, y: torch.slice_scatter(x, y, 0, 1, 1 + y.shape[0]),
         lambda x, y: torch.slice_scatter(x, y, 0, -3),
+        lambda x, y: torch.slice_scatter(x, y[3:1], 0, 4, y.shape[0]),
+        lambda x, y: torch.slice_scatter(x, y[: y.shape[0] - 3], 0, y.shape[0], 1),
+        lambda x, y: torch.slice_scatter(x, y[: y.shape[0] - 3], 0, x.shape[0], 1, 2),
         lambda x, y: torch.ops.aten.slice_backward(y, x.shape, 0, 1, 1 + y.shape[0], 1),
         lambda x, y: torch.ops.aten.slice_backward(y[:2], x.shape, 0, 1, 4, 2),
         lambda x, y: torch.ops.aten.select_backward(y[0], x.shape, 0, y.shape[0]),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_symbolic_positions(function: Callable[..., torch.Tensor]) -> None:
     x, y = T(7, 4), T(3, 4)

@@ -45,6 +45,7 @@ FAMILIES = (
     "repeating",
     "rounding",
     "scattering",
+    "searching",
     "slicing",
     "softmax",
     "splitting",

@@ -241,39 +241,3 @@ def mode(op: Recorder, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[
     results = [op.GatherElements(v, end, axis=axis) for v in (values, indices)]
     value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
     return value, index
-
-
-@converter("aten::searchsorted.Tensor")
-def searchsorted(
-    op: Recorder,
-    sorted_sequence: Value,
-    x: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Value | None = None,
-) -> Value:
-    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"""
-    if sorter is not None:
-        sorted_sequence = op.GatherElements(sorted_sequence, sorter, axis=-1)
-    if sorted_sequence.dtype != x.dtype:
-        raise Refused("a sequence and values of two types")
-    if 0 in x.dims:
-        return op.Expand(op.cast(0, op.dtype), op.sizes(x))
-    wanted = op.Unsqueeze(x, [x.rank])
-    edges = sorted_sequence
-    if edges.rank > 1:
-        edges = op.Unsqueeze(edges, [edges.rank - 1])
-    # NOTE: all edges are before a NaN, of which nothing is greater.
-    compare = "Greater" if right or side == "right" else "GreaterOrEqual"
-    is_before = op.cast(op.Not(op.call(compare, edges, wanted)), ir.DataType.INT64)
-    return op.cast(op.ReduceSum(is_before, [-1], keepdims=0), op.dtype)
-
-
-@converter("aten::bucketize.Tensor")
-def bucketize(
-    op: Recorder, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
-) -> Value:
-    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
-    return searchsorted(op, boundaries, x, right=right)

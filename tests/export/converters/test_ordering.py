@@ -11,7 +11,6 @@ TIES = torch.tensor([[2.0, 1.0, 2.0, 0.0, 1.0], [5.0, 5.0, 5.0, 5.0, 5.0]])
 ODD = torch.tensor([[1.0, math.nan, 2.0, math.nan, -1.0], [3.0, 0.0, -math.inf, 4.0, 0.0]])
 INT = T(3, 5, dtype=torch.int64)
 DISTINCT = torch.tensor([[3.0, 1.0, 2.0, 9.0], [7.0, 5.0, 8.0, 6.0]])
-EDGES = torch.tensor([-1.0, 0.0, 3.0])
 EXTREME = torch.tensor(
     [[math.nan, math.inf, 1.0, -math.inf], [math.inf, math.nan, -math.inf, 0.0]]
 )
@@ -77,24 +76,6 @@ CASES = [
     Case("aten::nanmedian", (ODD,)),
     Case("aten::nanmedian.dim", (ODD, 1), outputs=(0,), reason=ANY_TIE),
     Case("aten::nanmedian.dim", (X, 0, True)),
-    *(
-        Case("aten::searchsorted.Tensor", (edges, values), {"right": right})
-        for edges, values in (
-            (torch.tensor([1.0, 3.0, 3.0, 5.0]), torch.tensor([[0.0, 3.0], [5.0, 9.0]])),
-            (torch.tensor([[1, 3, 5], [2, 4, 6]]), torch.tensor([[3, 0], [6, 7]])),
-        )
-        for right in (False, True)
-    ),
-    Case("aten::searchsorted.Tensor", (EDGES, torch.tensor(3.0)), {"side": "right"}),
-    Case("aten::searchsorted.Tensor", (EDGES, T(0))),
-    *(
-        Case("aten::searchsorted.Tensor", (EDGES, ODD), {"right": right})
-        for right in (False, True)
-    ),
-    Case("aten::searchsorted.Tensor", (EDGES, T(2)), {"out_int32": True}),
-    # The symbolic trace of bucketize is decomposed by torch itself.
-    Case("aten::bucketize.Tensor", (T(2, 3), EDGES), dynamic=False),
-    Case("aten::bucketize.Tensor", (EDGES, EDGES), {"right": True}, dynamic=False),
 ]
 
 

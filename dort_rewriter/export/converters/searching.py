@@ -1,0 +1,91 @@
+"""Where values belong among sorted edges, by the binary search that torch makes: around a NaN
+among the edges its steps decide, and it holds no number for each pair of a value and an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.export.annotations import annotate
+from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.subgraphs import subgraph
+from dort_rewriter.graph.values import Value
+
+
+@converter("aten::searchsorted.Tensor")
+def searchsorted(
+    op: Recorder,
+    sorted_sequence: Value,
+    x: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"""
+    if sorted_sequence.dtype != x.dtype:
+        raise Refused("a sequence and values of two types")
+    edges = sorted_sequence
+    if sorter is not None:
+        edges = op.GatherElements(edges, sorter, axis=-1)
+    none = op.Expand(op.constant(0, ir.DataType.INT64), op.sizes(x))
+    if 0 in x.dims or 0 in edges.dims:
+        return op.cast(none, op.dtype)
+    compare = "Greater" if right or side == "right" else "GreaterOrEqual"
+    size = op.size(edges, edges.rank - 1)
+    first, last = none, op.Add(none, op.Squeeze(op.vector([size]), [0]))
+    if isinstance(size, int):
+        for _ in range(size.bit_length()):
+            first, last = _halve(op, edges, x, first, last, compare)
+    else:
+        first = _loop(op, edges, x, first, last, compare)
+    return op.cast(first, op.dtype)
+
+
+def _halve(
+    op: Recorder, edges: Value, x: Value, first: Value, last: Value, compare: str
+) -> tuple[Value, Value]:
+    """One step: the half of the edges from `first` to `last` where each value belongs."""
+    middle = op.Div(op.Add(first, last), 2)
+    is_open = op.Less(first, last)
+    # NOTE: what is found already may be behind the last edge.
+    place = op.Where(is_open, middle, 0)
+    edge = op.Gather(edges, place) if edges.rank == 1 else op.GatherElements(edges, place, axis=-1)
+    is_later = op.And(is_open, op.Not(op.call(compare, edge, x)))
+    return op.Where(is_later, op.Add(middle, 1), first), op.Where(is_later, last, middle)
+
+
+def _loop(op: Recorder, edges: Value, x: Value, first: Value, last: Value, compare: str) -> Value:
+    """The same for a number of edges that is known at run time."""
+    assert op.fx_node is not None
+    meta = op.fx_node.meta["val"].long()
+
+    def goes_on(recorder: Recorder, first: Value, last: Value) -> Value:
+        is_open = recorder.cast(recorder.Less(first, last), ir.DataType.FLOAT)
+        found: Value = recorder.Greater(recorder.ReduceSum(is_open, keepdims=0), 0)
+        return found
+
+    def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
+        halves = _halve(inner, edges, x, given[2], given[3], compare)
+        return [goes_on(inner, *halves), *halves]
+
+    body = subgraph(op, [0, True, meta, meta], step)
+    condition = goes_on(op, first, last)
+    found: tuple[Value, Value] = op.call(
+        "Loop", None, condition, first, last, outputs=2, body=body
+    )
+    annotate(found[0], meta)
+    return found[0]
+
+
+@converter("aten::bucketize.Tensor")
+def bucketize(
+    op: Recorder, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
+    return searchsorted(op, boundaries, x, right=right)

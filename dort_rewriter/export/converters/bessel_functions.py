@@ -156,8 +156,6 @@ def _j(op: Recorder, x: Value, order: int) -> Value:
     value = op.Where(
         op.LessOrEqual(size, _EDGE), _near_j(op, size, order), _waves(op, size, order)[0]
     )
-    # Waves die out: there is no sine of infinity.
-    value = op.Where(op.IsInf(x), 0.0, value)
     return store(op, _with_sign(op, x, value, order))
 
 
@@ -236,4 +234,5 @@ def airy_ai(op: Recorder, x: Value) -> Value:
     middle = _bounded(op, op.Mul(x, 1 / _AIRY_EDGE), expansions.AIRY_NEAR)
     value = op.Where(op.Greater(x, _AIRY_EDGE), decay, middle)
     value = op.Where(op.Less(x, -_AIRY_EDGE), wave, value)
-    return store(op, op.Where(op.IsNaN(x), x, value))
+    # NOTE: of infinity torch makes NaN, in every wave but that of sin(x) / x.
+    return store(op, op.Where(op.Or(op.IsNaN(x), op.IsInf(x)), math.nan, value))

@@ -14,6 +14,7 @@ from tests.export.cases import Case, T, overload, run, table_test
 
 LINE = torch.linspace(-12, 12, 241)
 POSITIVE = torch.cat([torch.logspace(-6, 2, 60), torch.tensor([2.0, 8.0, 8.5, 1e4])])
+INFINITE = torch.tensor([math.inf, -math.inf])
 ENDS = torch.tensor([0.0, -0.0, math.inf, math.nan])
 BELOW_ONE = torch.tensor([0.0, 1e-30, 1e-6, 0.04, 0.06, 0.3, 0.5, 0.9, 0.999999, 1.0])
 NOT_INTEGERS = torch.linspace(-9.9, 9.9, 100) + 0.01
@@ -47,6 +48,7 @@ def _case(name: str, *args: object) -> Case:
 
 CASES = [
     *(_case(name, LINE) for name in (*EVERYWHERE, *WAVES, "special_airy_ai")),
+    *(_case(name, INFINITE) for name in (*EVERYWHERE, *WAVES, *POSITIVE_ONLY, "special_airy_ai")),
     *(_case(name, x) for name in POSITIVE_ONLY for x in (POSITIVE, LINE)),
     *(_case(name, x) for name in GAMMAS for x in (NOT_INTEGERS, POSITIVE)),
     *(_case(name, ENDS) for name in ("erfc", "erfinv", "special_ndtri", "lgamma", "digamma")),

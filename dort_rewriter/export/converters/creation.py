@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from dort_rewriter.export.converters.symbolic import are_natural
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -137,19 +138,34 @@ def arange_step(op: Recorder, start: Any, end: Any, step: Any = 1, *, dtype: Any
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None) -> Tensor"""
     wide = ir.DataType.INT64
     if all(_is_integer(v) for v in (start, end, step)):
-        return op.cast(op.Range(*(op.cast(v, wide) for v in (start, end, step))), op.dtype)
+        return op.cast(_count(op, start, end, step), op.dtype)
     if not op.dtype.is_floating_point():
         raise Refused("integers between bounds that are not")
-    # NOTE: ORT's Range adds the step up; torch multiplies it.
+    # NOTE: ORT's Range adds the step up; torch multiplies it, in float64.
+    precise = ir.DataType.DOUBLE
     count = op.result.shape[0]
     if not isinstance(count, int):
-        length = op.Sub(op.cast(end, ir.DataType.DOUBLE), op.cast(start, ir.DataType.DOUBLE))
-        quotient = op.Div(length, op.cast(step, ir.DataType.DOUBLE))
-        count = op.cast(op.Ceil(quotient), wide)
-    precise = ir.DataType.DOUBLE if op.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        length = op.Sub(op.cast(end, precise), op.cast(start, precise))
+        count = op.cast(op.Ceil(op.Div(length, op.cast(step, precise))), wide)
     places = op.cast(op.Range(op.cast(0, wide), op.cast(count, wide), op.cast(1, wide)), precise)
     steps = op.Mul(places, op.cast(step, precise))
     return op.cast(op.Add(steps, op.cast(start, precise)), op.dtype)
+
+
+def _count(op: Recorder, start: Any, end: Any, step: Any) -> Value:
+    """Integers from one to another.
+
+    NOTE: onnxruntime makes a Slice of a Gather by a Range, and to a Slice a number below zero is
+    a place before the end: where the numbers may be so, a Range counts how far they are apart.
+    """
+    wide = ir.DataType.INT64
+    first, last, stride = (op.cast(v, wide) for v in (start, end, step))
+    if isinstance(step, int) and step < 0:
+        backwards = op.Range(op.cast(0, wide), op.Sub(first, last), op.cast(-step, wide))
+        return op.Sub(first, backwards)
+    if start >= 0 if isinstance(start, int) else are_natural(op, 0):
+        return op.Range(first, last, stride)
+    return op.Add(first, op.Range(op.cast(0, wide), op.Sub(last, first), stride))
 
 
 def _is_integer(value: Any) -> bool:

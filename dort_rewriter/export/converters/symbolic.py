@@ -38,7 +38,7 @@ def _given(node: torch.fx.Node, position: int, name: str) -> Any:
     return given.meta["val"] if isinstance(given, torch.fx.Node) else given
 
 
-def _are_natural(op: Recorder, *positions: int) -> bool:
+def are_natural(op: Recorder, *positions: int) -> bool:
     """Tell whether arguments of the FX node are known not to be negative."""
     assert op.fx_node is not None
     values = [_given(op.fx_node, i, "") for i in positions]
@@ -117,7 +117,7 @@ def abs_(op: Recorder, a: Any) -> Value:
 def floordiv(op: Recorder, a: Any, b: Any) -> Value:
     """floordiv(a, b): the quotient, rounded down"""
     x, y = _promote(op, a, b)
-    if not is_float(x) and _are_natural(op, 0, 1):
+    if not is_float(x) and are_natural(op, 0, 1):
         return op.Div(x, y)
     return floor_quotient(op, x, y)
 

@@ -37,6 +37,8 @@ CASES = [
     Case("aten::arange", (2.5,)),
     Case("aten::arange.start", (-1, 4), {"dtype": torch.float32}),
     Case("aten::arange.start_step", (5, -4, -3)),
+    Case("aten::arange.start_step", (-5, 4, 3)),
+    Case("aten::arange.start_step", (5, 5, -2)),
     Case("aten::arange.start_step", (0.1, 1.0, 0.1)),
     Case("aten::arange.start_step", (0.1, 1.0, 0.1), {"dtype": torch.float64}),
     Case("aten::eye", (3,)),

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.annotations import annotate
+from dort_rewriter.export.converters.opmath import has_any
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.export.subgraphs import subgraph
@@ -29,10 +30,10 @@ def gcd(op: Recorder, x: Value, other: Value) -> Value:
         is_done = inner.Equal(divisor, 0)
         safe = inner.Where(is_done, 1, divisor)
         rest = inner.Sub(number, inner.Mul(inner.Div(number, safe), safe))
-        return [_has_any(inner, rest), rest, inner.Where(is_done, number, divisor)]
+        return [has_any(inner, rest), rest, inner.Where(is_done, number, divisor)]
 
     body = subgraph(op, [0, True, meta, meta], step)
-    found: tuple[Value, Value] = op.call("Loop", None, _has_any(op, a), a, b, outputs=2, body=body)
+    found: tuple[Value, Value] = op.call("Loop", None, has_any(op, a), a, b, outputs=2, body=body)
     annotate(found[1], meta)
     return op.cast(found[1], op.dtype)
 
@@ -45,10 +46,3 @@ def _size(op: Recorder, x: Value) -> Value:
     """
     size = op.Abs(op.cast(op.cast(x, op.dtype), ir.DataType.INT64))
     return op.cast(op.cast(size, op.dtype), ir.DataType.INT64)
-
-
-def _has_any(op: Recorder, x: Value) -> Value:
-    """Tell whether any number is not zero; of nothing, none is."""
-    nonzero = op.cast(op.cast(x, ir.DataType.BOOL), ir.DataType.FLOAT)
-    found: Value = op.Greater(op.ReduceSum(nonzero, keepdims=0), 0)
-    return found

@@ -88,6 +88,13 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def has_any(op: Recorder, x: Value) -> Value:
+    """Tell whether any number is not zero; of nothing, none is."""
+    nonzero = op.cast(op.cast(x, ir.DataType.BOOL), ir.DataType.FLOAT)
+    found: Value = op.Greater(op.ReduceSum(nonzero, keepdims=0), 0)
+    return found
+
+
 def check_dimension(x: Value, dim: int) -> None:
     """Refuse a dimension that a value has not: torch raises when it runs, not when it traces."""
     rank = max(x.rank or 0, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.annotations import annotate
+from dort_rewriter.export.converters.opmath import has_any
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.export.subgraphs import subgraph
@@ -65,17 +66,12 @@ def _loop(op: Recorder, edges: Value, x: Value, first: Value, last: Value, compa
     assert op.fx_node is not None
     meta = op.fx_node.meta["val"].long()
 
-    def goes_on(recorder: Recorder, first: Value, last: Value) -> Value:
-        is_open = recorder.cast(recorder.Less(first, last), ir.DataType.FLOAT)
-        found: Value = recorder.Greater(recorder.ReduceSum(is_open, keepdims=0), 0)
-        return found
-
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
         halves = _halve(inner, edges, x, given[2], given[3], compare)
-        return [goes_on(inner, *halves), *halves]
+        return [has_any(inner, inner.Less(*halves)), *halves]
 
     body = subgraph(op, [0, True, meta, meta], step)
-    condition = goes_on(op, first, last)
+    condition = has_any(op, op.Less(first, last))
     found: tuple[Value, Value] = op.call(
         "Loop", None, condition, first, last, outputs=2, body=body
     )

@@ -6,6 +6,7 @@ Of normalizations every torch does, of the rest 2.8.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -116,18 +117,34 @@ def _follow(node: torch.fx.Node) -> None:
     except (RuntimeError, TypeError, ValueError, IndexError):
         return
     leaves, structure = tree_flatten(node.meta["val"])
-    changed = [_settle(a, b) for a, b in zip(leaves, tree_leaves(computed), strict=True)]
+    given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    pairs = zip(leaves, tree_leaves(computed), strict=True)
+    changed = [_settle(recorded, new, given) for recorded, new in pairs]
     if any(a is not b for a, b in zip(leaves, changed, strict=True)):
         node.meta["val"] = tree_unflatten(changed, structure)
 
 
-def _settle(recorded: Any, computed: Any) -> Any:
-    """A recorded value, as it is unless it is another one: its sizes have their names."""
+def _settle(recorded: Any, computed: Any, given: Sequence[torch.Tensor]) -> Any:
+    """A recorded value, as it is unless it is another one: its sizes have their names.
+
+    A view stays one: of the memory that what it shows has now.
+    """
     if not isinstance(recorded, torch.Tensor) or not isinstance(computed, torch.Tensor):
         return recorded
     if recorded.dim() != computed.dim():
         return computed
-    return recorded if recorded.dtype is computed.dtype else _like(recorded, computed.dtype)
+    base = next((v for v in given if _share(v, computed)), None)
+    if base is None:
+        return recorded if recorded.dtype is computed.dtype else _like(recorded, computed.dtype)
+    if _share(base, recorded):
+        return recorded
+    if base.dtype is not computed.dtype:
+        return computed
+    return base.as_strided(recorded.shape, recorded.stride(), recorded.storage_offset())
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

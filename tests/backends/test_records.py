@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from dort_rewriter import OrtBackend, to_onnx
+from tests.backends.aliases import Program, check
 
 PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "alone": lambda a, b: a / b,
@@ -95,6 +97,28 @@ def test_norms_over_one_element(name: str) -> None:
     x = torch.linspace(-2, 2, 12).view(4, 3)
     compiled = torch.compile(NORMS[name], backend=OrtBackend())
     torch.testing.assert_close(compiled(x), NORMS[name](x))
+
+
+SEEN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a norm": lambda x: (
+        x[:1, :1].half().norm().unsqueeze(-1),
+        x[:1, 0].half().norm(1)[None, None],
+    ),
+    "a norm of rows": lambda x: (torch.linalg.vector_norm(x[:, :1], 1, -1).view(2, -1).t(),),
+    "a quotient": lambda x: (x.long() / 2).t()[1:].split(1, 1),
+    "parts of a quotient": lambda x: [v[::2] for v in (x.long() / x.shape[0]).unbind(1)],
+    "a written quotient": lambda x: (x.long() / 3).t()[1:].mul_(x[0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_views(name: str, dynamic: bool) -> None:
+    program = Program(SEEN[name], lambda n: (torch.linspace(-2, 2, n * 3).view(n, 3),))
+    sizes = (4, 6) if dynamic else (4,)
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, backend=OrtBackend(), dynamic=dynamic)
+    check(program, compiled, sizes=sizes, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

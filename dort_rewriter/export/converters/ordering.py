@@ -193,9 +193,8 @@ def nanmedian(op: Recorder, x: Value) -> Value:
 def _of_all(op: Recorder, x: Value, median: Callable[..., tuple[Value, Value]]) -> Value:
     if 0 not in x.dims:
         return median(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
-    if not is_float(x):
-        raise Refused("the median of nothing")
-    return op.constant(math.nan, op.dtype)
+    # Of integers it is what the processor makes of NaN, as in torch.
+    return op.cast(op.constant(math.nan, ir.DataType.FLOAT), op.dtype)
 
 
 @converter("aten::nanmedian.dim")

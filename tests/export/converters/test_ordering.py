@@ -61,6 +61,12 @@ CASES = [
     Case("aten::median", (ODD,)),
     Case("aten::median", (DISTINCT,)),
     *(
+        Case(f"aten::{name}", (torch.empty(shape, dtype=dtype),))
+        for name in ("median", "nanmedian")
+        for shape in ((0,), (2, 0))
+        for dtype in (torch.float32, torch.int64, torch.int32, torch.int8, torch.uint8)
+    ),
+    *(
         Case("aten::median.dim", (x, d, k))
         for x in (X, DISTINCT)
         for d, k in ((0, False), (-1, True))

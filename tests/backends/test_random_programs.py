@@ -11,6 +11,7 @@ import torch
 
 from tests.backends.program_check import judge, shrink
 from tests.backends.random_programs import SIZES, RandomProgram, generate
+from tests.backends.roundings import Roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
 
@@ -216,6 +217,35 @@ def test_what_hangs_on_a_rounding_is_no_difference() -> None:
         ("v1",),
     )
     assert judge(program).kind == "right"
+
+
+def test_what_hangs_on_a_rounding_of_a_step_is_no_difference() -> None:
+    """The mean of equal numbers is off by one here, and by nothing there."""
+    program = RandomProgram(
+        ("torch.ones((n, n))",),
+        (
+            "v0 = F.gelu(a0, approximate='tanh')",
+            "v1 = v0.sum(1)",
+            "v2 = F.layer_norm(v1, v1.shape)",
+        ),
+        ("v2",),
+    )
+    make, function = program.functions()
+    (argument,) = make(4)
+    nudged = []
+    for seed in range(8):
+        with Roundings(seed):
+            nudged.append(function(argument))
+    assert max(float(v.abs().max()) for v in nudged) > 1e-5
+    assert judge(program).kind == "right"
+
+
+def test_what_no_operator_rounds_stays() -> None:
+    x = torch.tensor([0.5, -1.25, float("nan"), float("inf")])
+    with Roundings(1):
+        results = [x.clone(), -x, x.flip(0).abs(), torch.cat([x, x])[4:], torch.ones(4) * 3]
+    wanted = [x, -x, x.flip(0).abs(), x, torch.full((4,), 3.0)]
+    torch.testing.assert_close(results, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,42 @@
+"""Run torch with results that are off by a rounding, to see what hangs on that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["Roundings"]
+
+
+class Roundings(TorchDispatchMode):  # type: ignore[misc]  # torch's has no types
+    """Changes what operators compute by a rounding, this way or that.
+
+    What is exact in every compiler stays: whole numbers, and numbers that an operator was given.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **kwargs or {})
+        if any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns)):
+            return results
+        given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        return tree_map(lambda r: self._rounded(r, given), results)
+
+    def _rounded(self, result: Any, given: list[torch.Tensor]) -> Any:
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        kept = result == result.round()
+        for value in given:
+            if value.dtype is result.dtype:
+                kept |= torch.isin(result.abs(), value.abs())
+        signs = torch.randint(-1, 2, result.shape, generator=self.generator)
+        signs = signs.masked_fill(kept | ~result.isfinite(), 0)
+        return result.mul_(1 + signs * torch.finfo(result.dtype).eps)

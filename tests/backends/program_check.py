@@ -99,11 +99,10 @@ def _beyond(
     Of a program that it refuses in part, we run what it makes of the other graphs: that is
     compared then, or the error with which Dynamo, before any backend, refuses it too.
     """
-    if any("error" in facts for facts in reachable):
-        if got and "error" in got[-1]:
-            same = _ends_alike(got, reachable) or _ends_alike(got, _run(program, _aot_or_eager))
-            return differing - ({(len(got) - 1, "error")} if same else set())
+    if any("error" in facts for facts in reachable) and not _ends_alike(got, reachable):
         reachable = _run(program, _aot_or_eager)
+    if _ends_alike(got, reachable):
+        differing = differing - {(len(got) - 1, "error")}
     beyond = _differences(program, got, reachable)
     return {fact for fact in differing if fact in beyond or fact[0] >= len(reachable)}
 

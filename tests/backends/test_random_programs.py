@@ -235,7 +235,7 @@ def test_what_hangs_on_a_rounding_of_a_step_is_no_difference() -> None:
     nudged = []
     for seed in range(8):
         with Roundings(seed):
-            nudged.append(function(argument))
+            nudged += function(argument)
     assert max(float(v.abs().max()) for v in nudged) > 1e-5
     assert judge(program).kind == "right"
 

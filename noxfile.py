@@ -25,6 +25,10 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
 
+# uv installs sources: a machine that keeps nothing compiled would compile torch in each process,
+# of which tests start hundreds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ROOT = Path(__file__).parent
 
 NEW = ("torch==2.13.0",)

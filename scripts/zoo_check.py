@@ -1,8 +1,9 @@
 """Run one model of the zoo in every way, and judge it by eager mode and by float64.
 
 A model that differs from eager by more than rounding is compared with itself in float64: it is
-wrong when it is farther from there than three times what eager is. Small models are noisy (a batch
-norm over a few numbers), so that a tolerance alone would blame both or neither.
+wrong when it is farther from there than three times what eager is. Small models are noisy: a batch
+norm over a few numbers, an activation with a kink behind it. A tolerance alone would blame both or
+neither, so that both run again with weights moved by a rounding.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ AUTOCAST_TOLERANCE = 4e-2
 NOISE = 3.0
 """How much farther from float64 than eager is still rounding."""
 DRAWS = 3
-"""How often eager runs with weights moved by a rounding: its distance is one draw of many."""
+"""How often both run with weights moved by a rounding: a distance is one draw of many."""
 SMALLEST_SCALE = 1e-3
 """Of the largest result: what is smaller than that everywhere is what rounding leaves of it."""
 
@@ -232,12 +234,20 @@ def judge(outcome: Outcome, subject: Subject, way: str, got: Results, expected: 
         outcome.detail += f"; float64: {brief(e)}"
         return
     worst, scale = [], smallest_scale(exact)
-    rounded = [expected, *(run(subject, way, None, moved_by=i + 1) for i in range(DRAWS))]
+    eagers, ours = (
+        {name: [gap(r[name], exact.get(name), scale) for r in draws] for name in found}
+        for draws in (
+            [expected, *(run(subject, way, None, moved_by=i + 1) for i in range(DRAWS))],
+            [got, *(run(subject, way, "onnxrt", moved_by=i + 1) for i in range(DRAWS))],
+        )
+    )
+    farthest = max(max(gaps) for gaps in eagers.values())
     for name in found:
-        ours = gap(got[name], exact.get(name), scale)
-        eagers = max(gap(r[name], exact.get(name), scale) for r in rounded)
-        if not ours <= max(limit_of(expected[name], way), NOISE * eagers):
-            worst.append(f"{name}: {ours:.2e} from float64, eager {eagers:.2e}")
+        allowed = max(limit_of(expected[name], way), NOISE * max(eagers[name]))
+        first, usual = ours[name][0], statistics.median_high(ours[name])
+        # Where one rounding crosses a kink, one draw of many is far off, of eager mode too.
+        if not (first <= allowed or (first <= NOISE * farthest and usual <= allowed)):
+            worst.append(f"{name}: {first:.2e} from float64, eager {max(eagers[name]):.2e}")
     outcome.detail = "; ".join(worst[:3]) if worst else f"noise: {outcome.detail}"
     if not worst:
         outcome.status = "right"

@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +34,12 @@ def run(seeds: Iterable[int], steps: tuple[int, int], shrinking: float) -> Count
     kinds: Counter[str] = Counter()
     for seed in seeds:
         program = generate(seed, steps)
-        verdict = judge(program)
+        try:
+            verdict = judge(program)
+        except Exception:  # a defect of the judge: the other seeds are judged all the same
+            kinds["judge failed"] += 1
+            print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
+            continue
         kinds[verdict.kind] += 1
         if verdict.kind in ("left", "torch's"):
             first = " ".join(verdict.text.splitlines()[:2])[:200]
@@ -80,7 +86,7 @@ def main() -> int:
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
     kinds = run(seeds, tuple(options.steps), options.shrinking)
-    failed = kinds["wrong"] + kinds["given up"]
+    failed = kinds["wrong"] + kinds["given up"] + kinds["judge failed"]
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     seconds = time.monotonic() - start
     print(f"{len(seeds)} seeds from {seeds[0]} to {seeds[-1]} in {seconds:.0f} s: {counted}")

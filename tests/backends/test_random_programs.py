@@ -156,6 +156,19 @@ def test_gradients_that_torch_loses_too_are_torchs(monkeypatch: pytest.MonkeyPat
     assert "gradient 1" in verdict.text
 
 
+def test_zeros_for_no_gradient_are_torchs_where_its_own_backward_raises() -> None:
+    """It refuses ``clamp_`` of what ``max`` is to be derived by, which our backward takes."""
+    program = RandomProgram(
+        ("torch.randn((2 * n,))[::2]", "torch.randn((3,))"),
+        ("v0, v1 = a0.max(-1)", "a1[0] = 2.5", "a0.clamp_(-1, 1)"),
+        ("v0",),
+        grad=True,
+    )
+    verdict = judge(program)
+    assert verdict.kind == "torch's"
+    assert "gradient 1: got tensor([0., 0., 0.]), eager None" in verdict.text
+
+
 def let_results_be_off(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
     """Have the backend, and no other one, add a number to its result."""
     compile_it = torch.compile
@@ -256,7 +269,7 @@ def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.Monke
     assert judge(program).kind == "wrong"
 
 
-@pytest.mark.parametrize("seed", [50011, 60516, 60551, 60556])
+@pytest.mark.parametrize("seed", [50011, 60516, 60551, 60556, 300240])
 def test_programs_that_failed(seed: int) -> None:
     verdict = judge(generate(seed, (5, 40)))
     assert not verdict.failed, verdict.text

@@ -148,7 +148,11 @@ class _Planner:
             step = None
         if step is not None and is_static(step) and not _is_guessed(node, above):
             undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
-            return () if undone else (step,)
+            # The steps of another result change the tensor that they share in place.
+            shared = steps and any(
+                c[-1] is owner and c[0] is not node for c in self.chains.values()
+            )
+            return () if undone and not shared else (step,)
         try:
             return (*steps, *replay(above, self.sizes))
         except Unknown:

@@ -69,14 +69,15 @@ def judge(program: RandomProgram) -> Verdict:
         differing -= _as_traced(program, got)
     if not differing and not watch.text:
         return Verdict("right")
-    if not differing and _LEFT in watch.text:
+    is_left = _LEFT in watch.text
+    if not differing and is_left:
         return Verdict("left", watch.text)
     reachable = _run(program, "aot_eager")
     ours = _beyond(program, differing, got, reachable)
     ours -= _zeros_for_none(got, expected, reachable)
     if ours:
         return Verdict("wrong", _lines(ours, got, expected))
-    if watch.text and not _is_refusal(watch.text, reachable):
+    if watch.text and not is_left and not _is_refusal(watch.text, reachable):
         return Verdict("given up", watch.text)
     return Verdict("torch's", watch.text or _lines(differing, got, expected))
 

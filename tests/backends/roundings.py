@@ -36,7 +36,8 @@ class Roundings(TorchDispatchMode):  # type: ignore[misc]  # torch's has no type
         kept = result == result.round()
         for value in given:
             if value.dtype is result.dtype:
-                kept |= torch.isin(result.abs(), value.abs())
+                # It views what it looks in as a vector, and refuses what is not contiguous.
+                kept |= torch.isin(result.abs(), value.abs().reshape(-1))
         signs = torch.randint(-1, 2, result.shape, generator=self.generator)
         signs = signs.masked_fill(kept | ~result.isfinite(), 0)
         return result.mul_(1 + signs * torch.finfo(result.dtype).eps)

@@ -66,6 +66,10 @@ def image(n: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(n, 3, 4, 4).to(memory_format=torch.channels_last),)
 
 
+def lonely(n: int) -> tuple[torch.Tensor, ...]:
+    return (torch.full((1,), n + 0.5),)
+
+
 def lonely_channel(n: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(n, 1, 4, 4).to(memory_format=torch.channels_last),)
 
@@ -267,6 +271,13 @@ def read_gaps_of_view(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([y.as_strided((2,), (1,)), y.as_strided((3,), (1,))[1:]])
 
 
+def product_of_one(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What is computed has no layout of its own; it is saved for the backward in two shapes."""
+    squares = torch.kron(x, x)
+    column = squares.unsqueeze(-1)
+    return column.mT @ column, torch.hypot(x, squares)
+
+
 PROGRAMS: dict[str, Program] = {
     **{f"argument: {k}": Program(f, matrix) for k, f in OF_ARGUMENTS.items()},
     **{f"computed: {k}": Program(f, matrix) for k, f in OF_COMPUTED.items()},
@@ -321,6 +332,7 @@ PROGRAMS: dict[str, Program] = {
     "vector: chunks of what is computed": Program(lambda x: (x * 2).chunk(2), vector),
     "cube: moved": Program(lambda x: (x * 2).permute(2, 0, 1)[1:], cube),
     "cube: a slice": Program(lambda x: ((x * 2)[:, 1], (x * 2)[..., 1]), cube),
+    "lonely: products": Program(product_of_one, lonely),
     "square: diagonals": Program(lambda x: ((x * 2).diagonal(), x.diagonal(-1)), square),
 }
 

@@ -14,6 +14,7 @@ from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
+from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.resizing import keep_resizing
@@ -73,10 +74,15 @@ def compile_with_aot(
         bw_compiler=make(_prepare_backward),
         inference_compiler=make(_prepare_inference),
         partition_fn=_partition,
-        decompositions={**decompositions, **RANDOM_DECOMPOSITIONS},
+        decompositions={**corrected(decompositions), **RANDOM_DECOMPOSITIONS},
         keep_inference_input_mutations=is_inference(args),
     )
-    with keep_resizing(decompositions), shown("Tracing by AOTAutograd", asked=verbose), keeping:
+    with (
+        keep_resizing(decompositions),
+        correct_margin_loss(),
+        shown("Tracing by AOTAutograd", asked=verbose),
+        keeping,
+    ):
         if flat is None:
             return _raising_as(graph_module, compiler(graph_module, args))
         compiled = compiler(traced, flat.pack(*args))

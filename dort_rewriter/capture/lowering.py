@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.capture.dim_names import flatten_shapes, name_symbols, without_names
+from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
 from dort_rewriter.capture.metadata import propagate
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.errors import CaptureError
@@ -255,9 +256,9 @@ def _lower_dynamo(
         **dict(graph_module.named_buffers(remove_duplicate=False)),
     }
     example = list(args) or _example_values(graph_module)
-    with torch.no_grad(), keep_resizing(decompositions):
+    with torch.no_grad(), keep_resizing(decompositions), correct_margin_loss():
         aot_module_simplified(
-            graph_module, example, fw_compiler=keep, decompositions=dict(decompositions)
+            graph_module, example, fw_compiler=keep, decompositions=corrected(decompositions)
         )
     if not captured:
         raise CaptureError("AOTAutograd gave no graph.")

@@ -11,11 +11,12 @@ C++ cannot when they are symbolic.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, replaced
 from dort_rewriter.forks import SafeLock
 
 __all__ = ["keep_resizing"]
@@ -32,7 +33,6 @@ _NAMES = (
     "upsample_trilinear3d",
     "upsample_bicubic2d",
 )
-_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 _META = torch._C.DispatchKey.Meta
 
 _lock = SafeLock()
@@ -46,39 +46,19 @@ def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[
     kept = {name: p for name, p in packets.items() if p.default not in decompositions}
     with _lock, contextlib.ExitStack() as stack:
         for name, packet in kept.items():
-            stack.enter_context(_replaced(packet.default, None))
-            stack.enter_context(_replaced(packet.vec, _by_sizes(packet)))
+            stack.enter_context(replaced(packet.default, None))
+            stack.enter_context(replaced(packet.vec, _by_sizes(packet)))
             backward = getattr(torch.ops.aten, f"{name}_backward").default
             if _META not in backward.py_kernels:  # in C++ only for known sizes
-                stack.enter_context(_replaced(backward, _like_input, (_META,)))
+                stack.enter_context(replaced(backward, _like_input, (_META,)))
         yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    op: torch._ops.OpOverload, kernel: Callable[..., Any] | None, keys: Sequence[Any] = _KEYS
-) -> Iterator[None]:
-    """Put a kernel (or none) in the place of an operator's Python kernels."""
-    found = {key: op.py_kernels[key] for key in keys if key in op.py_kernels}
-    for key in keys:
-        op.py_kernels.pop(key, None)
-        if kernel is not None:
-            op.py_kernels[key] = kernel
-    op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for key in keys:
-            op.py_kernels.pop(key, None)
-        op.py_kernels.update(found)
-        op._dispatch_cache.clear()
 
 
 def _by_sizes(packet: Any) -> Callable[..., Any]:
     """The kernel of a ``.vec`` overload: the operator called with the sizes worked out."""
     op = packet.default
     decomposed = next(
-        (packet.vec.py_kernels[k] for k in _KEYS if k in packet.vec.py_kernels), None
+        (packet.vec.py_kernels[k] for k in AUTOGRAD_KEYS if k in packet.vec.py_kernels), None
     )
 
     def call(input: torch.Tensor, output_size: Any, *options: Any) -> Any:

@@ -1,0 +1,69 @@
+"""The multilabel margin loss as torch's kernel computes it, while AOTAutograd traces.
+
+torch's decomposition, which each compiler gets through a Python kernel for autograd, reads the
+first class for each target behind the -1 that ends a row, and adds up those margins too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, replaced
+from dort_rewriter.forks import SafeLock
+
+__all__ = ["correct_margin_loss", "corrected"]
+
+Decomposition = Callable[..., Any]
+
+_OP = torch.ops.aten.multilabel_margin_loss_forward.default
+_AUTOGRAD = AUTOGRAD_KEYS[:1]
+
+_MEAN, _SUM = 1, 2
+"""``at::Reduction``; none is 0."""
+
+_lock = SafeLock()
+"""Held while the kernel is replaced: torch keeps it in a table of the process."""
+
+
+@contextlib.contextmanager
+def correct_margin_loss() -> Iterator[None]:
+    """Trace the loss with the margins of targets alone, where it is differentiated."""
+    with _lock, replaced(_OP, _margin_loss, _AUTOGRAD):
+        yield
+
+
+def corrected(decompositions: Mapping[Any, Decomposition]) -> dict[Any, Decomposition]:
+    """A table with this loss in the place of torch's."""
+    correct = {_OP: _margin_loss} if decompositions.get(_OP) is decomposition_table[_OP] else {}
+    return {**decompositions, **correct}
+
+
+def _margin_loss(
+    input: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and which classes are targets."""
+    if input.dim() > 2 or not input.dim() or input.shape != target.shape:
+        raise RuntimeError(
+            f"inconsistent target size: {tuple(target.shape)} for input of size: "
+            f"{tuple(input.shape)}"
+        )
+    rows, targets = torch.atleast_2d(input), torch.atleast_2d(target)
+    classes = rows.shape[1]
+    index = torch.arange(classes, device=target.device)
+    end = torch.where(targets == -1, index, classes).amin(-1, keepdim=True)
+    given = index < end
+    of_targets = rows.gather(-1, targets.where(given, 0))
+    is_target = (targets.where(given, -1).unsqueeze(-1) == index).any(1)
+    margins = (1 - of_targets.unsqueeze(-1) + rows.unsqueeze(1)).clamp_min(0) / classes
+    counted = given.unsqueeze(-1) & ~is_target.unsqueeze(1)
+    losses = margins.masked_fill(~counted, 0).sum((1, 2))
+    if reduction == _MEAN:
+        losses = losses.mean()
+    elif reduction == _SUM or input.dim() == 1:
+        losses = losses.sum()
+    return losses, is_target.to(input.dtype).reshape(target.shape)

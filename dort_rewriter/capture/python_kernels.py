@@ -1,0 +1,42 @@
+"""Other Python kernels than torch's for an operator, for a while.
+
+torch has such kernels for some operators, which AOTAutograd runs while it traces, before its
+decomposition table is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["AUTOGRAD_KEYS", "replaced"]
+
+AUTOGRAD_KEYS = (
+    torch._C.DispatchKey.Autograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+
+
+@contextlib.contextmanager
+def replaced(
+    op: torch._ops.OpOverload,
+    kernel: Callable[..., Any] | None,
+    keys: Sequence[Any] = AUTOGRAD_KEYS,
+) -> Iterator[None]:
+    """Put a kernel (or none) in the place of an operator's Python kernels."""
+    found = {key: op.py_kernels[key] for key in keys if key in op.py_kernels}
+    for key in keys:
+        op.py_kernels.pop(key, None)
+        if kernel is not None:
+            op.py_kernels[key] = kernel
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for key in keys:
+            op.py_kernels.pop(key, None)
+        op.py_kernels.update(found)
+        op._dispatch_cache.clear()

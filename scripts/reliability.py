@@ -22,12 +22,16 @@ training step, some of them with symbolic sizes (`dynamic=True`, two sizes) and 
 bfloat16 autocast. Results, gradients and buffers are compared with eager mode; where they \
 differ by more than rounding, both are compared with float64, and a model is *wrong* when \
 it is farther from there than three times what eager is, its weights moved by a rounding \
-or not. *Given up*: right, but some graph was left to torch by a failure. Models that \
+or not; where that throws eager mode as far in one of its draws, half of ours decide. \
+*Given up*: right, but some graph was left to torch by a failure. Models that \
 eager mode or `aot_eager` does not run are left out."""
 
 
 def keep(name: str, data: Mapping[str, Any]) -> None:
-    """Add the counts of a run to the file, and what was not right by name."""
+    """Add the counts of a run to the file, and what was not right by name.
+
+    What an earlier run kept as a finding and is right in this one is right there from now on.
+    """
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     counts: dict[str, Counter[str]] = {}
     findings: dict[str, str] = {}
@@ -35,6 +39,8 @@ def keep(name: str, data: Mapping[str, Any]) -> None:
         library = model.partition("/")[0]
         for record in records:
             status = record["status"]
+            if status == "right" and _settle(kept, library, f"{model}, {record['way']}"):
+                continue
             counts.setdefault(library, Counter())[f"{record['way']}: {status}"] += 1
             if status in STATUSES[1:]:
                 findings[f"{model}, {record['way']}"] = f"{status}: {record['detail']}"[:300]
@@ -45,6 +51,18 @@ def keep(name: str, data: Mapping[str, Any]) -> None:
         "left out": data["left out"],
     }
     KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _settle(kept: Mapping[str, Any], library: str, run: str) -> bool:
+    """Count a finding of an earlier run as right, and tell whether there was one."""
+    for earlier in kept.values():
+        if (said := earlier["findings"].pop(run, None)) is not None:
+            way, status = run.rpartition(", ")[2], said.partition(":")[0]
+            counts = Counter(earlier["counts"][library])
+            counts.update({f"{way}: {status}": -1, f"{way}: right": 1})
+            earlier["counts"][library] = dict(+counts)
+            return True
+    return False
 
 
 def page(note: str) -> str:

@@ -102,7 +102,8 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
+        with correct_margin_loss():
+            return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
         logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
@@ -134,10 +135,10 @@ def _first_line(error: Exception) -> str:
 def _from_program(
     program: torch.export.ExportedProgram, decompositions: Table, shapes: Sequence[Any]
 ) -> LoweredGraph:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), correct_margin_loss():
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
-        lowered = program.run_decompositions(dict(decompositions))
+        lowered = program.run_decompositions(corrected(decompositions))
     signature = lowered.graph_signature
     stored = {**lowered.state_dict, **lowered.constants}
     targets = {

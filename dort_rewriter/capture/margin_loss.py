@@ -39,15 +39,15 @@ def correct_margin_loss() -> Iterator[None]:
 
 def corrected(decompositions: Mapping[Any, Decomposition]) -> dict[Any, Decomposition]:
     """A table with this loss in the place of torch's."""
-    correct = {_OP: _margin_loss} if decompositions.get(_OP) is decomposition_table[_OP] else {}
-    return {**decompositions, **correct}
+    has_torchs = _OP in decompositions and decompositions[_OP] is decomposition_table.get(_OP)
+    return {**decompositions, _OP: _margin_loss} if has_torchs else dict(decompositions)
 
 
 def _margin_loss(
     input: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and which classes are targets."""
-    if input.dim() > 2 or not input.dim() or input.shape != target.shape:
+    if input.dim() > 2 or input.shape != target.shape:
         raise RuntimeError(
             f"inconsistent target size: {tuple(target.shape)} for input of size: "
             f"{tuple(input.shape)}"
@@ -64,6 +64,6 @@ def _margin_loss(
     losses = margins.masked_fill(~counted, 0).sum((1, 2))
     if reduction == _MEAN:
         losses = losses.mean()
-    elif reduction == _SUM or input.dim() == 1:
+    elif reduction == _SUM or input.dim() < 2:
         losses = losses.sum()
     return losses, is_target.to(input.dtype).reshape(target.shape)

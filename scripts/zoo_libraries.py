@@ -77,8 +77,9 @@ def audio_models() -> dict[str, Callable[[], Built]]:
     def wave(module: nn.Module, *shape: int) -> Built:
         return module, lambda batch: ((torch.randn(batch, *shape),), {})
 
-    def lengths(module: nn.Module, *shape: int) -> Built:
-        return module, lambda b: ((torch.randn(b, *shape), torch.full((b,), shape[0] - 2)), {})
+    def lengths(module: nn.Module, *shape: int, behind: int = 0) -> Built:
+        count = shape[0] - behind
+        return module, lambda b: ((torch.randn(b, *shape), torch.full((b,), count)), {})
 
     def wav2vec() -> nn.Module:
         return m.wav2vec2_model(
@@ -98,14 +99,16 @@ def audio_models() -> dict[str, Callable[[], Built]]:
         "Conformer": lambda: lengths(m.Conformer(16, 4, 32, 1, 7), 20, 16),
         "ConvTasNet": lambda: wave(m.ConvTasNet(2, 16, 16, 3, 16, 16, 2, 1), 1, 400),
         "WaveRNN": lambda: (
-            m.WaveRNN([4, 4], 16, 8, 1, 16, 16, 3, 8, 16, 8),
+            m.WaveRNN([4, 4], 16, 16, 1, 16, 16, 3, 8, 16, 8),
             lambda b: ((torch.randn(b, 1, (10 - 3 + 1) * 16), torch.randn(b, 1, 8, 10)), {}),
         ),
         "Wav2Vec2": lambda: wave(wav2vec(), 400),
         "HDemucs": lambda: wave(
             m.HDemucs(["a", "b"], audio_channels=1, channels=8, depth=2, nfft=256), 1, 2048
         ),
-        "Emformer": lambda: lengths(m.Emformer(16, 4, 32, 1, 4, right_context_length=2), 18, 16),
+        "Emformer": lambda: lengths(
+            m.Emformer(16, 4, 32, 1, 4, right_context_length=2), 18, 16, behind=2
+        ),
     }
 
 

@@ -53,7 +53,7 @@ class Decoder(nn.Module):
                 self.register_buffer(f"{name}_{i}", getattr(layer, name))
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(token, past_key_values=self.cache, use_cache=True).logits
+        logits: torch.Tensor = self.model(token, None, None, self.cache, use_cache=True).logits
         return logits
 
 

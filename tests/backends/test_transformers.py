@@ -168,7 +168,7 @@ def test_a_cache_written_in_a_compiled_step_is_that_of_eager() -> None:
     with torch.no_grad():
         for step in (ids[:, :4], ids[:, 4:5], ids[:, 5:6], ids[:, 6:7]):
             got, want = (
-                run(input_ids=step, past_key_values=cache, use_cache=True).logits
+                run(step, None, None, cache, use_cache=True).logits
                 for run, cache in zip((compiled, model), caches, strict=True)
             )
             torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

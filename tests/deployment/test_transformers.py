@@ -39,7 +39,7 @@ class Decoder(nn.Module):
                 self.register_buffer(f"{name}_{i}", getattr(layer, name))
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
-        return self.model(token, past_key_values=self.cache, use_cache=True).logits
+        return self.model(token, None, None, self.cache, use_cache=True).logits
 
 
 @torch.no_grad()

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, replaced
-from dort_rewriter.forks import SafeLock
+from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 
 __all__ = ["correct_margin_loss", "corrected"]
 
@@ -26,14 +25,11 @@ _AUTOGRAD = AUTOGRAD_KEYS[:1]
 _MEAN, _SUM = 1, 2
 """``at::Reduction``; none is 0."""
 
-_lock = SafeLock()
-"""Held while the kernel is replaced: torch keeps it in a table of the process."""
-
 
 @contextlib.contextmanager
 def correct_margin_loss() -> Iterator[None]:
     """Trace the loss with the margins of targets alone, where it is differentiated."""
-    with _lock, replaced(_OP, _margin_loss, _AUTOGRAD):
+    with KERNELS_LOCK, replaced(_OP, _margin_loss, _AUTOGRAD):
         yield
 
 

@@ -12,12 +12,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["AUTOGRAD_KEYS", "replaced"]
+from dort_rewriter.forks import SafeLock
+
+__all__ = ["AUTOGRAD_KEYS", "KERNELS_LOCK", "replaced"]
 
 AUTOGRAD_KEYS = (
     torch._C.DispatchKey.Autograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
 )
+
+KERNELS_LOCK = SafeLock()
+"""Held while kernels are replaced, since torch keeps them in tables of the process. One for all
+operators: with two, threads that take them in another order would wait for each other."""
 
 
 @contextlib.contextmanager

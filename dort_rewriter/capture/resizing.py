@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, replaced
-from dort_rewriter.forks import SafeLock
+from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 
 __all__ = ["keep_resizing"]
 
@@ -35,16 +34,13 @@ _NAMES = (
 )
 _META = torch._C.DispatchKey.Meta
 
-_lock = SafeLock()
-"""Held while the kernels are put aside: torch keeps them in tables of the process."""
-
 
 @contextlib.contextmanager
 def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Trace resizing operators as they are, except those with a decomposition."""
     packets = {name: getattr(torch.ops.aten, name) for name in _NAMES}
     kept = {name: p for name, p in packets.items() if p.default not in decompositions}
-    with _lock, contextlib.ExitStack() as stack:
+    with KERNELS_LOCK, contextlib.ExitStack() as stack:
         for name, packet in kept.items():
             stack.enter_context(replaced(packet.default, None))
             stack.enter_context(replaced(packet.vec, _by_sizes(packet)))

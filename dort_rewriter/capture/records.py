@@ -50,6 +50,8 @@ def correct_records(graph: torch.fx.Graph) -> None:
             node.meta["val"] = _like(value, torch.get_default_dtype())
         elif node.target is aten.linalg_vector_norm.default:
             _correct_norm(node)
+        elif node.target is aten.expand.default:
+            _correct_expand(node)
         elif node.target in _NORMS or node.target in _GRADIENTS:
             _correct_normalization(node)
         elif _is_operator(node) and not corrected.isdisjoint(node.all_input_nodes):
@@ -78,6 +80,23 @@ def _correct_norm(node: torch.fx.Node) -> None:
     dtype = node.kwargs.get("dtype") or read.dtype
     if isinstance(dtype, torch.dtype) and recorded.dtype is not dtype and not dtype.is_complex:
         node.meta["val"] = _like(recorded, dtype)
+
+
+def _correct_expand(node: torch.fx.Node) -> None:
+    """A new dimension of one element has another stride in the record than the kernel gives it,
+    by which elementwise kernels lay out what they make of it."""
+    x, recorded = node.args[0], node.meta.get("val")
+    read = x.meta.get("val") if isinstance(x, torch.fx.Node) else None
+    if not isinstance(recorded, torch.Tensor) or not isinstance(read, torch.Tensor):
+        return
+    shape, strides = recorded.shape, list(recorded.stride())
+    for i in reversed(range(recorded.dim() - read.dim())):
+        size, stride = (shape[i + 1], strides[i + 1]) if i + 1 < len(shape) else (1, 1)
+        if shape[i] == 1 and isinstance(stride, int) and (stride == 0 or isinstance(size, int)):
+            strides[i] = size * stride if stride else 0
+    changed = zip(recorded.stride(), strides, strict=True)
+    if any(isinstance(b, int) and a is not b and a != b for a, b in changed):
+        node.meta["val"] = read.as_strided(shape, strides, recorded.storage_offset())
 
 
 def _correct_normalization(node: torch.fx.Node) -> None:

@@ -66,6 +66,10 @@ def image(n: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(n, 3, 4, 4).to(memory_format=torch.channels_last),)
 
 
+def column(n: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(n, 1),)
+
+
 def lonely(n: int) -> tuple[torch.Tensor, ...]:
     return (torch.full((1,), n + 0.5),)
 
@@ -332,6 +336,14 @@ PROGRAMS: dict[str, Program] = {
     "vector: chunks of what is computed": Program(lambda x: (x * 2).chunk(2), vector),
     "cube: moved": Program(lambda x: (x * 2).permute(2, 0, 1)[1:], cube),
     "cube: a slice": Program(lambda x: ((x * 2)[:, 1], (x * 2)[..., 1]), cube),
+    "column: expanded, with a dimension more": Program(
+        lambda x: [
+            f(x[:2].t().expand(1, n, 2))
+            for f in (torch.abs, torch.sin, lambda x: x + 1)
+            for n in (4, len(x))
+        ],
+        column,
+    ),
     "lonely: products": Program(product_of_one, lonely),
     "square: diagonals": Program(lambda x: ((x * 2).diagonal(), x.diagonal(-1)), square),
 }

@@ -27,6 +27,7 @@ from dort_rewriter.capture.aliases import (
     rebase_strided,
     results_of,
     settle_blocks,
+    writes_overlapping,
 )
 from dort_rewriter.capture.kernel_layouts import correct_layouts
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
@@ -106,7 +107,12 @@ def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
         correct_records(graph_module.graph)
         correct_layouts(graph_module.graph)
         graph = graph_module.graph
-        shared = [*plan_outputs(graph_module).left, *reads_by_place(graph), *reads_gaps(graph)]
+        shared = [
+            *plan_outputs(graph_module).left,
+            *reads_by_place(graph),
+            *reads_gaps(graph),
+            *writes_overlapping(graph),
+        ]
         left = {n: shared_in_torch(n) for n in shared}
         refused = {
             n: reason

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.layouts import is_dense
+from dort_rewriter.capture.layouts import is_dense, overlaps
 from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "results_of",
     "rewriting",
     "settle_blocks",
+    "writes_overlapping",
 ]
 
 aten = torch.ops.aten
@@ -233,6 +234,19 @@ def reads_gaps(graph: torch.fx.Graph) -> list[torch.fx.Node]:
                 break
             found |= dict.fromkeys([source, *chain])
             source = chain[-1]
+    return list(found)
+
+
+def writes_overlapping(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """What writes to a part of a tensor whose elements overlap in memory (of ``unfold``), and the
+    views it is written through.
+
+    Torch copies the memory, so that a write shows at each place of an element; no session does.
+    """
+    found: dict[torch.fx.Node, None] = {}
+    for node in graph.nodes:
+        if node.target in _WRITE_PART and overlaps(node.meta["val"]):
+            found |= dict.fromkeys([node, *lineage(node.args[0])[:-1]])
     return list(found)
 
 

@@ -163,6 +163,18 @@ OF_COMPUTED: dict[str, F] = {
     "unfold": lambda x: (x * 2).unfold(0, 2, 1),
     "unfold, divided": lambda x: overlapping_quotient(x),
     "unfold, overlapping": lambda x: (x * 2).unfold(1, 3, 1)[:, 1:],
+    "unfold, written to": lambda x: (
+        y := (x * 2).unfold(1, 2, 1),
+        y.slice_scatter(y[:, :1] - 9, 1, 0, 1),
+    )[1],
+    "unfold, written to and read": lambda x: (
+        y := (x * 2).unfold(0, 2, 1),
+        y.select_scatter(y[..., 0] - 9, -1, 0) * 2,
+    )[1],
+    "unfold, its diagonal written to": lambda x: (
+        y := (x * 2).unfold(1, 2, 1),
+        y.diagonal_scatter(y.diagonal() - 9),
+    )[1],
     "transposed": lambda x: (x * 2).t(),
     "transposed part": lambda x: (x * 2)[1:, 1:4].t(),
     "two views of one": lambda x: (y := (x * 2).sin(), (y.t(), y.view(-1)))[1],

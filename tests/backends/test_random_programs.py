@@ -112,6 +112,24 @@ def test_where_a_copy_begins_in_its_memory_is_as_it_happens(results: tuple[str, 
     assert judge(RandomProgram(("torch.randn((n, 3))[1:]",), lines, results)).kind == "right"
 
 
+@pytest.mark.parametrize(("size", "kind"), [("0", "right"), ("n", "wrong")])
+def test_only_what_has_elements_shares_memory(
+    monkeypatch: pytest.MonkeyPatch, size: str, kind: str
+) -> None:
+    compile_it = torch.compile
+
+    def compiled(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+        return lambda x: tuple(r.clone() for r in function(x))
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    program = RandomProgram(
+        (f"torch.ones(({size}, 3))",), ("v0 = a0 * 2", "v1 = v0.t()"), ("v0", "v1")
+    )
+    assert judge(program).kind == kind
+
+
 def test_a_part_elsewhere_in_its_memory_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_it = torch.compile
 

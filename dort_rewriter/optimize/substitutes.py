@@ -3,6 +3,8 @@
 onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
 0.0 for that of -0.0, 0 for the Relu of a single NaN of float16, a number for the Min and the
 Max of a NaN of float16 that is repeated along the last axis, and NaN for the PRelu of infinity.
+Up to 1.32, Tanh and Sigmoid of float32 are above 1 at some numbers (8.34, 17.84), and Sigmoid is
+0 below -18.
 """
 
 from __future__ import annotations
@@ -50,6 +52,18 @@ def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     return result
 
 
+def _sigmoid(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
+    result: ir.Value = op.Div(1, op.Add(op.Exp(op.Neg(x)), 1))
+    return result
+
+
+def _tanh(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
+    result: ir.Value = op.Clip(op.Tanh(x), -1, 1)
+    return result
+
+
 def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
     def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
         dtype = inputs[0].dtype
@@ -66,7 +80,9 @@ SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
     "Min": _in_float("Min"),
     "PRelu": _prelu,
     "Relu": _relu,
+    "Sigmoid": _sigmoid,
     "Sqrt": _sqrt,
+    "Tanh": _tanh,
 }
 
 

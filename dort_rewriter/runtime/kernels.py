@@ -132,28 +132,32 @@ _KEPT: Mapping[str, tuple[float, ...]] = {
 }
 """Operators, and numbers that they leave as they are: not every kernel does."""
 
+_UP_TO_ONE: Mapping[str, tuple[float, ...]] = {
+    "Sigmoid": (17.844, -17.0, -30.0),
+    "Tanh": tuple(8.25 + i / 256 for i in range(192)),
+}
+"""Operators that give a number above 0 and up to 1, and numbers where not every kernel does: what
+is beyond 1 has no root of ``1 - y * y``, and what is 0 no logarithm."""
+
 _OF_TWO = ("Max", "Min")
 
 
 @functools.cache
 def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     """Tell whether the CPU's kernel of an operator loses such a number, of one element or more."""
+    if op_type in _UP_TO_ONE and dtype == ir.DataType.FLOAT:
+        return _leaves_its_range(op_type)
     if op_type not in _KEPT or dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         return False
     if op_type == "PRelu" and dtype == ir.DataType.FLOAT16:  # onnxruntime computes it in float32
         return is_wrong(op_type, ir.DataType.FLOAT)
-    ort = load_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     beside = {}
     if op_type in _OF_TWO:
         beside["x1"] = np.zeros((1, 3), dtype.numpy())
     elif op_type == "PRelu":
         beside["x1"] = np.ones((1, 1), dtype.numpy())
     types = (int(dtype),) * (1 + len(beside))
-    model = _one_node(op_type, "", 18, types, {}, (int(dtype),))
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    session = _trial(_one_node(op_type, "", 18, types, {}, (int(dtype),)))
     for number in _KEPT[op_type]:
         for count in (1, 33):  # the last ones of a vector have a kernel of their own
             x = np.full((count, 1) if beside else count, number, dtype.numpy())
@@ -163,6 +167,21 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
             if not kept or (np.signbit(x) != np.signbit(y))[~np.isnan(x)].any():
                 return True
     return False
+
+
+def _leaves_its_range(op_type: str) -> bool:
+    x = np.array(_UP_TO_ONE[op_type], np.float32)
+    (y,) = _trial(_one_node(op_type, "", 18, (_FLOAT,), {}, (_FLOAT,))).run(None, {"x0": x})
+    return not ((y > 0) & (y <= 1)).all()
+
+
+def _trial(model: onnx.ModelProto) -> Any:
+    """A session of a model that tries a kernel of the CPU."""
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
 
 
 @functools.cache
@@ -175,16 +194,12 @@ def loses_factors() -> bool:
         helper.make_node("Cast", ["t"], ["c"], to=_FLOAT),
         helper.make_node("MatMul", ["c", "c"], ["y"]),
     ]
-    ort = load_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     model = helper.make_model(
         helper.make_graph(nodes, "square", [x], [y]),
         ir_version=8,
         opset_imports=[helper.make_opsetid("", 18)],
     )
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    session = _trial(model)
     try:
         session.run(None, {"x": np.zeros((2, 2), np.float16)})
     except bindings().RuntimeException:

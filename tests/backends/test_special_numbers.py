@@ -279,6 +279,24 @@ def test_tails_of_float32() -> None:
 
 
 @pytest.mark.parametrize("patterns", PATTERNS)
+def test_what_ends_at_one(patterns: str) -> None:
+    """Beyond it there is no angle, no root and no logarithm: all were NaN."""
+    x = torch.linspace(-20, 20, 40_001)
+    programs: tuple[Operator, ...] = (
+        lambda x: torch.acos(torch.tanh(x)),
+        lambda x: torch.atanh(torch.tanh(x)),
+        lambda x: torch.sqrt(1 - torch.tanh(x) ** 2),
+        lambda x: torch.log(1 - torch.sigmoid(x)),
+    )
+    for program in programs:
+        compiled, _ = compile_strictly(program, optimization={"patterns": patterns})
+        got, expected = compiled(x), program(x)
+        assert torch.equal(got.isnan(), expected.isnan())
+    sigmoid, _ = compile_strictly(torch.sigmoid, optimization={"patterns": patterns})
+    torch.testing.assert_close(sigmoid(x), torch.sigmoid(x), rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_kernels_lose(dtype: torch.dtype, patterns: str) -> None:
     """A NaN beside an infinity, rows of float64, the digits of an exponent."""

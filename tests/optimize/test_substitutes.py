@@ -14,7 +14,13 @@ from dort_rewriter.runtime.kernels import is_wrong
 from tests.optimize.rewrites import model_of, run_onnxruntime
 
 OWN_OR_STANDARD = pytest.mark.parametrize("own", [False, True], ids=["standard", "own"])
-TORCH = {"Erf": torch.erf, "Relu": torch.relu, "Sqrt": torch.sqrt}
+TORCH = {
+    "Erf": torch.erf,
+    "Relu": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "Sqrt": torch.sqrt,
+    "Tanh": torch.tanh,
+}
 OF_TWO = {"Max": np.maximum, "Min": np.minimum}
 NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, 100.0]
 
@@ -68,6 +74,17 @@ def test_the_kernels_at_hand_are_tried(op: str) -> None:
     (got,) = run_onnxruntime(ir.to_proto(model), {"x": x.numpy()})
     same = torch.allclose(torch.from_numpy(got), TORCH[op](x), equal_nan=True)
     assert same or is_wrong(op, ir.DataType.FLOAT)
+
+
+@OWN_OR_STANDARD
+@pytest.mark.parametrize("op", ["Sigmoid", "Tanh"])
+def test_nothing_is_beyond_one(op: str, own: bool) -> None:
+    model = model_of(f"(float[N] x) => (float[N] y) {{ y = {op}(x) }}")
+    substitute(model, is_wrong, own_kernels=own)
+    x = torch.linspace(-60, 60, 480_001)
+    (got,) = run_onnxruntime(ir.to_proto(model), {"x": x.numpy()})
+    assert abs(got).max() == 1
+    np.testing.assert_allclose(got, TORCH[op](x.double()), rtol=1e-5, atol=0)
 
 
 def test_every_substitute_is_tried() -> None:

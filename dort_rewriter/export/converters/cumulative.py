@@ -26,7 +26,14 @@ from dort_rewriter.graph.values import Value
 def cumsum(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     x = op.cast(x, op.dtype)
-    return op.CumSum(x, op.cast(dim % x.rank, ir.DataType.INT64)) if x.rank else x
+    if not x.rank:
+        return x
+    return store(op, op.CumSum(_summed(op, x), op.cast(dim % x.rank, ir.DataType.INT64)))
+
+
+def _summed(op: Recorder, x: Value) -> Value:
+    """A tensor in the type in which torch makes running sums and products of it."""
+    return op.cast(x, ir.DataType.DOUBLE) if x.dtype == ir.DataType.FLOAT else widen(op, x)
 
 
 def has_known_size(node: torch.fx.Node) -> bool:
@@ -106,8 +113,7 @@ def cumprod(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     x = op.cast(x, op.dtype)
     if x.rank == 0:
         return x
-    wide = widen(op, x)
-    (result,) = _scan(op, (wide,), dim % x.rank, lambda op, a, b: (op.Mul(a[0], b[0]),))
+    (result,) = _scan(op, (_summed(op, x),), dim % x.rank, lambda op, a, b: (op.Mul(a[0], b[0]),))
     return store(op, result)
 
 

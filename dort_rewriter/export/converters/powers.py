@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
+from dort_rewriter.export.converters.opmath import HALVES, cast_like, is_float, like, store, widen
 from dort_rewriter.export.converters.series import is_narrow, to_double
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -64,6 +64,9 @@ def pow_scalar(op: Recorder, x: Value, exponent: Any) -> Value:
         wide = op.cast(x, ir.DataType.INT64)  # whose products every onnxruntime has
         return store(op, integer_power(op, wide, int(exponent)))
     wide = widen(op, x)
+    if x.dtype == ir.DataType.BFLOAT16 and exponent in (3, -2):  # torch rounds the square as well
+        square = op.cast(op.Mul(wide, wide), x.dtype)
+        return op.Mul(square, x) if exponent == 3 else op.Reciprocal(square)
     # NOTE: chains of products are several times faster than Pow, and as exact.
     if exponent in (0, 1, 2, 3, 4):
         return store(op, integer_power(op, wide, int(exponent)))
@@ -164,13 +167,25 @@ def _times_logarithm(op: Recorder, x: Value, argument: Value, logarithm: Value) 
 @converter("aten::log2")
 def log2(op: Recorder, x: Value) -> Value:
     """log2(Tensor self) -> Tensor"""
-    return store(op, op.Div(op.Log(widen(op, x)), math.log(2)))
+    return _logarithm(op, x, 2)
 
 
 @converter("aten::log10")
 def log10(op: Recorder, x: Value) -> Value:
     """log10(Tensor self) -> Tensor"""
-    return store(op, op.Div(op.Log(widen(op, x)), math.log(10)))
+    return _logarithm(op, x, 10)
+
+
+def _logarithm(op: Recorder, x: Value, base: int) -> Value:
+    """The logarithm of a base, of powers of it a whole number: who asks for it takes the floor."""
+    if x.dtype in HALVES:
+        return store(op, op.Div(op.Log(widen(op, x)), math.log(base)))
+    wide = op.cast(x, ir.DataType.DOUBLE)
+    result = op.Div(op.Log(wide), math.log(base))
+    if x.dtype == ir.DataType.DOUBLE:
+        whole = op.Round(result)
+        result = op.Where(op.Equal(op.Pow(cast_like(op, base, x), whole), x), whole, result)
+    return store(op, result)
 
 
 @converter("aten::logit")

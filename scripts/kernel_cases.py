@@ -216,7 +216,7 @@ def _sum(r: random.Random, op: str) -> Case:
     dims = _dims(r)
     leading = r.randint(0, len(dims))
     trailing = r.randint(0, len(dims) - leading)
-    flags = {"keepdims": r.randint(0, 1), "mean": r.randint(0, 1)}
+    flags = {name: r.randint(0, 1) for name in ("keepdims", "mean", "square")}
     attributes = {"leading": leading, "trailing": trailing, **flags}
     if r.random() < 0.3:
         before = r.randint(0, len(dims))

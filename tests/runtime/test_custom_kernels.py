@@ -412,6 +412,8 @@ ROWS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[str, An
     "tanh GeluGrad": ([(5, 700)] * 2, [(5, 700)], {"tanh": 1}),
     "Sum": ([(300, 70)], [(1, 70)], {"leading": 1}),
     "rows Sum": ([(3, 5000)], [(3, 1)], {"trailing": 1, "mean": 1}),
+    "square Sum": ([(300, 70)], [(1, 70)], {"leading": 1, "square": 1}),
+    "square rows Sum": ([(3, 5000)], [(3, 1)], {"trailing": 1, "square": 1}),
     "inner Sum": ([(3, 2, 7, 90)], [(3, 1, 1, 90)], {"before": 1, "leading": 2}),
     "Rotary": ([(2, 3, 8), (3, 8), (3, 8)], [(2, 3, 8)], {}),
     "gradient Rotary": ([(2, 3, 8), (3, 8), (3, 8)], [(2, 3, 8)], {"gradient": 1}),
@@ -441,18 +443,20 @@ def test_what_is_narrow_is_rounded_once(name: str, types: tuple[Any, ...]) -> No
         np.testing.assert_array_equal(_fed(a), _fed(b.astype(dtype)))
 
 
+@pytest.mark.parametrize("square", [0, 1])
 @pytest.mark.parametrize("mean", [0, 1])
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [((3, 2, 7, 90), (1, 2)), ((5, 300, 4), (1,)), ((2, 3, 0), (1,)), ((2, 0, 3), (1,))],
 )
 def test_sums_over_axes_in_between(
-    shape: tuple[int, ...], axes: tuple[int, ...], mean: int
+    shape: tuple[int, ...], axes: tuple[int, ...], mean: int, square: int
 ) -> None:
     x = _random(*shape)
-    how = {"before": axes[0], "leading": len(axes), "mean": mean, "keepdims": 0}
+    how = {"before": axes[0], "leading": len(axes), "mean": mean, "square": square, "keepdims": 0}
     (got,) = _run("Sum", x, ranks=[x.ndim - len(axes)], **how)
     wide = torch.from_numpy(x).double()
+    wide = wide**2 if square else wide
     expected = wide.mean(axes) if mean else wide.sum(axes)
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-5)
 

@@ -8,8 +8,8 @@
 #include "kernel.h"
 #include "sums.h"
 
-// Sums or means over axes that come first or last: what is kept lies in between, or before axes
-// that are followed by others.
+// Sums or means over axes that come first or last, of numbers or their squares: what is kept lies
+// in between, or before axes that are followed by others.
 class Sum {
  public:
   static constexpr const char* name = "Sum";
@@ -26,6 +26,7 @@ class Sum {
         trailing_(info.integer("trailing", 0, 0, kMostAxes)),
         keep_(info.flag("keepdims", true)),
         mean_(info.flag("mean", false)),
+        square_(info.flag("square", false)),
         made_(info.output_type(0)) {}
 
   void compute(const Context& context) const {
@@ -52,14 +53,18 @@ class Sum {
     Floats from(x);
     if (batch * kept == 0) return;
     if (inner == 1) {
-      columns(context, from, batch, outer, kept, scale, y);
+      if (square_) {
+        columns(context, from, batch, outer, kept, scale, y, [](float v) { return v * v; });
+      } else {
+        columns(context, from, batch, outer, kept, scale, y, [](float v) { return v; });
+      }
       return;
     }
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(outer * inner, 1));
     context.parallel(kept, part, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         double total = 0;
-        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
+        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner, square_);
         y.put(k, static_cast<float>(total * scale));
       }
     });
@@ -69,18 +74,21 @@ class Sum {
   static constexpr int64_t kColumns = 64, kRows = 128;
 
   // In chunks: a row may be long.
-  static double sum_row(const Floats& from, int64_t at, int64_t n) {
+  static double sum_row(const Floats& from, int64_t at, int64_t n, bool square) {
     double total = 0;
     for (int64_t begin = 0; begin < n; begin += kChunk) {
       int64_t length = std::min(kChunk, n - begin);
       const float* row = from.at(at + begin, length, 0);
-      total += sum_of(length, [=](int64_t i) { return row[i]; });
+      total += square ? sum_of(length, [=](int64_t i) { return row[i] * row[i]; })
+                      : sum_of(length, [=](int64_t i) { return row[i]; });
     }
     return total;
   }
 
+  // The sums of term(number).
+  template <typename F>
   static void columns(const Context& context, const Floats& from, int64_t batch, int64_t rows,
-                      int64_t width, double scale, const Written& y) {
+                      int64_t width, double scale, const Written& y, F&& term) {
     int64_t blocks = (width + kColumns - 1) / kColumns;
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(rows * kColumns, 1));
     context.parallel(batch * blocks, part, [&](int64_t begin, int64_t end) {
@@ -94,9 +102,9 @@ class Sum {
           for (int64_t r = 0; r < high; ++r) {
             const float* at = from.at((above + row + r) * width + first, n, 0);
             if (n == kColumns) {  // a number that compilers know
-              for (int64_t k = 0; k < kColumns; ++k) sums[k] += at[k];
+              for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(at[k]);
             } else {
-              for (int64_t k = 0; k < n; ++k) sums[k] += at[k];
+              for (int64_t k = 0; k < n; ++k) sums[k] += term(at[k]);
             }
           }
           for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
@@ -109,6 +117,6 @@ class Sum {
   }
 
   int64_t before_, leading_, trailing_;
-  bool keep_, mean_;
+  bool keep_, mean_, square_;
   ElementType made_;
 };

@@ -19,12 +19,12 @@ _TYPES = frozenset({ir.DataType.FLOAT, *NARROW})
 
 class Sums(Rule):
     """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, float16 or bfloat16,
-    and ReduceMean; of 16-bit numbers over other axes side by side too.
+    ReduceMean and ReduceSumSquare; of 16-bit numbers over other axes side by side too.
 
     NOTE: late, since norms are recognized by their means.
     """
 
-    roots = ("ReduceSum", "ReduceMean")
+    roots = ("ReduceSum", "ReduceMean", "ReduceSumSquare")
     lowers = "reductions of onnxruntime"
     late = True
 
@@ -37,6 +37,8 @@ class Sums(Rule):
             "keepdims": graph.attribute(node, "keepdims", 1),
             "mean": int(node.op_type == "ReduceMean"),
         }
+        if node.op_type == "ReduceSumSquare":
+            attributes["square"] = 1
         x = node.inputs[0]
         return Match(
             [node.outputs[0]], lambda op: op.call("Sum", x, domain=OWN_DOMAIN, **attributes)

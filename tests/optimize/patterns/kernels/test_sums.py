@@ -21,12 +21,17 @@ SHAPES: dict[str, tuple[str, str, str, int, int]] = {
 }
 
 
-@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
+def _flags(operator: str) -> str:
+    square = ", square = 1" if operator == "ReduceSumSquare" else ""
+    return f"mean = {int(operator == 'ReduceMean')}{square}"
+
+
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "ReduceSumSquare"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_sums_at_the_ends(name: str, operator: str) -> None:
     """Their numbers are added in another order."""
     before, axes, after, leading, trailing = SHAPES[name]
-    mean = int(operator == "ReduceMean")
+    flags = _flags(operator)
     assert_rewrites(
         Sums,
         f"""(float[{before}] x) => (float[{after}] y) <int64{axes.replace(" {", " a = {")}> {{
@@ -34,7 +39,7 @@ def test_sums_at_the_ends(name: str, operator: str) -> None:
         }}""",
         f"""(float[{before}] x) => (float[{after}] y) {{
             y = dort_rewriter.Sum<
-                leading = {leading}, trailing = {trailing}, keepdims = 1, mean = {mean}>(x)
+                leading = {leading}, trailing = {trailing}, keepdims = 1, {flags}>(x)
         }}""",
         reference=False,
         rtol=1e-5,
@@ -99,11 +104,11 @@ def test_what_is_left_alone(name: str) -> None:
     assert_refuses(Sums, REFUSED[name])
 
 
-@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "ReduceSumSquare"])
 def test_16_bits(operator: str) -> None:
     """They are added up in float32."""
-    mean = int(operator == "ReduceMean")
-    how = f"leading = 1, trailing = 0, keepdims = 1, mean = {mean}"
+    flags = _flags(operator)
+    how = f"leading = 1, trailing = 0, keepdims = 1, {flags}"
     assert_rewrites(
         Sums,
         f"(float16[300,N] x) => (float16[1,N] y) <int64[1] a = {{0}}> {{y = {operator}(x, a)}}",
@@ -114,10 +119,10 @@ def test_16_bits(operator: str) -> None:
     )
 
 
-@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "ReduceSumSquare"])
 def test_16_bits_in_between(operator: str) -> None:
-    mean = int(operator == "ReduceMean")
-    how = f"before = 1, leading = 2, keepdims = 1, mean = {mean}"
+    flags = _flags(operator)
+    how = f"before = 1, leading = 2, keepdims = 1, {flags}"
     head = "(float16[2,3,N,70] x) => (float16[2,1,1,70] y)"
     assert_rewrites(
         Sums,

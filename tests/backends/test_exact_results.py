@@ -98,12 +98,12 @@ def test_powers_of_halves_are_rounded_as_in_eager_mode(dtype: torch.dtype, patte
         assert same > (0.999 if float(exponent).is_integer() else 0.99), f"{exponent}: {same}"
 
 
-def test_variances_of_many_keep_their_digits() -> None:
+def test_variances_and_norms_of_many_keep_their_digits() -> None:
     """As the sums of our kernels do; squares that were added up one by one lost two of them."""
     x = torch.randn(8, 300_000, generator=torch.Generator().manual_seed(0)) + 100
 
     def program(x: torch.Tensor) -> list[torch.Tensor]:
-        return [x.var(1), x.var(), x.t().std(0), *torch.var_mean(x, 1)]
+        return [x.var(1), x.var(), x.t().std(0), *torch.var_mean(x, 1), x.norm(), x.norm(dim=1)]
 
     compiled, _ = compile_strictly(program)
     for got, exact in zip(compiled(x), program(x.double()), strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Rule
 from dort_rewriter.optimize.patterns.recognize.casts import NARROW
 from dort_rewriter.optimize.view import GraphView
@@ -20,11 +21,12 @@ _TYPES = frozenset({ir.DataType.FLOAT, *NARROW})
 class Sums(Rule):
     """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, float16 or bfloat16,
     ReduceMean and ReduceSumSquare; of 16-bit numbers over other axes side by side too.
+    ``ReduceL2(x) -> Sqrt(Sum(x))`` of squares, of float32.
 
     NOTE: late, since norms are recognized by their means.
     """
 
-    roots = ("ReduceSum", "ReduceMean", "ReduceSumSquare")
+    roots = ("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2")
     lowers = "reductions of onnxruntime"
     late = True
 
@@ -37,12 +39,18 @@ class Sums(Rule):
             "keepdims": graph.attribute(node, "keepdims", 1),
             "mean": int(node.op_type == "ReduceMean"),
         }
-        if node.op_type == "ReduceSumSquare":
+        if node.op_type in ("ReduceSumSquare", "ReduceL2"):
             attributes["square"] = 1
-        x = node.inputs[0]
-        return Match(
-            [node.outputs[0]], lambda op: op.call("Sum", x, domain=OWN_DOMAIN, **attributes)
-        )
+        x, is_norm = node.inputs[0], node.op_type == "ReduceL2"
+        if is_norm and (x is None or x.dtype != ir.DataType.FLOAT):
+            return None  # the sum would be rounded before its root is
+
+        def write(op: Writer) -> ir.Value:
+            total = op.call("Sum", x, domain=OWN_DOMAIN, **attributes)
+            result: ir.Value = op.Sqrt(total) if is_norm else total
+            return result
+
+        return Match([node.outputs[0]], write)
 
 
 def _ends(node: ir.Node, graph: GraphView) -> dict[str, int] | None:

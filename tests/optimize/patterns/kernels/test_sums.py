@@ -59,6 +59,22 @@ def test_axes_may_go() -> None:
     )
 
 
+def test_norms() -> None:
+    assert_rewrites(
+        Sums,
+        """(float[4,N,70] x) => (float[4,N] y) <int64[1] a = {2}> {
+            y = ReduceL2<keepdims = 0>(x, a)
+        }""",
+        """(float[4,N,70] x) => (float[4,N] y) {
+            s = dort_rewriter.Sum<
+                leading = 0, trailing = 1, keepdims = 0, mean = 0, square = 1>(x)
+            y = Sqrt(s)
+        }""",
+        reference=False,
+        rtol=1e-5,
+    )
+
+
 def _values(value: float) -> Any:
     x = np.ones((3, 5), dtype=np.float32)
     x[1, 2] = value
@@ -82,6 +98,9 @@ def test_what_is_not_finite(value: float, axis: int, after: str) -> None:
 
 
 REFUSED = {
+    "a norm of 16 bits": """(float16[2,3] x) => (float16[2,1] y) <int64[1] a = {1}> {
+        y = ReduceL2(x, a)
+    }""",
     "an axis between": """(float[2,3,4] x) => (float[2,1,4] y) <int64[1] a = {1}> {
         y = ReduceSum(x, a)
     }""",

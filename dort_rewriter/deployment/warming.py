@@ -39,9 +39,12 @@ def warm_up(
 
     ``warm_up(compiled, [((1, 16),), ((8, 16),)])``, ``warm_up(compiled, [{"x": tensor}])``.
 
-    Several threads may warm a model up, and call it meanwhile. It runs, without gradients unless
-    gradients are off already; its buffers, written arguments and random numbers are left as they
-    were: a model that writes to buffers is warmed up before it serves.
+    Several threads may warm a model up, and call it meanwhile. The calls see what those before
+    them wrote. Then what they wrote to is as it was: tensors, lists, dictionaries and attributes
+    of objects, in any depth of the arguments and of the model, and random numbers. So a model
+    that writes to buffers or attributes is warmed up before it serves. Not set back are
+    parameters, what functions reach by globals and closures, and objects of torch (optimizers)
+    and of Python's library (iterators, files).
     """
     found = take_apart(compiled)
     if not shapes:
@@ -54,7 +57,7 @@ def warm_up(
     with _warming, contextlib.ExitStack() as stack:
         if torch.is_grad_enabled():
             stack.enter_context(torch.no_grad())
-        stack.enter_context(left_as_it_was(found.module, shapes))
+        stack.enter_context(left_as_it_was(found.target, shapes))
         for args, kwargs in calls:
             compiled(*args, **kwargs)
     logger.info("Warmed up for %s calls in %.1f s.", len(calls), time.perf_counter() - start)

@@ -164,15 +164,15 @@ def explain(
     Args:
         model: a module or a function; of a compiled module, what it was made of.
         args: what to call it with.
-        times: also say where the time goes, beside eager mode: the model is called many times, and
-            buffers and arguments that it changes are set back.
+        times: also say where the time goes, beside eager mode: the model is called many times.
         backend_options: options of ``backend="onnxrt"``.
         compile_options: arguments of ``torch.compile``, such as ``{"dynamic": True}``.
         kwargs: what to call it with, by name.
 
     The backward graphs are part of it when the results need gradients; these are computed, and
-    accumulated nowhere. ``torch._dynamo.reset()`` is called before and after: what was compiled
-    earlier is compiled again when it is used.
+    accumulated nowhere. What the model writes to is set back, as by :func:`warm_up`.
+    ``torch._dynamo.reset()`` is called before and after: what was compiled earlier is compiled
+    again when it is used.
     """
     options = from_mapping(OrtBackendOptions, backend_options)
     backend = OrtBackend(dataclasses.replace(options, fallback=True))
@@ -186,11 +186,11 @@ def explain(
         def step(function: Callable[..., Any]) -> None:
             _run_backward(original, (args, kwargs), function(*args, **kwargs))
 
-        if watch is None:
-            step(compiled)
-            measured = None
-        else:
-            with left_as_it_was(original, (args, kwargs)):
+        measured = None
+        with left_as_it_was(original, (args, kwargs)):
+            if watch is None:
+                step(compiled)
+            else:
                 eager, ours = (functools.partial(step, f) for f in (original, compiled))
                 measured = measure(eager, ours, watch)
         low_bits = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import dort_rewriter
 from dort_rewriter import OrtBackend
@@ -78,3 +78,38 @@ def test_a_decoder_goes_on(tmp_path: Path) -> None:
         assert torch.equal(loaded(token), expected)
         token = expected[:, -1].argmax(-1, keepdim=True)
     assert torch.equal(loaded.state["keys_0"], decoder.cache.layers[0].keys)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("early", [False, True])
+def test_a_static_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up(early: bool) -> None:
+    model = llama()
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    if early:
+        cache.early_initialization(1, 1, 16, torch.float32, torch.device("cpu"))
+    (layer,) = cache.layers
+    before = dict(vars(layer))
+    call = (torch.tensor([[3]]), None, None, cache)
+    compiled = torch.compile(model, backend=OrtBackend())
+    dort_rewriter.warm_up(compiled, [call])
+    assert all(vars(layer)[name] is value for name, value in before.items())
+    assert vars(layer).keys() == before.keys()
+    assert int(layer.cumulative_length) == 0
+    assert not early or not layer.keys.any()
+    expected = model(*call[:3], StaticCache(config=model.config, max_cache_len=16)).logits
+    torch.testing.assert_close(compiled(*call).logits, expected)
+
+
+@torch.no_grad()
+def test_a_growing_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up() -> None:
+    model = llama()
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([[1, 2, 3]]), None, None, cache)
+    (layer,) = cache.layers
+    keys, values = layer.keys, layer.values
+    expected = keys.clone(), values.clone()
+    call = (torch.tensor([[3]]), None, None, cache)
+    dort_rewriter.warm_up(torch.compile(model, backend=OrtBackend()), [call])
+    assert (layer.keys is keys, layer.values is values) == (True, True)
+    assert cache.get_seq_length() == 3
+    torch.testing.assert_close((keys, values), expected, rtol=0, atol=0)

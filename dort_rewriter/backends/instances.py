@@ -18,6 +18,7 @@ __all__ = [
     "CAPACITY",
     "as_own",
     "clear_instances",
+    "count_runs",
     "instance_for",
     "instance_of_torch",
     "instances_of",
@@ -52,6 +53,14 @@ def instances_of(cls: type[B]) -> tuple[B, ...]:
 def clear_instances(cls: type) -> None:
     """Forget the instances kept for reuse."""
     _cache_of(cls).clear()
+
+
+def count_runs() -> int:
+    """How often sessions were run, of all instances that are kept."""
+    kept: list[Any] = []
+    for cls in list(_instances):
+        kept.extend(instances_of(cls))
+    return sum(backend.execution_count for backend in kept)
 
 
 def instance_of_torch(cls: Any, options: Any = None) -> Any:

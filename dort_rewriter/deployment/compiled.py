@@ -13,7 +13,14 @@ from dort_rewriter.backends.instances import as_own
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 
-__all__ = ["Compiled", "take_apart"]
+__all__ = ["WHAT_IS_SKIPPED", "Compiled", "as_given", "take_apart"]
+
+WHAT_IS_SKIPPED = (
+    "Dynamo skips recurrent modules (nn.LSTM, nn.GRU, nn.RNN), functions of torch itself, and "
+    "torch's own modules that are compiled in place (nn.Sequential(...).compile(): "
+    "torch.compile(model) compiles them). TORCH_LOGS=+dynamo says why."
+)
+"""For messages about a model of which nothing is compiled."""
 
 _OUTER = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 """Where the layers of Dynamo around a backend keep what they are around; older torch: the last."""
@@ -27,6 +34,8 @@ class Compiled:
     """The module, function or method that was compiled."""
     options: OrtBackendOptions
     dynamic: bool | None
+    backend: Any = None
+    """The object that was given as the backend, None for the name of one."""
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -47,16 +56,30 @@ def take_apart(compiled: Any) -> Compiled:
     function: Any = getattr(backend, "compiler_fn", backend)
     name = getattr(backend, "compiler_name", "")
     if hasattr(function, "_options") and hasattr(function, "_ort_acclerated_call"):
-        options = as_own(function._options)
+        options, given = as_own(function._options), function
     elif name in ("onnxrt", "torch_compile_backend"):
-        options = from_mapping(OrtBackendOptions, settings.get("options"))
+        options, given = from_mapping(OrtBackendOptions, settings.get("options")), None
     else:
         raise CaptureError(
             f'It was compiled by another backend ({name or function!r}): backend="onnxrt", or an '
             "OrtBackend, makes what can be saved and loaded."
         )
     chosen = with_mode(options, settings.get("mode"))
-    return Compiled(target, chosen, getattr(context, "_dynamic", None))
+    return Compiled(target, chosen, getattr(context, "_dynamic", None), given)
+
+
+def as_given(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.compile`` was given, if a model was compiled, by any backend; else the model.
+
+    Of a module that was compiled in place it is a method of torch: Dynamo begins inside of that,
+    so that it compiles less than it does of the module.
+    """
+    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        given: Callable[..., Any] = model._orig_mod
+        return given
+    in_place = model._compiled_call_impl if isinstance(model, torch.nn.Module) else None
+    compiled = model if in_place is None else in_place
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)
 
 
 def _layers(compiled: Any) -> tuple[Callable[..., Any], Any]:

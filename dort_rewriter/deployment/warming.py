@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
+from dort_rewriter.backends.instances import count_runs
 from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call
-from dort_rewriter.deployment.compiled import Compiled, take_apart
+from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, Compiled, take_apart
 from dort_rewriter.deployment.examples import Maker, aliases_of, mark_dims
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import OptionError
@@ -45,6 +47,8 @@ def warm_up(
     that writes to buffers or attributes is warmed up before it serves. Not set back are
     parameters, what functions reach by globals and closures, and objects of torch (optimizers)
     and of Python's library (iterators, files).
+
+    A warning says when nothing was compiled, as of a model that Dynamo skips.
     """
     found = take_apart(compiled)
     if not shapes:
@@ -53,14 +57,41 @@ def warm_up(
     _mark_differences(calls)
     # Dynamo makes a graph of its own for sizes of one: the general one is the first.
     calls.sort(key=_elements, reverse=True)
-    start = time.perf_counter()
+    start, graphs, runs = time.perf_counter(), _count_graphs(), _count_runs(found)
     with _warming, contextlib.ExitStack() as stack:
         if torch.is_grad_enabled():
             stack.enter_context(torch.no_grad())
         stack.enter_context(left_as_it_was(found.target, shapes))
         for args, kwargs in calls:
             compiled(*args, **kwargs)
+    key = found.target if found.module is None else found.module
+    if (_count_graphs(), _count_runs(found)) != (graphs, runs):
+        _warmed[key] = True
+    elif key not in _warmed and latest_call(found.target) is None:
+        logger.warning(
+            "Nothing was compiled for %s calls, and nothing ran in ONNX Runtime: all of the model "
+            "runs in eager mode. %s",
+            len(calls),
+            WHAT_IS_SKIPPED,
+        )
+        return
     logger.info("Warmed up for %s calls in %.1f s.", len(calls), time.perf_counter() - start)
+
+
+# NOTE: by identity, as modules may compare as they like.
+_warmed: Any = WeakIdKeyDictionary()
+"""Models of which something was compiled: a graph without a session leaves no other trace."""
+
+
+def _count_graphs() -> int:
+    """How many graphs Dynamo has given to backends, in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _count_runs(found: Compiled) -> int:
+    """How often sessions were run that may be those of a model."""
+    own = 0 if found.backend is None else int(found.backend.execution_count)
+    return own + count_runs()
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

@@ -23,6 +23,7 @@ from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
@@ -112,9 +113,7 @@ class Explanation:
         lines = [f"{len(self.graphs)} graph(s), {len(self.breaks)} break(s)"]
         if self.skipped:
             lines.append(
-                "Dynamo captured nothing, so that all of it ran in eager mode: it skips recurrent "
-                "modules (nn.LSTM, nn.GRU, nn.RNN) and functions of torch itself. "
-                "TORCH_LOGS=graph_breaks says why."
+                f"Dynamo captured nothing, so that all of it ran in eager mode. {WHAT_IS_SKIPPED}"
             )
         for i, captured in enumerate(self.graphs):
             lines.append(
@@ -162,7 +161,9 @@ def explain(
     """Compile a model for ONNX Runtime, call it once, and say what became of it.
 
     Args:
-        model: a module or a function; of a compiled module, what it was made of.
+        model: a module or a function. What was compiled already, by ``torch.compile(model)`` or
+            ``model.compile()``, is compiled anew in the same way: a model that Dynamo skips
+            then has no graphs, and :attr:`Explanation.skipped` is True.
         args: what to call it with.
         times: also say where the time goes, beside eager mode: the model is called many times.
         backend_options: options of ``backend="onnxrt"``.
@@ -178,7 +179,7 @@ def explain(
     backend = OrtBackend(dataclasses.replace(options, fallback=True))
     watch = Stopwatch(backend._options) if times else None
     recorder = _Recorder(backend, watch)
-    original = getattr(model, "_orig_mod", model)
+    original = as_given(model)
     torch._dynamo.reset()
     try:
         compiled = torch.compile(original, backend=recorder, **(compile_options or {}))
@@ -208,8 +209,9 @@ def explain(
 def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
     """Compute gradients, so that AOTAutograd compiles the backward graphs; none is accumulated."""
     leaves = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    if isinstance(model, torch.nn.Module):
-        leaves.extend(model.parameters())
+    owner = getattr(model, "__self__", model)
+    if isinstance(owner, torch.nn.Module):
+        leaves.extend(owner.parameters())
     leaves = [t for t in leaves if t.requires_grad]
     roots = [
         r

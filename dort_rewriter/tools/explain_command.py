@@ -34,4 +34,4 @@ def run_explain(arguments: Sequence[str]) -> int:
     found = explain(model, *args, times=options.times, compile_options=compile_options)
     answer(options.json, found.to_dict(), str(found))
     torchs = found.in_torch or any(a.torch_kernels for g in found.graphs for a in g.lowered)
-    return int(options.strict and bool(found.breaks or torchs))
+    return int(options.strict and bool(found.breaks or torchs or found.skipped))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,8 @@ from tests.deployment.test_saving import Cache
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
@@ -136,3 +138,81 @@ def test_what_is_no_call_is_refused() -> None:
         dort_rewriter.warm_up(compiled, [3])  # type: ignore[list-item]
     with pytest.raises(dort_rewriter.CaptureError, match="is not compiled"):
         dort_rewriter.warm_up(nn.Linear(4, 2), [((3, 4),)])
+
+
+def levels_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """How loud each line of the warm-up itself is."""
+    return [r.levelname for r in caplog.records if r.name.endswith(".warming")]
+
+
+def in_place(module: nn.Module) -> nn.Module:
+    module.compile(backend="onnxrt")
+    return module
+
+
+def calls_an_lstm() -> Any:
+    lstm = nn.LSTM(4, 5)
+    return torch.compile(lambda x: lstm(x), backend=OrtBackend())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: in_place(nn.Sequential(nn.Linear(4, 8), nn.ReLU())),
+        lambda: in_place(nn.LSTM(4, 5)),
+        lambda: torch.compile(nn.LSTM(4, 5), backend="onnxrt"),
+        calls_an_lstm,
+    ],
+    ids=["sequence in place", "lstm in place", "lstm", "function"],
+)
+def test_it_is_said_when_nothing_is_compiled(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    other = torch.compile(nn.Linear(4, 2), backend="onnxrt")
+    dort_rewriter.warm_up(other, [((5, 3, 4),)])
+    compiled = make()
+    with caplog.at_level(logging.INFO, "dort_rewriter.deployment"):
+        dort_rewriter.warm_up(compiled, [((5, 3, 4),)])
+        dort_rewriter.warm_up(compiled, [((5, 3, 4),)])
+    assert levels_of(caplog) == ["WARNING", "WARNING"]
+    assert "Nothing was compiled for 1 calls" in caplog.text
+
+
+def begins_with_a_break(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x * 2 + 1
+
+
+def runs_in_torch(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.svd(x)[1]
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.compile(nn.Linear(4, 2), backend="onnxrt"),
+        lambda: torch.compile(nn.Linear(4, 2), backend=OrtBackend()),
+        lambda: torch.compile(begins_with_a_break, backend="onnxrt"),
+        lambda: torch.compile(begins_with_a_break, backend=OrtBackend()),
+        lambda: torch.compile(runs_in_torch, backend=OrtBackend()),
+        lambda: torch.compile(lambda x: x.view(-1), backend=OrtBackend()),
+        lambda: torch.compile(Own().forward, backend=OrtBackend()),
+        lambda: in_place(Own()),
+        lambda: in_place(nn.Sequential(Own(), Own())),
+    ],
+)
+@pytest.mark.parametrize("called", [False, True])
+def test_what_is_compiled_already_is_no_reason_to_warn(
+    make: Any, called: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled, x = make(), torch.ones(3, 4)
+    if called:
+        with torch.no_grad():
+            compiled(x)
+    with caplog.at_level(logging.INFO, "dort_rewriter.deployment"):
+        for _ in range(2):
+            dort_rewriter.warm_up(compiled, [(x,)])
+    assert levels_of(caplog) == ["INFO", "INFO"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dort_rewriter import OptionError, explain
+from dort_rewriter import OptionError, OrtBackend, explain
 from dort_rewriter.tools.cli import main
 from dort_rewriter.tools.model_source import load_pair
 
@@ -149,3 +150,68 @@ def test_a_model_that_dynamo_skips_is_told_apart() -> None:
     assert found.skipped
     assert "Dynamo captured nothing" in str(found)
     assert not explain(torch.nn.Linear(3, 4), torch.randn(2, 3)).skipped
+
+
+class Own(torch.nn.Module):
+    """A class of a user, with a module of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+def sequence() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+
+
+@torch.no_grad()  # Dynamo warns of what passes from one graph to another, and needs gradients
+@pytest.mark.parametrize(
+    ("make", "in_place", "otherwise"),
+    [
+        (sequence, 0, 1),
+        (lambda: torch.nn.LSTM(4, 5), 0, 0),
+        (Own, 1, 1),
+        (lambda: torch.nn.Sequential(Own(), Own()), 1, 1),  # one graph for both
+    ],
+    ids=["sequence", "lstm", "own", "sequence of own"],
+)
+def test_what_was_compiled_is_explained_as_its_calls_are_compiled(
+    make: Callable[[], torch.nn.Module], in_place: int, otherwise: int
+) -> None:
+    x = torch.randn(2, 3, 4)
+    backend, model = OrtBackend(), make()
+    model.compile(backend=backend)
+    model(x)
+    assert (backend.execution_count > 0) == (in_place > 0)
+    found = explain(model, x)
+    assert len(found.graphs) == in_place
+    assert found.skipped == (in_place == 0)
+    assert ("compiled in place" in str(found)) == found.skipped
+    assert len(explain(make(), x).graphs) == otherwise
+    assert len(explain(torch.compile(make(), backend="onnxrt"), x).graphs) == otherwise
+
+
+def test_backward_and_times_of_what_was_compiled() -> None:
+    """Eager mode, to compare with, is not what was compiled."""
+    model, backend = Own(), OrtBackend()
+    model.compile(backend=backend)
+    function = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    for compiled in (model, function):
+        found = explain(compiled, torch.randn(2, 4, requires_grad=True), times=True)
+        assert [a.kind for a in found.graphs[0].lowered] == ["forward", "backward"]
+    assert backend.execution_count == 0
+
+
+def test_a_compiled_method_is_explained() -> None:
+    found = explain(torch.compile(Own().forward, backend="onnxrt"), torch.randn(2, 4))
+    assert [a.kind for a in found.graphs[0].lowered] == ["forward", "backward"]
+
+
+def test_the_command_counts_a_skipped_model_as_run_in_torch(tmp_path: Path) -> None:
+    path = tmp_path / "recurrent.py"
+    path.write_text("import torch\nmodel = torch.nn.LSTM(4, 5), (torch.ones(2, 3, 4),)\n")
+    assert main(["explain", f"{path}:model"]) == 0
+    assert main(["explain", f"{path}:model", "--strict"]) == 1

@@ -96,18 +96,23 @@ def run_apart(name: str, mode: str, backend: str, folder: str, cpu_time: bool) -
     return result
 
 
+def copy_library(library: Path, folder: Path) -> None:
+    """Put the C++ library of our kernels into a cache folder that is not there yet."""
+    kernels = folder / "kernels"
+    for made in (folder, kernels):
+        made.mkdir(mode=0o700)
+    digest = library.with_suffix(".sha256")
+    for file in (library, digest) if digest.exists() else ():  # else it is installed
+        shutil.copy2(file, kernels / file.name)
+
+
 def measure(
     name: str, mode: str, backend: str, twice: bool, cpu_time: bool, library: Path | None
 ) -> list[dict[str, Any]]:
     processes = ("first", "second") if twice else ("first",)
     with tempfile.TemporaryDirectory() as folder:
         if library is not None:
-            kernels = Path(folder, "dort", "kernels")
-            for made in (kernels.parent, kernels):
-                made.mkdir(mode=0o700)
-            digest = library.with_suffix(".sha256")
-            for file in (library, digest) if digest.exists() else ():  # else it is installed
-                shutil.copy2(file, kernels / file.name)
+            copy_library(library, Path(folder, "dort"))
         return [
             {**run_apart(name, mode, backend, folder, cpu_time), "process": p} for p in processes
         ]

@@ -1,12 +1,13 @@
 """One token of a Llama through a static cache of keys and values: milliseconds by backend.
 
 usage: python scripts/bench_decode.py [--length 4096] [--width 512] [--layers 4] [--heads 8]
-           [--groups 8,2] [--backends eager,inductor,onnxrt,onnxrt-freeze] [--seconds S]
-           [--json FILE]
+           [--groups 8,2] [--backends eager,inductor,onnxrt,onnxrt-freeze,int8,int4]
+           [--threads N] [--seconds S] [--json FILE]
 
-``--groups`` are numbers of heads of keys and values, a row each. Results are compared with eager
-mode's before anything is timed; the steps are made in turns, on a cache that fills: no more steps
-than it has places. It needs transformers.
+``--groups`` are numbers of heads of keys and values, a row each; ``int8`` and ``int4`` are
+``onnxrt-freeze`` with weights of so many bits. Results are compared with eager mode's before
+anything is timed (those of rounded weights differ); the steps are made in turns, on a cache that
+fills: no more steps than it has places. It needs transformers.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
+from dort_rewriter import OrtBackend
 from dort_rewriter.tools.benchmark import alternate, largest_difference, make_call
 
 VOCABULARY = 4096
+LOW_BITS = ("int8", "int4")
+"""The backends that are named by an option ``weights``."""
 
 
 class Decoder(nn.Module):
@@ -59,7 +63,9 @@ class Decoder(nn.Module):
 
 def step_of(arguments: argparse.Namespace, groups: int, backend: str) -> Callable[[], Any]:
     """The next token of a decoder of its own."""
-    call, token = make_call(Decoder(arguments, groups), backend), torch.tensor([[3]])
+    rounded = backend in LOW_BITS
+    chosen = OrtBackend({"freeze": True, "weights": backend}) if rounded else backend
+    call, token = make_call(Decoder(arguments, groups), chosen), torch.tensor([[3]])
 
     def step() -> Any:
         with torch.no_grad():
@@ -78,7 +84,9 @@ def measure(arguments: argparse.Namespace, groups: int) -> dict[str, Any]:
         step()
     spent = alternate(steps, arguments.seconds, time.perf_counter)
     ms = {name: statistics.median(values) * 1e3 for name, values in spent.items()}
-    return {"heads": arguments.heads, "groups": groups, "ms": ms, "difference": far}
+    settings = {n: getattr(arguments, n) for n in ("length", "width", "layers", "heads")}
+    threads = torch.get_num_threads()
+    return {**settings, "groups": groups, "threads": threads, "ms": ms, "difference": far}
 
 
 def main() -> int:
@@ -89,17 +97,18 @@ def main() -> int:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--groups", default="8,2")
     parser.add_argument("--backends", default="eager,inductor,onnxrt,onnxrt-freeze")
+    parser.add_argument("--threads", type=int, help="of torch and of sessions")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     rows = []
     for groups in map(int, arguments.groups.split(",")):
         rows.append(row := measure(arguments, groups))
         times = "  ".join(f"{name} {t:.2f}" for name, t in row["ms"].items())
-        far = max(row["difference"].values())
-        print(
-            f"{row['heads']} heads, {groups} of keys: {times} ms; difference {far:.1e}", flush=True
-        )
+        far = "  ".join(f"{name} {d:.1e}" for name, d in row["difference"].items())
+        print(f"{row['heads']} heads, {groups} of keys: {times} ms; differences {far}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")
     return 0

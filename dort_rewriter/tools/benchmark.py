@@ -252,7 +252,7 @@ def _tolerance(value: Any) -> float:
 
 
 def make_call(
-    model: Callable[..., Any], backend: str, *, dynamic: bool | None = None
+    model: Callable[..., Any], backend: str | OrtBackend, *, dynamic: bool | None = None
 ) -> Callable[..., Any]:
     """The model under a backend, as a function with a code object of its own.
 

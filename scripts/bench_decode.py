@@ -7,12 +7,13 @@ usage: python scripts/bench_decode.py [--length 4096] [--width 512] [--layers 4]
 ``--groups`` are numbers of heads of keys and values, a row each; ``int8`` and ``int4`` are
 ``onnxrt-freeze`` with weights of so many bits. Results are compared with eager mode's before
 anything is timed (those of rounded weights differ); the steps are made in turns, on a cache that
-fills: no more steps than it has places. It needs transformers.
+fills, and begins anew when it is full. It needs transformers.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -60,14 +61,22 @@ class Decoder(nn.Module):
         logits: torch.Tensor = self.model(token, None, None, self.cache, use_cache=True).logits
         return logits
 
+    def begin_anew(self) -> None:
+        """Let the next token be the first: what is in the cache is masked."""
+        for layer in self.cache.layers:
+            layer.cumulative_length.zero_()
+
 
 def step_of(arguments: argparse.Namespace, groups: int, backend: str) -> Callable[[], Any]:
     """The next token of a decoder of its own."""
     rounded = backend in LOW_BITS
     chosen = OrtBackend({"freeze": True, "weights": backend}) if rounded else backend
-    call, token = make_call(Decoder(arguments, groups), chosen), torch.tensor([[3]])
+    decoder, token = Decoder(arguments, groups), torch.tensor([[3]])
+    call, places = make_call(decoder, chosen), itertools.cycle(range(arguments.length))
 
     def step() -> Any:
+        if next(places) == 0:
+            decoder.begin_anew()
         with torch.no_grad():
             return call(token)
 

@@ -39,7 +39,7 @@ def test_the_first_answer_of_a_loaded_model_is_measured(tmp_path: Path) -> None:
 
 def test_steps_with_weights_of_few_bits_are_measured(tmp_path: Path) -> None:
     ways = ["onnxrt-freeze", *(way for way, bits in BITS.items() if has_low_bit_products(bits))]
-    small = ["--length", "64", "--width", "128", "--layers", "1", "--heads", "2", "--groups", "1"]
+    small = ["--length", "8", "--width", "128", "--layers", "1", "--heads", "2", "--groups", "1"]
     (row,) = rows_of(
         "bench_decode.py",
         tmp_path,

@@ -41,6 +41,10 @@ def warm_up(
 
     ``warm_up(compiled, [((1, 16),), ((8, 16),)])``, ``warm_up(compiled, [{"x": tensor}])``.
 
+    It runs under what it is called under, as do the calls to come: ``torch.inference_mode()``,
+    autocast; without gradients unless they are off already. Under another mode Dynamo compiles
+    again.
+
     Several threads may warm a model up, and call it meanwhile. The calls see what those before
     them wrote. Then what they wrote to is as it was: tensors, lists, dictionaries and attributes
     of objects, in any depth of the arguments and of the model, and random numbers. So a model

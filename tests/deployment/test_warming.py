@@ -108,6 +108,19 @@ def test_state_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not total.any()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_calls_in_the_mode_of_the_warm_up_compile_nothing(
+    mode: Any, freeze: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).eval()
+    with mode():
+        compiled, graphs, _ = warmed(module, [((2, 4),), ((8, 4),)], monkeypatch, freeze=freeze)
+    with mode():
+        compiled(torch.ones(5, 4))
+    assert len(graphs) == 1
+
+
 def test_threads_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that warm up and threads that call, at once: one graph, the right numbers."""
     module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).eval()

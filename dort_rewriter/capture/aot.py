@@ -12,6 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
+from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
@@ -80,6 +81,7 @@ def compile_with_aot(
     with (
         keep_resizing(decompositions),
         correct_margin_loss(),
+        correct_count_types(),
         shown("Tracing by AOTAutograd", asked=verbose),
         keeping,
     ):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.dim_names import flatten_shapes, name_symbols, without_names
 from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
 from dort_rewriter.capture.metadata import propagate
@@ -102,7 +103,7 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_margin_loss():
+        with correct_margin_loss(), correct_count_types():
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
@@ -135,7 +136,7 @@ def _first_line(error: Exception) -> str:
 def _from_program(
     program: torch.export.ExportedProgram, decompositions: Table, shapes: Sequence[Any]
 ) -> LoweredGraph:
-    with warnings.catch_warnings(), correct_margin_loss():
+    with warnings.catch_warnings(), correct_margin_loss(), correct_count_types():
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
         lowered = program.run_decompositions(corrected(decompositions))
@@ -257,7 +258,12 @@ def _lower_dynamo(
         **dict(graph_module.named_buffers(remove_duplicate=False)),
     }
     example = list(args) or _example_values(graph_module)
-    with torch.no_grad(), keep_resizing(decompositions), correct_margin_loss():
+    with (
+        torch.no_grad(),
+        keep_resizing(decompositions),
+        correct_margin_loss(),
+        correct_count_types(),
+    ):
         aot_module_simplified(
             graph_module, example, fw_compiler=keep, decompositions=corrected(decompositions)
         )

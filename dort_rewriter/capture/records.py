@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from dort_rewriter.capture.count_types import COUNTING, with_count_types
+
 __all__ = ["correct_records"]
 
 aten = torch.ops.aten
@@ -54,6 +56,9 @@ def correct_records(graph: torch.fx.Graph) -> None:
             _correct_expand(node)
         elif node.target in _NORMS or node.target in _GRADIENTS:
             _correct_normalization(node)
+        elif node.target in COUNTING and value is not None:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            node.meta["val"] = with_count_types(node.target, value, *args, **kwargs)
         elif _is_operator(node) and not corrected.isdisjoint(node.all_input_nodes):
             _follow(node)
         if node.meta.get("val") is not value:

@@ -20,6 +20,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.backends.building import add_casts
+from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
@@ -131,7 +132,7 @@ def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, l
     else:
         # Tracing replaces the operators that resize, unless it is told not to.
         keep = contextlib.nullcontext() if case.pre_dispatch else keep_resizing({})
-        with torch.no_grad(), keep:
+        with torch.no_grad(), keep, correct_count_types():
             traced = make_fx(call, tracing_mode=mode, pre_dispatch=case.pre_dispatch)(*tensors)
     called = [op_name(n.target) for n in traced.graph.nodes if n.op == "call_function"]
     assert case.op in called, f"{case.op} is not in the traced graph: {called}"

@@ -5,8 +5,9 @@ ONNX's Unique is not taken for floats: in ONNX Runtime a NaN equals what it meet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
-import torch
 
 from dort_rewriter.export.converters.axes import flatten
 from dort_rewriter.export.converters.opmath import is_float
@@ -20,13 +21,6 @@ _COMPARED = (_D.INT8, _D.INT16, _D.UINT8, _D.UINT16, _D.BOOL)
 """Element types that ONNX Runtime compares, or sorts, as int32 only."""
 
 
-def _check_indices(op: Recorder) -> None:
-    """Refuse indices that torch, up to 2.8, declares as of the type of the elements."""
-    dtype = op.result[1].dtype
-    if dtype not in (torch.int32, torch.int64):
-        raise Refused(f"torch declares its indices as {dtype}")
-
-
 @converter("aten::unique_consecutive")
 def unique_consecutive(
     op: Recorder,
@@ -36,10 +30,11 @@ def unique_consecutive(
     dim: int | None = None,
 ) -> tuple[Value, Value, Value]:
     """unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)"""
-    if dim is not None and x.rank > 1:
-        raise Refused("runs of equal slices (dim=...) have no converter")
-    if return_inverse or return_counts:
-        _check_indices(op)
+    if dim is not None and x.rank > 0:
+        axis = dim % x.rank
+        starts = _starts(op, x, axis, _check_slices(x, axis))
+        found = op.Compress(x, starts, axis=axis)
+        return found, _numbers(op, starts), _lengths(op, starts)
     flat = flatten(op, x)
     starts = _starts(op, flat)
     nothing = op.constant([], ir.DataType.INT64)
@@ -57,8 +52,6 @@ def unique2(
     return_counts: bool = False,
 ) -> tuple[Value, Value, Value]:
     """_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
-    if return_inverse or return_counts:
-        _check_indices(op)
     return _unique(op, x, return_inverse, return_counts)
 
 
@@ -74,8 +67,7 @@ def unique_dim(
     """unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
     if x.rank == 0:
         raise Refused("slices of what has no axes")
-    if return_inverse or return_counts:
-        _check_indices(op)
+    _check_slices(x, dim % x.rank)
     # Slices stand in the order of the places that their elements have among all elements.
     places = _unique(op, x, True, False)[1] if is_float(x) else op.cast(x, _D.INT64)
     found = op.Unique(places, axis=dim % x.rank, sorted=1, outputs=4)
@@ -101,14 +93,29 @@ def _comparable(op: Recorder, x: Value) -> Value:
     return op.Cast(x, to=_D.INT32) if x.dtype in _COMPARED else x
 
 
-def _starts(op: Recorder, flat: Value) -> Value:
-    """Where a run begins. A NaN equals nothing, itself included: it is a run of its own."""
-    compared = _comparable(op, flat)
-    after = op.Slice(compared, [1], [2**62], [0])
-    before = op.Slice(compared, [0], [-1], [0])
+def _starts(op: Recorder, x: Value, axis: int = 0, rest: Sequence[int] = ()) -> Value:
+    """Where a run of equal slices begins, whose elements lie along `rest`.
+
+    A NaN equals nothing, itself included: it is a run of its own.
+    """
+    compared = _comparable(op, x)
+    after = op.Slice(compared, [1], [2**62], [axis])
+    before = op.Slice(compared, [0], [-1], [axis])
     others = op.Not(op.Equal(after, before))
+    if rest:
+        different = op.ReduceSum(op.Cast(others, to=_D.INT64), list(rest), keepdims=0)
+        others = op.Greater(different, 0)
     # Nothing has no first element.
-    return op.Slice(op.Concat(op.constant([True]), others, axis=0), [0], op.Shape(flat), [0])
+    count = op.Shape(x, start=axis, end=axis + 1)
+    return op.Slice(op.Concat(op.constant([True]), others, axis=0), [0], count, [0])
+
+
+def _check_slices(x: Value, axis: int) -> list[int]:
+    """The axes of slices; those without elements are refused, as eager mode does."""
+    rest = [i for i in range(x.rank) if i != axis]
+    if any(x.dims[i] == 0 for i in rest):
+        raise Refused("slices that have no elements")
+    return rest
 
 
 def _numbers(op: Recorder, starts: Value) -> Value:

@@ -1,31 +1,17 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 import torch
 
-from dort_rewriter import UnsupportedOpError
 from tests.export.cases import Case, check, table_test
 
 RUNS = torch.tensor([1, 1, 2, 2, 2, 3, 1, 1])
 DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32)
 
-IS_DECLARED = torch.torch_version.TorchVersion(torch.__version__) >= (2, 9)
-"""Whether torch says that indices are int64, and not of the type of the elements."""
-
 CASES = [
-    *(
-        Case(
-            "aten::unique_consecutive",
-            (RUNS.to(dtype),),
-            dynamic=False,
-            outputs=None if IS_DECLARED else (0,),
-            reason="the empty results have the type that torch declares",
-        )
-        for dtype in DTYPES
-    ),
+    *(Case("aten::unique_consecutive", (RUNS.to(dtype),), dynamic=False) for dtype in DTYPES),
     Case("aten::unique_consecutive", (RUNS, True, True), dynamic=False),
     Case("aten::unique_consecutive", (RUNS, False, True), dynamic=False),
     Case("aten::unique_consecutive", (RUNS, True, False), dynamic=False),
@@ -53,28 +39,39 @@ FULL += [
 ]
 
 
+ROWS = torch.tensor([[1, 1], [1, 1], [0, 2], [1, 1], [1, 2], [1, 2]])
+NAN_ROWS = torch.tensor([[NAN, 1.0], [NAN, 1.0], [2.0, 1.0], [2.0, 1.0], [-0.0, 0.0], [0.0, 0.0]])
+FULL += [
+    *(Case("aten::unique_consecutive", (ROWS.to(d), True, True, 0)) for d in DTYPES),
+    Case("aten::unique_consecutive", (ROWS == 1, True, True, 0)),
+    Case("aten::unique_consecutive", (NAN_ROWS, True, True, 0)),
+    Case("aten::unique_consecutive", (ROWS.mT.contiguous(), True, True, -1)),
+    Case("aten::unique_consecutive", (ROWS.view(3, 2, 2), True, True, 1)),
+    Case("aten::unique_consecutive", (ROWS, False, False, 0)),
+    Case("aten::unique_consecutive", (ROWS[:1], True, True, 0)),
+    Case("aten::unique_consecutive", (ROWS[:0], True, True, 0)),
+    Case("aten::unique_consecutive", (RUNS, True, True, 0)),
+]
+
+
 @pytest.mark.parametrize("case", FULL, ids=str)
 def test_indices_of_elements_of_any_type(case: Case) -> None:
-    if IS_DECLARED or case.args[0].dtype is torch.int64:
-        check(case)
-    elif case.args[0].dtype is not torch.int32:
-        with pytest.raises(UnsupportedOpError, match="declares its indices as"):
-            check(case)
+    check(case)
 
 
 OTHERS = {"aten::_unique2", "aten::unique_dim"}
 ELEMENTS = [
-    *(Case("aten::_unique2", (RUNS.flip(0).to(dtype),), outputs=(0,)) for dtype in DTYPES),
-    Case("aten::_unique2", (DOUBLED,), outputs=(0,)),
-    Case("aten::unique_dim", (RUNS.reshape(2, 4).float(), 1), outputs=(0,)),
+    *(Case("aten::_unique2", (RUNS.flip(0).to(dtype),)) for dtype in DTYPES),
+    Case("aten::_unique2", (DOUBLED,)),
+    Case("aten::unique_dim", (RUNS.reshape(2, 4).float(), 1)),
     # NOTE: with a NaN torch's order of slices is none.
-    Case("aten::unique_dim", (DOUBLED.nan_to_num(2.0).reshape(3, 3), 0), outputs=(0,)),
+    Case("aten::unique_dim", (DOUBLED.nan_to_num(2.0).reshape(3, 3), 0)),
 ]
 
 
 @pytest.mark.parametrize("case", ELEMENTS, ids=str)
 def test_elements_alone(case: Case) -> None:
-    check(dataclasses.replace(case, reason="the empty results have the type that torch declares"))
+    check(case)
 
 
 test_op = table_test(CASES)

@@ -1,0 +1,70 @@
+"""Types of what is counted (indices, counts, bins), which torch 2.8 takes from its elements.
+
+Each torch takes a dimension that is counted from the last for one before the first. While it
+traces, its kernels of fake tensors are corrected: what asks for a type (a cast that is one
+already, an index) is traced for the right one then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses import fake_impls
+
+from dort_rewriter.capture.python_kernels import KERNELS_LOCK
+
+__all__ = ["COUNTING", "correct_count_types", "with_count_types"]
+
+aten = torch.ops.aten
+
+_DISTINCT = frozenset(
+    {aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default}
+)
+_DIM = {aten.unique_dim.default: 1, aten.unique_consecutive.default: 3}
+"""Which argument is the dimension."""
+
+COUNTING = _DISTINCT | {aten.bincount.default}
+"""The operators whose results are corrected."""
+
+
+@contextlib.contextmanager
+def correct_count_types() -> Iterator[None]:
+    """Trace what counts with the types that kernels give."""
+    kernels: dict[Any, Callable[..., Any]] = getattr(fake_impls, "op_implementations_dict", {})
+    with KERNELS_LOCK:
+        found = {op: kernels[op] for op in COUNTING if op in kernels}
+        kernels.update({op: functools.partial(_call, kernel) for op, kernel in found.items()})
+        try:
+            yield
+        finally:
+            kernels.update(found)
+
+
+def _call(kernel: Callable[..., Any], mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    place = _DIM.get(op, 0)
+    if kwargs.get("dim") is not None:
+        kwargs["dim"] %= args[0].dim() or 1
+    elif 0 < place < len(args) and args[place] is not None:
+        args = (*args[:place], args[place] % (args[0].dim() or 1), *args[place + 1 :])
+    return with_count_types(op, kernel(mode, op, *args, **kwargs), *args, **kwargs)
+
+
+def with_count_types(op: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+    """A result on fake tensors, with the types of the kernel; itself if it has them."""
+    if op in _DISTINCT:
+        elements, *counted = result
+        right = [_of_type(v, torch.int64) for v in counted]
+        same = all(a is b for a, b in zip(counted, right, strict=True))
+        return result if same else (elements, *right)
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    if weights is None:
+        return _of_type(result, torch.int64)
+    return _of_type(result, weights.dtype if weights.dtype is torch.float32 else torch.float64)
+
+
+def _of_type(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value if value.dtype is dtype else value.new_empty(value.shape, dtype=dtype)

@@ -19,7 +19,7 @@ from dort_rewriter.capture.records import correct_records
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
-from dort_rewriter.export.names import rename_symbols
+from dort_rewriter.export.names import give_way, read_names, rename_symbols
 from dort_rewriter.export.opsets import convert_opset, read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.report import OptimizeReport
@@ -168,6 +168,8 @@ def to_onnx(
     optimization = from_mapping(OptimizationOptions, options)
     dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
     opsets = read_opsets(target_opset)
+    input_names = read_names("input_names", input_names)
+    output_names = read_names("output_names", output_names)
     if filename is not None:
         check_target(filename)
     # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
@@ -196,6 +198,7 @@ def to_onnx(
     with trace.phase("optimize"):
         report = optimize_model(exported.model, optimization)
         add_casts_of_standard(exported.model)
+        give_way(exported.model, [*(input_names or ()), *(output_names or ())])
         exported = ExportedGraph(convert_opset(exported.model, opsets), signature)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)

@@ -36,7 +36,7 @@ from dort_rewriter.export.annotations import (
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.empties import empty_results
 from dort_rewriter.export.inputs import drop_unused_inputs
-from dort_rewriter.export.names import create_output_names
+from dort_rewriter.export.names import check_names, create_output_names, give_way
 from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import ancestors, describe, source_line
 from dort_rewriter.export.recorder import Recorder
@@ -158,7 +158,7 @@ class _Interpreter:
         output_names: Sequence[str] | None,
         keep_unused: bool,
     ) -> ExportedGraph:
-        self._check_input_names()
+        self._check_names(output_names)
         needed = ancestors([leaf for leaf, _ in results])
         for node in self.graph_module.graph.nodes:
             if node.op == "placeholder":
@@ -176,6 +176,7 @@ class _Interpreter:
         model = ir.Model(
             self.graph, ir_version=_IR_VERSIONS[self.recorder.opset], producer_name=PRODUCER
         )
+        give_way(model, [*(self.input_names or ()), *(output_names or ())])
         return ExportedGraph(model, GraphSignature(inputs=slots, outputs=outputs))
 
     def _visit(self, node: torch.fx.Node) -> None:
@@ -209,18 +210,13 @@ class _Interpreter:
 
     # -- inputs --------------------------------------------------------------------------------
 
-    def _check_input_names(self) -> None:
-        if self.input_names is None:
-            return
-        placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
-        count = sum(n.name not in self.constants for n in placeholders)
-        if len(self.input_names) != count:
-            raise ExportError(
-                f"input_names has {len(self.input_names)} name(s) but the graph has {count} "
-                f"input(s); create_input_names(graph_module, args) gives one for each."
-            )
-        if len(self.taken) != count:
-            raise ExportError(f"input_names has duplicates: {self.input_names}.")
+    def _check_names(self, output_names: Sequence[str] | None) -> None:
+        """Check the names that are given, and keep them from what lies between."""
+        nodes = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
+        nodes = [n for n in nodes if n.name not in self.constants]
+        names = [n.name for n in nodes if n.meta.get("val") is not None]
+        check_names(self.input_names, names, len(nodes), output_names or ())
+        self.taken.update(output_names or ())
 
     def _placeholder(self, node: torch.fx.Node, is_read: bool) -> None:
         if node.name in self.constants:
@@ -364,7 +360,7 @@ class _Interpreter:
         self, results: Sequence[Result], output_names: Sequence[str] | None
     ) -> tuple[OutputSlot, ...]:
         metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a, _ in results]
-        names = list(output_names) if output_names is not None else create_output_names(metas)
+        names = output_names or [self._free_name(n) for n in create_output_names(metas)]
         if len(names) != len(results):
             raise ExportError(f"{len(names)} output name(s) for {len(results)} output(s).")
         self.recorder.provenance = {}
@@ -377,7 +373,7 @@ class _Interpreter:
             if order is not None:
                 value = self.recorder.Transpose(value, perm=permutation(meta, order))
                 meta = meta.permute(order)
-            slots.append(self._output(value, meta, self._free_name(name)))
+            slots.append(self._output(value, meta, name))
         return tuple(slots)
 
     def _output(self, value: Any, meta: Any, name: str) -> OutputSlot:

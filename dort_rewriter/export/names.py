@@ -1,18 +1,30 @@
-"""Names of a model's inputs, outputs and dimensions: for readers, nothing relies on them."""
+"""Names of a model's inputs, outputs and dimensions.
+
+They are what its users know it by: names of what lies between give way to them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.errors import ExportError
 from dort_rewriter.signature import GraphSignature
 
-__all__ = ["create_input_names", "create_output_names", "rename_symbols"]
+__all__ = [
+    "check_names",
+    "create_input_names",
+    "create_output_names",
+    "give_way",
+    "read_names",
+    "rename_symbols",
+]
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -46,6 +58,61 @@ def create_output_names(values: Sequence[Any]) -> list[str]:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+
+
+def read_names(option: str, names: Iterable[str] | None) -> list[str] | None:
+    """Read ``input_names`` or ``output_names``: texts that are names, each another."""
+    if names is None:
+        return None
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise ExportError(f"{option} is a list of names, not {names!r}.")
+    given = list(names)
+    if wrong := [name for name in given if not isinstance(name, str) or not name]:
+        raise ExportError(f"{option} has {wrong[0]!r}, which is not a name.")
+    if len(set(given)) != len(given):
+        raise ExportError(f"{option} has duplicates: {given}.")
+    return given
+
+
+def check_names(
+    given: Sequence[str] | None, names: Sequence[str], count: int, output_names: Sequence[str]
+) -> None:
+    """Refuse names of inputs that are not one for each, and outputs with the name of an input.
+
+    `names` are those of the `count` inputs where none are given.
+    """
+    if given is not None and len(given) != count:
+        raise ExportError(
+            f"input_names has {len(given)} name(s) but the graph has {count} input(s); "
+            "create_input_names(graph_module, args) gives one for each."
+        )
+    inputs = names if given is None else given
+    if len(set(inputs)) != len(inputs):
+        raise ExportError(f"input_names has duplicates: {inputs}.")
+    if both := [name for name in output_names if name in inputs]:
+        raise ExportError(
+            f"output_names has {both[0]!r}, which is the name of an input; "
+            "input_names gives the inputs other names."
+        )
+
+
+def give_way(model: ir.Model, names: Sequence[str]) -> None:
+    """Rename what lies between inputs and outputs and has one of their names."""
+    if not names:
+        return
+    ends = {*model.graph.inputs, *model.graph.outputs}
+    values = [
+        v
+        for g in model.graphs()
+        for v in (*g.inputs, *g.initializers.values(), *(o for n in g for o in n.outputs))
+    ]
+    taken = {*names, *(str(v.name) for v in values)}
+    for value in values:
+        if value.name not in names or value in ends:
+            continue
+        number = next(i for i in itertools.count(1) if f"{value.name}_{i}" not in taken)
+        value.name = f"{value.name}_{number}"
+        taken.add(value.name)
 
 
 def rename_symbols(

@@ -128,6 +128,72 @@ def test_outputs_are_named() -> None:
         to_onnx(Product(), (X, Y), output_names=["a", "b"])
 
 
+class Several(torch.nn.Module):
+    """A model with nodes, constants and a subgraph, whose names a user may want."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a * 2, (x,))
+        hidden = self.linear(chosen + 1).relu() * y.std(dim=1, keepdim=True)
+        return torch.cat([hidden, hidden[:1]]).softmax(0), x + 1.5
+
+
+def _inner_names() -> list[str]:
+    graph = to_onnx(Several(), (X, X)).graph
+    bodies = [a.g for n in graph.node for a in n.attribute if a.type == a.GRAPH]
+    return [
+        *(t.name for t in graph.initializer),
+        *(name for g in (graph, *bodies) for n in g.node for name in n.output),
+    ]
+
+
+@pytest.mark.parametrize("level", [None, {"patterns": None}], ids=["optimized", "as converted"])
+def test_what_lies_between_gives_way_to_names(level: Any) -> None:
+    module = Several().eval()
+    expected = [t.detach().numpy() for t in module(X, X)]
+    names = sorted(
+        {*_inner_names(), "relu", "add", "add_1", "val_1", "constant_0", "linear.weight"}
+    )
+    for i in range(0, len(names), 2):
+        first, second = names[i : i + 2], names[i + 2 : i + 4] or names[:2]
+        if len(first) == len(second) == 2:
+            given = {"input_names": first, "output_names": second}
+            model = to_onnx(module, (X, X), **given, options=level)
+            onnx.checker.check_model(model, full_check=True)
+            assert list(dims(model)) == [*first, *second]
+            for mine, theirs in zip(outputs(model, X, X), expected, strict=True):
+                np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["input_names", "output_names"])
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("ab", "is a list of names, not 'ab'"),
+        (3, "is a list of names, not 3"),
+        (["a", ""], "has '', which is not a name"),
+        (["a", 3], "has 3, which is not a name"),
+        (["a", "a"], "has duplicates"),
+    ],
+    ids=str,
+)
+def test_names_that_are_none(option: str, names: Any, reason: str) -> None:
+    with pytest.raises(ExportError, match=f"{option} {reason}"):
+        to_onnx(Several(), (X, X), **{option: names})
+
+
+def test_an_output_has_another_name_than_an_input() -> None:
+    with pytest.raises(ExportError, match="'x', which is the name of an input"):
+        to_onnx(Several(), (X, X), output_names=["o", "x"])
+    with pytest.raises(ExportError, match="'a', which is the name of an input"):
+        to_onnx(Several(), (X, X), input_names=["a", "b"], output_names=["a", "o"])
+    model = to_onnx(Several(), (X, X), input_names=["a", "b"], output_names=["x", "y"])
+    assert list(dims(model)) == ["a", "b", "x", "y"]
+
+
 def imports(model: onnx.ModelProto) -> Mapping[str, int]:
     return {o.domain: o.version for o in model.opset_import}
 

@@ -174,7 +174,7 @@ def to_onnx(
         check_target(filename)
     # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
     given = (args,) if isinstance(args, torch.Tensor) else args
-    mod, args = _flat(getattr(mod, "_orig_mod", mod), given)
+    mod, args = _flat(getattr(mod, "_orig_mod", mod), given, dynamic_shapes is not None)
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
         table = resolve_decomposition_table(settings.table, dispatcher)
@@ -212,9 +212,14 @@ def to_onnx(
     return (proto, *extras) if extras else proto
 
 
-def _flat(mod: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """A graph, and its arguments, without the structures AOTAutograd does not take."""
+def _flat(mod: Any, args: Sequence[Any], has_shapes: bool) -> tuple[Any, Sequence[Any]]:
+    """A graph, and its arguments, without the structures AOTAutograd does not take.
+
+    One for which ``dynamic_shapes`` are given is exported as the module that it is.
+    """
     if not isinstance(mod, torch.fx.GraphModule) or (is_lowered(mod) and not has_tree(mod)):
+        return mod, args
+    if has_shapes and not is_lowered(mod):
         return mod, args
     flat = flatten_interface(mod)
     if flat is None:

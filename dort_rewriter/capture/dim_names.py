@@ -8,14 +8,105 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
-__all__ = ["flatten_shapes", "name_symbols", "without_names"]
+from dort_rewriter.errors import CaptureError
+
+__all__ = ["check_dynamic", "flatten_shapes", "name_symbols", "read_shapes", "without_names"]
 
 logger = logging.getLogger(__name__)
+
+
+def read_shapes(mod: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any) -> Any:
+    """``dynamic_shapes`` with the dimensions of tensors counted from the first.
+
+    A collection of torch becomes what it stands for; names that are none are refused.
+    """
+    collection: Any = getattr(torch.export, "ShapesCollection", ())
+    if isinstance(given, collection):
+        given = given.dynamic_shapes(mod, tuple(args), dict(kwargs))
+    if isinstance(given, str):
+        raise CaptureError(f"dynamic_shapes says of each argument what is dynamic, not {given!r}.")
+    if not isinstance(given, Mapping | list | tuple):
+        return given
+    bound = inspect.signature(mod.forward).bind_partial(*args, **kwargs).arguments
+    shapes = _from_first(bound if isinstance(given, Mapping) else [*bound.values()], given)
+    _check_names(shapes)
+    return shapes
+
+
+def _from_first(value: Any, shapes: Any) -> Any:
+    """What is said of a value, with dimensions counted from the first."""
+    if isinstance(value, torch.Tensor) and isinstance(shapes, Mapping):
+        return _axes(value, shapes)
+    if isinstance(value, Mapping) and isinstance(shapes, Mapping):
+        return {key: _from_first(value.get(key), shape) for key, shape in shapes.items()}
+    if isinstance(value, list | tuple) and isinstance(shapes, list | tuple):
+        padded = [*value, *[None] * (len(shapes) - len(value))]
+        return type(shapes)(_from_first(v, s) for v, s in zip(padded, shapes, strict=False))
+    return shapes
+
+
+def _axes(value: torch.Tensor, shape: Mapping[Any, Any]) -> dict[Any, Any]:
+    rank = value.dim()
+    found: dict[Any, Any] = {}
+    for axis, dim in shape.items():
+        if isinstance(axis, int) and not -rank <= axis < rank:
+            raise CaptureError(
+                f"dynamic_shapes has dimension {axis} of a tensor of {rank} dimension(s)."
+            )
+        place = axis % rank if isinstance(axis, int) else axis
+        if place in found:
+            raise CaptureError(f"dynamic_shapes has dimension {place} of a tensor twice.")
+        found[place] = dim
+    return found
+
+
+def _check_names(shapes: Any) -> None:
+    if isinstance(shapes, str) and not shapes.isidentifier():
+        raise CaptureError(
+            f"A dimension in dynamic_shapes is a name like 'batch', not {shapes!r}."
+        )
+    if isinstance(shapes, Mapping):
+        if negative := [axis for axis in shapes if isinstance(axis, int) and axis < 0]:
+            raise CaptureError(
+                f"dynamic_shapes has dimension {negative[0]} where no tensor was found: "
+                "dimensions inside structures of one's own are counted from the first."
+            )
+        shapes = list(shapes.values())
+    if isinstance(shapes, list | tuple):
+        for shape in shapes:
+            _check_names(shape)
+
+
+def check_dynamic(values: Sequence[Any], shapes: Sequence[Any]) -> None:
+    """Refuse what is to be dynamic but has one size in a graph that is given."""
+    if len(values) != len(shapes):
+        raise CaptureError(
+            f"dynamic_shapes speaks of {len(shapes)} value(s), the graph takes {len(values)}."
+        )
+    for i, (value, shape) in enumerate(zip(values, shapes, strict=True)):
+        if not isinstance(value, torch.Tensor):
+            continue
+        for axis, (size, dim) in enumerate(
+            zip(value.shape, _dims(shape, value.dim()), strict=False)
+        ):
+            if isinstance(size, int) and _is_dynamic(dim):
+                raise CaptureError(
+                    f"The graph was made for {size} in dimension {axis} of input {i}: it cannot "
+                    "be dynamic any more. Give dynamic_shapes where the graph is made."
+                )
+
+
+def _is_dynamic(dim: Any) -> bool:
+    return _name(dim) is not None or dim == getattr(torch.export.Dim, "DYNAMIC", ...)
+
+
+def _name(dim: Any) -> str | None:
+    return dim if isinstance(dim, str) else getattr(dim, "__name__", None)
 
 
 def without_names(dynamic_shapes: Any) -> Any:
@@ -73,19 +164,38 @@ def _is_none(value: Any) -> bool:
     return value is None
 
 
-def name_symbols(values: Sequence[Any], shapes: Sequence[Any]) -> dict[str, str]:
-    """The name of each symbol of some fake tensors, by what ``dynamic_shapes`` say of each."""
-    names: dict[str, str] = {}
+def name_symbols(
+    graph: torch.fx.Graph, values: Sequence[Any], shapes: Sequence[Any]
+) -> dict[str, str]:
+    """The name of each symbol of some fake tensors, by what ``dynamic_shapes`` say of each.
+
+    No name is a symbol that another dimension of the graph keeps.
+    """
+    found: list[tuple[str, str]] = []
     for value, shape in zip(values, shapes, strict=True):
         if not isinstance(value, torch.Tensor):
             continue
         for size, dim in zip(value.shape, _dims(shape, value.dim()), strict=False):
-            if (found := _symbol(size, dim)) is not None:
-                _add(names, *found)
+            if (pair := _symbol(size, dim)) is not None:
+                found.append(pair)
+    kept = _symbols(graph) - {symbol for symbol, _ in found}
+    names: dict[str, str] = {}
+    for symbol, name in found:
+        _add(names, kept, symbol, name)
     return names
 
 
-def _add(names: dict[str, str], symbol: str, name: str) -> None:
+def _symbols(graph: torch.fx.Graph) -> set[str]:
+    values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
+    sizes = [
+        size
+        for value in values
+        for size in (value.shape if isinstance(value, torch.Tensor) else (value,))
+    ]
+    return {str(s) for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+
+
+def _add(names: dict[str, str], kept: Set[str], symbol: str, name: str) -> None:
     if symbol in names:
         if names[symbol] != name:
             logger.info(
@@ -93,7 +203,7 @@ def _add(names: dict[str, str], symbol: str, name: str) -> None:
             )
         return
     free, i = name, 0
-    while free in names.values():
+    while free in names.values() or free in kept:
         i += 1
         free = f"{name}_{i}"
     if i:
@@ -113,7 +223,7 @@ def _symbol(size: Any, dim: Any) -> tuple[str, str] | None:
         return None
     expression = size.node.expr
     symbols = [str(s) for s in expression.free_symbols]
-    name = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
+    name = _name(dim)
     if len(symbols) != 1 or name is None:
         return None
     if str(expression) != symbols[0]:

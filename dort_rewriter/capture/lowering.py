@@ -7,17 +7,25 @@ when its nodes carry none.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dort_rewriter.capture.count_types import correct_count_types
-from dort_rewriter.capture.dim_names import flatten_shapes, name_symbols, without_names
+from dort_rewriter.capture.dim_names import (
+    check_dynamic,
+    flatten_shapes,
+    name_symbols,
+    read_shapes,
+    without_names,
+)
 from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
 from dort_rewriter.capture.metadata import propagate
 from dort_rewriter.capture.resizing import keep_resizing
@@ -57,27 +65,43 @@ def lower(
     if isinstance(mod, torch.export.ExportedProgram):
         if dynamic_shapes is None:  # a module is made of the program for their names alone
             return _from_program(mod, decompositions, ())
-        example_args, example_kwargs = mod.example_inputs or ((), {})
-        return _from_program(
-            mod,
-            decompositions,
-            flatten_shapes(mod.module().forward, example_args, example_kwargs, dynamic_shapes),
-        )
-    if isinstance(mod, torch.fx.GraphModule):
+        given, named = mod.example_inputs or ((), {})
+        shapes = _leaves(mod.module(), given, named, dynamic_shapes)
+        return _from_program(mod, decompositions, shapes)
+    if isinstance(mod, torch.fx.GraphModule) and (dynamic_shapes is None or is_lowered(mod)):
         if kwargs:
             raise CaptureError(
                 "A GraphModule takes positional arguments only: kwargs must be empty."
             )
-        return _from_graph_module(mod, args, decompositions)
+        lowered = _from_graph_module(mod, args, decompositions)
+        return lowered if dynamic_shapes is None else _named(lowered, dynamic_shapes)
+    if isinstance(mod, torch.fx.GraphModule) and not args and not kwargs:
+        raise CaptureError("dynamic_shapes need example arguments (args=...) of the graph.")
     if not isinstance(mod, torch.nn.Module):
         raise CaptureError(
             f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
         )
     call = (mod, tuple(args), dict(kwargs or {}))
-    program = _export(call, without_names(dynamic_shapes), attempts)
-    return _from_program(
-        program, decompositions, flatten_shapes(mod.forward, args, kwargs or {}, dynamic_shapes)
-    )
+    program = _export(call, without_names(read_shapes(*call, dynamic_shapes)), attempts)
+    return _from_program(program, decompositions, _leaves(*call, dynamic_shapes))
+
+
+def _leaves(
+    mod: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> list[Any]:
+    """What ``dynamic_shapes`` say of each leaf of the arguments of a module."""
+    named = read_shapes(mod, args, kwargs, dynamic_shapes)
+    return flatten_shapes(mod.forward, args, kwargs, named)
+
+
+def _named(lowered: LoweredGraph, dynamic_shapes: Any) -> LoweredGraph:
+    """A graph that is ATen already, with the names of its dimensions."""
+    graph_module = lowered.graph_module
+    values = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
+    shapes = _leaves(graph_module, values, {}, dynamic_shapes)
+    check_dynamic(values, shapes)
+    names = name_symbols(graph_module.graph, values, shapes)
+    return dataclasses.replace(lowered, dim_names=names)
 
 
 Call = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -103,7 +127,7 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_margin_loss(), correct_count_types():
+        with correct_margin_loss(), correct_count_types(), _keeping_marks(call[1:]):
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
@@ -114,6 +138,23 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
         # behind: each later assignment to one would pass it, and break the graph of Dynamo.
         for left in set(hooks) - before:
             del hooks[left]
+
+
+@contextlib.contextmanager
+def _keeping_marks(values: Any) -> Iterator[None]:
+    """Let tensors have the attributes they had: an export that fails leaves marks of dynamic
+    dimensions on them, which each later one would obey."""
+    leaves = torch.utils._pytree.tree_leaves(values)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    before = [
+        {name: set(v) if isinstance(v, set) else v for name, v in vars(t).items()} for t in tensors
+    ]
+    try:
+        yield
+    finally:
+        for tensor, attributes in zip(tensors, before, strict=True):
+            vars(tensor).clear()
+            vars(tensor).update(attributes)
 
 
 def _advice(error: Exception) -> str:
@@ -150,7 +191,10 @@ def _from_program(
     graph_module = lowered.graph_module
     values = {n.name: n.meta.get("val") for n in graph_module.graph.nodes if n.op == "placeholder"}
     given = [values.get(str(name)) for name in signature.user_inputs]
-    dim_names = name_symbols(given, shapes) if len(given) == len(shapes) else {}
+    dim_names = {}
+    if len(given) == len(shapes):
+        check_dynamic(given, shapes)
+        dim_names = name_symbols(graph_module.graph, given, shapes)
     _drop_numbers(graph_module, signature)
     _keep_outputs(graph_module, set(signature.user_outputs))
     if empty := [target for target in targets.values() if stored[target].is_meta]:

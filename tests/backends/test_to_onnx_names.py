@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from torch.export import Dim
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import ExportError, ExportOptions, OptionError, to_onnx
 from dort_rewriter.errors import CaptureError
@@ -72,6 +73,94 @@ def test_a_dimension_has_the_name_of_its_dim() -> None:
 def test_a_text_is_a_dimension(shapes: Any) -> None:
     found = dims(to_onnx(Product(), (X, Y), dynamic_shapes=shapes))
     assert (found["x"], found["y"]) == (["batch", 4], [4, "wide"])
+
+
+def test_dimensions_count_from_the_last_too() -> None:
+    for shapes in (({-2: "batch"}, {-1: Dim("wide")}), {"x": {-2: "batch"}, "y": {-1: "wide"}}):
+        found = dims(to_onnx(Product(), (X, Y), dynamic_shapes=shapes))
+        assert (found["x"], found["y"]) == (["batch", 4], [4, "wide"])
+    args = ([X, torch.randn(2)], torch.randn(6), torch.randn(7))
+    shapes = {"pair": [{-2: "rows"}, None], "rest": ({-1: "first"}, None), "last": {-1: "last"}}
+    model = to_onnx(Nested(), args, {"last": torch.randn(8)}, dynamic_shapes=shapes)
+    assert [d[0] for d in dims(model).values()][:5] == ["rows", 2, "first", 7, "last"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (({2: "b"}, None), "dimension 2 of a tensor of 2"),
+        (({-3: "b"}, None), "dimension -3 of a tensor of 2"),
+        (({0: "b", -2: "c"}, None), "dimension 0 of a tensor twice"),
+        (({0: ""}, None), "is a name like 'batch', not ''"),
+        (({0: "b+1"}, None), "is a name like 'batch', not 'b\\+1'"),
+        ("batch", "of each argument what is dynamic, not 'batch'"),
+    ],
+    ids=str,
+)
+def test_dimensions_that_are_none(shapes: Any, reason: str) -> None:
+    with pytest.raises(CaptureError, match=reason):
+        to_onnx(Product(), (X, Y), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("rows", ["batch", Dim("batch")], ids=["text", "Dim"])
+def test_a_collection_of_torch_has_names(rows: Any) -> None:
+    x, y = X.clone(), Y.clone()
+    shapes = torch.export.ShapesCollection()
+    shapes[x] = {0: rows}
+    shapes[y] = {-1: "wide"}
+    found = dims(to_onnx(Product(), (x, y), dynamic_shapes=shapes))
+    assert (found["x"], found["y"]) == (["batch", 4], [4, "wide"])
+
+
+def test_a_name_is_no_symbol_of_another_dimension(caplog: pytest.LogCaptureFixture) -> None:
+    shapes: Any = ({0: Dim.DYNAMIC}, {1: Dim.DYNAMIC})
+    found = dims(to_onnx(Product(), (X, Y), dynamic_shapes=shapes))
+    symbol, other = found["x"][0], found["y"][1]
+    with caplog.at_level(logging.WARNING, logger="dort_rewriter"):
+        found = dims(to_onnx(Product(), (X, Y), dynamic_shapes=(shapes[0], {1: symbol})))
+    assert (found["x"][0], found["y"][1]) == (symbol, f"{symbol}_1")
+    assert f"the second is named '{symbol}_1'" in caplog.text
+    # Symbols that have other names are free.
+    found = dims(to_onnx(Product(), (X, Y), dynamic_shapes=({0: other}, {1: symbol})))
+    assert (found["x"][0], found["y"][1]) == (other, symbol)
+
+
+def test_a_graph_is_exported_with_its_dynamic_shapes() -> None:
+    shapes = ({0: "batch"}, {-1: "wide"})
+    model = to_onnx(torch.fx.symbolic_trace(Scaled()), (X, Y), dynamic_shapes=shapes)
+    assert list(dims(model).values()) == [["batch", 4], [4, "wide"], ["batch", "wide"]]
+    assert outputs(model, torch.randn(7, 4), Y)[0].shape == (7, 5)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x @ y).relu() * 2
+
+
+def test_the_dimensions_of_a_graph_that_is_there() -> None:
+    traced = [make_fx(Scaled(), tracing_mode=mode)(X, Y) for mode in ("symbolic", "fake", "real")]
+    shapes = ({0: "batch"}, {-1: "wide"})
+    found = list(dims(to_onnx(traced[0], (X, Y), dynamic_shapes=shapes)).values())
+    assert (found[0][0], found[1][1], found[2]) == ("batch", "wide", ["batch", "wide"])
+    for graph in traced[1:]:
+        with pytest.raises(CaptureError, match="was made for 3 in dimension 0 of input 0"):
+            to_onnx(graph, (X, Y), dynamic_shapes=shapes)
+    with pytest.raises(CaptureError, match="was made for 5 in dimension 1 of input 1"):
+        to_onnx(torch.export.export(Scaled(), (X, Y)), dynamic_shapes=(None, {1: "wide"}))
+    with pytest.raises(CaptureError, match="need example arguments"):
+        to_onnx(torch.fx.symbolic_trace(Scaled()), dynamic_shapes=shapes)
+
+
+def test_an_export_that_fails_leaves_no_marks_on_tensors() -> None:
+    class Fixed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ones(3, 4)
+
+    x = X.clone()
+    with pytest.raises(CaptureError, match="could not capture Fixed"):
+        to_onnx(Fixed(), (x,), dynamic_shapes=({0: "b"},))
+    assert not vars(x)
+    assert dims(to_onnx(Fixed(), (x,)))["x"] == [3, 4]
 
 
 def test_names_reach_arguments_inside_others() -> None:

@@ -192,6 +192,7 @@ def to_onnx(
             output_names=output_names,
             constants=source.constants,
             draws=True,
+            domains=opsets.others,
             advance=advance,
         )
         signature = rename_symbols(exported.model, exported.signature, source.dim_names)

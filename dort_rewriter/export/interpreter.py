@@ -97,6 +97,7 @@ def convert_graph(
     own_kernels: bool = False,
     input_orders: Mapping[str, tuple[int, ...]] | None = None,
     draws: bool = False,
+    domains: Mapping[str, int] | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> ExportedGraph:
     """Convert an FX graph whose nodes carry ``meta["val"]``.
@@ -105,7 +106,8 @@ def convert_graph(
     input any more; `input_names` names the others. `results` asks for other results than those
     the graph returns. `own_kernels` lets the model have nodes with kernels of our own.
     `input_orders` names placeholders whose dimensions the model reads in another order. `draws`
-    lets the model draw random numbers, which no seed of torch decides. `advance` is called after
+    lets the model draw random numbers, which no seed of torch decides. `domains` are versions of
+    domains other than the standard one. `advance` is called after
     each node.
 
     Raises :class:`UnsupportedOpError` with every operator that has no converter.
@@ -115,6 +117,7 @@ def convert_graph(
             f"Opset {opset!r} is not supported: choose from {OPSETS.start} to {OPSETS.stop - 1}."
         )
     interpreter = _Interpreter(graph_module, dispatcher, opset, input_names, constants or {})
+    interpreter.graph.opset_imports.update(domains or {})
     interpreter.recorder.own_kernels = own_kernels
     interpreter.input_orders = input_orders or {}
     interpreter.draws = draws

@@ -76,7 +76,7 @@ class _Evaluator:
         """Record an operator; inputs given by name are put in their place."""
         inputs, attributes = list(args), dict(kwargs)
         if domain := op.opset.domain:
-            self._recorder.graph.opset_imports.setdefault(domain, op.opset.version)
+            self._recorder.import_domain(domain, op.opset.version)
             return self._recorder.call(op.name, *inputs, domain=domain, **attributes)
         info = op_info(op.name, self._recorder.opset)
         if op.name in _ALL_OUTPUTS:

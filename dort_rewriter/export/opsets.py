@@ -41,6 +41,7 @@ class Opsets:
 def read_opsets(target: int | Mapping[str, int]) -> Opsets:
     """Read ``target_opset``: a number, or a number for each domain."""
     if isinstance(target, Mapping):
+        _check_domains(target)
         standard = next((target[d] for d in _STANDARD if d in target), OPSETS.start)
         others = {d: v for d, v in target.items() if d not in _STANDARD}
     else:
@@ -57,6 +58,17 @@ def read_opsets(target: int | Mapping[str, int]) -> Opsets:
             f"or from {_OLDEST} to {newest} where onnx converts the model."
         )
     return Opsets(standard, others)
+
+
+def _check_domains(target: Mapping[str, int]) -> None:
+    for domain, version in target.items():
+        if not isinstance(domain, str):
+            raise ExportError(f"A domain in target_opset is a text, not {domain!r}.")
+        if isinstance(version, int) and version < 1:
+            raise ExportError(f"target_opset has version {version} of {domain!r}: the first is 1.")
+    standard = {target[d] for d in _STANDARD if d in target}
+    if len(standard) > 1:
+        raise ExportError(f"target_opset has the standard domain at two versions: {target!r}.")
 
 
 def convert_opset(model: ir.Model, opsets: Opsets) -> ir.Model:

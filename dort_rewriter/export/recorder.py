@@ -11,6 +11,7 @@ import torch
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExportError
+from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
@@ -45,6 +46,13 @@ class Recorder(Writer):
 
     def _constant_name(self) -> str:
         return f"{self.prefix}{super()._constant_name()}"
+
+    def import_domain(self, domain: str, version: int) -> None:
+        """Let the model have a version of a domain, the one of all nodes; :class:`Refused` when
+        it has another."""
+        known = self.graph.opset_imports.setdefault(domain, version)
+        if known != version:
+            raise Refused(f"{domain} is at version {known} already, not {version}")
 
     @property
     def dtype(self) -> ir.DataType:

@@ -24,7 +24,7 @@ def subgraph(op: Recorder, formals: Sequence[Any], write: Write) -> ir.Graph:
     of the graphs around it.
     """
     name = f"body_{next(op.serial)}"
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name=name)
+    graph = ir.Graph([], [], nodes=[], opset_imports=dict(op.graph.opset_imports), name=name)
     inner = Recorder(graph, op.opset, own_kernels=op.own_kernels)
     inner.walk, inner.serial, inner.prefix = op.walk, op.serial, f"{name}."
     inner.fx_node, inner.provenance = op.fx_node, op.provenance

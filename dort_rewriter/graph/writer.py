@@ -72,6 +72,7 @@ class Writer:
         for those of another domain.
         """
         attributes = {k: v for k, v in attributes.items() if v is not None}
+        domain = "" if domain == "ai.onnx" else domain  # the standard one has two names
         if name == "Constant" and not domain:
             return self._constant_node(attributes)
         info = None if domain or name in UNLISTED else op_info(name, self.opset)

@@ -320,6 +320,26 @@ def test_an_opset_for_each_domain() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ({"mine": -3}, "version -3 of 'mine': the first is 1"),
+        ({"mine": 0}, "version 0 of 'mine': the first is 1"),
+        ({3: 18}, "is a text, not 3"),
+        ({"": 18, "ai.onnx": 19}, "the standard domain at two versions"),
+    ],
+    ids=str,
+)
+def test_domains_that_are_none(target: Any, reason: str) -> None:
+    with pytest.raises(ExportError, match=reason):
+        to_onnx(Product(), (X, Y), target_opset=target)
+
+
+def test_the_standard_domain_has_two_names() -> None:
+    for target in ({"ai.onnx": 20}, {"": 20, "ai.onnx": 20}):
+        assert imports(to_onnx(Product(), (X, Y), target_opset=target)) == {"": 20}
+
+
+@pytest.mark.parametrize(
     "strategy", ["nostrict", "strict", "fallback", "fallback-dec", "strict-decall"]
 )
 def test_strategies(strategy: str) -> None:

@@ -85,6 +85,59 @@ def test_two_versions_of_a_domain() -> None:
         to_onnx(Call(spell), (X,))
 
 
+@has_symbolic
+@pytest.mark.parametrize("name", ["Relu", "ai.onnx::Relu"])
+@pytest.mark.parametrize("version", [None, 14, 20])
+def test_a_node_of_the_standard_domain(name: str, version: int | None) -> None:
+    def spell(x: torch.Tensor) -> Any:
+        return torch.onnx.ops.symbolic(name, (x,), dtype=x.dtype, shape=x.shape, version=version)
+
+    model = to_onnx(Call(spell), (X,))
+    assert {o.domain: o.version for o in model.opset_import} == {"": 18}
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (got,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), X.relu())
+
+
+@has_symbolic
+@pytest.mark.parametrize(
+    ("name", "version", "reason"),
+    [
+        ("ReduceSum", 11, "ReduceSum of opset 11 is another than that of opset 18"),
+        ("ai.onnx::ReduceSum", 11, "ReduceSum of opset 11 is another than that of opset 18"),
+        ("Gelu", 20, "Gelu is not in opset 18"),
+    ],
+)
+def test_a_version_that_the_model_has_not(name: str, version: int, reason: str) -> None:
+    def spell(x: torch.Tensor) -> Any:
+        return torch.onnx.ops.symbolic(name, (x,), dtype=x.dtype, shape=(), version=version)
+
+    with pytest.raises(UnsupportedOpError, match=reason):
+        to_onnx(Call(spell), (X,))
+
+
+@has_symbolic
+def test_the_version_of_a_domain_that_is_asked_for() -> None:
+    def spell(x: torch.Tensor) -> Any:
+        return torch.onnx.ops.symbolic("mine::A", (x,), dtype=x.dtype, shape=x.shape, version=1)
+
+    model = to_onnx(Call(spell), (X,), target_opset={"mine": 1})
+    assert {o.domain: o.version for o in model.opset_import} == {"": 18, "mine": 1}
+    with pytest.raises(UnsupportedOpError, match="mine is at version 3 already, not 1"):
+        to_onnx(Call(spell), (X,), target_opset={"mine": 3})
+    squash = Dispatcher({"aten::relu": in_a_domain})
+    with pytest.raises(UnsupportedOpError, match="mine is at version 3 already, not 2"):
+        to_onnx(torch.nn.ReLU(), (X,), dispatcher=squash, target_opset={"mine": 3})
+
+
+def test_a_converter_may_name_the_standard_domain() -> None:
+    made = Dispatcher({"aten::relu": lambda op, x: op.call("Abs", x, domain="ai.onnx")})
+    model = to_onnx(torch.nn.ReLU(), (X,), dispatcher=made)
+    assert {o.domain: o.version for o in model.opset_import} == {"": 18}
+
+
 @onnxscript.script()
 def leaky(x, slope: float = 0.25):  # type: ignore[no-untyped-def]
     return opset18.Where(opset18.Less(x, 0.0), x * slope, x)

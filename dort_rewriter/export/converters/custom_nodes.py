@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.schemas import op_info
 from dort_rewriter.graph.values import Value
 
 
@@ -65,10 +66,8 @@ def _record(
     for key, kind, (start, end) in zip(attr_keys, attr_types, attr_pos, strict=True):
         values = list(stored[kind[0]][start:end])
         attributes[key] = values if kind.endswith("s") and len(kind) == 2 else values[0]
-    if domain and version is not None:
-        known = op.graph.opset_imports.setdefault(domain, version)
-        if known != version:
-            raise Refused(f"{domain} is at version {known} already, not {version}")
+    if version is not None:
+        _check_version(op, op_type, "" if domain == "ai.onnx" else domain, version)
     metadata = dict(zip(metadata_props_keys, metadata_props_values, strict=True))
     op.provenance = {**op.provenance, **metadata}
     results = op.call(op_type, *inputs, domain=domain, outputs=len(dtypes), **attributes)
@@ -76,3 +75,12 @@ def _record(
     for result, dtype in zip(results, dtypes, strict=True):
         result.type = ir.TensorType(ir.DataType(dtype))
     return results
+
+
+def _check_version(op: Recorder, op_type: str, domain: str, version: int) -> None:
+    """Refuse a version that a model cannot have: it has one of each domain."""
+    if domain:
+        op.import_domain(domain, version)
+        return
+    if op_info(op_type, version).version != op_info(op_type, op.opset).version:
+        raise Refused(f"{op_type} of opset {version} is another than that of opset {op.opset}")

@@ -104,6 +104,9 @@ def _named(lowered: LoweredGraph, dynamic_shapes: Any) -> LoweredGraph:
     return dataclasses.replace(lowered, dim_names=names)
 
 
+_REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError)
+"""What torch raises where it does not trace a model."""
+
 Call = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 """A module, its arguments and keyword arguments."""
 
@@ -130,7 +133,7 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
         with correct_margin_loss(), correct_count_types(), _keeping_marks(call[1:]):
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
-    except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError) as e:
+    except _REFUSALS as e:
         logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
         return e
     finally:
@@ -180,7 +183,13 @@ def _from_program(
     with warnings.catch_warnings(), correct_margin_loss(), correct_count_types():
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
-        lowered = program.run_decompositions(corrected(decompositions))
+        try:
+            lowered = program.run_decompositions(corrected(decompositions))
+        except _REFUSALS as e:
+            raise CaptureError(
+                f"The program could not be traced with its decompositions: {_first_line(e)}\n"
+                "Another decomposition_table may do; the default one is made for conversion."
+            ) from e
     signature = lowered.graph_signature
     stored = {**lowered.state_dict, **lowered.constants}
     targets = {

@@ -32,6 +32,18 @@ _WRONG_LAYOUT = frozenset({"aten::zero"})
 """Operators that torch traces with another layout than they give (2.8), and that are decomposed
 into others that it traces right, whoever converts them."""
 
+_WRITING = frozenset(
+    {
+        "aten::constant_pad_nd",
+        "aten::diagonal_scatter",
+        "aten::fill_.Scalar",
+        "aten::fill_.Tensor",
+        "aten::zero_",
+    }
+)
+"""Operators that torch decomposes into ``prims::copy_to``, a write in place: neither AOTAutograd
+nor ``torch.export`` takes it."""
+
 TABLE_NAMES = ("all", "core", "default", "none")
 
 
@@ -56,7 +68,8 @@ def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
 
     NOTE: torch writes the parts of a complex result in place, which AOTAutograd then refuses.
     Draws are left out too: made of uniform numbers they are others than eager's for one seed.
-    Transforms are decomposed as eager mode does it, to three operators; the table has others.
+    So are writes in place, and transforms are decomposed as eager mode does it, to three
+    operators; the table has others.
     """
     complex_ones = ("aten::complex", "aten::polar")
     found = {
@@ -64,6 +77,7 @@ def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
         for op, function in table.items()
         if isinstance(op, torch._ops.OpOverload)
         and not op.name().startswith(complex_ones)
+        and op.name() not in _WRITING
         and torch.Tag.nondeterministic_seeded not in op.tags
     }
     for op in found.keys() & _CORRECTED.keys():

@@ -19,7 +19,7 @@ _SAME_NAMES = (
     "abs acos acosh amax amin asin asinh as_strided_scatter atan atan2 atanh "
     "bitwise_not cat ceil clone cos cosh digamma empty_permuted empty_strided erf erfc exp exp2 "
     "expm1 floor fmax fmin full full_like hypot lgamma log log10 log1p log2 maximum minimum neg "
-    "reciprocal round rsqrt scalar_tensor sign sin sinh sqrt tan tanh trunc"
+    "reciprocal round rsqrt scalar_tensor sign signbit sin sinh sqrt tan tanh trunc"
 )
 
 _TENSOR_OVERLOADS = (
@@ -39,7 +39,6 @@ _OTHER_NAMES = {
     "fill": "fill.Scalar",
     "frexp": "frexp.Tensor",
     "ndtri": "special_ndtri",
-    "pow": "pow.Tensor_Tensor",
     "reshape": "view",
     "rev": "flip",
     "shift_left": "bitwise_left_shift.Tensor",
@@ -82,6 +81,17 @@ def div(op: Recorder, x: Value, other: Value) -> Value:
     Integers are divided as C does, which is what ONNX does too.
     """
     return op.Div(x, other)
+
+
+@converter("prims::pow")
+def pow_(op: Recorder, x: Any, other: Any) -> Value:
+    """pow(Tensor self, Tensor other) -> Tensor
+
+    A number is a constant power, which is more exact than one of a tensor.
+    """
+    overload = "Tensor_Tensor" if isinstance(other, Value) else "Tensor_Scalar"
+    result: Value = _aten(f"pow.{overload}")(op, x, other)
+    return result
 
 
 @converter("prims::device_put")

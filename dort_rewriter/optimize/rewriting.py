@@ -77,9 +77,10 @@ class Rewriting:
     def run(self, max_rounds: int = -1) -> int:
         """Apply the rules until none applies any more, and return how many applications it took.
 
-        The first round looks at every node, each later one at what the one before it changed.
+        The first round looks at every node, each later one at what the one before it changed, and
+        once that is nothing any more at every node again: a rule may look far behind its root.
         """
-        applied = 0
+        applied = seen = 0
         waiting = list(self.graph)
         while waiting and max_rounds != 0:
             max_rounds -= 1
@@ -96,6 +97,8 @@ class Rewriting:
                     "Optimization stopped: rules seem to undo each other. %s", self.report
                 )
                 break
+            if not waiting and applied > seen:
+                seen, waiting = applied, list(self.graph)
         return applied
 
     def _try(self, node: ir.Node, touched: dict[ir.Node, None]) -> bool:

@@ -242,6 +242,38 @@ def test_rules_that_undo_each_other_stop_with_one_warning(
     onnx.checker.check_model(ir.to_proto(model))
 
 
+class SinOverCos(Rule):
+    """``Sin(x) -> Cos(x) -> Tan(x)``: in two rounds, as each looks at what the last wrote."""
+
+    roots = ("Sin", "Cos")
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        x, other = node.inputs[0], "Cos" if node.op_type == "Sin" else "Tan"
+        return Match([node.outputs[0]], lambda op: op.call(other, x))
+
+
+class FarBehind(Rule):
+    """``Neg(Exp(Abs(Tan(x)))) -> Neg(x)``."""
+
+    roots = ("Neg",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        value = node.inputs[0]
+        for kind in ("Exp", "Abs", "Tan"):
+            inner = graph.producer(value, kind)
+            if inner is None:
+                return None
+            value = inner.inputs[0]
+        return Match([node.outputs[0]], lambda op: op.Neg(value))
+
+
+def test_what_changed_far_behind_a_root_is_seen() -> None:
+    """The root was looked at before, and its inputs are the same."""
+    model = model_of("(float[N] x) => (float[N] y) {s = Sin(x) a = Abs(s) e = Exp(a) y = Neg(e)}")
+    _optimize(model, SinOverCos, FarBehind)
+    assert [n.op_type for n in model.graph] == ["Neg"]
+
+
 def test_rounds_are_limited() -> None:
     """None, one, and as many as it takes: each round takes one cast of the chain."""
     text = "(float[N] x) => (float[N] y) {a = Exp(x) y = Neg(a)}"

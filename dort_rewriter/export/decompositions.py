@@ -14,6 +14,7 @@ import torch
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.encoder_layers import encoder_decompositions
 from dort_rewriter.export.foreach import foreach_decompositions
 
 __all__ = [
@@ -50,7 +51,12 @@ TABLE_NAMES = ("all", "core", "default", "none")
 @functools.cache
 def _full_table() -> Table:
     # NOTE: core alone lacks var, var_mean, squeeze.dims, cumprod and functional batch norm.
-    return {**_registered_table(), **_core_table(), **foreach_decompositions()}
+    return {**_registered_table(), **_core_table(), **_own_table()}
+
+
+def _own_table() -> Table:
+    """What torch does not decompose, or only behind a kernel."""
+    return {**foreach_decompositions(), **encoder_decompositions()}
 
 
 @functools.cache
@@ -177,7 +183,7 @@ _tracing_tables: dict[str, Table] = {}
 
 
 def _filter_tracing_table(dispatcher: Dispatcher) -> Table:
-    table = {**_registered_table(), **foreach_decompositions()}
+    table = {**_registered_table(), **_own_table()}
     return {
         op: f
         for op, f in table.items()

@@ -36,7 +36,7 @@ from dort_rewriter.backends.torch_kernels import with_torch_kernels
 from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.errors import OptionError
+from dort_rewriter.errors import CaptureError, OptionError
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -73,6 +73,7 @@ def call_backend(
             "A backend that is made already has its options: "
             "OrtBackend({...}), or backend='onnxrt' and options={...}."
         )
+    _refuse_aot_compile()
     chosen = with_mode(_options(backend), mode)
     if chosen.weights is not None:
         require_low_bit_products(chosen.weights)
@@ -106,6 +107,16 @@ def call_backend(
         fallback=chosen.fallback,
         passed=GRAPH_BREAKS,
     )
+
+
+def _refuse_aot_compile() -> None:
+    """Say what to use instead of torch's ``aot_compile``, which keeps what Inductor returns."""
+    config: Any = torch._functorch.config
+    if getattr(config, "bypass_autograd_cache_key", False):
+        raise CaptureError(
+            "torch's aot_compile writes what Inductor makes. dort_rewriter.save(compiled, path) "
+            "keeps what this backend makes, and dort_rewriter.load(path) calls it."
+        )
 
 
 def _compile_inference(

@@ -16,6 +16,7 @@ from torch import nn
 
 import dort_rewriter
 from dort_rewriter import OrtBackend
+from dort_rewriter.errors import CaptureError
 
 
 @pytest.fixture(autouse=True)
@@ -518,3 +519,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     with pytest.raises(dort_rewriter.ExportError, match="Cannot write"):
         dort_rewriter.save(compiled_of(torch.sin), tmp_path / "file", torch.ones(3))
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._functorch.config, "bypass_autograd_cache_key"),
+    reason="this torch has no aot_compile for other backends",
+)
+def test_what_torch_compiles_ahead_is_refused_with_a_way_out() -> None:
+    compiled = torch.compile(nn.Linear(4, 3).forward, backend="onnxrt", fullgraph=True)
+    with pytest.raises(CaptureError, match=r"dort_rewriter\.save"):
+        compiled.aot_compile(((torch.ones(2, 4),), {}))

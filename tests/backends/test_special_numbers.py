@@ -287,6 +287,7 @@ def test_what_ends_at_one(patterns: str) -> None:
         lambda x: torch.atanh(torch.tanh(x)),
         lambda x: torch.sqrt(1 - torch.tanh(x) ** 2),
         lambda x: torch.log(1 - torch.sigmoid(x)),
+        lambda x: torch.log1p(torch.expm1(x)),
     )
     for program in programs:
         compiled, _ = compile_strictly(program, optimization={"patterns": patterns})

@@ -106,8 +106,12 @@ def exp2(op: Recorder, x: Value) -> Value:
 def expm1(op: Recorder, x: Value) -> Value:
     """expm1(Tensor self) -> Tensor"""
     x = widen(op, x)
-    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which keeps the digits of a small x.
-    return store(op, op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0)))
+    power = op.Exp(x)
+    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which keeps the digits of a small x. Far below zero it
+    # rounds past -1, of which there is no logarithm.
+    near = op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(power, 1.0))
+    least = op.Where(op.Less(x, -0.5), op.Sub(power, 1.0), -1.0)
+    return store(op, op.Max(near, least))
 
 
 @converter("aten::log1p")

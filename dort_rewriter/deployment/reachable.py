@@ -109,7 +109,8 @@ class Reachable:
     def _visit_module(self, module: torch.nn.Module) -> Iterator[Any]:
         self._weights.update(map(id, module._parameters.values()))
         yield from self._visit_names(Names(module._buffers))
-        yield from list(module._modules.values())
+        # NOTE: not the names of parameters: fully_shard puts others there, and knows which.
+        yield from self._visit_names(Names(module._modules))
         if _attributes_are_state(module):
             self.containers.append(module._non_persistent_buffers_set)
             yield from self._visit_names(Names(vars(module), _MACHINERY))

@@ -319,6 +319,21 @@ def test_what_belongs_to_torch_is_left_alone() -> None:
     assert wrapped(torch.ones(2, 3)).shape == (2, 2)
 
 
+def test_a_module_that_a_call_adds_is_taken_away() -> None:
+    class Growing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.inner = nn.Linear(3, 3)
+            self.register_buffer("latest", x, persistent=False)
+            return self.inner(x)
+
+    module = Growing()
+    with left_as_it_was(module, ()):
+        module(torch.ones(2, 3))
+    assert not list(module.children())
+    assert not list(module.buffers())
+    module.latest = torch.ones(1)
+
+
 def test_parameters_are_not_copied() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

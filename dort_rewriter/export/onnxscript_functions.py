@@ -37,6 +37,12 @@ def onnxscript_converter(name: str, function: Callable[..., Any], owner: str = "
     return Converter(name, functools.partial(_run, label, function), parameters=parameters)
 
 
+_REPEATED = (
+    ": it is run as Python, once, when the model is made, so that the number of repetitions of a "
+    "loop is a number, not a tensor"
+)
+
+
 def _run(label: str, function: Callable[..., Any], op: Recorder, *args: Any, **kwargs: Any) -> Any:
     from onnxscript import evaluator
 
@@ -56,7 +62,8 @@ def _run(label: str, function: Callable[..., Any], op: Recorder, *args: Any, **k
             TypeError,
             ValueError,
         ) as e:
-            raise Refused(f"{label} failed: {type(e).__name__}: {e}") from e
+            advice = _REPEATED if "cannot be interpreted as an integer" in str(e) else ""
+            raise Refused(f"{label} failed: {type(e).__name__}: {e}{advice}") from e
 
 
 _ALL_OUTPUTS = frozenset({"Dropout", "LayerNormalization", "MaxPool"})

@@ -45,7 +45,10 @@ class Value(ir.Value):
 
     def __bool__(self) -> bool:
         # NOTE: without this, a data-dependent `if` in a converter would silently take one branch.
-        raise ExportError("The truth value of a graph result is unknown while exporting.")
+        raise ExportError(
+            "The truth value of a graph result is unknown while exporting: compute both cases and "
+            "choose by Where(condition, a, b)."
+        )
 
     def __add__(self, other: Any) -> Value:
         return self.writer.Add(self, other)

@@ -143,6 +143,51 @@ def leaky(x, slope: float = 0.25):  # type: ignore[no-untyped-def]
     return opset18.Where(opset18.Less(x, 0.0), x * slope, x)
 
 
+@onnxscript.script(default_opset=opset18)
+def branches(x):  # type: ignore[no-untyped-def]
+    total = opset18.ReduceSum(x, keepdims=0)
+    if total > 0.0:
+        y = opset18.Neg(x)
+    else:
+        y = opset18.Relu(x)
+    return y
+
+
+@onnxscript.script(default_opset=opset18)
+def repeats(x):  # type: ignore[no-untyped-def]
+    y = x
+    n = opset18.Squeeze(opset18.Shape(x, start=0, end=1))
+    for _ in range(n):
+        y = y + x
+    return y
+
+
+@onnxscript.script(default_opset=opset18)
+def repeats_thrice(x):  # type: ignore[no-untyped-def]
+    y = x
+    for _ in range(3):
+        y = y + x
+    return y
+
+
+@pytest.mark.parametrize("make", [Dispatcher, OxsDispatcher])
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (branches, r"compute both cases and choose by Where\(condition, a, b\)"),
+        (repeats, "the number of repetitions of a loop is a number, not a tensor"),
+    ],
+)
+def test_a_function_of_onnxscript_that_decides_by_tensors(
+    make: type[Dispatcher], function: Any, reason: str
+) -> None:
+    with pytest.raises(UnsupportedOpError, match=reason):
+        to_onnx(torch.nn.ReLU(), (X,), dispatcher=make({"aten::relu": function}))
+    # A number of times that is known is no decision.
+    model = to_onnx(torch.nn.ReLU(), (X,), dispatcher=make({"aten::relu": repeats_thrice}))
+    assert [n.op_type for n in model.graph.node] == ["Add"] * 3
+
+
 def _squash(x: Any) -> Any:
     return onnxscript.values.Op(MINE, "Squash")(opset18.Neg(x), width=3)
 

@@ -38,7 +38,7 @@ from dort_rewriter.capture.partition import (
     most_work_together,
     partition_graph,
 )
-from dort_rewriter.capture.placement import PLACED
+from dort_rewriter.capture.placement import CHECK, PLACED
 from dort_rewriter.capture.randomness import draw_in_between, hoist_random
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.ties import TIES
@@ -210,4 +210,4 @@ def _report(partition: Partition, recipe: Recipe) -> None:
 
 
 def _belongs_in_torch(fallback: UnsupportedOp) -> bool:
-    return fallback.reason in (PLACED, RANDOM, SHARED, TIES)
+    return fallback.reason in (CHECK, PLACED, RANDOM, SHARED, TIES)

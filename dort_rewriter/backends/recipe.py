@@ -15,6 +15,8 @@ from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, R
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import (
     CALLED,
+    CHECK,
+    CHECKS,
     KERNEL,
     ONE_KERNEL,
     PLACED,
@@ -123,6 +125,8 @@ class Recipe:
         reason = found if isinstance(found, str) else self.refused.get(node.name)
         if is_called(node) and not isinstance(found, str):
             return None
+        if name in CHECKS and isinstance(found, str):
+            reason = CHECK
         if reason is None and self.place(node) == "torch":
             reason = PLACED
         if reason is None and found is builtin_converters().get(name):

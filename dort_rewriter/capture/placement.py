@@ -17,6 +17,8 @@ from dort_rewriter.traced_sizes import hint_of
 
 __all__ = [
     "CALLED",
+    "CHECK",
+    "CHECKS",
     "COSTS",
     "KERNEL",
     "ONE_KERNEL",
@@ -58,6 +60,21 @@ CALLED = "torch has a kernel for it"
 
 PLACED = "it runs faster in torch"
 """Why a placed operator is not in a model."""
+
+CHECKS = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_async.msg",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::sym_constrain_range",
+        "aten::sym_constrain_range_for_size",
+    }
+)
+"""What torch adds to a graph to check sizes that are counted when it runs: it gives nothing."""
+
+CHECK = "a check of the graph, which torch makes"
+"""Why a check is not in a model."""
 
 BOUNDARY = 150e-6
 """Seconds that a cut has to save: a session more to build and to call, and what cannot be fused

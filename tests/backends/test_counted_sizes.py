@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dort_rewriter import OrtBackend, OrtBackendOptions
 from tests.backends.aliases import Mode, Program, check
 from tests.backends.ways import compile_strictly, models
 
@@ -131,3 +132,28 @@ def test_gradients_of_other_counts(name: str) -> None:
         compiled(given).square().sum().backward()
         function(wanted).square().sum().backward()
         torch.testing.assert_close(given.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("name", COUNTED)
+def test_checks_of_sizes_are_no_reason_to_refuse(name: str, fallback: bool) -> None:
+    torch._dynamo.reset()
+    backend = OrtBackend(OrtBackendOptions(fallback=fallback))
+    compiled = torch.compile(COUNTED[name], backend=backend, fullgraph=True)
+    for n in (5, 7):
+        (x,) = table(n)
+        torch.testing.assert_close(compiled(x), COUNTED[name](x))
+
+
+def test_checks_of_a_program_are_made() -> None:
+    torch._dynamo.reset()
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).any(), "none is positive")
+        return x * 2
+
+    compiled = torch.compile(checked, backend=OrtBackend(OrtBackendOptions(fallback=False)))
+    (x,) = table(6)
+    torch.testing.assert_close(compiled(x), x * 2)
+    with pytest.raises(RuntimeError, match="none is positive"):
+        compiled(-x.abs())

@@ -172,9 +172,7 @@ def to_onnx(
     output_names = read_names("output_names", output_names)
     if filename is not None:
         check_target(filename)
-    # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
-    given = (args,) if isinstance(args, torch.Tensor) else args
-    mod, args = _flat(getattr(mod, "_orig_mod", mod), given, dynamic_shapes is not None)
+    mod, args = _flat(mod, args, dynamic_shapes is not None)
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
         table = resolve_decomposition_table(settings.table, dispatcher)
@@ -206,18 +204,21 @@ def to_onnx(
     if filename is not None:
         save_model(exported.model, filename)
     proto = to_proto(exported.model)
-    extras = [
-        *([exported] if return_builder else []),
-        *([report] if return_optimize_report else []),
-    ]
+    asked = [(return_builder, exported), (return_optimize_report, report)]
+    extras = [extra for is_asked, extra in asked if is_asked]
     return (proto, *extras) if extras else proto
 
 
-def _flat(mod: Any, args: Sequence[Any], has_shapes: bool) -> tuple[Any, Sequence[Any]]:
+def _flat(
+    mod: Any, args: Sequence[Any] | torch.Tensor, has_shapes: bool
+) -> tuple[Any, Sequence[Any]]:
     """A graph, and its arguments, without the structures AOTAutograd does not take.
 
     One for which ``dynamic_shapes`` are given is exported as the module that it is.
     """
+    # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
+    args = (args,) if isinstance(args, torch.Tensor) else args
+    mod = getattr(mod, "_orig_mod", mod)
     if not isinstance(mod, torch.fx.GraphModule) or (is_lowered(mod) and not has_tree(mod)):
         return mod, args
     if has_shapes and not is_lowered(mod):

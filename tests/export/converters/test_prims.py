@@ -52,11 +52,17 @@ CASES = [
     Case("prims::full", ([2, 3], 1.5), MADE),
     Case("prims::full_like", (X, 1.5), MADE),
     Case("prims::iota", (5,), {**MADE, "start": 2, "step": 3, "dtype": torch.int64}),
+    *(Case("prims::pow", (POSITIVE, number)) for number in (1.5, 2, -0.5)),
     Case("prims::prod", (X, [0])),
     Case("prims::prod", (T(2, 3, 2), [0, 2])),
     Case("prims::reshape", (X, [3, 2])),
     Case("prims::rev", (X, [0, 1])),
     Case("prims::scalar_tensor", (1.5,), {"dtype": torch.float32, "device": CPU}),
+    *(
+        # torch records the type of the elements, and lets a cast follow.
+        Case("prims::signbit", (x,), reference=lambda x: torch.signbit(x).to(x.dtype))
+        for x in (torch.tensor([-1.5, -0.0, 0.0, 2.0]), WHOLE)
+    ),
     Case("prims::split_dim", (T(2, 6), 1, 2)),
     Case("prims::squeeze", (T(2, 1, 3, 1), [1, 3])),
     Case("prims::sum", (X, [1])),

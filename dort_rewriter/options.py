@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -47,6 +47,11 @@ OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
 _WORDS = {"OptimizationLevel": get_args(OptimizationLevel)}
 """The words of types that have a name."""
 
+_PROCESSORS = ("CPU", "CUDA")
+
+_RANGES = {"target_opset": (18, 23), "min_block_size": (1, None), "intra_op_threads": (0, None)}
+"""The least and the greatest whole number that a field takes; None has no end."""
+
 T = TypeVar("T")
 
 
@@ -80,6 +85,11 @@ def _check_values(options: Any) -> None:
             raise OptionError(
                 f"{field.name} of {type(options).__name__} is {expected}, not {value!r}."
             )
+        least, greatest = _RANGES.get(field.name, (None, None))
+        if value is None or least is None or least <= value <= (greatest or value):
+            continue
+        span = f"{least} or more" if greatest is None else f"{least} to {greatest}"
+        raise OptionError(f"{field.name} of {type(options).__name__} is {span}, not {value!r}.")
 
 
 def _misfit(annotation: str, value: Any) -> str:
@@ -100,7 +110,7 @@ def _misfit(annotation: str, value: Any) -> str:
         words = _WORDS.get(kind) or ast.literal_eval(kind.removeprefix("Literal"))
         return "" if value in words else f"one of {', '.join(map(repr, words))}"
     if kind.startswith("Sequence["):
-        return "a list" if isinstance(value, str) else ""
+        return "a list" if isinstance(value, str) or not isinstance(value, Iterable) else ""
     return ""
 
 
@@ -131,8 +141,11 @@ class OptimizationOptions:
     """0: silent; 1: what each rule did, by ``logging``; 2: near misses and their reasons too."""
 
     def __post_init__(self) -> None:
-        """Refuse values of another type."""
+        """Refuse values of another type, and processors that are not there."""
         _check_values(self)
+        if self.processor not in _PROCESSORS:
+            known = ", ".join(map(repr, _PROCESSORS))
+            raise OptionError(f"processor={self.processor!r} is none of {known}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +290,7 @@ class OrtBackendOptions:
             inner = dataclasses.replace(inner, check_rules=True)
         object.__setattr__(self, "optimization", inner)
         _check_values(self)
+        self._check_given()
         if self.weights is not None and not self.freeze:
             raise OptionError(
                 f"weights={self.weights!r} rounds weights that are inside the model: it goes with "
@@ -292,4 +306,20 @@ class OrtBackendOptions:
                 raise OptionError(
                     "placement says 'torch', 'onnxruntime' or 'torch kernel' of an operator, "
                     f"not {place!r} of {op!r}."
+                )
+
+    def _check_given(self) -> None:
+        """Refuse what is no object of onnxruntime, and no function.
+
+        NOTE: by what it has: onnxruntime is not imported for it.
+        """
+        settings = self.ort_session_options
+        if settings is not None and not hasattr(settings, "intra_op_num_threads"):
+            raise OptionError(
+                f"ort_session_options is an onnxruntime.SessionOptions, not {settings!r}."
+            )
+        for transform in self.pre_ort_model_transforms or ():
+            if not callable(transform):
+                raise OptionError(
+                    f"pre_ort_model_transforms are functions of a model, not {transform!r}."
                 )

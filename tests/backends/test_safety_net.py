@@ -211,7 +211,18 @@ def test_arguments_are_changed_in_place_once(monkeypatch: pytest.MonkeyPatch) ->
     assert totals[0] == totals[1] == 6
 
 
-@pytest.mark.parametrize("options", [{"nope": 1}, {"target_opset": "x"}, {"arena": "mine"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nope": 1},
+        {"target_opset": "x"},
+        {"target_opset": 17},
+        {"ort_session_options": 3},
+        {"pre_ort_model_transforms": [3]},
+        {"min_block_size": 0},
+        {"arena": "mine"},
+    ],
+)
 @pytest.mark.usefixtures("net")
 def test_a_wrong_option_reaches_the_user_as_itself(options: dict[str, Any]) -> None:
     compiled = torch.compile(program, backend="onnxrt", options=options)
@@ -224,6 +235,10 @@ def test_a_wrong_argument_of_the_custom_backend_too() -> None:
     compiled = torch.compile(program, backend=onnx_custom_backend, options={"enable": "x"})
     with pytest.raises(OptionError, match="enable_pattern"):
         train(compiled)
+    for wrong in ({"target_opset": 99}, {"processor": "TPU"}):
+        compiled = torch.compile(program, backend=onnx_custom_backend, options=wrong)
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            train(compiled)
 
 
 @pytest.mark.parametrize("options", [{"fallbck": True}, {"fallback": True}])

@@ -35,6 +35,7 @@ MAX_POOL: dict[int, tuple[Any, ...]] = {
     for rank in (1, 2, 3)
 }
 CALLS: dict[str, tuple[Any, ...]] = {
+    "aten::_linalg_det": (T(3, 3),),
     "aten::_native_batch_norm_legit": (*NORM, True, 0.1, 1e-5),
     "aten::_native_batch_norm_legit_functional": (*NORM, True, 0.1, 1e-5),
     "aten::_scaled_dot_product_flash_attention_for_cpu": (QUERY, QUERY, QUERY),

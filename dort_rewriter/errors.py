@@ -116,9 +116,14 @@ class UnsupportedOpError(ExportError):
 
     def __init__(self, unsupported: Iterable[UnsupportedOp]) -> None:
         self.unsupported = tuple(unsupported)
-        super().__init__(self._text())
+        super().__init__(
+            f"{self.listing()}\nRegister a converter (Dispatcher({{'aten::...': function}})), "
+            "leave these operators to torch (backend option fallback=True), or decompose them "
+            "(decomposition_table=...)."
+        )
 
-    def _text(self) -> str:
+    def listing(self) -> str:
+        """The operators, without advice."""
         counts = Counter((u.op, u.reason) for u in self.unsupported)
         lines = [f"{len(counts)} operator(s) cannot be converted to ONNX:"]
         for (op, reason), count in counts.most_common():
@@ -127,10 +132,6 @@ class UnsupportedOpError(ExportError):
                 u.where for u in self.unsupported if (u.op, u.reason) == (op, reason) and u.where
             )
             lines.extend(f"      at {place}" for place in places)
-        lines.append(
-            "Register a converter (Dispatcher({'aten::...': function})), leave these operators to "
-            "torch (backend option fallback=True), or decompose them (decomposition_table=...)."
-        )
         return "\n".join(lines)
 
 

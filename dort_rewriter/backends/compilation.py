@@ -196,6 +196,12 @@ def make_block(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Block:
     return block
 
 
+_ADVICE = (
+    "Register a converter (Dispatcher({'aten::...': function})), or decompose them "
+    "(decomposition_table=...), to run them in ONNX Runtime."
+)
+
+
 def _report(partition: Partition, recipe: Recipe) -> None:
     """Say once per graph what stays in torch, but for what belongs there."""
     missing = [f for f in partition.fallbacks if not _belongs_in_torch(f)]
@@ -203,10 +209,11 @@ def _report(partition: Partition, recipe: Recipe) -> None:
         return
     if not recipe.options.fallback:
         raise UnsupportedOpError(missing)
+    listing = UnsupportedOpError(missing).listing()
     if partition.blocks:
-        logger.info("These operators run in torch: %s", UnsupportedOpError(missing))
+        logger.info("These operators run in torch: %s\n%s", listing, _ADVICE)
     else:
-        logger.warning("A graph runs in torch as a whole: %s", UnsupportedOpError(missing))
+        logger.warning("A graph runs in torch as a whole: %s\n%s", listing, _ADVICE)
 
 
 def _belongs_in_torch(fallback: UnsupportedOp) -> bool:

@@ -454,6 +454,8 @@ def test_alone_it_stays_in_torch(caplog: pytest.LogCaptureFixture, dumped: Path)
         torch.testing.assert_close(ours(x), torch.linalg.inv(x))
     assert models(dumped) == []
     assert "A graph runs in torch as a whole" in caplog.text
+    assert "linalg_inv_ex" in caplog.text
+    assert "fallback=True" not in caplog.text  # which is what happened
 
 
 def test_between_single_operators_it_stays_in_torch(dumped: Path) -> None:

@@ -74,7 +74,7 @@ def compile_with_aot(
         fw_compiler=make(_prepare_forward),
         bw_compiler=make(_prepare_backward),
         inference_compiler=make(_prepare_inference),
-        partition_fn=_partition,
+        partition_fn=functools.partial(_partition, len(results_of(traced.graph))),
         decompositions={**corrected(decompositions), **RANDOM_DECOMPOSITIONS},
         keep_inference_input_mutations=is_inference(args),
     )
@@ -141,8 +141,8 @@ def _raising_as(
     return call
 
 
-def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
-    """Cut a joint graph into forward and backward.
+def _partition(returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    """Cut the joint graph of one that has `returned` results into forward and backward.
 
     NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
     torch 2.8 with dynamic shapes.
@@ -152,10 +152,11 @@ def _partition(joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     correct_records(joint.graph)
-    mark_saved(joint.graph)
+    forward_results = kwargs["num_fwd_outputs"]
+    mark_saved(joint.graph, forward_results, max(forward_results - returned, 0))
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
-    saved = range(kwargs["num_fwd_outputs"], len(results_of(forward.graph)))
+    saved = range(forward_results, len(results_of(forward.graph)))
     let_layouts_vary(forward.graph, saved)
     let_layouts_vary(backward.graph, range(len(results_of(backward.graph))))
     return forward, backward

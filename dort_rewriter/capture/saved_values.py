@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Set
 
 import torch
 import torch.utils.checkpoint
 
-from dort_rewriter.capture.aliases import lineage
+from dort_rewriter.capture.aliases import lineage, results_of
 
 __all__ = ["mark_saved"]
 
 aten = torch.ops.aten
 
 
-def mark_saved(graph: torch.fx.Graph) -> None:
+def mark_saved(graph: torch.fx.Graph, forward: int, updated: int) -> None:
     """Mark the values of a joint graph that its backward part reads as the forward part left them.
 
+    `forward` is how many of its results are those of the forward part; so many of the first as
+    are `updated` may be new values of arguments.
     A checkpoint of the user keeps its own marks, but for what would be another value.
     """
     policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
     if policy is None:  # torch 2.3
         return
-    for node in (*_compared(graph), *_of_written(graph)):
+    written = _copied_first(graph) | _without_gradient(graph, forward, updated)
+    for node in (*_compared(graph), *_of_written(graph, written)):
         node.meta.setdefault("recompute", policy.MUST_SAVE)
     for node in _normalized(graph):
         node.meta["recompute"] = policy.MUST_SAVE
@@ -57,10 +61,9 @@ def _normalized(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return [kept for norm in norms for kept in (norm, *norm.users)]
 
 
-def _of_written(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+def _of_written(graph: torch.fx.Graph, written: Set[torch.fx.Node]) -> list[torch.fx.Node]:
     """What was computed of arguments that are written to, as eager mode saves it: to compute it
     again, the backward graph would read the arguments, whose values are gone then."""
-    written = _copied_first(graph)
     if not written:
         return []
     found = []
@@ -75,9 +78,24 @@ def _of_written(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 def _copied_first(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The copies that a joint graph begins with.
 
-    AOTAutograd makes them of the arguments that are written to; it does not tell partitioners
-    which these are.
+    AOTAutograd makes them of the arguments that are written to and have a gradient; it does not
+    tell partitioners which these are.
     """
     calls = (n for n in graph.nodes if n.op != "placeholder")
     copies = itertools.takewhile(lambda n: n.target is aten.clone.default, calls)
     return {n for n in copies if len(n.args[0].users) == 1 and n.args[0].op == "placeholder"}
+
+
+def _without_gradient(graph: torch.fx.Graph, forward: int, updated: int) -> set[torch.fx.Node]:
+    """The arguments without a gradient that are written to, if they are told from others by type
+    and sizes: AOTAutograd makes no copy of them."""
+    results = results_of(graph)
+    values = {_kind(r) for r in results[:updated] if isinstance(r, torch.fx.Node)}
+    arguments = (n for n in graph.nodes if n.op == "placeholder")
+    gradients = zip(arguments, results[forward:], strict=False)  # the last are the tangents
+    return {n for n, gradient in gradients if gradient is None and _kind(n) in values}
+
+
+def _kind(node: torch.fx.Node) -> str:
+    value = node.meta.get("val")
+    return f"{value.dtype} {value.shape}" if isinstance(value, torch.Tensor) else "no tensor"

@@ -216,6 +216,35 @@ def test_gradients_of_what_is_read_then_written(name: str, dynamic: bool) -> Non
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+READ_THEN_WRITTEN_DATA: dict[str, Callable[..., Any]] = {
+    "computed": lambda w, x: (y := (x * 2).exp(), x.zero_(), w * y)[2],
+    "a mask": lambda w, x: (m := x.int().bool(), x.fill_(2), w.masked_fill(m, 0))[2],
+    "in part": lambda w, x: (y := x.sin() + 1, x[0].zero_(), w * y, x)[2:],
+    "through a view": lambda w, x: (y := x.t().cos().t(), x[:, 1].mul_(3), w * y)[2],
+    "beside others": lambda w, x: (y := (x + w.detach()).exp(), x.add_(w.detach()), w * y)[2],
+    "several times": lambda w, x: (
+        y := x.exp(), x.add_(1), z := x.tanh().exp(), x.mul_(2), w * y * z)[4],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks for it
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", READ_THEN_WRITTEN_DATA)
+def test_gradients_of_what_is_read_of_data_then_written(name: str, dynamic: bool) -> None:
+    """The same where the argument that is written to has no gradient: it raised."""
+    function = READ_THEN_WRITTEN_DATA[name]
+    compiled, _ = compile_strictly(function, dynamic=dynamic)
+    found = []
+    for call in (function, compiled):
+        torch.manual_seed(0)
+        leaf, data = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)
+        results = call(leaf, data)
+        results = results if isinstance(results, tuple) else (results,)
+        results[0].square().sum().backward()
+        found.append((leaf.grad, data, results))
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks for it
 def test_gradients_that_eager_mode_refuses_are_refused() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

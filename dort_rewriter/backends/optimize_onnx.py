@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
-from dort_rewriter.errors import OptimizeError, OptionError
+from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
@@ -79,11 +79,7 @@ def _load(model: AnyModel) -> ir.Model:
 
 def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeReport:
     """Optimize a model in place for the provider of ``options.processor``."""
-    provider = _PROVIDERS.get(options.processor)
-    if provider is None:
-        raise OptionError(
-            f"processor={options.processor!r} is none of {', '.join(map(repr, _PROVIDERS))}."
-        )
+    provider = _PROVIDERS[options.processor]
     return optimize(
         model,
         options,

@@ -108,3 +108,24 @@ def test_variances_and_norms_of_many_keep_their_digits() -> None:
     compiled, _ = compile_strictly(program)
     for got, exact in zip(compiled(x), program(x.double()), strict=True):
         torch.testing.assert_close(got.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_norms_of_equal_numbers_are_zero() -> None:
+    """The mean of equal numbers is that number: a rounding of it is multiplied by 300."""
+    functional = torch.nn.functional
+    for width in (5, 6, 7, 100):
+        for number in (3.7, 1000.1, -0.1):
+            x = torch.full((2, 3, width), number)
+
+            def program(x: torch.Tensor) -> list[torch.Tensor]:
+                return [
+                    functional.layer_norm(x, x.shape[-1:]),
+                    functional.layer_norm(x, x.shape[-2:]),
+                    functional.group_norm(x, 3),
+                    functional.instance_norm(x),
+                    functional.batch_norm(x, None, None, training=True),
+                ]
+
+            torch._dynamo.reset()
+            for result in compile_strictly(program)[0](x):
+                assert not result.any()

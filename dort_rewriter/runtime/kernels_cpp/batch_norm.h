@@ -62,7 +62,7 @@ class BatchNorm {
         double total = 0, squares = 0;
         for (int64_t n = 0; n < by.batch; ++n) {
           const float* from = planes.at(by.at(n, c), by.area, 0);
-          total += sum_of(by.area, [=](int64_t i) { return from[i]; });
+          total += sum_of<double>(by.area, [=](int64_t i) { return from[i]; });
         }
         const auto mean = static_cast<float>(total / by.each());
         for (int64_t n = 0; n < by.batch; ++n) {

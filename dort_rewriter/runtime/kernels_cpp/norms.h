@@ -39,7 +39,7 @@ class LayerNorm {
     context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const float* from = rows.at(r * by.width, by.width, 0);
-        double total = sum_of(by.width, [=](int64_t i) { return from[i]; });
+        double total = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
         const auto mean = static_cast<float>(total / by.width);
         double squares = sum_of(by.width, [=](int64_t i) {
           float d = from[i] - mean;

@@ -49,14 +49,16 @@ class Sum {
     int64_t inner = count(sizes + rank - trailing_, sizes + rank);
     Written y(made_, context.output(0, shape));
     if (outer * inner == 0) outer = 0;  // nothing to go through, however many times
-    double scale = mean_ ? 1.0 / static_cast<double>(outer * inner) : 1.0;
+    double divisor = mean_ ? static_cast<double>(outer * inner) : 1.0;
     Floats from(x);
     if (batch * kept == 0) return;
     if (inner == 1) {
       if (square_) {
-        columns(context, from, batch, outer, kept, scale, y, [](float v) { return v * v; });
+        columns<float>(context, from, batch, outer, kept, divisor, y, [](float v) { return v * v; });
+      } else if (mean_) {
+        columns<double>(context, from, batch, outer, kept, divisor, y, [](float v) { return v; });
       } else {
-        columns(context, from, batch, outer, kept, scale, y, [](float v) { return v; });
+        columns<float>(context, from, batch, outer, kept, divisor, y, [](float v) { return v; });
       }
       return;
     }
@@ -64,8 +66,8 @@ class Sum {
     context.parallel(kept, part, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         double total = 0;
-        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner, square_);
-        y.put(k, static_cast<float>(total * scale));
+        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
+        y.put(k, static_cast<float>(total / divisor));
       }
     });
   }
@@ -74,21 +76,26 @@ class Sum {
   static constexpr int64_t kColumns = 64, kRows = 128;
 
   // In chunks: a row may be long.
-  static double sum_row(const Floats& from, int64_t at, int64_t n, bool square) {
+  double sum_row(const Floats& from, int64_t at, int64_t n) const {
     double total = 0;
     for (int64_t begin = 0; begin < n; begin += kChunk) {
       int64_t length = std::min(kChunk, n - begin);
       const float* row = from.at(at + begin, length, 0);
-      total += square ? sum_of(length, [=](int64_t i) { return row[i] * row[i]; })
-                      : sum_of(length, [=](int64_t i) { return row[i]; });
+      if (square_) {
+        total += sum_of(length, [=](int64_t i) { return row[i] * row[i]; });
+      } else if (mean_) {
+        total += sum_of<double>(length, [=](int64_t i) { return row[i]; });
+      } else {
+        total += sum_of(length, [=](int64_t i) { return row[i]; });
+      }
     }
     return total;
   }
 
-  // The sums of term(number).
-  template <typename F>
+  // The sums of term(number), added up in lanes.
+  template <typename Lane, typename F>
   static void columns(const Context& context, const Floats& from, int64_t batch, int64_t rows,
-                      int64_t width, double scale, const Written& y, F&& term) {
+                      int64_t width, double divisor, const Written& y, F&& term) {
     int64_t blocks = (width + kColumns - 1) / kColumns;
     int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(rows * kColumns, 1));
     context.parallel(batch * blocks, part, [&](int64_t begin, int64_t end) {
@@ -97,7 +104,7 @@ class Sum {
         int64_t n = std::min(kColumns, width - first);
         double total[kColumns] = {};
         for (int64_t row = 0; row < rows; row += kRows) {
-          float sums[kColumns] = {};
+          Lane sums[kColumns] = {};
           int64_t high = std::min(kRows, rows - row);
           for (int64_t r = 0; r < high; ++r) {
             const float* at = from.at((above + row + r) * width + first, n, 0);
@@ -110,7 +117,7 @@ class Sum {
           for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
         }
         y.put(b / blocks * width + first, n, 0, [&](float* to) {
-          for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] * scale);
+          for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] / divisor);
         });
       }
     });

@@ -43,6 +43,7 @@ def correct_layouts(graph: torch.fx.Graph) -> None:
     NOTE: views of what is corrected would have wrong strides, so that it must have none.
     """
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
+    seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     for node in reversed(graph.nodes):
         if node in seen:
             seen.update(node.all_input_nodes if _is_elementwise(node) else ())
@@ -87,7 +88,12 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
 
 
 def _looks_at_place(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Tell whether the user of a node is a view of it, or reads its memory."""
+    """Tell whether the user of a node is a view of it, or reads its memory.
+
+    The record of ``as_strided`` is the same however its argument lies.
+    """
+    if user.target is aten.as_strided.default:
+        return False
     return reads_storage(user) or (user.op != "output" and node in lineage(user))
 
 

@@ -90,7 +90,7 @@ def _counted(value: ir.Value | None, graph: GraphView) -> tuple[int, ir.Value, i
             a, b = node.inputs
             constant = graph.scalar(b)
             value, constant = (a, constant) if constant is not None else (b, graph.scalar(a))
-            if constant is None:
+            if constant is None or not float(constant).is_integer():
                 return None
             number += int(constant)
         else:

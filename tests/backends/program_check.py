@@ -382,7 +382,7 @@ def _shaken(program: RandomProgram, size: int) -> list[Facts]:
             made: tuple[torch.Tensor, ...] = make(n)
             for a in made:
                 if a.is_floating_point() and not _overlaps(a):
-                    signs = torch.randint(-2, 3, a.shape, generator=generator)
+                    signs = torch.randint(-2, 3, a.shape, generator=generator).to(a.dtype)
                     a.mul_(1 + signs * torch.finfo(a.dtype).eps)
             return made
 

@@ -38,6 +38,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[misc]  # torch's has no type
             if value.dtype is result.dtype:
                 # It views what it looks in as a vector, and refuses what is not contiguous.
                 kept |= torch.isin(result.abs(), value.abs().reshape(-1))
-        signs = torch.randint(-1, 2, result.shape, generator=self.generator)
+        # Of its type: whole numbers times a float are float32, and 1 + 2e-16 is 1 there.
+        signs = torch.randint(-1, 2, result.shape, generator=self.generator).to(result.dtype)
         signs = signs.masked_fill(kept | ~result.isfinite(), 0)
         return result.mul_(1 + signs * torch.finfo(result.dtype).eps)

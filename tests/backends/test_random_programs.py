@@ -12,6 +12,7 @@ import torch
 from tests.backends.program_check import judge, shrink
 from tests.backends.random_programs import SIZES, RandomProgram, generate
 from tests.backends.roundings import Roundings
+from tests.backends.roundings import Roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
 
@@ -65,6 +66,31 @@ def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict.kind == "wrong"
     assert verdict.failed
     assert verdict.text.startswith("size 4, r0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_rounding_changes_numbers_of_each_type(dtype: torch.dtype) -> None:
+    given = torch.linspace(1, 2, 100).to(dtype)
+    with Roundings(0):
+        rounded = given * 1.3
+    changed = (rounded != given * 1.3).double().mean()
+    assert 0.3 < changed < 1
+    torch.testing.assert_close(rounded, given * 1.3, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_what_hangs_on_a_rounding_of_float64_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine of a vector and itself is one, or above it by a rounding."""
+    compile_it = torch.compile
+
+    def compiled(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+        return lambda x: tuple(torch.ones_like(r) for r in function(x))
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    lines = ("v0 = F.cosine_similarity(a0, a0, dim=1)", "v1 = torch.ceil(v0)")
+    made = ("torch.linspace(0.1, 40, 40 * n, dtype=torch.float64).reshape(-1, n)",)
+    assert judge(RandomProgram(made, lines, ("v1",))).kind == "right"
 
 
 def test_what_torch_alone_refuses_is_torchs() -> None:

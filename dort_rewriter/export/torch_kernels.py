@@ -63,8 +63,10 @@ class TorchKernels(InFront):
 
 
 def _of_numbers(node: torch.fx.Node) -> bool:
-    """Its factors are computed by the graph."""
-    return all(isinstance(node.kwargs.get(key, 1), int | float) for key in ("beta", "alpha"))
+    """Its factors are computed by the graph, or it is of several types: of nothing, then."""
+    types = {n.meta["val"].dtype for n in node.all_input_nodes if "val" in n.meta}
+    factors = [node.kwargs.get(key, 1) for key in ("beta", "alpha")]
+    return len(types) < 2 and all(isinstance(f, int | float) for f in factors)
 
 
 def _product(name: str) -> Callable[..., Value]:

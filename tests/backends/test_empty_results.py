@@ -160,3 +160,20 @@ def test_a_mask_that_selects_nothing(dtype: torch.dtype, accumulate: bool) -> No
         compiled, _ = compile_strictly(torch.masked_scatter, dynamic=True)
         mask = torch.zeros(4, 3, dtype=torch.bool)
         torch.testing.assert_close(compiled(x, mask, source), x)
+
+
+@pytest.mark.parametrize("second", [torch.float16, torch.float32, torch.float64, torch.bool])
+@pytest.mark.parametrize("first", [torch.bool, torch.int8, torch.float16, torch.float32])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_batches_of_products_of_two_types_over_nothing(
+    first: torch.dtype, second: torch.dtype, dynamic: bool
+) -> None:
+    """torch compares their types only where there is something to multiply."""
+    x, y = torch.zeros(4, 2, 0, dtype=first), torch.zeros(4, 0, 3, dtype=second)
+    try:
+        with torch._subclasses.FakeTensorMode() as mode:
+            torch.bmm(mode.from_tensor(x), mode.from_tensor(y))
+    except RuntimeError:  # torch 2.13
+        pytest.skip("no compiler traces it on this torch")
+    compiled, _ = compile_strictly(torch.bmm, dynamic=dynamic)
+    torch.testing.assert_close(compiled(x, y), torch.bmm(x, y))

@@ -17,14 +17,26 @@ from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
 _SMALL_INTEGERS = frozenset(
-    {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16}
+    {
+        ir.DataType.BOOL,
+        ir.DataType.INT8,
+        ir.DataType.INT16,
+        ir.DataType.UINT8,
+        ir.DataType.UINT16,
+    }
 )
 
 
 def product(op: Recorder, a: Value, b: Value) -> Value:
-    """The matrix product, of integers too: they wrap around as in torch."""
-    dtype = a.dtype
+    """The matrix product, of integers too: they wrap around as in torch.
+
+    NOTE: torch multiplies two types, and bool, only where there is nothing to add up; the result is
+    of the second's type.
+    """
+    dtype = b.dtype
     assert dtype is not None
+    if a.dtype is not dtype:
+        a = op.cast(a, dtype)
     if dtype in _SMALL_INTEGERS:
         wide = op.MatMul(op.cast(a, ir.DataType.INT32), op.cast(b, ir.DataType.INT32))
         return op.cast(wide, dtype)
@@ -116,8 +128,9 @@ def addbmm(
         total = op.ReduceSum(product(op, batch1, batch2), [0], keepdims=0)
     else:  # see integer_reductions: one product over all batches
         batches, rows, size = (op.size(batch1, i) for i in range(3))
-        wide = op.Reshape(op.Transpose(batch1, perm=[1, 0, 2]), op.vector([rows, batches * size]))
-        high = op.Reshape(batch2, op.vector([batches * size, op.size(batch2, 2)]))
+        rowwise = op.Transpose(batch1, perm=[1, 0, 2])
+        wide = op.Reshape(rowwise, op.vector([rows, batches * size]), allowzero=1)
+        high = op.Reshape(batch2, op.vector([batches * size, op.size(batch2, 2)]), allowzero=1)
         total = product(op, wide, high)
     return _combined(op, x, total, beta, alpha)
 

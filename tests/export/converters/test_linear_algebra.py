@@ -40,6 +40,11 @@ CASES = [
         "aten::addbmm",
         (T(5, dtype=torch.int8), T(2, 3, 4, dtype=torch.int8), T(2, 4, 5, dtype=torch.int8)),
     ),
+    Case(
+        "aten::addbmm",
+        (T(5, dtype=INTS), T(2, 3, 0, dtype=INTS), T(2, 0, 5, dtype=INTS)),
+        dynamic=False,
+    ),
     Case("aten::addmv", (T(3), T(3, 4), T(4)), {"beta": 0.5, "alpha": 2}),
     Case("aten::addmv", (T(3) * NAN, T(3, 4), T(4)), {"beta": 0}),
     Case("aten::addr", (T(3, 4), T(3), T(4)), {"beta": 0.5, "alpha": 2}),

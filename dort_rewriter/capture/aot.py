@@ -12,15 +12,15 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
-from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
-from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
+from dort_rewriter.capture.margin_loss import corrected
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced
+from dort_rewriter.capture.tracing_defects import correct_tracing
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.progress import shown
 
@@ -80,8 +80,7 @@ def compile_with_aot(
     )
     with (
         keep_resizing(decompositions),
-        correct_margin_loss(),
-        correct_count_types(),
+        correct_tracing(traced),
         shown("Tracing by AOTAutograd", asked=verbose),
         keeping,
     ):

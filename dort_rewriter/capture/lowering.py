@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.dim_names import (
     check_dynamic,
     flatten_shapes,
@@ -26,9 +25,10 @@ from dort_rewriter.capture.dim_names import (
     read_shapes,
     without_names,
 )
-from dort_rewriter.capture.margin_loss import correct_margin_loss, corrected
+from dort_rewriter.capture.margin_loss import corrected
 from dort_rewriter.capture.metadata import propagate
 from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.tracing_defects import correct_tracing
 from dort_rewriter.errors import CaptureError
 
 __all__ = ["LoweredGraph", "is_lowered", "lower"]
@@ -130,7 +130,7 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_margin_loss(), correct_count_types(), _keeping_marks(call[1:]):
+        with correct_tracing(), _keeping_marks(call[1:]):
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except _REFUSALS as e:
@@ -180,7 +180,7 @@ def _first_line(error: Exception) -> str:
 def _from_program(
     program: torch.export.ExportedProgram, decompositions: Table, shapes: Sequence[Any]
 ) -> LoweredGraph:
-    with warnings.catch_warnings(), correct_margin_loss(), correct_count_types():
+    with warnings.catch_warnings(), correct_tracing(program.graph_module):
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)
         try:
@@ -314,8 +314,7 @@ def _lower_dynamo(
     with (
         torch.no_grad(),
         keep_resizing(decompositions),
-        correct_margin_loss(),
-        correct_count_types(),
+        correct_tracing(graph_module),
     ):
         aot_module_simplified(
             graph_module, example, fw_compiler=keep, decompositions=corrected(decompositions)

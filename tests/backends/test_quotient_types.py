@@ -41,7 +41,7 @@ def test_what_reads_a_quotient(reader: str, dtype: torch.dtype) -> None:
 
 
 def test_gradients_beside_a_quotient() -> None:
-    compiled, _ = compile_strictly(lambda w, x: (w * (x / (x + 1)).expand_as(x)), dynamic=True)
+    compiled, _ = compile_strictly(lambda w, x: w * (x / (x + 1)).expand_as(x), dynamic=True)
     w, x = torch.randn(4, 3, requires_grad=True), torch.arange(12).reshape(4, 3)
     compiled(w, x).sum().backward()
     torch.testing.assert_close(w.grad, x / (x + 1))

@@ -12,7 +12,6 @@ import torch
 from tests.backends.program_check import judge, shrink
 from tests.backends.random_programs import SIZES, RandomProgram, generate
 from tests.backends.roundings import Roundings
-from tests.backends.roundings import Roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
 

@@ -32,6 +32,7 @@ class TensorLike:
     device: torch.device
     dynamic: frozenset[int] = frozenset()
     """The dimensions that were compiled for any size."""
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,4 +175,5 @@ def _describe(tensor: torch.Tensor, dynamic: Mapping[int, frozenset[int]]) -> Te
         tensor.dtype,
         tensor.device,
         dynamic.get(id(tensor), frozenset()),
+        tensor.requires_grad,
     )

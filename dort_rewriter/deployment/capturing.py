@@ -22,13 +22,16 @@ from dort_rewriter.backends.compilation import cut
 from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
+from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.layouts import storage_order
 from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.deployment.steps import StepPlan
 from dort_rewriter.errors import CaptureError, DortError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.options import OrtBackendOptions
 
-__all__ = ["Captured", "ComputedNumber", "capture", "copy_of"]
+__all__ = ["Captured", "CapturedBackward", "ComputedNumber", "capture", "copy_of"]
 
 
 class ComputedNumber(int):
@@ -36,6 +39,17 @@ class ComputedNumber(int):
 
     place: int
     """Its position among the results of the graph."""
+
+
+@dataclass
+class CapturedBackward:
+    """The graph of the gradients of a call, its model, and what one run of it gave."""
+
+    block: BuiltBlock
+    providers: Providers
+    plan: StepPlan
+    gradients: list[Any] = field(default_factory=list)
+    """Those of the arguments that get one, for gradients of ones."""
 
 
 @dataclass
@@ -49,11 +63,13 @@ class Captured:
     frozen: frozenset[int]
     """Those that the model holds."""
     updates: tuple[int, ...]
-    """The arguments whose new values are the last results, in their order."""
+    """The arguments whose new values are the last results, in their order; of a training step the
+    first ones."""
     results: list[Any] = field(default_factory=list)
     """The results of the graph, as the call got them."""
     value: Any = None
     """The result of the call."""
+    backward: CapturedBackward | None = None
 
 
 def capture(
@@ -63,19 +79,24 @@ def capture(
     *,
     options: OrtBackendOptions,
     dynamic: bool | None,
+    training: bool = False,
 ) -> Captured:
     """Make the graph of a call, and run it once on these arguments, which it leaves as they are.
 
+    Of a training step it makes the graph of the gradients as well, and runs it.
+
     Raises :class:`CaptureError` when there is no such graph that ONNX Runtime runs as a whole.
     """
-    watcher = _Watcher(options)
+    watcher = (_TrainingWatcher if training else _Watcher)(options)
     # Each with code and globals of its own: nothing is kept with those of the caller.
     names: dict[str, Any] = {"target": target, "__builtins__": builtins, "__name__": __name__}
     frame = FunctionType(_frame.__code__.replace(), names, "saved_call")
     compiled = torch.compile(frame, backend=watcher, fullgraph=True, dynamic=dynamic)
-    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+    fixed = torch._dynamo.config.patch(automatic_dynamic_shapes=False)
+    with torch.set_grad_enabled(training), fixed:
         try:
             value = compiled(*args, **kwargs)
+            watcher.finish()
         except DortError:
             raise
         except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -119,6 +140,8 @@ class _Watcher:
     def __init__(self, options: OrtBackendOptions) -> None:
         self.options = options
         self.captured: Captured | None = None
+        self.given: tuple[Any, ...] = ()
+        """The arguments of Dynamo's graph, while it runs."""
 
     def __call__(
         self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
@@ -127,23 +150,33 @@ class _Watcher:
         compiled = compile_with_aot(
             graph_module,
             given,
-            compile_graph=_refuse_training,
+            compile_graph=self._compile_training,
             decompositions=get_tracing_table(make_dispatcher()),
             compile_inference=self._compile,
         )
 
         def run(*args: Any) -> Any:
+            self.given = args
             results = compiled(*args)
+            self.given = ()
             assert self.captured is not None
             self.captured.results = list(results)
             return [_marked(r, i) for i, r in enumerate(results)]
 
         return run
 
-    def _compile(
-        self, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+    def finish(self) -> None:
+        """Have the rest captured, when the call has run."""
+
+    def _compile_training(
+        self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
     ) -> Callable[..., Any]:
-        _refuse_outside_work()
+        raise CaptureError(
+            "It is a graph of a training step: save(compiled, path, training=True) saves one."
+        )
+
+    def _recipe(self, graph_module: torch.fx.GraphModule) -> Recipe:
+        """How a graph is made a model, which has to be one."""
         backend = OrtBackend(self.options)
         recipe = dataclasses.replace(
             make_recipe(backend, self.options), as_stored=True, calls_torch=False
@@ -153,19 +186,26 @@ class _Watcher:
                 "Some of it runs in torch, and only what ONNX Runtime runs as a whole can be "
                 f"saved: {UnsupportedOpError(recipe.trace.fallbacks)}"
             )
+        return recipe
+
+    def _compile(
+        self, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+    ) -> Callable[..., Any]:
+        _refuse_outside_work()
+        recipe = self._recipe(graph_module)
         updates = tuple(updates_of(graph_module.graph).values())
 
         def run(args: list[Any]) -> Any:
             given = list(args)
             names = weights if self.options.freeze else frozenset()
             frozen = FrozenWeights.take(graph_module, names, given)
-            numbers = FrozenNumbers.take(given)
-            block = build_block(graph_module, given, recipe, frozen.tensors, numbers.tensors)
+            numbers = FrozenNumbers.take(given).tensors
+            block = build_block(graph_module, given, recipe, frozen.tensors, numbers)
             self.captured = Captured(
                 block,
                 recipe.select_providers(graph_module, given),
                 given,
-                frozenset({*frozen.tensors, *numbers.tensors}),
+                frozenset({*frozen.tensors, *numbers}),
                 updates,
             )
             fed = list(given)
@@ -178,6 +218,131 @@ class _Watcher:
 
         run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
         return run
+
+
+class _TrainingWatcher(_Watcher):
+    """Watches a training step: its two graphs."""
+
+    def __init__(self, options: OrtBackendOptions) -> None:
+        super().__init__(options)
+        self._metadata: Any = None
+        """What AOTAutograd knows of the forward graph, once that is compiled."""
+        self._before: list[torch.Tensor] = []
+        """What the call writes to, as it was."""
+
+    def _compile(
+        self, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+    ) -> Callable[..., Any]:
+        raise CaptureError(
+            "Nothing of the call has a gradient: no parameter and no argument that it uses "
+            "requires one. Save it without training=True."
+        )
+
+    def _compile_training(
+        self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
+    ) -> Callable[..., Any]:
+        recipe = self._recipe(graph_module)
+        if self._metadata is not None:
+            return self._backward(graph_module, recipe)
+        context = torch._guards.TracingContext.try_get()
+        self._metadata = None if context is None else context.fw_metadata
+        _refuse_outside_work_of_steps(self._metadata)
+        return self._forward(graph_module, recipe)
+
+    def _forward(self, graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
+        updates = tuple(self._metadata.mutated_inp_runtime_indices)
+
+        def run(args: list[Any]) -> Any:
+            given = [self._as_given(a) for a in args]
+            numbers = FrozenNumbers.take(given).tensors
+            block = build_block(graph_module, given, recipe, {}, numbers)
+            providers = recipe.select_providers(graph_module, given)
+            self._before = [copy_of(given[i].detach()) for i in updates]
+            self.captured = Captured(block, providers, given, frozenset(numbers), updates)
+            return list(block.runner.boxed(list(given)))
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+        return run
+
+    def _backward(self, graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
+        def run(args: list[Any]) -> Any:
+            block = build_block(graph_module, args, recipe, {}, {})
+            assert self.captured is not None
+            self.captured.backward = CapturedBackward(
+                block,
+                recipe.select_providers(graph_module, args),
+                _plan(self._metadata, graph_module, self.captured.args),
+            )
+            return list(block.runner.boxed(list(args)))
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+        return run
+
+    def _as_given(self, value: Any) -> Any:
+        """The tensor of the call that a tensor shows: torch detaches some."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        for given in self.given:
+            if given is value:
+                return given
+        for given in self.given:
+            if isinstance(given, torch.Tensor) and _shows_the_same(given, value):
+                return given
+        raise CaptureError(
+            "Arguments of the training step are views of the same memory: give each memory of its "
+            "own (clone())."
+        )
+
+    def finish(self) -> None:
+        """Run the backward graph, and bring what was changed back."""
+        captured = self.captured
+        if captured is None:
+            return
+        with torch.no_grad():
+            for i, before in zip(captured.updates, self._before, strict=True):
+                captured.args[i].copy_(before)
+        infos = self._metadata.output_info
+        derived = [r for r, o in zip(captured.results, infos, strict=True) if _has_gradient(o)]
+        wanted = [a for a in captured.args if isinstance(a, torch.Tensor) and a.requires_grad]
+        gradients = torch.autograd.grad(
+            derived, wanted, [torch.ones_like(r) for r in derived], allow_unused=True
+        )
+        if captured.backward is None:
+            raise CaptureError("The call has no gradient.")
+        captured.backward.gradients = list(gradients)
+
+
+def _shows_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype is not b.dtype or a.shape != b.shape or a.stride() != b.stride():
+        return False
+    return a.data_ptr() == b.data_ptr() and a.device == b.device
+
+
+def _has_gradient(result: Any) -> bool:
+    """Tell whether the backward graph takes a gradient of a result, of which torch knows this."""
+    dtype = getattr(result, "dtype", None)
+    is_tensor = issubclass(result.raw_type, torch.Tensor)
+    return bool(result.requires_grad and is_tensor) and (
+        dtype is None or dtype.is_floating_point or dtype.is_complex
+    )
+
+
+def _plan(metadata: Any, backward: torch.fx.GraphModule, args: Sequence[Any]) -> StepPlan:
+    """How two graphs belong together."""
+    infos = metadata.output_info
+    derived = tuple(i for i, info in enumerate(infos) if _has_gradient(info))
+    values = [n.meta.get("val") for n in backward.graph.nodes if n.op == "placeholder"]
+    tangents = values[len(values) - len(derived) :]
+    return StepPlan(
+        updates=tuple(metadata.mutated_inp_runtime_indices),
+        results=len(infos),
+        numbers=int(metadata.num_symints_saved_for_bw or 0),
+        derived=derived,
+        orders=tuple(storage_order(t) or tuple(range(t.dim())) for t in tangents),
+        wanted=tuple(
+            i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad
+        ),
+    )
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,10 +359,6 @@ def _marked(result: Any, place: int) -> Any:
     marked = ComputedNumber(result)
     marked.place = place
     return marked
-
-
-def _refuse_training(*_: Any) -> Callable[..., Any]:
-    raise CaptureError("It is a graph of a training step: only inference can be saved.")
 
 
 def _refuse_outside_work() -> None:
@@ -217,6 +378,31 @@ def _refuse_outside_work() -> None:
                 "It returns a view of a tensor that it writes to: return a copy (clone()), or the "
                 "tensor itself."
             )
+
+
+def _refuse_outside_work_of_steps(metadata: Any) -> None:
+    """Refuse what AOTAutograd does around two graphs and a plan does not say."""
+    if metadata is None:
+        raise CaptureError("torch says nothing of the training step.")
+    changed = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
+    if any(info.mutates_metadata or info.requires_grad for info in changed):
+        raise CaptureError(
+            "It changes the shape of an argument or a buffer, or writes to one that has a "
+            "gradient: a training step that does so cannot be saved."
+        )
+    kinds = {info.output_type.name for info in metadata.output_info}
+    if metadata.num_intermediate_bases or kinds - _OWN_MEMORY:
+        raise CaptureError(
+            "It returns an argument, or views of what it returns or is given: return copies "
+            "(clone()) from a training step that is saved."
+        )
+    more = ("tokens", "is_rng_op_functionalized", "num_graphsafe_rng_states")
+    if any(getattr(metadata, name, None) for name in more):
+        raise CaptureError("It draws random numbers, or has effects that only torch orders.")
+
+
+_OWN_MEMORY = frozenset({"non_alias", "unsafe_view_alias", "custom_function_view"})
+"""What torch calls results that are views of nothing else."""
 
 
 def _refuse_side_effects() -> None:

@@ -160,7 +160,8 @@ class _Places:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise CaptureError(f"The {kind} {name!r} is a {type(tensor).__name__}, not a Tensor.")
         self._by_id[id(tensor)] = place
-        self.state.append(tensor.detach())
+        wanted = self.captured.backward is not None and tensor.requires_grad
+        self.state.append(tensor.detach().requires_grad_(wanted))
         self.stored.append(
             StoredTensor(
                 name=name,

@@ -13,13 +13,17 @@ __all__ = ["Maker", "aliases_of", "mark_as_seen", "mark_dims"]
 
 
 def aliases_of(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, gradients: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments in tensors of their own: those of a user keep no mark of ours."""
+    """The same arguments in tensors of their own: those of a user keep no mark of ours.
+
+    With ``gradients`` they get gradients where those did.
+    """
     aliases: dict[int, torch.Tensor] = {}
 
     def alias(tensor: torch.Tensor) -> torch.Tensor:
-        return aliases.setdefault(id(tensor), tensor.detach())
+        wanted = gradients and tensor.requires_grad
+        return aliases.setdefault(id(tensor), tensor.detach().requires_grad_(wanted))
 
     named = {name: map_values(value, alias) for name, value in kwargs.items()}
     return tuple(map_values(a, alias) for a in args), named
@@ -50,7 +54,9 @@ def mark_dims(tensor: torch.Tensor, dims: Iterable[int]) -> None:
 class Maker:
     """Makes tensors of descriptions: a description met twice is one tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gradients: bool = False) -> None:
+        self.gradients = gradients
+        """Whether they get gradients where those did that were described."""
         self.generator = torch.Generator().manual_seed(0)
         self.made: dict[int, tuple[TensorLike, torch.Tensor]] = {}
         """By identity; a description stays, so that no other gets its identity."""
@@ -77,4 +83,4 @@ class Maker:
         memory = values.to(wanted.device, wanted.dtype)
         made = memory.as_strided(wanted.shape, wanted.stride)  # parts may be one: an expanded one
         mark_dims(made, wanted.dynamic)
-        return made
+        return made.requires_grad_(self.gradients and wanted.requires_grad)

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 DESCRIPTION = "saved.json"
-FORMAT = 2
+FORMAT = 3
 """Raised when a description means something else."""
 
 _ALIGNMENT = 64
@@ -218,20 +218,22 @@ def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) 
     return path
 
 
-def stored_model(folder: Path, content: Mapping[str, Any]) -> Model:
-    """The model of a folder: its bytes, where those name no other file.
+def stored_model(
+    folder: Path, files: Mapping[str, Any], kind: str, *, torch_kernels: bool
+) -> Model:
+    """A model of a folder (`kind` is ``model`` or ``backward``): its bytes, where those name no
+    other file.
 
     NOTE: what reads them takes longer to import than all else that is done here.
     """
-    files = content["files"]
-    path, message = _checked_bytes(folder, files["model"])
+    path, message = _checked_bytes(folder, files[kind])
     try:
-        if "model data" in files:
-            checked_file(folder, files["model data"])
+        if f"{kind} data" in files:
+            checked_file(folder, files[f"{kind} data"])
             return from_message(message, folder)
         if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
             return check_message(message)
-        return StoredModel(message, path, torch_kernels=bool(content["torch_kernels"]))
+        return StoredModel(message, path, torch_kernels=torch_kernels)
     except ValueError as error:
         raise ExecutionError(f"{folder} holds a damaged model: {error}.") from error
 

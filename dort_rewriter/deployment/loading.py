@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from dort_rewriter.deployment.notation import (
     read_size,
     read_writes,
 )
+from dort_rewriter.deployment.steps import Step, StepPlan
 from dort_rewriter.deployment.structures import leaves, rebuild
 from dort_rewriter.errors import CallMismatchError, ExecutionError, OptionError
 from dort_rewriter.forks import SafeLock, at_fork
@@ -62,9 +63,9 @@ SESSION_OPTIONS = (
 class SavedModel:
     """A model that was saved: called as what was compiled, it gives the same numbers.
 
-    It computes no gradients. What results of another class than tuples, lists and dictionaries
-    were has the same fields: ``result.logits`` and ``result["logits"]``. Calls may overlap, unless
-    the model writes to its buffers.
+    It computes gradients when it was saved with ``training=True``. What results of another class
+    than tuples, lists and dictionaries were has the same fields: ``result.logits`` and
+    ``result["logits"]``. Calls may overlap, unless the model writes to its buffers.
     """
 
     def __init__(
@@ -73,16 +74,18 @@ class SavedModel:
         self.folder = folder
         self._content = content
         self._lock = SafeLock()
-        self._executor: Executor | None = None
+        self._run_graph: Executor | Step | None = None
         try:
             stored = [StoredTensor.read(t) for t in content["tensors"]]
-            self._signature = read_signature(content["signature"])
+            self._signature = read_signature(content["graph"]["signature"])
             self._interface = read_interface(content, len(self._signature.inputs))
             self._updates = [int(i) for i in content["updates"]]
+            self._plan = _read_plan(content["backward"], self._signature)
             self._rebuild = rebuild(content["result"])
             self._check_places(len(stored))
             self._state = _state(folder, content, stored, named, check=check)
-            self._executor = _build(folder, content, self._signature)
+            self._let_derive(stored)
+            self._run_graph = self._build()
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ExecutionError(
                 f"{folder} holds a damaged model: save it again ({error})."
@@ -93,6 +96,9 @@ class SavedModel:
         self._template = [self._state[v] if kind == "state" else None for kind, v in inputs]
         self._fed = [(i, v) for i, (kind, v) in enumerate(inputs) if kind == "argument"]
         self._sizes = [(i, v) for i, (kind, v) in enumerate(inputs) if kind == "size"]
+        wanted = () if self._plan is None else self._plan.wanted
+        self._derived = frozenset(v for i, v in self._fed if i in wanted)
+        """The tensors of a call that get a gradient."""
         self._latest: tuple[list[Any], dict[int, int]] | None = None
         """What tensors a call had that was checked, and the sizes computed of them."""
         _loaded.add(self)
@@ -106,9 +112,20 @@ class SavedModel:
         results = self._run(self._arguments(tensors))
         return self._rebuild({"result": results, "argument": tensors, "state": self._state})
 
-    def compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Run the model; the results of its graph, which no structure holds."""
-        return self._run(self._arguments(self._interface.tensors_of(args, kwargs)))
+    def compute(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[torch.Tensor | None]]:
+        """Run the model; the results of its graph, which no structure holds, and the gradients of
+        what gets one, for gradients of ones."""
+        given = self._arguments(self._interface.tensors_of(args, kwargs))
+        if self._plan is None:
+            return self._run(given), []
+        with torch.enable_grad():
+            results = self._run(list(given))
+            derived = [results[i] for i in self._plan.derived]
+            wanted = [given[i] for i in self._plan.wanted]
+            ones = [torch.ones_like(r) for r in derived]
+            return results, list(torch.autograd.grad(derived, wanted, ones, allow_unused=True))
 
     def __repr__(self) -> str:
         wanted = ", ".join(f"{t.name}: {t.shape_text()}" for t in self._interface.tensors)
@@ -120,13 +137,14 @@ class SavedModel:
         cleared by ``model.state["cache"].zero_()``."""
         return dict(zip(self._names, self._state, strict=True))
 
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """What calls use that gets a gradient, for an optimizer."""
+        return (t for t in self._state if t.requires_grad)
+
     def _arguments(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of the graph, checked."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            raise CallMismatchError(
-                "A saved model computes no gradients, and an argument requires one: call it under "
-                "torch.no_grad(), or detach the argument."
-            )
+        if torch.is_grad_enabled():
+            self._check_gradients(tensors)
         if (now := settings_now()) != self._settings:
             raise CallMismatchError(
                 f"It was saved under {spell_settings(self._settings)}, and is called under "
@@ -156,11 +174,23 @@ class SavedModel:
             args[i] = size
         return args
 
+    def _check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        for k, tensor in enumerate(tensors):
+            if tensor.requires_grad and k not in self._derived:
+                name = self._interface.tensors[k].name
+                raise CallMismatchError(
+                    f"The argument {name} requires a gradient, and what was saved computes none "
+                    "of it: call it under torch.no_grad(), detach the argument, or save the call "
+                    "with training=True and such an argument."
+                )
+
     def _run(self, given: list[Any]) -> list[Any]:
         """Run the graph, and bring new values to where they belong."""
-        executor = self._executor or self._prepare()
+        run = self._run_graph or self._prepare()
+        if isinstance(run, Step):
+            return run(given)
         updated = [given[i] for i in self._updates]
-        results = list(executor.boxed(given))
+        results = list(run.boxed(given))
         first = len(results) - len(updated)
         if updated:
             with torch.no_grad():
@@ -169,12 +199,37 @@ class SavedModel:
                         argument.copy_(value)
         return results[:first]
 
-    def _prepare(self) -> Executor:
-        """Build the session."""
+    def _prepare(self) -> Executor | Step:
+        """Build the sessions."""
         with self._lock:
-            if self._executor is None:
-                self._executor = _build(self.folder, self._content, self._signature)
-            return self._executor
+            if self._run_graph is None:
+                self._run_graph = self._build()
+            return self._run_graph
+
+    def _build(self) -> Executor | Step:
+        content = self._content
+        forward = _build(self.folder, content, "model", content["graph"])
+        if self._plan is None:
+            return forward
+        backward = _build(self.folder, content, "backward", content["backward"])
+        return Step(self._plan, forward, backward)
+
+    def _let_derive(self, stored: Sequence[StoredTensor]) -> None:
+        """Let what gets a gradient require one."""
+        if self._plan is None:
+            self._state = [t.detach() if t.requires_grad else t for t in self._state]
+            return
+        inputs = self._interface.inputs
+        wanted = {inputs[i][1] for i in self._plan.wanted if inputs[i][0] == "state"}
+        for place, (tensor, known) in enumerate(zip(self._state, stored, strict=True)):
+            if known.offset is not None:
+                tensor.requires_grad_(place in wanted)
+            elif tensor.requires_grad != (place in wanted):
+                required = "a" if place in wanted else "no"
+                raise ExecutionError(
+                    f"{known.name!r} of the model required {required} gradient when it was saved: "
+                    "give the module as it was, or save it again."
+                )
 
     def _check_places(self, stored: int) -> None:
         """Refuse a description of which a part names something that there is not."""
@@ -193,10 +248,11 @@ class SavedModel:
 
     def forget_inherited(self) -> None:
         """In a forked child, leave the session of the parent alone: the next call builds one."""
-        executor = self._executor
-        if executor is None or executor.session is None or executor.session.survives_fork():
-            return
-        self._executor = None
+        run = self._run_graph
+        runs = (run.forward, run.backward) if isinstance(run, Step) else (run,)
+        sessions = [r.session for r in runs if r is not None and r.session is not None]
+        if not all(s.survives_fork() for s in sessions):
+            self._run_graph = None
 
 
 _loaded: weakref.WeakSet[SavedModel] = weakref.WeakSet()
@@ -347,31 +403,67 @@ def _referred(wanted: StoredTensor, named: Mapping[str, Any]) -> torch.Tensor:
             f"{wanted.name!r} of the model is {_spell_tensor(*given)}; it was "
             f"{_spell_tensor(*expected)} when it was saved."
         )
-    return tensor.detach() if isinstance(tensor, torch.nn.Parameter) else tensor
+    return tensor
 
 
 def _spell_tensor(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> str:
     return f"{str(dtype).removeprefix('torch.')} of {shape} on {device}"
 
 
-def _build(folder: Path, content: Mapping[str, Any], signature: GraphSignature) -> Executor:
-    """Build the session of a saved model."""
+def _build(
+    folder: Path, content: Mapping[str, Any], kind: str, graph: Mapping[str, Any]
+) -> Executor:
+    """Build the session of a graph of a saved model."""
     files = content["files"]
     options = from_mapping(
         OrtBackendOptions, {name: content["options"][name] for name in SESSION_OPTIONS}
     )
     session: Session | None = None
-    if "model" in files:
-        model = stored_model(folder, content)
-        providers = [(str(name), dict(given)) for name, given in content["providers"]]
+    if kind in files:
+        model = stored_model(folder, files, kind, torch_kernels=bool(graph["torch_kernels"]))
+        providers = [(str(name), dict(given)) for name, given in graph["providers"]]
         session = create_session(
             model, providers=providers, options=session_settings(options, model)
         )
+    signature = read_signature(graph["signature"])
     return Executor(
         session,
         signature,
-        name=str(content["name"]),
-        writes=read_writes(content["writes"], signature),
+        name=str(graph["name"]),
+        writes=read_writes(graph["writes"], signature),
         preallocate=options.preallocate_output,
         pause_torch_threads=options.pause_torch_threads,
     )
+
+
+def _read_plan(backward: Mapping[str, Any] | None, forward: GraphSignature) -> StepPlan | None:
+    """How the graph of the gradients belongs to a forward graph, None where there is none.
+
+    Raises :class:`ValueError` when it does not.
+    """
+    if backward is None:
+        return None
+    data, signature = backward["plan"], read_signature(backward["signature"])
+    plan = StepPlan(
+        updates=tuple(map(int, data["updates"])),
+        results=int(data["results"]),
+        numbers=int(data["numbers"]),
+        derived=tuple(map(int, data["derived"])),
+        orders=tuple(tuple(map(int, order)) for order in data["orders"]),
+        wanted=tuple(map(int, data["wanted"])),
+    )
+    needed = len(forward.outputs) - len(plan.updates) - plan.results
+    given = range(len(forward.inputs))
+    fits = (
+        0 <= plan.numbers <= needed
+        and plan.results >= 0
+        and all(i in given for i in (*plan.updates, *plan.wanted))
+        and all(i in range(plan.results) for i in plan.derived)
+        and len(plan.orders) == len(plan.derived)
+        and all(sorted(order) == list(range(len(order))) for order in plan.orders)
+        and len(signature.inputs) == needed + len(plan.derived)
+        and len(signature.outputs) == len(given)
+    )
+    if not fits:
+        raise ValueError("its two graphs do not belong together")
+    return plan

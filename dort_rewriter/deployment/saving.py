@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from dort_rewriter.backends.blocks import BuiltBlock, Providers
 from dort_rewriter.backends.seen_calls import latest_call, map_values
 from dort_rewriter.backends.written_arguments import find_writes
 from dort_rewriter.deployment.capturing import Captured, capture, copy_of
@@ -45,6 +46,7 @@ def save(
     path: str | os.PathLike[str],
     *args: Any,
     weights: Literal["inside", "reference"] = "inside",
+    training: bool = False,
     **kwargs: Any,
 ) -> None:
     """Save a model compiled by ``torch.compile(model, backend="onnxrt")``, to load it elsewhere.
@@ -54,6 +56,9 @@ def save(
     stay so. :func:`load` makes it callable in another process, without tracing; its numbers are
     those of the compiled model, bit for bit. Saving runs the model, on its parameters and buffers
     as they are, and leaves them so.
+
+    With ``training=True`` it is the graph of a training step, and that of its gradients: what is
+    loaded is called and derived as the compiled model is.
 
     ``path`` is a folder, made if there is none; a model saved there before is replaced. With
     ``weights="reference"`` the tensors of the module stay out of it, and are given to ``load``.
@@ -66,8 +71,8 @@ def save(
     found = take_apart(compiled)
     _check_options(found.options, weights)
     folder = Path(path).absolute()
-    given, named = _example(found, args, kwargs)
-    captured = _captured(found, given, named)
+    given, named = _example(found, args, kwargs, training=training)
+    captured = _captured(found, given, named, training=training)
     described = describe_call(captured, found.target, found.module, given, named)
     try:
         folder.mkdir(exist_ok=True)
@@ -104,26 +109,35 @@ def _check_options(options: OrtBackendOptions, weights: str) -> None:
 
 
 def _example(
-    found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
+    found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments to save a graph for, the sizes marked that may vary."""
     seen = latest_call(found.target)
     if not args and not kwargs:
         if seen is None:
             raise CaptureError(
-                "It was not compiled yet, or Dynamo captured nothing of it: call it once in "
-                "inference, or give example arguments, save(compiled, path, *arguments)."
+                "It was not compiled yet, or Dynamo captured nothing of it: call it once, or "
+                "give example arguments, save(compiled, path, *arguments)."
             )
-        return Maker().call(seen)
-    given, named = aliases_of(args, kwargs)
+        return Maker(gradients=training).call(seen)
+    given, named = aliases_of(args, kwargs, gradients=training)
     if seen is not None:
         mark_as_seen(seen, given, named)
     return given, named
 
 
-def _captured(found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+def _captured(
+    found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
+) -> Captured:
     try:
-        return capture(found.target, args, kwargs, options=found.options, dynamic=found.dynamic)
+        return capture(
+            found.target,
+            args,
+            kwargs,
+            options=found.options,
+            dynamic=found.dynamic,
+            training=training,
+        )
     except (ExportError, ExecutionError) as error:
         raise CaptureError(
             f"It does not run in ONNX Runtime as a whole, and cannot be saved: {error}"
@@ -138,13 +152,13 @@ def _write(
 ) -> dict[str, Any]:
     """Write the files of a model to a folder; return what describes them."""
     label = secrets.token_hex(6)
-    block, files = captured.block, {}
-    if block.session is not None:
-        path = folder / f"model-{label}.onnx"
-        write_model(block.model, path)
-        files["model"] = file_entry(path)
-        if (data := path.with_name(f"{path.name}.data")).exists():
-            files["model data"] = file_entry(data)
+    files: dict[str, Any] = {}
+    graph = _write_graph("model", captured.block, captured.providers, folder, label, files)
+    backward = None
+    if (found_backward := captured.backward) is not None:
+        block, providers = found_backward.block, found_backward.providers
+        backward = _write_graph("backward", block, providers, folder, label, files)
+        backward["plan"] = dataclasses.asdict(found_backward.plan)
     stored = described.stored
     kept = [i for i, t in enumerate(stored) if inside or t.kind == "constant"]
     path = folder / f"tensors-{label}.bin"
@@ -163,12 +177,33 @@ def _write(
         "tensors": [t.spell() for t in stored],
         "arguments": described.arguments,
         "result": described.result,
+        "graph": graph,
+        "backward": backward,
+        "updates": list(captured.updates),
+        "options": {name: getattr(found.options, name) for name in SESSION_OPTIONS},
+    }
+
+
+def _write_graph(
+    kind: str,
+    block: BuiltBlock,
+    providers: Providers,
+    folder: Path,
+    label: str,
+    files: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the model of a graph to a folder, add its files to others; describe the graph."""
+    if block.session is not None:
+        path = folder / f"{kind}-{label}.onnx"
+        write_model(block.model, path)
+        files[kind] = file_entry(path)
+        if (data := path.with_name(f"{path.name}.data")).exists():
+            files[f"{kind} data"] = file_entry(data)
+    return {
         "signature": spell_signature(block.signature),
         "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
         "writes": spell_writes(find_writes(block)),
-        "updates": list(captured.updates),
-        "providers": [[name, dict(options)] for name, options in captured.providers],
-        "options": {name: getattr(found.options, name) for name in SESSION_OPTIONS},
+        "providers": [[name, dict(options)] for name, options in providers],
         "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
     }
 
@@ -194,16 +229,24 @@ def _compare(
 
     given = [map_values(a, replaced) for a in args]
     by_name = {name: map_values(value, replaced) for name, value in kwargs.items()}
-    results = saved.compute(given, by_name)
+    results, gradients = saved.compute(given, by_name)
     for i, (mine, theirs) in enumerate(zip(results, captured.results, strict=False)):
         if id(theirs) in copies:  # an argument, which the run left as it was
             continue
         if not _is_same(mine, theirs):
-            raise DivergenceError(
-                f"Result {i} of the saved model is not that of the compiled one: nothing was "
-                "saved. This is a defect of dort_rewriter.",
-                name=str(i),
-            )
+            raise _divergence("Result", i)
+    expected = [] if captured.backward is None else captured.backward.gradients
+    for i, (mine, theirs) in enumerate(zip(gradients, expected, strict=True)):
+        if not _is_same(mine, theirs):
+            raise _divergence("Gradient", i)
+
+
+def _divergence(what: str, place: int) -> DivergenceError:
+    return DivergenceError(
+        f"{what} {place} of the saved model is not that of the compiled one: nothing was saved. "
+        "This is a defect of dort_rewriter.",
+        name=str(place),
+    )
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -51,6 +51,7 @@ class SavedContent:
             "loads_here": content["made_by"] == made_by(),
             "settings": content["settings"],
             "training": content["training"],
+            "gradients": content["backward"] is not None,
             "weights": content["weights"],
             "arguments": [
                 {
@@ -113,13 +114,20 @@ class SavedContent:
         if "model" not in files:
             yield "model: none, nothing is computed"
             return
-        size = sum(int(files[f]["bytes"]) for f in ("model", "model data") if f in files)
         common = ", ".join(f"{n} {name}" for name, n in list(self.nodes.items())[:6])
         more = ", ..." if len(self.nodes) > 6 else ""
         yield (
-            f"model: {files['model']['file']}, {_size(size)}, "
+            f"model: {files['model']['file']}, {self._bytes('model')}, "
             f"{sum(self.nodes.values())} nodes ({common}{more})"
         )
+        if "backward" in files:
+            yield f"gradients: {files['backward']['file']}, {self._bytes('backward')}"
+
+    def _bytes(self, kind: str) -> str:
+        """How large the files of a model are."""
+        files = self.content["files"]
+        names = [name for name in (kind, f"{kind} data") if name in files]
+        return _size(sum(int(files[name]["bytes"]) for name in names))
 
     def _tensor_lines(self) -> Iterator[str]:
         kept = sum(t.bytes for t in self.stored)
@@ -139,7 +147,7 @@ def read_saved(folder: Path) -> SavedContent:
     """
     content = read_description(folder)
     try:
-        inputs = len(read_signature(content["signature"]).inputs)
+        inputs = len(read_signature(content["graph"]["signature"]).inputs)
         found = SavedContent(
             folder,
             content,
@@ -147,7 +155,7 @@ def read_saved(folder: Path) -> SavedContent:
             tuple(StoredTensor.read(t) for t in content["tensors"]),
             {},
         )
-        for name in ("made_by", "settings", "training", "weights", "result"):
+        for name in ("made_by", "settings", "training", "weights", "result", "backward"):
             content[name]
         model = found.model
         nodes = {} if model is None else count_nodes(load_model(model))

@@ -133,7 +133,7 @@ def test_a_folder_without_one_is_refused(
     assert "holds no saved model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("missing", ["signature", "made_by", "arguments", "files"])
+@pytest.mark.parametrize("missing", ["graph", "made_by", "arguments", "files"])
 def test_a_damaged_description_is_refused(
     folder: Path, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

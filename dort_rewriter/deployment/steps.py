@@ -1,0 +1,110 @@
+"""A training step of two graphs: one computes results, the other gradients of what was given.
+
+The forward graph gives the new values of arguments, the results of the call, what the backward
+graph needs of it; that takes those and the gradients of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.runtime.executor import Executor
+
+__all__ = ["Step", "StepPlan"]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Which result of a forward graph is what, and what its backward graph takes."""
+
+    updates: tuple[int, ...]
+    """The arguments whose new values are the first results."""
+    results: int
+    """How many results of the call follow."""
+    numbers: int
+    """How many sizes are the last of what the backward graph needs, which are results too."""
+    derived: tuple[int, ...]
+    """The results of the call whose gradients the backward graph takes."""
+    orders: tuple[tuple[int, ...], ...]
+    """How each of those lies in memory: its dimensions, from the slowest to the fastest."""
+    wanted: tuple[int, ...]
+    """The arguments of the forward graph that get a gradient."""
+
+
+class Step:
+    """Calls the two graphs where autograd wants them."""
+
+    def __init__(self, plan: StepPlan, forward: Executor, backward: Executor) -> None:
+        self.plan = plan
+        self.forward = forward
+        self.backward = backward
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """The results of the call for arguments of the forward graph; those that it changes are
+        written to."""
+        apply: Any = _TwoGraphs.apply
+        return list(apply(self, *args))
+
+
+class _TwoGraphs(torch.autograd.Function):
+    """A step, for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, *args: Any) -> tuple[Any, ...]:
+        plan = step.plan
+        made = list(step.forward.boxed(list(args)))
+        first, behind = len(plan.updates), len(plan.updates) + plan.results
+        results, needed = made[first:behind], made[behind:]
+        end = len(needed) - plan.numbers
+        updated = [args[i] for i in plan.updates]
+        # The backward graph needs the value of before.
+        kept = [t.clone() if any(t is u for u in updated) else t for t in needed[:end]]
+        for argument, value in zip(updated, made, strict=False):
+            if value is not argument:
+                argument.copy_(value)
+        ctx.step, ctx.numbers = step, needed[end:]
+        ctx.save_for_backward(*kept)
+        ctx.mark_non_differentiable(
+            *(
+                r
+                for i, r in enumerate(results)
+                if isinstance(r, torch.Tensor) and i not in plan.derived
+            )
+        )
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        plan = ctx.step.plan
+        with torch.no_grad():
+            given = [
+                _laid_out(gradients[i], order)
+                for i, order in zip(plan.derived, plan.orders, strict=True)
+            ]
+            results = ctx.step.backward.boxed([*ctx.numbers, *ctx.saved_tensors, *given])
+        if torch.is_grad_enabled():  # somebody is going to derive them
+            apply: Any = _DerivedOnce.apply
+            results = apply(torch.empty(0, requires_grad=True), *results)
+        return (None, *results)
+
+
+class _DerivedOnce(torch.autograd.Function):
+    """Gradients that have none themselves: who asks for one gets an error, not zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, _: torch.Tensor, *gradients: Any) -> tuple[Any, ...]:
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        raise RuntimeError("The gradients of a saved training step have no gradients themselves.")
+
+
+def _laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor, dense in memory in the order of its dimensions."""
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(*order).contiguous().permute(*inverse) if order else tensor.contiguous()

@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.blocks import BuiltBlock, Providers
 from dort_rewriter.backends.building import build_block
@@ -87,7 +88,11 @@ def capture(
 
     Raises :class:`CaptureError` when there is no such graph that ONNX Runtime runs as a whole.
     """
-    watcher = (_TrainingWatcher if training else _Watcher)(options)
+    tensors = [t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+    module = target if isinstance(target, torch.nn.Module) else getattr(target, "__self__", None)
+    if isinstance(module, torch.nn.Module):
+        tensors += [*module.parameters(), *module.buffers()]
+    watcher = (_TrainingWatcher if training else _Watcher)(options, tensors)
     # Each with code and globals of its own: nothing is kept with those of the caller.
     names: dict[str, Any] = {"target": target, "__builtins__": builtins, "__name__": __name__}
     frame = FunctionType(_frame.__code__.replace(), names, "saved_call")
@@ -137,8 +142,9 @@ def _brief(error: BaseException) -> str:
 class _Watcher:
     """A backend that compiles as ``onnxrt`` does, and keeps what it sees."""
 
-    def __init__(self, options: OrtBackendOptions) -> None:
+    def __init__(self, options: OrtBackendOptions, tensors: Sequence[torch.Tensor]) -> None:
         self.options = options
+        self._places = {t.data_ptr() for t in tensors}
         self.captured: Captured | None = None
         self.given: tuple[Any, ...] = ()
         """The arguments of Dynamo's graph, while it runs."""
@@ -167,6 +173,15 @@ class _Watcher:
 
     def finish(self) -> None:
         """Have the rest captured, when the call has run."""
+
+    def _numbers(self, given: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+        """The numbers among the arguments that are part of the graph: none is a tensor that a call
+        may hand over with another value, or that is written to."""
+        own = [
+            None if isinstance(a, torch.Tensor) and a.data_ptr() in self._places else a
+            for a in given
+        ]
+        return FrozenNumbers.take(own).tensors
 
     def _compile_training(
         self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
@@ -199,7 +214,7 @@ class _Watcher:
             given = list(args)
             names = weights if self.options.freeze else frozenset()
             frozen = FrozenWeights.take(graph_module, names, given)
-            numbers = FrozenNumbers.take(given).tensors
+            numbers = self._numbers(given)
             block = build_block(graph_module, given, recipe, frozen.tensors, numbers)
             self.captured = Captured(
                 block,
@@ -223,8 +238,8 @@ class _Watcher:
 class _TrainingWatcher(_Watcher):
     """Watches a training step: its two graphs."""
 
-    def __init__(self, options: OrtBackendOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: OrtBackendOptions, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(options, tensors)
         self._metadata: Any = None
         """What AOTAutograd knows of the forward graph, once that is compiled."""
         self._before: list[torch.Tensor] = []
@@ -254,7 +269,7 @@ class _TrainingWatcher(_Watcher):
 
         def run(args: list[Any]) -> Any:
             given = [self._as_given(a) for a in args]
-            numbers = FrozenNumbers.take(given).tensors
+            numbers = self._numbers(given)
             block = build_block(graph_module, given, recipe, {}, numbers)
             providers = recipe.select_providers(graph_module, given)
             self._before = [copy_of(given[i].detach()) for i in updates]

@@ -185,6 +185,21 @@ def test_backward_passes_as_of_eager_mode(tmp_path: Path) -> None:
         loss.backward()
 
 
+def test_a_number_in_a_tensor_is_an_argument(tmp_path: Path) -> None:
+    """Of float64 and without axes, as torch hands over the numbers of Python."""
+    compiled = compiled_of(lambda x, scale: x * scale, dynamic=True)
+    x, scale = torch.randn(3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    with torch.no_grad():
+        dort_rewriter.save(compiled, tmp_path / "inference", x, scale)
+    x.requires_grad_()
+    dort_rewriter.save(compiled, tmp_path / "training", x, scale, training=True)
+    for name in ("inference", "training"):
+        loaded = dort_rewriter.load(tmp_path / name)
+        for number in (2.0, 3.0, 0.0):
+            other = torch.tensor(number, dtype=torch.float64)
+            assert_same(loaded(x.detach(), other), x.detach() * other)
+
+
 def test_an_argument_that_is_written_to(tmp_path: Path) -> None:
     """The backward graph needs its value of before, or of after."""
 

@@ -113,3 +113,25 @@ def test_a_growing_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up() ->
     assert (layer.keys is keys, layer.values is values) == (True, True)
     assert cache.get_seq_length() == 3
     torch.testing.assert_close((keys, values), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_training_step_of_a_transformer(dynamic: bool, tmp_path: Path) -> None:
+    model = llama(use_cache=False).train()
+    compiled = torch.compile(model, backend=OrtBackend(), dynamic=dynamic)
+
+    def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, 64, (rows, length))
+        return {"input_ids": ids, "labels": ids}
+
+    dort_rewriter.save(compiled, tmp_path, training=True, weights="reference", **batch(2, 6))
+    loaded = dort_rewriter.load(tmp_path, model)
+    for rows, length in ((2, 6), (3, 9) if dynamic else (2, 6)):
+        given = batch(rows, length)
+        found = []
+        for call in (loaded, compiled):
+            result = call(**given)
+            result.loss.backward()
+            found.append([result.loss.detach(), *(p.grad for p in model.parameters())])
+            model.zero_grad()
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -27,8 +27,9 @@ def rows_of(script: str, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_first_answer_of_a_loaded_model_is_measured(tmp_path: Path) -> None:
-    rows = rows_of("bench_load.py", tmp_path, "--layers", "1", "--width", "16")
+@pytest.mark.parametrize("more", [[], ["--training"]])
+def test_the_first_answer_of_a_loaded_model_is_measured(more: list[str], tmp_path: Path) -> None:
+    rows = rows_of("bench_load.py", tmp_path, "--layers", "1", "--width", "16", *more)
     assert [(r["layers"], r["way"]) for r in rows] == [
         (1, "compiled"),
         (1, "on disk"),

@@ -1,0 +1,54 @@
+"""What the judge of the zoo calls noise, and what wrong: draws of models moved by a rounding."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def verdict_of(
+    monkeypatch: pytest.MonkeyPatch, jumps_of_eager: set[int], jumps_of_ours: set[int]
+) -> str:
+    """What becomes of a gradient that is far off in some draws."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    zoo_check = importlib.import_module("zoo_check")
+
+    def run(
+        subject: Any,
+        way: str,
+        backend: str | None,
+        dtype: torch.dtype | None = None,
+        moved_by: int = 0,
+    ) -> dict[str, Any]:
+        jumps = jumps_of_ours if backend else jumps_of_eager
+        value = 1.0 if dtype is not None else 1.3 if moved_by in jumps else 1.0001
+        return {"gradient of w": torch.full((3,), value)}
+
+    monkeypatch.setattr(zoo_check, "run", run)
+    subject: Any = None
+    outcome = zoo_check.Outcome()
+    got, expected = run(subject, "training", "onnxrt"), run(subject, "training", None)
+    zoo_check.judge(outcome, subject, "training", got, expected)
+    return str(outcome.status)
+
+
+@pytest.mark.parametrize(
+    ("eager", "ours", "status"),
+    [
+        (set(), set(), "right"),
+        ({2}, {0}, "right"),
+        ({9}, {0}, "right"),  # a kink that eager mode crosses in a late draw
+        (set(), {0}, "wrong"),  # eager mode crosses none
+        (set(), set(range(13)), "wrong"),
+    ],
+)
+def test_what_is_far_off_in_some_draws(
+    monkeypatch: pytest.MonkeyPatch, eager: set[int], ours: set[int], status: str
+) -> None:
+    assert verdict_of(monkeypatch, eager, ours) == status

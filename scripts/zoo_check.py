@@ -12,14 +12,20 @@ import contextlib
 import copy
 import logging
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.backends.roundings import Roundings
 
 __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
 
@@ -34,7 +40,8 @@ NOISE = 3.0
 DRAWS = 3
 """How often both run with weights moved by a rounding: a distance is one draw of many."""
 MORE_DRAWS = 12
-"""How often eager mode does where it was near each time: a kink is crossed in few draws."""
+"""How often eager mode does where it was near each time, its intermediate results moved too: the
+roundings of many layers add up, and few of them cross a kink."""
 SMALLEST_SCALE = 1e-3
 """Of the largest result: what is smaller than that everywhere is what rounding leaves of it."""
 
@@ -145,8 +152,14 @@ def run(
     backend: str | None,
     dtype: torch.dtype | None = None,
     moved_by: int = 0,
+    *,
+    rounded: bool = False,
 ) -> Results:
-    """Everything a model computes: results, gradients of parameters, buffers."""
+    """Everything a model computes: results, gradients of parameters, buffers.
+
+    ``moved_by`` says which draw moves the weights by a rounding; ``rounded`` has all that torch
+    computes of them moved as well.
+    """
     torch._dynamo.reset()
     module = copy.deepcopy(subject.module)
     if moved_by:
@@ -162,11 +175,12 @@ def run(
     for batch in (2, 3) if way == "dynamic" else (2,):
         args, kwargs = cast(inputs_of(subject, batch), dtype)
         torch.manual_seed(7)
-        if way in ("inference", "dynamic"):
-            with torch.no_grad():
-                leaves = tensors(call(*args, **kwargs))
-        else:
-            leaves = train(call, args, kwargs, autocast=way == "autocast" and dtype is None)
+        with Roundings(moved_by) if rounded else contextlib.nullcontext():
+            if way in ("inference", "dynamic"):
+                with torch.no_grad():
+                    leaves = tensors(call(*args, **kwargs))
+            else:
+                leaves = train(call, args, kwargs, autocast=way == "autocast" and dtype is None)
         found.update({f"result {i} of batch {batch}": t.detach() for i, t in enumerate(leaves)})
     if way in ("training", "autocast"):
         found.update({f"gradient of {n}": p.grad for n, p in module.named_parameters()})
@@ -244,7 +258,7 @@ def judge(outcome: Outcome, subject: Subject, way: str, got: Results, expected: 
     firsts = {name: values[0] for name, values in gaps([got]).items()}
     for count in (DRAWS, MORE_DRAWS):
         more = range(len(draws), count + 1)
-        draws += [run(subject, way, None, moved_by=i) for i in more]
+        draws += [run(subject, way, None, moved_by=i, rounded=i > DRAWS) for i in more]
         eagers = gaps(draws)
         allowed = {n: max(limit_of(expected[n], way), NOISE * max(eagers[n])) for n in found}
         off = [name for name in found if firsts[name] > allowed[name]]

@@ -25,6 +25,8 @@ def verdict_of(
         backend: str | None,
         dtype: torch.dtype | None = None,
         moved_by: int = 0,
+        *,
+        rounded: bool = False,
     ) -> dict[str, Any]:
         jumps = jumps_of_ours if backend else jumps_of_eager
         value = 1.0 if dtype is not None else 1.3 if moved_by in jumps else 1.0001

@@ -111,6 +111,7 @@ def capture(
                 f"The call is not one graph, and only one can be saved: {_brief(error)}"
             ) from error
         finally:
+            watcher.restore()
             # What Dynamo keeps of the call is found here, and would never go. It takes the names.
             names.update(dict.fromkeys(names))
     captured, watcher.captured = watcher.captured, None
@@ -173,6 +174,9 @@ class _Watcher:
 
     def finish(self) -> None:
         """Have the rest captured, when the call has run."""
+
+    def restore(self) -> None:
+        """Leave the state of the caller as it was; a graph of inference writes to copies."""
 
     def _numbers(self, given: Sequence[Any]) -> Mapping[int, torch.Tensor]:
         """The numbers among the arguments that are part of the graph: none is a tensor that a call
@@ -268,7 +272,7 @@ class _TrainingWatcher(_Watcher):
         updates = tuple(self._metadata.mutated_inp_runtime_indices)
 
         def run(args: list[Any]) -> Any:
-            given = [self._as_given(a) for a in args]
+            given = [self._as_given(a, i) for i, a in enumerate(args)]
             numbers = self._numbers(given)
             block = build_block(graph_module, given, recipe, {}, numbers)
             providers = recipe.select_providers(graph_module, given)
@@ -293,29 +297,25 @@ class _TrainingWatcher(_Watcher):
         run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
         return run
 
-    def _as_given(self, value: Any) -> Any:
+    def _as_given(self, value: Any, place: int) -> Any:
         """The tensor of the call that a tensor shows: torch detaches some."""
         if not isinstance(value, torch.Tensor):
             return value
-        for given in self.given:
-            if given is value:
-                return given
-        for given in self.given:
-            if isinstance(given, torch.Tensor) and _shows_the_same(given, value):
-                return given
+        given = [g for g in self.given if isinstance(g, torch.Tensor)]
+        found = [g for g in given if g is value] or [g for g in given if _shows_same(g, value)]
+        here = [g for g in self.given[place : place + 1] if any(g is f for f in found)]
+        if here or len(found) == 1:
+            return (here or found)[0]
         raise CaptureError(
-            "Arguments of the training step are views of the same memory: give each memory of its "
-            "own (clone())."
+            "Arguments of the training step share their memory: give each memory of its own "
+            "(clone())."
         )
 
     def finish(self) -> None:
-        """Run the backward graph, and bring what was changed back."""
+        """Run the backward graph."""
         captured = self.captured
         if captured is None:
             return
-        with torch.no_grad():
-            for i, before in zip(captured.updates, self._before, strict=True):
-                captured.args[i].copy_(before)
         infos = self._metadata.output_info
         derived = [r for r, o in zip(captured.results, infos, strict=True) if _has_gradient(o)]
         wanted = [a for a in captured.args if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -326,8 +326,16 @@ class _TrainingWatcher(_Watcher):
             raise CaptureError("The call has no gradient.")
         captured.backward.gradients = list(gradients)
 
+    def restore(self) -> None:
+        """Bring what the call has written to back to what it was."""
+        if self.captured is None:
+            return
+        with torch.no_grad():
+            for i, before in zip(self.captured.updates, self._before, strict=True):
+                self.captured.args[i].copy_(before)
 
-def _shows_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+
+def _shows_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype is not b.dtype or a.shape != b.shape or a.stride() != b.stride():
         return False
     return a.data_ptr() == b.data_ptr() and a.device == b.device

@@ -225,6 +225,32 @@ def test_an_argument_that_is_written_to(tmp_path: Path) -> None:
         assert_same(mine, gradients_of((w,)))
 
 
+def test_arguments_that_share_their_memory(tmp_path: Path) -> None:
+    """Each is the one that it was, when it is loaded."""
+    compiled = compiled_of(lambda x, w, y: (x * w * y.sin()).sum())
+    w = torch.randn(3, requires_grad=True)
+    dort_rewriter.save(compiled, tmp_path, torch.ones(3), w, w.detach(), training=True)
+    loaded = dort_rewriter.load(tmp_path)
+    x, y = torch.randn(3), torch.randn(3)
+    got, expected = loaded(x, w, y), compiled(x, w, y)
+    assert_same(got, expected)
+    got.backward()
+    mine = gradients_of((w,))
+    expected.backward()
+    assert_same(mine, gradients_of((w,)))
+
+
+def test_what_was_written_to_is_restored_if_saving_fails(tmp_path: Path) -> None:
+    def program(w: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return torch.linalg.eigvalsh(w @ w.t()).sum() * count
+
+    w, count = torch.randn(3, 3, requires_grad=True), torch.zeros(())
+    with pytest.raises(CaptureError):
+        dort_rewriter.save(compiled_of(program), tmp_path / "saved", w, count, training=True)
+    assert float(count) == 0
+
+
 def test_an_argument_is_returned_itself(tmp_path: Path) -> None:
     x = torch.randn(3, requires_grad=True)
     dort_rewriter.save(compiled_of(lambda x: (x, x.exp())), tmp_path, x, training=True)

@@ -167,6 +167,13 @@ def tests_recipes(session: nox.Session) -> None:
     run_pytest(session, "tests/docs/test_recipes.py")
 
 
+@nox.session(name="tests-recipes-old", python=OLD_PYTHON)
+def tests_recipes_old(session: nox.Session) -> None:
+    """Run all programs of docs/recipes with torch 2.8.0 and onnxruntime-training."""
+    install(session, "training,recipes,test", *OLD)
+    run_pytest(session, "tests/docs/test_recipes.py")
+
+
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Run programs, views and ONNX graphs at random on both stacks.

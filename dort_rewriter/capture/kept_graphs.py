@@ -9,6 +9,7 @@ who finds it compiles it as if it had been traced just now. NOTE: torch reads it
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -121,23 +122,28 @@ def keep(graph_module: torch.fx.GraphModule, key: str, finish: Finish) -> Iterat
 
 @contextlib.contextmanager
 def _without_inductor() -> Iterator[None]:
-    """Let torch's key leave out the passes that a user gave to Inductor's backends.
+    """Let torch's key leave out the passes and choices that a user gave to Inductor's backends.
 
     No graph of ours depends on them, and torch imports all of Inductor to ask for them. NOTE: what
     other threads compile meanwhile is not concerned.
     """
-    names = vars(codecache)
-    register = names["init_backend_registration"]
-
-    def register_for_others() -> None:
-        if _finish.get(None) is None:
-            register()
-
-    names["init_backend_registration"] = register_for_others
+    asked = (
+        (vars(codecache), "init_backend_registration"),
+        (vars(torch._inductor.config), "_cache_config_serializer"),  # torch 2.15
+    )
+    found = [(names, name, names[name]) for names, name in asked if name in names]
+    for names, name, function in found:
+        names[name] = functools.partial(_ask_for_others, function)
     try:
         yield
     finally:
-        names["init_backend_registration"] = register
+        for names, name, function in found:
+            names[name] = function
+
+
+def _ask_for_others(function: Callable[..., Any], *args: Any) -> None:
+    if _finish.get(None) is None:
+        function(*args)
 
 
 def make_keeper(finish: Finish, prepare: Callable[[torch.fx.GraphModule], Traced]) -> Any:

@@ -16,9 +16,9 @@ from dort_rewriter.options import OrtBackendOptions, from_mapping
 __all__ = ["WHAT_IS_SKIPPED", "Compiled", "as_given", "take_apart"]
 
 WHAT_IS_SKIPPED = (
-    "Dynamo skips recurrent modules (nn.LSTM, nn.GRU, nn.RNN), functions of torch itself, and "
-    "torch's own modules that are compiled in place (nn.Sequential(...).compile(): "
-    "torch.compile(model) compiles them). TORCH_LOGS=+dynamo says why."
+    "Dynamo skips recurrent modules (nn.LSTM, nn.GRU, nn.RNN), functions of torch itself, and, "
+    "before torch 2.15, torch's own modules that are compiled in place (nn.Sequential(...)."
+    "compile(): torch.compile(model) compiles them). TORCH_LOGS=+dynamo says why."
 )
 """For messages about a model of which nothing is compiled."""
 

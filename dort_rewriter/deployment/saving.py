@@ -15,7 +15,8 @@ import torch
 from dort_rewriter.backends.blocks import BuiltBlock, Providers
 from dort_rewriter.backends.seen_calls import latest_call, map_values
 from dort_rewriter.backends.written_arguments import find_writes
-from dort_rewriter.deployment.capturing import Captured, capture, copy_of
+from dort_rewriter.deployment.captured import Captured, copy_of
+from dort_rewriter.deployment.capturing import capture
 from dort_rewriter.deployment.compiled import Compiled, take_apart
 from dort_rewriter.deployment.describing import Described, describe_call
 from dort_rewriter.deployment.examples import Maker, aliases_of, mark_as_seen

@@ -14,8 +14,9 @@ from dort_rewriter.deployment.folder import (
     read_description,
 )
 from dort_rewriter.deployment.interface import Interface
-from dort_rewriter.deployment.loading import read_interface, spell_settings
+from dort_rewriter.deployment.loading import spell_settings
 from dort_rewriter.deployment.notation import read_signature
+from dort_rewriter.deployment.reading import read_interface
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.tools.models import count_nodes, load_model
 

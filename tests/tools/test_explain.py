@@ -13,6 +13,7 @@ import torch
 from dort_rewriter import OptionError, OrtBackend, explain
 from dort_rewriter.tools.cli import main
 from dort_rewriter.tools.model_source import load_pair
+from tests.torch_facts import COMPILES_OWN_MODULES_IN_PLACE
 
 
 def branching(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -171,7 +172,7 @@ def sequence() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("make", "in_place", "otherwise"),
     [
-        (sequence, 0, 1),
+        (sequence, int(COMPILES_OWN_MODULES_IN_PLACE), 1),
         (lambda: torch.nn.LSTM(4, 5), 0, 0),
         (Own, 1, 1),
         (lambda: torch.nn.Sequential(Own(), Own()), 1, 1),  # one graph for both

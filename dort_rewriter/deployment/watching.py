@@ -1,0 +1,193 @@
+"""A backend that compiles as ``onnxrt`` does, and keeps what it sees: graphs of inference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dort_rewriter.backends.building import build_block
+from dort_rewriter.backends.compilation import cut
+from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
+from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
+from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.deployment.captured import Captured, ComputedNumber, copy_of
+from dort_rewriter.errors import CaptureError, UnsupportedOpError
+from dort_rewriter.export.decompositions import get_tracing_table
+from dort_rewriter.options import OrtBackendOptions
+
+__all__ = ["Watcher"]
+
+
+class Watcher:
+    """A backend that compiles as ``onnxrt`` does, and keeps what it sees."""
+
+    def __init__(self, options: OrtBackendOptions, tensors: Sequence[torch.Tensor]) -> None:
+        self.options = options
+        self._places = {t.data_ptr() for t in tensors}
+        self.captured: Captured | None = None
+        self.given: tuple[Any, ...] = ()
+        """The arguments of Dynamo's graph, while it runs."""
+
+    def __call__(
+        self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Compile a graph of Dynamo."""
+        _refuse_side_effects()
+        compiled = compile_with_aot(
+            graph_module,
+            given,
+            compile_graph=self.compile_training,
+            decompositions=get_tracing_table(make_dispatcher()),
+            compile_inference=self.compile_inference,
+        )
+
+        def run(*args: Any) -> Any:
+            self.given = args
+            results = compiled(*args)
+            self.given = ()
+            assert self.captured is not None
+            self.captured.results = list(results)
+            return [_marked(r, i) for i, r in enumerate(results)]
+
+        return run
+
+    def finish(self) -> None:
+        """Have the rest captured, when the call has run."""
+
+    def restore(self) -> None:
+        """Leave the state of the caller as it was; a graph of inference writes to copies."""
+
+    def numbers(self, given: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+        """The numbers among the arguments that are part of the graph: none is a tensor that a call
+        may hand over with another value, or that is written to."""
+        own = [
+            None if isinstance(a, torch.Tensor) and a.data_ptr() in self._places else a
+            for a in given
+        ]
+        return FrozenNumbers.take(own).tensors
+
+    def compile_training(
+        self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Compile a forward graph, or its backward graph."""
+        raise CaptureError(
+            "It is a graph of a training step: save(compiled, path, training=True) saves one."
+        )
+
+    def recipe(self, graph_module: torch.fx.GraphModule) -> Recipe:
+        """How a graph is made a model, which has to be one."""
+        backend = OrtBackend(self.options)
+        recipe = dataclasses.replace(
+            make_recipe(backend, self.options), as_stored=True, calls_torch=False
+        )
+        if not cut(graph_module, recipe).whole:
+            raise CaptureError(
+                "Some of it runs in torch, and only what ONNX Runtime runs as a whole can be "
+                f"saved: {UnsupportedOpError(recipe.trace.fallbacks)}"
+            )
+        return recipe
+
+    def compile_inference(
+        self, graph_module: torch.fx.GraphModule, weights: frozenset[str]
+    ) -> Callable[..., Any]:
+        """Compile a graph that has no gradient; it is given the names of its weights."""
+        _refuse_outside_work()
+        recipe = self.recipe(graph_module)
+        updates = tuple(updates_of(graph_module.graph).values())
+
+        def run(args: list[Any]) -> Any:
+            given = list(args)
+            names = weights if self.options.freeze else frozenset()
+            frozen = FrozenWeights.take(graph_module, names, given)
+            numbers = self.numbers(given)
+            block = build_block(graph_module, given, recipe, frozen.tensors, numbers)
+            self.captured = Captured(
+                block,
+                recipe.select_providers(graph_module, given),
+                given,
+                frozenset({*frozen.tensors, *numbers}),
+                updates,
+            )
+            fed = list(given)
+            for i in updates:  # the state of the caller stays what it is
+                fed[i] = copy_of(given[i])
+            results = list(block.runner.boxed(fed))
+            if updates:  # what is an argument already is not copied there
+                results[-len(updates) :] = [given[i] for i in updates]
+            return results
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+        return run
+
+
+def _marked(result: Any, place: int) -> Any:
+    if type(result) is not int:
+        return result
+    marked = ComputedNumber(result)
+    marked.place = place
+    return marked
+
+
+def _refuse_outside_work() -> None:
+    """Refuse what AOTAutograd does around a graph: changes of arguments that it does not hold."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None or metadata.mutated_inp_runtime_indices:
+        raise CaptureError(
+            "It changes an argument or a buffer in a way that only torch does (its shape, or "
+            "through two views of the same memory): a graph that does so cannot be saved. Write "
+            "values in place (copy_, index_copy_, add_), each to a tensor of its own."
+        )
+    for result in metadata.output_info:
+        written = result.base_idx is not None and metadata.input_info[result.base_idx].mutates_data
+        if result.output_type.name == "alias_of_input" and written:
+            raise CaptureError(
+                "It returns a view of a tensor that it writes to: return a copy (clone()), or the "
+                "tensor itself."
+            )
+
+
+def _refuse_side_effects() -> None:
+    """Refuse a call that changes Python objects: the graph would not."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    effects = InstructionTranslator.current_tx().output.side_effects
+    changed = [
+        v
+        for v in effects.id_to_variable.values()
+        if effects.is_modified(v)
+        and "Existing" in type(v.mutation_type).__name__
+        and not _is_as_before(v, effects.store_attr_mutations.get(v))
+    ]
+    if not changed:
+        return
+    places = sorted({_place(v) for v in changed})
+    raise CaptureError(
+        f"The call changes Python objects ({', '.join(places)}), which a saved graph does not: "
+        "keep what changes in buffers of the module, and write to them in place."
+    )
+
+
+def _is_as_before(variable: Any, changes: Mapping[str, Any] | None) -> bool:
+    """Tell whether the attributes of an object were changed, and changed back."""
+    if not changes or not hasattr(variable, "value"):
+        return False
+    missing = object()
+    for name, value in changes.items():
+        before = getattr(variable.value, name, missing)
+        if not value.is_python_constant() or value.as_python_constant() is not before:
+            return False
+    return True
+
+
+def _place(variable: Any) -> str:
+    source = getattr(variable, "source", None)
+    name = getattr(source, "name", None)
+    text = name() if callable(name) else name
+    return str(text or type(variable).__name__)

@@ -9,8 +9,8 @@ saved. ``answer`` are the seconds from the end of ``import torch`` to the first 
 imports included (onnxruntime, what reads the model), without building the model, which only the
 compiled ways need; ``process`` are those of the whole process, from its start to its end. The C++
 library of our kernels is compiled before: once per machine, not for each model. The three answers
-have to be the same, bit for bit. With ``--training`` an answer is a loss, and the gradients of all
-parameters. It needs transformers.
+have to be the same, bit for bit. With ``--training`` an answer is a result and the gradients of
+all parameters. It needs transformers.
 """
 
 from __future__ import annotations

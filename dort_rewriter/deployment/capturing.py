@@ -8,7 +8,7 @@ from its results to the result of the call, is seen from the run: tensors are to
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -16,22 +16,16 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.deployment.captured import Captured
+from dort_rewriter.deployment.compiled import Compiled
 from dort_rewriter.deployment.watching import Watcher
 from dort_rewriter.deployment.watching_steps import StepWatcher
 from dort_rewriter.errors import CaptureError, DortError
-from dort_rewriter.options import OrtBackendOptions
 
 __all__ = ["capture"]
 
 
 def capture(
-    target: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    options: OrtBackendOptions,
-    dynamic: bool | None,
-    training: bool = False,
+    found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> Captured:
     """Make the graph of a call, and run it once on these arguments, which it leaves as they are.
 
@@ -40,14 +34,17 @@ def capture(
     Raises :class:`CaptureError` when there is no such graph that ONNX Runtime runs as a whole.
     """
     tensors = [t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
-    module = target if isinstance(target, torch.nn.Module) else getattr(target, "__self__", None)
-    if isinstance(module, torch.nn.Module):
-        tensors += [*module.parameters(), *module.buffers()]
-    watcher = (StepWatcher if training else Watcher)(options, tensors)
+    if found.module is not None:
+        tensors += [*found.module.parameters(), *found.module.buffers()]
+    watcher = (StepWatcher if training else Watcher)(found.options, tensors)
     # Each with code and globals of its own: nothing is kept with those of the caller.
-    names: dict[str, Any] = {"target": target, "__builtins__": builtins, "__name__": __name__}
+    names: dict[str, Any] = {
+        "target": found.target,
+        "__builtins__": builtins,
+        "__name__": __name__,
+    }
     frame = FunctionType(_frame.__code__.replace(), names, "saved_call")
-    compiled = torch.compile(frame, backend=watcher, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(frame, backend=watcher, fullgraph=True, dynamic=found.dynamic)
     fixed = torch._dynamo.config.patch(automatic_dynamic_shapes=False)
     with torch.set_grad_enabled(training), fixed:
         try:

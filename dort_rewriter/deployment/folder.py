@@ -23,6 +23,7 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.installed import describe
 from dort_rewriter.runtime.model_files import Model, check_message, from_message
 from dort_rewriter.runtime.stored_model import StoredModel
+from dort_rewriter.signature import inverse_order
 from dort_rewriter.staging import staged
 
 __all__ = [
@@ -276,8 +277,7 @@ def map_tensors(
         whole = torch.empty(0, dtype=tensor.dtype).set_(
             storage, tensor.offset // tensor.dtype.itemsize, laid, _dense_strides(laid)
         )
-        inverse = sorted(range(len(laid)), key=tensor.order.__getitem__)
-        found.append(whole.permute(inverse).to(tensor.device))
+        found.append(whole.permute(inverse_order(tensor.order)).to(tensor.device))
     return found
 
 

@@ -17,7 +17,7 @@ from dort_rewriter.deployment.structures import collect
 from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
-__all__ = ["Interface", "Parameter", "Relation", "TensorSpec", "from_size"]
+__all__ = ["Interface", "Parameter", "Relation", "TensorSpec", "from_size", "shows_same"]
 
 _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -214,7 +214,7 @@ class Interface:
     def check_memory(self, tensors: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> None:
         """Raise :class:`CallMismatchError` when others share memory."""
         for a, b in self.same:
-            if not _is_same(tensors[a], tensors[b]):
+            if not shows_same(tensors[a], tensors[b]):
                 names = f"{self.tensors[a].name} and {self.tensors[b].name}"
                 raise CallMismatchError(
                     f"The arguments {names} were one tensor when it was saved."
@@ -265,7 +265,8 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def shows_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two tensors are one, or the same part of one memory."""
     if a is b:
         return True
     return (

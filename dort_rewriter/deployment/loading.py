@@ -29,7 +29,7 @@ from dort_rewriter.deployment.reading import (
     state_of,
     tensors_by_name,
 )
-from dort_rewriter.deployment.steps import Step
+from dort_rewriter.deployment.steps import Step, gradients_of_ones, write_back
 from dort_rewriter.deployment.structures import leaves, rebuild
 from dort_rewriter.errors import CallMismatchError, ExecutionError
 from dort_rewriter.forks import SafeLock, at_fork
@@ -121,8 +121,7 @@ class SavedModel:
             results = self._run(list(given))
             derived = [results[i] for i in self._plan.derived]
             wanted = [given[i] for i in self._plan.wanted]
-            ones = [torch.ones_like(r) for r in derived]
-            return results, list(torch.autograd.grad(derived, wanted, ones, allow_unused=True))
+            return results, gradients_of_ones(derived, wanted)
 
     def __repr__(self) -> str:
         wanted = ", ".join(f"{t.name}: {t.shape_text()}" for t in self._interface.tensors)
@@ -191,9 +190,7 @@ class SavedModel:
         first = len(results) - len(updated)
         if updated:
             with torch.no_grad():
-                for argument, value in zip(updated, results[first:], strict=True):
-                    if value is not argument:
-                        argument.copy_(value)
+                write_back(updated, results[first:])
         return results[:first]
 
     def _prepare(self) -> Executor | Step:

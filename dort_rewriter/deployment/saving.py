@@ -131,14 +131,7 @@ def _captured(
     found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> Captured:
     try:
-        return capture(
-            found.target,
-            args,
-            kwargs,
-            options=found.options,
-            dynamic=found.dynamic,
-            training=training,
-        )
+        return capture(found, args, kwargs, training=training)
     except (ExportError, ExecutionError) as error:
         raise CaptureError(
             f"It does not run in ONNX Runtime as a whole, and cannot be saved: {error}"

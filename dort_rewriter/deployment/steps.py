@@ -13,8 +13,24 @@ from typing import Any
 import torch
 
 from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.signature import inverse_order
 
-__all__ = ["Step", "StepPlan"]
+__all__ = ["Step", "StepPlan", "gradients_of_ones", "write_back"]
+
+
+def write_back(arguments: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy new values to the arguments that a session has not written to already."""
+    for argument, value in zip(arguments, values, strict=True):
+        if value is not argument:
+            argument.copy_(value)
+
+
+def gradients_of_ones(
+    results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients of arguments for gradients of ones of results: to compare two runs by."""
+    ones = [torch.ones_like(r) for r in results]
+    return list(torch.autograd.grad(results, arguments, ones, allow_unused=True))
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,7 @@ class _TwoGraphs(torch.autograd.Function):
         updated = [args[i] for i in plan.updates]
         # The backward graph needs the value of before.
         kept = [t.clone() if any(t is u for u in updated) else t for t in needed[:end]]
-        for argument, value in zip(updated, made, strict=False):
-            if value is not argument:
-                argument.copy_(value)
+        write_back(updated, made[:first])
         ctx.step, ctx.numbers = step, needed[end:]
         ctx.save_for_backward(*kept)
         ctx.mark_non_differentiable(
@@ -106,5 +120,4 @@ class _DerivedOnce(torch.autograd.Function):
 
 def _laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The tensor, dense in memory in the order of its dimensions."""
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return tensor.permute(*order).contiguous().permute(*inverse) if order else tensor.contiguous()
+    return tensor.permute(tuple(order)).contiguous().permute(inverse_order(order))

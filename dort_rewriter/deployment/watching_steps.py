@@ -11,7 +11,8 @@ from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.layouts import storage_order
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
-from dort_rewriter.deployment.steps import StepPlan
+from dort_rewriter.deployment.interface import shows_same
+from dort_rewriter.deployment.steps import StepPlan, gradients_of_ones
 from dort_rewriter.deployment.watching import Watcher
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions
@@ -87,7 +88,7 @@ class StepWatcher(Watcher):
         if not isinstance(value, torch.Tensor):
             return value
         given = [g for g in self.given if isinstance(g, torch.Tensor)]
-        found = [g for g in given if g is value] or [g for g in given if _shows_same(g, value)]
+        found = [g for g in given if g is value] or [g for g in given if shows_same(g, value)]
         here = [g for g in self.given[place : place + 1] if any(g is f for f in found)]
         if here or len(found) == 1:
             return (here or found)[0]
@@ -101,15 +102,13 @@ class StepWatcher(Watcher):
         captured = self.captured
         if captured is None:
             return
-        infos = self._metadata.output_info
-        derived = [r for r, o in zip(captured.results, infos, strict=True) if _has_gradient(o)]
-        wanted = [a for a in captured.args if isinstance(a, torch.Tensor) and a.requires_grad]
-        gradients = torch.autograd.grad(
-            derived, wanted, [torch.ones_like(r) for r in derived], allow_unused=True
+        gradients = gradients_of_ones(
+            [captured.results[i] for i in _derived(self._metadata)],
+            [captured.args[i] for i in _wanted(captured.args)],
         )
         if captured.backward is None:
             raise CaptureError("The call has no gradient.")
-        captured.backward.gradients = list(gradients)
+        captured.backward.gradients = gradients
 
     def restore(self) -> None:
         """Bring what the call has written to back to what it was."""
@@ -118,12 +117,6 @@ class StepWatcher(Watcher):
         with torch.no_grad():
             for i, before in zip(self.captured.updates, self._before, strict=True):
                 self.captured.args[i].copy_(before)
-
-
-def _shows_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype is not b.dtype or a.shape != b.shape or a.stride() != b.stride():
-        return False
-    return a.data_ptr() == b.data_ptr() and a.device == b.device
 
 
 def _has_gradient(result: Any) -> bool:
@@ -135,21 +128,28 @@ def _has_gradient(result: Any) -> bool:
     )
 
 
+def _derived(metadata: Any) -> tuple[int, ...]:
+    """The results of the call that have a gradient."""
+    return tuple(i for i, info in enumerate(metadata.output_info) if _has_gradient(info))
+
+
+def _wanted(args: Sequence[Any]) -> tuple[int, ...]:
+    """The arguments that get a gradient."""
+    return tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad)
+
+
 def _plan(metadata: Any, backward: torch.fx.GraphModule, args: Sequence[Any]) -> StepPlan:
     """How two graphs belong together."""
-    infos = metadata.output_info
-    derived = tuple(i for i, info in enumerate(infos) if _has_gradient(info))
+    derived = _derived(metadata)
     values = [n.meta.get("val") for n in backward.graph.nodes if n.op == "placeholder"]
     tangents = values[len(values) - len(derived) :]
     return StepPlan(
         updates=tuple(metadata.mutated_inp_runtime_indices),
-        results=len(infos),
+        results=len(metadata.output_info),
         numbers=int(metadata.num_symints_saved_for_bw or 0),
         derived=derived,
         orders=tuple(storage_order(t) or tuple(range(t.dim())) for t in tangents),
-        wanted=tuple(
-            i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad
-        ),
+        wanted=_wanted(args),
     )
 
 

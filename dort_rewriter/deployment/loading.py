@@ -231,6 +231,8 @@ class SavedModel:
         limits = {"argument": tensors, "state": stored}
         places = [p for p in self._interface.inputs if p[0] in limits]
         made = len(self._signature.outputs) - len(self._updates)
+        if self._plan is not None:  # behind those of the call is what the backward graph needs
+            made = self._plan.results
         for kind, place in (*places, *leaves(self._content["result"])):
             limit = limits.get(kind, made if kind == "result" else None)
             if limit is not None and not 0 <= int(place) < limit:

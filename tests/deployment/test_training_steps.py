@@ -309,6 +309,15 @@ def test_forged_graphs_of_gradients_run_nothing(
     assert capsys.readouterr().out == ""
 
 
+def test_a_result_that_is_none_of_the_call(tmp_path: Path) -> None:
+    """What the backward graph needs is a result of the forward graph, too."""
+    x = torch.randn(3, 4, requires_grad=True)
+    dort_rewriter.save(compiled_of(lambda x: x.exp().sum()), tmp_path, x, training=True)
+    rewrite(tmp_path, lambda content: content.update(result={"result": 1}))
+    with pytest.raises(ExecutionError, match="result 1 is named, of 1"):
+        dort_rewriter.load(tmp_path)
+
+
 def test_what_is_shown_of_it(tmp_path: Path) -> None:
     dort_rewriter.save(compiled_of(Classifier()), tmp_path, *batch(), training=True)
     shown = read_saved(tmp_path)

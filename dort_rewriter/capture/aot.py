@@ -14,6 +14,7 @@ from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
+from dort_rewriter.capture.known_masks import name_known_masks
 from dort_rewriter.capture.margin_loss import corrected
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.records import correct_records
@@ -111,6 +112,7 @@ def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
 
 def _prepare_inference(graph_module: torch.fx.GraphModule) -> Traced:
     _release_updates(graph_module)
+    name_known_masks(graph_module.graph)
     updated = take_updates(graph_module)
     return Traced("inference", updated, _weights(graph_module))
 
@@ -151,6 +153,7 @@ def _partition(returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     correct_records(joint.graph)
+    name_known_masks(joint.graph)
     forward_results = kwargs["num_fwd_outputs"]
     mark_saved(joint.graph, forward_results, max(forward_results - returned, 0))
     with torch._functorch.config.patch(cse=False):

@@ -185,6 +185,46 @@ def test_attention_runs_by_torchs_kernel(dtype: torch.dtype, kind: str, dumped: 
     assert not {"Softmax", "Exp", "MatMul"} & set(found) or dtype is torch.float32
 
 
+class WrittenOut(Heads):
+    """A model that makes the mask of a causal attention itself."""
+
+    def forward(self, x: torch.Tensor, seen: Any = None, causal: bool = False) -> torch.Tensor:
+        places = torch.arange(x.shape[1])
+        mask = places[:, None] >= places
+        if seen is not None:
+            mask = mask & seen
+        return super().forward(x, mask.expand(x.shape[0], 1, -1, -1))
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_causal_mask_that_is_written_out_is_not_made(dtype: torch.dtype, dumped: Path) -> None:
+    model = WrittenOut().to(dtype)
+    ours = compiled(model, optimization={"patterns": "default+onnxruntime+kernels"})
+    x, weights = torch.randn(2, 48, 32).to(dtype), list(model.parameters())
+    expected, got = model(x), ours(x)
+    torch.testing.assert_close(got, expected)
+    gradients = (torch.autograd.grad(y.square().sum(), weights) for y in (expected, got))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(b, a)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), expected)
+    nodes = [n for path in dumped.glob("*.onnx") for n in onnx.load(path).graph.node]
+    attentions = [n for n in nodes if n.op_type.startswith(FLASH)]
+    assert [a.i for n in attentions for a in n.attribute if a.name == "is_causal"] == [1, 1, 1]
+    assert not {"Range", "GreaterOrEqual", "Where", "Less"} & {n.op_type for n in nodes}
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_causal_mask_beside_one_that_is_given() -> None:
+    model = WrittenOut()
+    ours = compiled(model)
+    x = torch.randn(2, 16, 32)
+    for seen in (torch.rand(16, 16) > 0.3, torch.ones(16, 16, dtype=torch.bool)):
+        seen.fill_diagonal_(True)
+        torch.testing.assert_close(ours(x, seen), model(x, seen))
+
+
 def test_attention_copies_no_heads(dumped: Path) -> None:
     """Transposes before and behind it are steps through memory."""
     ours = compiled(Heads())

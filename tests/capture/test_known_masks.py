@@ -1,0 +1,167 @@
+"""Masks that do not depend on what a graph is given are said in a word, and only those."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter.capture import known_masks
+from dort_rewriter.capture.known_masks import name_known_masks
+
+aten = torch.ops.aten
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+N = 6
+Q, K, V = torch.randn(3, 2, 4, N, 8, generator=torch.Generator().manual_seed(0)).unbind()
+
+
+def _causal(rows: int = N, columns: int = N, lowest: float = -math.inf) -> torch.Tensor:
+    hidden = torch.ones(rows, columns, dtype=torch.bool).tril().logical_not()
+    return torch.zeros(rows, columns).masked_fill(hidden, lowest)
+
+
+def _named(function: Callable[..., Any], *args: Any, mode: str = "real") -> torch.fx.GraphModule:
+    """The graph with its masks named, which computes what it did."""
+    traced = make_fx(function, tracing_mode=mode)(*args)
+    want = traced(*args)
+    name_known_masks(traced.graph)
+    traced.graph.lint()
+    traced.recompile()
+    torch.testing.assert_close(traced(*args), want, equal_nan=True)
+    return traced
+
+
+def _attention(traced: torch.fx.GraphModule) -> tuple[bool, bool]:
+    """Whether the attention of a graph has a mask, and whether it is causal."""
+    (node,) = (n for n in traced.graph.nodes if n.target is FLASH)
+    causal = node.args[4] if len(node.args) > 4 else node.kwargs.get("is_causal", False)
+    return node.kwargs.get("attn_mask") is not None, bool(causal)
+
+
+def _by(mask: Callable[[], torch.Tensor], *more: Any) -> Callable[..., Any]:
+    return lambda q, k, v: FLASH(q, k, v, *more, attn_mask=mask())[0]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        _causal,
+        lambda: _causal(lowest=torch.finfo(torch.float32).min),
+        lambda: _causal().expand(2, 1, N, N),
+        lambda: _causal().expand(2, 4, N, N),
+        lambda: _causal()[None, None],
+        lambda: torch.where(torch.arange(N)[:, None] >= torch.arange(N), 0.0, -math.inf),
+        lambda: torch.full((N, N), -math.inf).triu(1),
+    ],
+)
+@pytest.mark.parametrize("more", [(), (0.0,), (0.0, False)])
+def test_the_causal_mask(mask: Callable[[], torch.Tensor], more: Any) -> None:
+    traced = _named(_by(mask, *more), Q, K, V)
+    assert _attention(traced) == (False, True)
+    calls = [n.target for n in traced.graph.nodes if n.op == "call_function"]
+    assert calls == [FLASH, operator.getitem, operator.getitem]
+
+
+def test_a_mask_that_hides_nothing_is_left_out() -> None:
+    assert _attention(_named(_by(lambda: torch.zeros(2, 1, N, N)), Q, K, V)) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: _causal().masked_fill(torch.eye(N, dtype=torch.bool), 0.5),  # a bias
+        lambda: _causal(lowest=torch.finfo(torch.float16).min),  # of float32: hides not all
+        lambda: _causal(lowest=-1e9),
+        lambda: _causal().triu(-2) + torch.full((N, N), -math.inf).tril(-3),  # a window
+        lambda: _causal().roll(1, 0),
+        lambda: _causal().mT,
+        lambda: torch.stack([_causal(), torch.zeros(N, N)])[:, None],  # not all of them
+        lambda: torch.cat([_causal(), torch.full((1, N), math.nan)])[1:],
+        lambda: torch.full((N, N), -math.inf),
+    ],
+)
+def test_another_mask_stays(mask: Callable[[], torch.Tensor]) -> None:
+    assert _attention(_named(_by(mask), Q, K, V)) == (True, False)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, N), (N, 3), (1, N), (N, 1)])
+def test_fewer_of_one_than_of_the_other(rows: int, columns: int) -> None:
+    q, k, v = Q[:, :, :rows], K[:, :, :columns], V[:, :, :columns]
+    traced = _named(_by(lambda: _causal(rows, columns)), q, k, v)
+    with_mask, causal = _attention(traced)
+    assert not (with_mask and causal)
+    _named(_by(lambda: _causal(rows, columns).flip(0).flip(1)), q, k, v)
+
+
+def test_a_mask_of_an_argument_stays() -> None:
+    traced = _named(
+        lambda q, k, v, m: FLASH(q, k, v, attn_mask=m + _causal())[0], Q, K, V, Q[0, 0] @ Q[0, 0].T
+    )
+    assert _attention(traced) == (True, False)
+
+
+def test_a_mask_that_is_drawn_stays() -> None:
+    traced = make_fx(_by(lambda: torch.rand(N, N)))(Q, K, V)
+    name_known_masks(traced.graph)
+    assert _attention(traced) == (True, False)
+
+
+def test_a_mask_that_is_written_to_stays() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        mask = aten.zeros.default([N, N])
+        aten.fill_.Scalar(mask, -1.0)
+        return FLASH(q, k, v, attn_mask=mask)[0]
+
+    assert _attention(_named(function, Q, K, V)) == (True, False)
+
+
+def test_a_mask_of_symbolic_size_stays() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        n = q.shape[2]
+        return FLASH(q, k, v, attn_mask=torch.full((n, n), -math.inf).triu(1))[0]
+
+    assert _attention(_named(function, Q, K, V, mode="symbolic")) == (True, False)
+
+
+def test_a_mask_that_is_too_large_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_masks, "_MOST", N * N - 1)
+    assert _attention(_named(_by(_causal), Q, K, V)) == (True, False)
+
+
+def test_what_is_read_elsewhere_stays() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        mask = _causal()
+        first = FLASH(q, k, v, attn_mask=mask)[0]
+        return FLASH(first, k, v, attn_mask=mask)[0], mask
+
+    traced = _named(function, Q, K, V)
+    both = [n for n in traced.graph.nodes if n.target is FLASH]
+    assert [(n.kwargs.get("attn_mask"), n.args[4]) for n in both] == [(None, True)] * 2
+
+
+def test_the_backward_is_told_as_well() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> Any:
+        mask = _causal()
+        out, sums = FLASH(q, k, v, attn_mask=mask)
+        return out, *FLASH_BACKWARD(g, q, k, v, out, sums, 0.0, False, attn_mask=mask)
+
+    traced = _named(function, Q, K, V, torch.randn(2, 4, N, 8))
+    (node,) = (n for n in traced.graph.nodes if n.target is FLASH_BACKWARD)
+    assert node.kwargs.get("attn_mask") is None
+    assert node.args[7] is True
+
+
+def test_bfloat16() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        mask = _causal(lowest=torch.finfo(torch.bfloat16).min).bfloat16()
+        return FLASH(q, k, v, attn_mask=mask)[0]
+
+    traced = _named(function, Q.bfloat16(), K.bfloat16(), V.bfloat16())
+    assert _attention(traced) == (False, True)

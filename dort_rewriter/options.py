@@ -276,9 +276,10 @@ class OrtBackendOptions:
     """End the waiting OpenMP threads of torch before a run in several threads, if it takes more
     than a moment: they would spin for milliseconds on the cores it needs. OpenMP makes new ones
     when torch needs them."""
-    arena: Literal["session", "shared", "none"] = "session"
-    """Where sessions on the CPU take memory: ``session``, an arena of each; ``shared``, one of the
-    process, which takes less and outlives them; ``none``, the system, as torch does."""
+    arena: Literal["session", "shared", "none"] = "shared"
+    """Where sessions on the CPU take memory: ``shared``, one arena of the process, of which each
+    gives back what is free when it is gone; ``session``, an arena of each; ``none``, the system,
+    as torch does."""
 
     def __post_init__(self) -> None:
         """Accept a mapping for the options inside, and refuse values of another type."""

@@ -213,7 +213,7 @@ def _output_names(plan: OutputPlan) -> list[str]:
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
-    settings, provider = session_settings(options, model), str(providers[0][0])
+    settings, provider = session_settings(options, model, providers), str(providers[0][0])
     model = _with_right_kernels(model, provider, options)
     try:
         return create_session(model, providers=providers, options=settings)

@@ -329,9 +329,8 @@ def _build(
     if kind in files:
         model = stored_model(folder, files, kind, torch_kernels=bool(graph["torch_kernels"]))
         providers = [(str(name), dict(given)) for name, given in graph["providers"]]
-        session = create_session(
-            model, providers=providers, options=session_settings(options, model)
-        )
+        settings = session_settings(options, model, providers)
+        session = create_session(model, providers=providers, options=settings)
     signature = read_signature(graph["signature"])
     return Executor(
         session,

@@ -1,10 +1,11 @@
 """Where sessions on the CPU take memory for intermediates and results.
 
-``session``: an arena of its own for each session, ONNX Runtime's default: fast, but a training
-step has two of them. ``shared``: one arena for the process; forward and backward reuse each
-other's memory. It outlives the sessions:
-:func:`give_back` returns what is free. ``none``: the allocator of the system, as torch on the CPU:
-the least is kept, and each step asks for it again. ``scripts/bench_memory.py`` measures them.
+``shared``, the default: one arena for the process; forward and backward reuse each other's memory,
+which is still in the caches then. It outlives the sessions: what is free goes back to the system
+once one of them is gone, and by :func:`give_back`. ``session``: an arena of its own for each
+session, ONNX Runtime's default: a training step has two of them. ``none``: the allocator of the
+system, as torch on the CPU: the least is kept, and each step asks for it again.
+``scripts/bench_memory.py`` measures them.
 
 NOTE: onnxruntime-training 1.19.2 takes ``none`` for an arena that outlives the sessions.
 
@@ -14,19 +15,24 @@ ONNX Runtime holds its inputs until the run is over.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Literal
+import weakref
+from typing import TYPE_CHECKING, Any, Literal
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.forks import at_fork, forked_alone
 from dort_rewriter.runtime.installed import load_onnxruntime
 from dort_rewriter.runtime.providers import CPU
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["Arena", "give_back", "use_arena"]
+__all__ = ["Arena", "give_back", "give_back_after", "use_arena"]
 
 Arena = Literal["session", "shared", "none"]
+
+_SHARED = "session.use_env_allocators"
 
 # NOTE: an arena that grows by what is asked saves nothing over this one in training, and keeps a
 # piece of each size when sizes grow from call to call: 670 MB where this one has 14.
@@ -38,8 +44,10 @@ def use_arena(arena: Arena, options: onnxruntime.SessionOptions) -> None:
     if arena == "none":
         options.enable_cpu_mem_arena = False
     elif arena == "shared":
+        if _State.inherited:
+            return
         _register_shared_arena()
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry(_SHARED, "1")
         # A pattern asks for the memory of a whole run at once, in one piece.
         options.enable_mem_pattern = False
     elif arena != "session":
@@ -48,28 +56,49 @@ def use_arena(arena: Arena, options: onnxruntime.SessionOptions) -> None:
 
 def give_back() -> None:
     """Give back to the system what the shared arena has free, if there is one."""
-    if not _register_shared_arena.cache_info().currsize:
+    if _State.shrinking is None or _State.inherited:
         return
-    ort = load_onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    use_arena("shared", options)
-    # There is no call for it: an arena shrinks at the end of a run that asks for it.
-    session = ort.InferenceSession(_smallest_model(), options, providers=[CPU])
-    wishes = ort.RunOptions()
+    wishes = load_onnxruntime().RunOptions()
     wishes.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    session.run(None, {}, wishes)
+    _State.shrinking.run(None, {}, wishes)
 
 
-def _smallest_model() -> bytes:
-    from onnx import TensorProto, helper
+def give_back_after(
+    session: onnxruntime.InferenceSession, options: onnxruntime.SessionOptions
+) -> None:
+    """Give back what the shared arena has free once a session that uses it is gone."""
+    try:
+        uses_it = options.get_session_config_entry(_SHARED) == "1"
+    except RuntimeError:  # nothing is said
+        uses_it = False
+    if uses_it:
+        # NOTE: not with the object of Python, which ends before what it stands for.
+        weakref.finalize(session._sess, give_back).atexit = False
 
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    node = helper.make_node("Constant", [], ["y"], value_floats=[0.0])
-    graph = helper.make_graph([node], "nothing", [], [result])
-    opsets = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
-    return bytes(model.SerializeToString())
+
+class _State:
+    """The shared arena of this process."""
+
+    shrinking: Any = None
+    """A session whose run may end with giving back: there is no other call for it."""
+    inherited = False
+    """Whether it is that of a parent of which another thread may have been in it: nobody would
+    leave it, so that sessions have their own arenas."""
+
+
+def _leave_to_parent() -> None:
+    if _State.shrinking is not None and not forked_alone():
+        _State.inherited = True
+
+
+at_fork(in_child=_leave_to_parent)
+
+
+_SMALLEST_MODEL = (
+    b'\x08\x08:<\n$\x12\x01y"\x08Constant*\x15\n\x0bvalue_float\x15\x00\x00\x00\x00\xa0\x01\x01'
+    b"\x12\x07nothingb\x0b\n\x01y\x12\x06\n\x04\x08\x01\x12\x00B\x04\n\x00\x10\x12"
+)
+"""``y = Constant[value_float=0]()``, serialized: a saved model is loaded without onnx."""
 
 
 @functools.cache
@@ -80,4 +109,10 @@ def _register_shared_arena() -> None:
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
     settings = ort.OrtArenaCfg(_NO_LIMIT, _BY_POWERS_OF_TWO, _ITS_DEFAULT, _ITS_DEFAULT)
-    ort.create_and_register_allocator(memory, settings)
+    with contextlib.suppress(RuntimeError):  # the program has given one, which is as good
+        ort.create_and_register_allocator(memory, settings)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry(_SHARED, "1")
+    _State.shrinking = ort.InferenceSession(_SMALLEST_MODEL, options, providers=[CPU])

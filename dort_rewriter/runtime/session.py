@@ -19,7 +19,7 @@ from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
 from dort_rewriter.graph.schemas import TORCH_CALL, qualified
 from dort_rewriter.options import OptimizationLevel
-from dort_rewriter.runtime.arenas import Arena, use_arena
+from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
 from dort_rewriter.runtime.custom_kernels import (
     beside_torch,
     register,
@@ -155,6 +155,7 @@ def create_session(
     shared = beside_torch() if with_torch and threads > 1 else contextlib.nullcontext()
     with serialized(model) as source, shared:
         session = _build(source, passed, options, model)
+    give_back_after(session, options)
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
     return Session(
         ort=session,

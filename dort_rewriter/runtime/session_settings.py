@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
+from dort_rewriter.runtime.providers import CPU, ProviderSpec, normalize
 from dort_rewriter.runtime.session import session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
 
 __all__ = ["session_settings"]
 
 
-def session_settings(options: OrtBackendOptions, model: Any) -> Any:
+def session_settings(
+    options: OrtBackendOptions, model: Any, providers: Iterable[ProviderSpec]
+) -> Any:
     """The ``SessionOptions`` that a user gave, or new ones.
 
     NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
@@ -24,6 +28,9 @@ def session_settings(options: OrtBackendOptions, model: Any) -> Any:
     if spinning == "stop" and uses_torch_kernels(model):
         spinning = "off"
     policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=spinning)
+    arena = options.arena
+    if arena == "shared" and any(p.name != CPU for p in normalize(providers)):
+        arena = "session"  # that of the device plans its memory once, which sharing forbids
     return session_options(
-        optimization_level=options.ort_optimization_level, threads=policy, arena=options.arena
+        optimization_level=options.ort_optimization_level, threads=policy, arena=arena
     )

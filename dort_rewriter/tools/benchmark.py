@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt-freeze": {"freeze": True},
     "onnxrt-autotune": {"autotune": True},
     "onnxrt-graphs": {"cache_graphs": True},
-    "onnxrt-shared": {"arena": "shared"},
+    "onnxrt-session-arenas": {"arena": "session"},
     "onnxrt-no-arena": {"arena": "none"},
 }
 """Options of the onnxrt backend by the name that a benchmark gives them."""

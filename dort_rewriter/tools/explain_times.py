@@ -226,9 +226,9 @@ class _Profiled:
 
     def _build(self, prefix: Path) -> Executor:
         assert self.built.session is not None
-        settings = session_settings(self.options, self.built.model)
-        options = dataclasses.replace(self.options, ort_session_options=settings)
         providers = [(p.name, p.options) for p in self.built.session.providers]
+        settings = session_settings(self.options, self.built.model, providers)
+        options = dataclasses.replace(self.options, ort_session_options=settings)
         with profiling(settings, prefix):
             self.session = build_session(self.built.model, providers, options)
         return make_executor(self.session, self.built, options)

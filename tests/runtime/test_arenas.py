@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
+import os
+import signal
+import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import onnx
 import pytest
 import torch
 
 from dort_rewriter.errors import OptionError
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime import arenas
 from dort_rewriter.runtime.arenas import Arena, give_back
 from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import create_session, session_options
+from dort_rewriter.runtime.session_settings import session_settings
 from tests.runtime.graphs import parse, result, signature, tensor
 
 BODY = "(float[N] x) => (float[N] y) { a = Exp(x) b = Neg(a) y = Add(b, a) }"
@@ -47,6 +58,25 @@ def test_the_settings_of_a_session(arena: Any, in_session: bool, of_process: str
     assert options.enable_cpu_mem_arena is in_session
     if of_process is not None:
         assert options.get_session_config_entry("session.use_env_allocators") == of_process
+
+
+def test_the_arena_of_the_process_is_for_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dort_rewriter.runtime.providers.available", lambda: (CUDA, CPU))
+    model = parse(BODY)
+    alone = session_settings(OrtBackendOptions(), model, [CPU])
+    assert alone.get_session_config_entry("session.use_env_allocators") == "1"
+    assert not alone.enable_mem_pattern
+    beside = session_settings(OrtBackendOptions(), model, [(CUDA, {"device_id": "0"}), CPU])
+    assert beside.enable_mem_pattern
+    with pytest.raises(RuntimeError, match="does not have configuration"):
+        beside.get_session_config_entry("session.use_env_allocators")
+
+
+def test_the_model_that_gives_back() -> None:
+    model = onnx.load_model_from_string(arenas._SMALLEST_MODEL)
+    onnx.checker.check_model(model, full_check=True)
+    assert [n.op_type for n in model.graph.node] == ["Constant"]
+    assert model.SerializeToString() == arenas._SMALLEST_MODEL
 
 
 def test_another_word_is_refused() -> None:
@@ -82,6 +112,67 @@ def test_the_shared_arena_is_given_back() -> None:
     assert with_result - _used_bytes() > 150_000_000
     assert kept.eq(0).all()
     assert run(small)[0].eq(0).all()
+
+
+@pytest.mark.load_sensitive
+@needs_glibc
+@pytest.mark.parametrize("arena", ["session", "shared"])
+def test_memory_is_given_back_when_its_session_is_gone(arena: Any) -> None:
+    kept = _executor(arena)
+    kept(torch.ones(1000))
+    run = _executor(arena)
+    (y,) = run(torch.ones(20_000_000))
+    with_session = _used_bytes()
+    del y, run
+    gc.collect()
+    assert with_session - _used_bytes() > 150_000_000
+    assert kept(torch.ones(1000))[0].eq(0).all()
+
+
+@pytest.mark.load_sensitive
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_a_child_does_not_wait_for_a_thread_that_stayed_in_the_parent() -> None:
+    run = _executor("shared")
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            run(torch.ones(300))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [_ends_in_child(_make_and_run) for _ in range(20)] == [0] * 20
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def _make_and_run() -> None:
+    assert _executor("shared")(torch.ones(300))[0].eq(0).all()
+    give_back()
+
+
+def _ends_in_child(work: Callable[[], object]) -> int:
+    """The status of a forked child that does this; of one that waits for ever, that of its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as error:  # the parent is told
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
 
 
 @pytest.mark.load_sensitive

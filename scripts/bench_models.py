@@ -1,5 +1,5 @@
 """The models the benchmarks compare backends on: small enough for two cores, written in torch,
-or from transformers with random weights."""
+or from transformers with random weights; those of `bench_families.py` too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from bench_families import FAMILIES, First
 from torch import nn
 
 __all__ = ["MODELS", "BenchModel", "build"]
@@ -120,17 +121,6 @@ def densenet121() -> tuple[nn.Module, Any]:
     return nn.Sequential(*layers), (torch.randn(2, 3, 64, 64),)
 
 
-class First(nn.Module):
-    """A model of transformers that returns its first result."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return self.model(given, return_dict=False)[0]  # type: ignore[no-any-return]
-
-
 def llama(hidden: int, layers: int, batch: int, length: int) -> tuple[nn.Module, Any]:
     from transformers import LlamaConfig, LlamaModel
 
@@ -189,6 +179,7 @@ MODELS: Mapping[str, Callable[[], tuple[nn.Module, Any]]] = {
     "gpt2": gpt2,
     "bert": bert,
     "vit": vit,
+    **FAMILIES,
 }
 
 

@@ -41,11 +41,29 @@ def _seen(bias: ir.Value, graph: GraphView) -> np.ndarray[Any, Any] | None:
         if numbers[0] == 0 and numbers[1] < _MASKED:
             return chosen
         return ~chosen if numbers[1] == 0 and numbers[0] < _MASKED else None
+    upper = graph.producer(bias, "Trilu")
+    if upper is not None:
+        return _seen_below(upper, graph)
     array = _small_constant(bias, graph)
     if array is None:
         return None
     seen: np.ndarray[Any, Any] = array == 0
     return seen if np.all(seen | (array < _MASKED)) else None
+
+
+def _seen_below(upper: ir.Node, graph: GraphView) -> np.ndarray[Any, Any] | None:
+    """Where the upper part of a matrix of one number is zero, if that number masks."""
+    filled = graph.producer(upper.inputs[0], "ConstantOfShape")
+    dims = graph.static(upper.outputs[0])
+    if filled is None or dims is None or graph.attribute(upper, "upper", 1) != 1:
+        return None
+    number = graph.attribute(filled, "value")
+    first = graph.scalar(upper.inputs[1]) if len(upper.inputs) > 1 else 0
+    if number is None or first is None or np.prod(dims) > _LIMIT:
+        return None
+    if not number.numpy().item() < _MASKED:
+        return None
+    return np.tri(dims[-2], dims[-1], int(first) - 1, dtype=np.bool_)
 
 
 def _small_constant(value: ir.Value | None, graph: GraphView) -> np.ndarray[Any, Any] | None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
-import os
-import signal
-import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,6 +21,7 @@ from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import create_session, session_options
 from dort_rewriter.runtime.session_settings import session_settings
+from tests.backends.forks import in_child
 from tests.runtime.graphs import parse, result, signature, tensor
 
 BODY = "(float[N] x) => (float[N] y) { a = Exp(x) b = Neg(a) y = Add(b, a) }"
@@ -143,7 +139,7 @@ def test_a_child_does_not_wait_for_a_thread_that_stayed_in_the_parent() -> None:
     for thread in threads:
         thread.start()
     try:
-        assert [_ends_in_child(_make_and_run) for _ in range(20)] == [0] * 20
+        assert [in_child(_make_and_run) for _ in range(20)] == ["done"] * 20
     finally:
         ended.set()
         for thread in threads:
@@ -153,26 +149,6 @@ def test_a_child_does_not_wait_for_a_thread_that_stayed_in_the_parent() -> None:
 def _make_and_run() -> None:
     assert _executor("shared")(torch.ones(300))[0].eq(0).all()
     give_back()
-
-
-def _ends_in_child(work: Callable[[], object]) -> int:
-    """The status of a forked child that does this; of one that waits for ever, that of its end."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException as error:  # the parent is told
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return status
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
 
 
 @pytest.mark.load_sensitive

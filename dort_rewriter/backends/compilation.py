@@ -46,6 +46,7 @@ from dort_rewriter.errors import UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import RANDOM
 from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
+from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["compile_graph", "cut", "make_block"]
 
@@ -176,6 +177,9 @@ def _draws_inside(
     draws = [n for n, why in refused.items() if why.reason == RANDOM]
     if not draw_in_between(draws) or not all(map(recipe.may_draw, draws)):
         return []
+    read = (n.meta.get("val") for draw in draws for n in draw.all_input_nodes)
+    if any(isinstance(v, torch.Tensor) and not is_contiguous(v) for v in read):
+        return []  # drawn in the order of their memory, which is another one in a session
     calls = (n for n in graph_module.graph.nodes if n.op == "call_function")
     if any(has_a_place(n.target) and n not in draws for n in calls):
         return []

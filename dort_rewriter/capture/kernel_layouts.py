@@ -32,6 +32,11 @@ _UNTAGGED = frozenset(
         aten._native_batch_norm_legit.no_stats,
         aten._native_batch_norm_legit_functional.default,
         aten._native_batch_norm_legit_no_training.default,
+        aten._standard_gamma.default,
+        aten.normal.Tensor_Tensor,
+        aten.normal.float_Tensor,
+        aten.poisson.default,
+        aten.uniform.default,
     }
 )
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
@@ -101,7 +106,8 @@ def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
     small = _Small([n.meta["val"] for n in call.all_input_nodes])
     args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
-    with _disable_current_modes(), torch.no_grad():
+    kept = torch.random.fork_rng(devices=[])  # what is asked may draw
+    with _disable_current_modes(), torch.no_grad(), kept:
         try:
             result = call.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError, ValueError):  # it does not take numbers like these

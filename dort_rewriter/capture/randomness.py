@@ -7,11 +7,15 @@ depends on the arguments alone, and its numbers enter the graph as inputs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random"]
@@ -28,8 +32,30 @@ def _native_dropout(
     if p == 1:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
     keep = 1.0 - p
-    mask = aten.bernoulli.p(torch.empty_like(input, dtype=torch.bool), keep)
+    mask = _filled(torch.empty_like(input, dtype=torch.bool), keep)
     return input * mask * (1.0 / keep), mask
+
+
+def _filled(mask: torch.Tensor, keep: float) -> torch.Tensor:
+    """A mask as ``bernoulli_`` fills it, of which the functional form knows the sizes alone."""
+    order = storage_order(mask)
+    if order is None or not _follows_memory():
+        return aten.bernoulli.p(mask, keep)
+    return aten.bernoulli.p(mask.permute(order), keep).permute(inverse_order(order))
+
+
+@functools.cache
+def _follows_memory() -> bool:
+    """Whether ``bernoulli_`` fills a tensor in the order of its memory.
+
+    NOTE: torch has several kernels for it and takes one by the processor, so that it is asked.
+    """
+    with _disable_current_modes():
+        rows, columns = (
+            mask.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+            for mask in (torch.empty(64, 2), torch.empty(2, 64).t())
+        )
+    return not torch.equal(rows, columns)
 
 
 RANDOM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -114,7 +140,8 @@ def _draw_by_size(
 
 def _allocate_by_size(graph: torch.fx.Graph, node: Any, sizes: dict[str, torch.fx.Node]) -> bool:
     """Rewrite the ``empty_like`` under a ``bernoulli`` that only gives it a shape."""
-    if node.op != "call_function" or node.target is not aten.empty_like.default:
+    made = node.args[0] if node.target is aten.permute.default else node
+    if made.op != "call_function" or made.target is not aten.empty_like.default:
         return False
     shape = _size_arguments(node.meta["val"].shape, sizes)
     if shape is None or not is_contiguous(node.meta["val"]):

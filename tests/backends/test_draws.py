@@ -41,9 +41,14 @@ def many(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return a + b * c, torch.normal(a, b.abs() + 1), torch.randperm(5) + 1
 
 
-def compare(compiled: Callable[..., Any], function: Callable[..., Any], seed: int) -> None:
+def compare(
+    compiled: Callable[..., Any],
+    function: Callable[..., Any],
+    seed: int,
+    given: Tensor | None = None,
+) -> None:
     """The numbers and gradients of eager mode, and its generator behind them."""
-    x = torch.randn(3, 8, requires_grad=True)
+    x = (torch.randn(3, 8) if given is None else given).requires_grad_()
     y = x.detach().clone().requires_grad_()
     torch.manual_seed(seed)
     expected, state = function(x), torch.get_rng_state()
@@ -89,6 +94,68 @@ def test_draws_of_arguments_alone_stay_before_the_session(
     with caplog.at_level(logging.INFO, logger="dort_rewriter"):
         compare(compiled, function, 0)
     assert "A session calls" not in caplog.text
+
+
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "transposed": lambda: torch.randn(7, 6).t(),
+    "swapped": lambda: torch.randn(4, 6, 8).transpose(0, 1),
+    "channels last": lambda: torch.randn(2, 6, 4, 4).to(memory_format=torch.channels_last),
+    "sliced": lambda: torch.randn(9, 8).t()[:, ::2],
+    "expanded": lambda: torch.randn(1, 6, 5).transpose(1, 2).expand(3, 5, 6),
+}
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) * x,
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(x.sigmoid()) * x,
+    "rand_like": lambda x: torch.rand_like(x) * x,
+    "randn_like": lambda x: torch.randn_like(x) * x,
+    "randint_like": lambda x: torch.randint_like(x, 9) * x,
+    "normal": lambda x: torch.normal(x, x.abs() + 1),
+    "normal from 0": lambda x: torch.normal(0.0, x.abs() + 1) * x,
+    "uniform_": lambda x: torch.empty_like(x).uniform_() * x,
+    "gamma": lambda x: torch._standard_gamma(x.abs() + 1) * x,
+    "normal_": lambda x: torch.empty_like(x).normal_() * x,
+    "exponential_": lambda x: torch.empty_like(x).exponential_() * x,
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.3) * x,
+    "log_normal_": lambda x: torch.empty_like(x).log_normal_() * x,
+    "poisson": lambda x: torch.poisson(x.abs()) * x,
+    "gumbel": lambda x: F.gumbel_softmax(x, dim=1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_follow_the_memory_of_what_they_are_drawn_for(
+    name: str, layout: str, dynamic: bool
+) -> None:
+    """Of an argument, and of what is computed: it may lie in another order in a session."""
+    for change in (lambda x: x, lambda x: (x * 2).sin()):
+
+        def function(x: Tensor, change: Callable[[Tensor], Tensor] = change) -> Tensor:
+            return DRAWS[name](change(x)) + 1
+
+        compiled = torch.compile(function, backend=OrtBackend(), dynamic=dynamic)
+        x = LAYOUTS[layout]()
+        torch.manual_seed(0)
+        expected, state = function(x), torch.get_rng_state()
+        torch.manual_seed(0)
+        got = compiled(x)
+        torch.testing.assert_close(got, expected)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_layer_of_torch_drops_what_it_drops_in_eager_mode(
+    batch_first: bool, norm_first: bool
+) -> None:
+    """Its attention lies transposed."""
+    layer = torch.nn.TransformerEncoderLayer(
+        8, 2, 16, dropout=0.5, batch_first=batch_first, norm_first=norm_first
+    )
+    compare(torch.compile(layer, backend=OrtBackend()), layer, 0, torch.randn(3, 5, 8))
 
 
 def test_a_verified_graph_is_cut() -> None:

@@ -80,7 +80,9 @@ def hoist_random(graph_module: torch.fx.GraphModule) -> None:
         if node.target in _SIZED:
             changed |= _draw_by_size(graph, node, sizes)
         elif node.target is aten.bernoulli.p:
-            changed |= _allocate_by_size(graph, node.args[0], sizes)
+            draw = _follow_memory(graph, node) or node
+            changed |= draw is not node
+            changed |= _allocate_by_size(graph, draw.args[0], sizes)
     if changed:
         graph.eliminate_dead_code()
         graph_module.recompile()
@@ -136,6 +138,31 @@ def _draw_by_size(
     if shape is None or not is_contiguous(node.meta["val"]):
         return False
     return _replace(graph, node, _SIZED[node.target], shape)
+
+
+def _follow_memory(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node | None:
+    """Fill new memory in its order, as the ``bernoulli_`` did that is a function in the graph.
+
+    NOTE: ``torch.bernoulli`` of other tensors, which is the same function, heeds sizes alone.
+    """
+    made = node.args[0]
+    assert isinstance(made, torch.fx.Node)
+    if made.target is not aten.empty_like.default:
+        return None
+    order = storage_order(made.meta["val"])
+    if order is None or not _follows_memory():
+        return None
+    back = inverse_order(order)
+    with graph.inserting_before(node):
+        rows = graph.call_function(aten.permute.default, (made, list(order)))
+        rows.meta["val"] = made.meta["val"].permute(order)
+        drawn = graph.call_function(aten.bernoulli.p, (rows, *node.args[1:]), node.kwargs)
+        drawn.meta = {**node.meta, "val": torch.empty_like(rows.meta["val"])}
+        laid = graph.call_function(aten.permute.default, (drawn, list(back)))
+        laid.meta["val"] = drawn.meta["val"].permute(back)
+    node.replace_all_uses_with(laid)
+    graph.erase_node(node)
+    return drawn
 
 
 def _allocate_by_size(graph: torch.fx.Graph, node: Any, sizes: dict[str, torch.fx.Node]) -> bool:

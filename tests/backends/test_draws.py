@@ -105,6 +105,8 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 }
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "coins": lambda x: torch.empty_like(x).bernoulli_(0.5) + 1,
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) * x,
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(x.sigmoid()) * x,
     "rand_like": lambda x: torch.rand_like(x) * x,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from dort_rewriter.capture.aliases import exposed, lineage
+from dort_rewriter.capture.aliases import exposed, is_write, lineage
 
 __all__ = ["drop_copies"]
 
@@ -22,7 +22,7 @@ def drop_copies(graph: torch.fx.Graph) -> int:
     source is an argument, or a view, whose layout the copy may change.
     """
     nodes = list(graph.nodes)
-    if any(_is_written(node) for node in nodes):
+    if any(is_write(node) for node in nodes):
         return 0
     seen_by_caller = exposed(graph)
     dropped = 0
@@ -36,8 +36,3 @@ def drop_copies(graph: torch.fx.Graph) -> int:
             graph.erase_node(node)
             dropped += 1
     return dropped
-
-
-def _is_written(node: torch.fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable

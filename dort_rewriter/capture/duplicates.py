@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import exposed
+from dort_rewriter.capture.aliases import exposed, is_write
 
 __all__ = ["merge_duplicates"]
 
@@ -27,7 +27,7 @@ def merge_duplicates(graph: torch.fx.Graph) -> int:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if _writes(node.target):
+        if is_write(node):
             writes += 1  # what reads the same tensor may read something else from here on
             continue
         if node in seen_by_caller or not _is_pure(node.target):
@@ -39,10 +39,6 @@ def merge_duplicates(graph: torch.fx.Graph) -> int:
             graph.erase_node(node)
             merged += 1
     return merged
-
-
-def _writes(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _is_pure(target: Any) -> bool:

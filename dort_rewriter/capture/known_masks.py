@@ -56,15 +56,12 @@ def _is_causal(node: torch.fx.Node) -> bool:
 
 def _say(node: torch.fx.Node, *, is_causal: bool) -> None:
     """Let an attention have no mask but the causal one, if that."""
-    kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
+    node.update_kwarg("attn_mask", None)
     place = _CAUSAL[node.target]
-    given = [*node.args[: place + 1]]
-    if len(given) <= place:
-        given += [node.kwargs.get("dropout_p", 0.0)] * (place - len(given))
-        kwargs.pop("dropout_p", None)
-        given.append(is_causal)
-    given[place] = is_causal
-    node.args, node.kwargs = tuple(given), kwargs
+    if len(node.args) > place:
+        node.update_arg(place, is_causal)
+    else:
+        node.update_kwarg("is_causal", is_causal)
 
 
 def _erase_unread(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

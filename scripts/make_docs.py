@@ -180,9 +180,12 @@ def tested(session: ast.FunctionDef, known: dict[str, Any]) -> Iterator[str]:
 
 
 def version_of(name: str, pins: list[str]) -> str:
-    return next(
-        (pin.partition("==")[2] for pin in pins if pin.startswith(f"{name}==")), "(the newest)"
-    )
+    for pin in pins:
+        if pin.startswith(f"{name}=="):
+            return pin.partition("==")[2]
+        if pin.startswith(f"{name}>="):
+            return f"{pin.partition('>=')[2]} or newer"
+    return "(the newest)"
 
 
 def pages() -> dict[Path, str]:

@@ -55,3 +55,4 @@ def test_pins_are_found_by_name() -> None:
     pins = ["torch==2.8.0", "onnxruntime-training==1.19.2", "numpy<2"]
     assert make_docs.version_of("torch", pins) == "2.8.0"
     assert make_docs.version_of("onnxruntime", pins) == "(the newest)"
+    assert make_docs.version_of("torch", ["torch>=2.16.0.dev0"]) == "2.16.0.dev0 or newer"

@@ -77,7 +77,8 @@ def judge(program: RandomProgram) -> Verdict:
     ours -= _zeros_for_none(got, expected, reachable)
     if ours:
         return Verdict("wrong", _lines(ours, got, expected))
-    if watch.text and not is_left and not _is_refusal(watch.text, reachable):
+    stands = _is_refusal(watch.text, reachable) or _ends_alike(got, reachable)
+    if watch.text and not is_left and not stands:
         return Verdict("given up", watch.text)
     return Verdict("torch's", watch.text or _lines(differing, got, expected))
 

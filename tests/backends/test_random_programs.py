@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +129,28 @@ def test_an_error_of_dynamo_is_torchs_if_aot_autograd_raises_another(
     verdict = judge(program)
     assert verdict.kind == "torch's"
     assert "guarded" in verdict.text
+
+
+@pytest.mark.parametrize(("alone", "kind"), [(IndexError, "torch's"), (None, "wrong")])
+def test_what_is_given_up_and_ends_as_by_aot_autograd_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, alone: type[Exception] | None, kind: str
+) -> None:
+    """A session cannot be built of an index that is out of bounds in each call."""
+
+    def compiled(function: Callable[..., Any], backend: str, **options: Any) -> Any:
+        def call(*args: torch.Tensor) -> Any:
+            if backend == "onnxrt":
+                logging.getLogger("dort_rewriter").warning("from now on: idx=3 of [-1,0]")
+                raise IndexError("index 3 is out of bounds")
+            if alone is not None:
+                raise alone("index 3 is out of bounds")
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    program = RandomProgram(("torch.randn((2, n))",), ("v0 = a0 * 2",), ("v0",))
+    assert judge(program).kind == kind
 
 
 @pytest.mark.parametrize("results", [("v0",), ("v0", "v1"), ("v1",)])

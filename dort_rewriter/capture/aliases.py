@@ -107,7 +107,9 @@ def is_write(node: torch.fx.Node) -> bool:
 def is_tracked(node: torch.fx.Node) -> bool:
     """Tell whether a node is a view for autograd too: in the caller's hands, it has a base."""
     if node.target is operator.getitem:
-        return True
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        return is_tracked(source)
     assert isinstance(node.target, torch._ops.OpOverload)
     aliases = any(a.alias_info is not None for a in node.target._schema.arguments)
     return aliases and node.target is not aten.detach.default

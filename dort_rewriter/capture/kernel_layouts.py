@@ -36,6 +36,7 @@ _UNTAGGED = frozenset(
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
         aten.poisson.default,
+        aten.roll.default,
         aten.uniform.default,
     }
 )

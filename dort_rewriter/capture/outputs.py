@@ -178,6 +178,8 @@ class _Planner:
                 break
             if is_tracked(node) or any(node not in c for c in chains):
                 continue
+            if not isinstance(node.meta["val"], torch.Tensor):
+                continue
             step = strided(value, node.meta["val"], self.sizes)
             if step is None:
                 continue

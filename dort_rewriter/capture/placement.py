@@ -40,6 +40,7 @@ ONE_KERNEL = frozenset(
     {
         "aten::gcd",
         "prims::gcd",
+        "aten::binary_cross_entropy",
         "aten::_fft_c2c",
         "aten::_fft_c2r",
         "aten::_fft_r2c",
@@ -50,7 +51,9 @@ ONE_KERNEL = frozenset(
         ),
     }
 )
-"""What is a loop, a product with a large matrix or a slow kernel in ONNX, and one in torch."""
+"""What is a loop, a product with a large matrix or a slow kernel in ONNX, and one in torch; or
+what torch's kernel looks at before it computes: a probability beyond one is an error.
+"""
 
 RUNNING = frozenset(f"aten::{name}" for name in ("cumprod", "cummax", "cummin", "logcumsumexp"))
 """The same where a size is not known at export."""

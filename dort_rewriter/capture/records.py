@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.capture.count_types import COUNTING, with_count_types
+from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = ["correct_records"]
 
@@ -97,10 +98,14 @@ def _correct_expand(node: torch.fx.Node) -> None:
     shape, strides = recorded.shape, list(recorded.stride())
     for i in reversed(range(recorded.dim() - read.dim())):
         size, stride = (shape[i + 1], strides[i + 1]) if i + 1 < len(shape) else (1, 1)
-        if shape[i] == 1 and isinstance(stride, int) and (stride == 0 or isinstance(size, int)):
+        if (
+            is_same_size(shape[i], 1)
+            and isinstance(stride, int)
+            and (stride == 0 or isinstance(size, int))
+        ):
             strides[i] = size * stride if stride else 0
     changed = zip(recorded.stride(), strides, strict=True)
-    if any(isinstance(b, int) and a is not b and a != b for a, b in changed):
+    if any(isinstance(b, int) and not is_same_size(a, b) for a, b in changed):
         node.meta["val"] = read.as_strided(shape, strides, recorded.storage_offset())
 
 

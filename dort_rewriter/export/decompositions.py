@@ -129,6 +129,17 @@ def _loss_of_input(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def _where_it_is_defined(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel refuses a threshold below zero, which the decomposition computes with."""
+
+    def decomposed(
+        x: torch.Tensor, target: torch.Tensor, reduction: int = 1, beta: float = 1.0
+    ) -> Any:
+        return NotImplemented if beta < 0 else decompose(x, target, reduction, beta)
+
+    return decomposed
+
+
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
     if reduction == 0:
         return loss
@@ -138,9 +149,10 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.huber_loss.default: _loss_of_input,
+    torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
 }
-"""What is made of a decomposition of torch that gives other types than its kernel."""
+"""What is made of a decomposition of torch that gives other types than its kernel, or more."""
 
 
 def filter_decomposition_table(

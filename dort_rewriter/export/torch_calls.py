@@ -6,6 +6,7 @@ exported to a file are never marked. A model with such calls runs only in the pr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -176,6 +177,9 @@ class TorchCalls(InFront):
         draws = _draws(node.target)
         if draws and op.drawn is not None:
             inputs.append(op.drawn)  # it waits for the draw before it
+        if listed is metas:  # torch may record other sizes for what nobody reads
+            read = {u.args[1] for u in node.users if u.target is operator.getitem}
+            listed = [m if i in read or not read else None for i, m in enumerate(listed)]
         results_of_call = [None if m is None else _result(m) for m in listed]
         call = TorchCall(
             target=check or node.target,  # type: ignore[arg-type]  # what is marked is one

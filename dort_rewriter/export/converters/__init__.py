@@ -33,6 +33,7 @@ FAMILIES = (
     "indexing",
     "joining",
     "linear_algebra",
+    "losses",
     "max_pooling",
     "normalization",
     "ordering",

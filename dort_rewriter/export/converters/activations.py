@@ -12,7 +12,7 @@ from dort_rewriter.export.converters.comparison import maximum
 from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
 from dort_rewriter.export.converters.powers import logistic, softplus_curve
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = ["is_exact_attribute"]
@@ -246,6 +246,8 @@ def elu_backward(
 @converter("aten::celu")
 def celu(op: Recorder, x: Value, alpha: Any = 1.0) -> Value:
     """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
+    if isinstance(alpha, int | float) and alpha == 0:
+        raise Refused("alpha is zero, which torch refuses")
     wide = widen(op, x)
     alpha = like(op, alpha, wide)
     ratio = op.Div(wide, alpha)

@@ -65,6 +65,9 @@ def convolution(
     if not transposed:
         return op.Conv(input, weight, bias, **attributes)
     extra = spread(output_padding, rank)
+    for more, step, gap in zip(extra, attributes["strides"], attributes["dilations"], strict=True):
+        if more >= max(step, gap):
+            raise Refused("output padding that torch refuses")
     if _is_beyond(extra, attributes["strides"]):
         return _padded_behind(op, input, weight, bias, extra, attributes)
     return op.ConvTranspose(

@@ -44,7 +44,9 @@ def _divisor(op: Recorder, b: Any, dtype: ir.DataType) -> _Divisor:
             raise Refused("an integer divided by zero")
         is_minus_one = number == -1 and dtype.is_signed()
         return _Divisor(1 if is_minus_one else b, is_minus_one)
-    if number is not b and not ((number == 0) | (number == -1)).any():
+    if number is not b and (number == 0).any():
+        raise Refused("an integer divided by zero")
+    if number is not b and not (number == -1).any():
         return _Divisor(b, False)
     if dtype == ir.DataType.BOOL:  # torch has none either
         raise Refused("a truth value to divide by")

@@ -51,6 +51,7 @@ def _open(op: Recorder, indices: Value, offsets: Value, padding_idx: Any) -> _Ba
     ones = op.Expand(op.constant(1), op.Shape(starts))
     marks = op.ScatterElements(positions, starts, ones, axis=0, reduction="add")
     bag = op.Sub(op.Slice(op.CumSum(marks, op.constant(0)), [0], count, [0]), 1)
+    bag = refuse_negative(op, bag)  # what is before the first offset is in none: torch raises
     is_padding = None
     if isinstance(padding_idx, ir.Value) or padding_idx >= 0:
         is_padding = op.Unsqueeze(op.Equal(indices, padding_idx), [1])

@@ -84,17 +84,23 @@ def add(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     return op.Add(*_terms(op, x, alpha, other))
 
 
+def _refuse_truth(op: Recorder, x: Any, other: Any) -> None:
+    """Leave the error to torch's kernel, which no trace with symbolic sizes or a number tries."""
+    if op.dtype == ir.DataType.BOOL or any(v is True or v is False for v in (x, other)):
+        raise Refused("torch subtracts no truth values")
+
+
 @converter("aten::sub.Tensor", "aten::sub.Scalar")
 def sub(op: Recorder, x: Any, other: Any, alpha: Any = 1) -> Value:
     """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    if op.dtype == ir.DataType.BOOL:  # seen with symbolic sizes, where a trace does not try it
-        raise Refused("torch subtracts no truth values")
+    _refuse_truth(op, x, other)
     return op.Sub(*_terms(op, x, alpha, other))
 
 
 @converter("aten::rsub.Scalar")
 def rsub(op: Recorder, x: Value, other: Any, alpha: Any = 1) -> Value:
     """rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"""
+    _refuse_truth(op, x, other)
     return op.Sub(*_terms(op, other, alpha, x))
 
 

@@ -117,12 +117,16 @@ def expm1(op: Recorder, x: Value) -> Value:
 @converter("aten::log1p")
 def log1p(op: Recorder, x: Value) -> Value:
     """log1p(Tensor self) -> Tensor"""
-    x = widen(op, x)
+    return store(op, log1p_curve(op, widen(op, x)))
+
+
+def log1p_curve(op: Recorder, x: Value) -> Value:
+    """log(1 + x), of float32 or float64."""
     y = op.Add(x, 1.0)
     large = op.Log(y)
     # The rounding of 1 + x takes digits from a small x, of which the ratio knows.
     ratio = op.Where(op.Equal(y, 1.0), 1.0, op.Div(large, op.Sub(y, 1.0)))
-    return store(op, op.Mul(op.Min(x, 1.0), op.Where(op.Less(x, 1.0), ratio, large)))
+    return op.Mul(op.Min(x, 1.0), op.Where(op.Less(x, 1.0), ratio, large))
 
 
 def softplus_curve(op: Recorder, x: Value) -> Value:
@@ -131,7 +135,7 @@ def softplus_curve(op: Recorder, x: Value) -> Value:
         return op.Softplus(x)
     size = op.Abs(x)  # NOTE: 1.19's Exp of float64 is never zero
     tail = op.Where(op.Greater(size, 745.0), 0.0, op.Exp(op.Neg(size)))
-    return op.Add(op.Max(x, 0.0), log1p(op, tail))
+    return op.Add(op.Max(x, 0.0), log1p_curve(op, tail))
 
 
 @converter("aten::sigmoid")
@@ -202,7 +206,8 @@ def logit(op: Recorder, x: Value, eps: Any = None) -> Value:
 
     if eps is not None:
         eps = widen(op, op.cast(eps, kind))
-        x = op.Clip(x, eps, step(op.Sub(1, eps)))
+        # NOTE: not Clip, of which the upper bound wins where it is below the lower one.
+        x = op.Where(op.Less(x, eps), eps, op.Min(x, step(op.Sub(1, eps))))
     return store(op, op.Log(step(op.Div(x, step(op.Sub(1.0, x))))))
 
 

@@ -235,6 +235,14 @@ def extremum(op: Recorder, onnx_op: str, x: Value, dim: Dims, keepdim: bool) -> 
     """The largest or smallest elements; a NaN wins, as in torch."""
     ordered = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
     result = reduce(op, onnx_op, ordered, dim, keepdim)
+    axes = _axes(x, dim)
+    if any(x.dims[axis] == 0 for axis in axes):
+        raise Refused("the extremum of nothing, which torch refuses")
+    if any(may_be_zero(x.dims[axis]) for axis in axes):
+        # An element of nothing, in which the run fails, as in torch: onnxruntime's is a number.
+        for axis in sorted(axes, reverse=True):
+            ordered = op.Gather(ordered, op.constant([0] if keepdim else 0), axis=axis)
+        result = op.call(onnx_op.removeprefix("Reduce"), result, ordered)
     if not is_float(x):
         return op.cast(result, x.dtype or op.dtype)
     # NOTE: ORT keeps or loses a NaN by its position and the axis.

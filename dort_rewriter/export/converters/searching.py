@@ -84,4 +84,6 @@ def bucketize(
     op: Recorder, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value:
     """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
+    if boundaries.rank != 1:
+        raise Refused("boundaries of several rows, which torch refuses")
     return searchsorted(op, boundaries, x, right=right)

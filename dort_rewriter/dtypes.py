@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = [
+    "FLOAT8",
     "holds",
     "is_convertible",
     "onnx_name",
@@ -46,6 +47,8 @@ _NAMES: dict[torch.dtype, str] = {
 for _name in ("uint16", "uint32", "uint64"):  # torch >= 2.3 on some platforms only
     if hasattr(torch, _name):
         _NAMES[getattr(torch, _name)] = _name.upper()
+
+FLOAT8 = frozenset(dtype for dtype, name in _NAMES.items() if name.startswith("FLOAT8"))
 
 _CONTAINS: dict[str, frozenset[str]] = {
     "DOUBLE": frozenset(

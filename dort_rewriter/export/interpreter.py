@@ -15,9 +15,8 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
 
-from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.dtypes import FLOAT8, to_onnx_type
 from dort_rewriter.errors import (
     DortError,
     ExportError,
@@ -133,11 +132,8 @@ def convert_graph(
 
 
 def _has_float8(node: torch.fx.Node) -> bool:
-    values = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return any(
-        isinstance(v, torch.Tensor) and v.dtype.itemsize == 1 and v.dtype.is_floating_point
-        for v in values
-    )
+    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
+    return any(isinstance(v, torch.Tensor) and v.dtype in FLOAT8 for v in values)
 
 
 class _Interpreter:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
 from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
@@ -35,6 +36,7 @@ _UNTAGGED = frozenset(
         aten._standard_gamma.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
+        aten.normal_functional.default,
         aten.poisson.default,
         aten.roll.default,
         aten.uniform.default,
@@ -50,6 +52,7 @@ def correct_layouts(graph: torch.fx.Graph) -> None:
     """
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
+    seen.update(read for n in graph.nodes if is_draw(n) for read in n.all_input_nodes)
     for node in reversed(graph.nodes):
         if node in seen:
             seen.update(node.all_input_nodes if _is_elementwise(node) else ())

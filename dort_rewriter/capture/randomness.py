@@ -18,7 +18,7 @@ from dort_rewriter.capture.layouts import storage_order
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random"]
+__all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random", "is_draw"]
 
 aten = torch.ops.aten
 
@@ -41,7 +41,8 @@ def _filled(mask: torch.Tensor, keep: float) -> torch.Tensor:
     order = storage_order(mask)
     if order is None or not _follows_memory():
         return aten.bernoulli.p(mask, keep)
-    return aten.bernoulli.p(mask.permute(order), keep).permute(inverse_order(order))
+    drawn = aten.bernoulli.p(mask.permute(order), keep)
+    return drawn.permute(inverse_order(order)).clone()  # which is no view
 
 
 @functools.cache
@@ -55,7 +56,7 @@ def _follows_memory() -> bool:
             mask.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
             for mask in (torch.empty(64, 2), torch.empty(2, 64).t())
         )
-    return not torch.equal(rows, columns)
+        return not torch.equal(rows, columns)
 
 
 RANDOM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -72,20 +73,62 @@ _SIZED: dict[Any, Any] = {
 def hoist_random(graph_module: torch.fx.GraphModule) -> None:
     """Make random operators depend on the arguments of the graph alone, where they can."""
     graph = graph_module.graph
+    flips = [n for n in graph.nodes if n.target is aten.bernoulli.p]
+    changed = sum(_follow_memory(graph, node) for node in flips)
     sizes = _symbols(graph)
-    changed = False
-    for node in list(graph.nodes):
-        if node.op != "call_function":
+    made = {}
+    for node in graph.nodes:
+        target, source = _SIZED.get(node.target), node
+        if node.target is aten.bernoulli.p:
+            target, source = aten.empty.memory_format, node.args[0]
+        if target is None or (source is not node and not _is_empty(source)):
             continue
-        if node.target in _SIZED:
-            changed |= _draw_by_size(graph, node, sizes)
-        elif node.target is aten.bernoulli.p:
-            draw = _follow_memory(graph, node) or node
-            changed |= draw is not node
-            changed |= _allocate_by_size(graph, draw.args[0], sizes)
+        shape = _size_arguments(source.meta["val"].shape, sizes)
+        if shape is not None and is_contiguous(source.meta["val"]):
+            made[source] = (target, shape)
+    for node in _with_all_draws(graph, made):
+        _replace(graph, node, *made[node])
+        changed += 1
     if changed:
         graph.eliminate_dead_code()
         graph_module.recompile()
+
+
+def _with_all_draws(graph: torch.fx.Graph, made: Collection[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Those of the nodes that need no more than sizes without which no draw is lost.
+
+    What is drawn for its sizes alone is drawn all the same: the numbers after it would be others.
+    """
+    if not made:
+        return []
+    results = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
+    lost = {n for n in _ancestors(results) if is_draw(n)} - _ancestors(results, made)
+    return [n for n in made if not lost or not lost & (_ancestors([n]) - {n})]
+
+
+def _ancestors(
+    nodes: Collection[torch.fx.Node], free: Collection[torch.fx.Node] = ()
+) -> set[torch.fx.Node]:
+    """Nodes and all they are computed of; those that are free are computed of nothing."""
+    found: set[torch.fx.Node] = set()
+    waiting = [*nodes]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node not in free:
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def is_draw(node: torch.fx.Node) -> bool:
+    """Tell whether a node draws random numbers."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:
@@ -121,37 +164,28 @@ def _size_arguments(shape: Any, sizes: dict[str, torch.fx.Node]) -> list[Any] | 
     return None if any(d is None for d in known) else known
 
 
-def _replace(graph: torch.fx.Graph, node: torch.fx.Node, target: Any, *args: Any) -> bool:
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, target: Any, shape: list[Any]) -> None:
     value = node.meta["val"]
     with graph.inserting_before(node):
-        new = graph.call_function(target, args, {"dtype": value.dtype, "device": value.device})
+        new = graph.call_function(target, (shape,), {"dtype": value.dtype, "device": value.device})
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)
-    return True
 
 
-def _draw_by_size(
-    graph: torch.fx.Graph, node: torch.fx.Node, sizes: dict[str, torch.fx.Node]
-) -> bool:
-    shape = _size_arguments(node.meta["val"].shape, sizes)
-    if shape is None or not is_contiguous(node.meta["val"]):
-        return False
-    return _replace(graph, node, _SIZED[node.target], shape)
-
-
-def _follow_memory(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node | None:
+def _follow_memory(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
     """Fill new memory in its order, as the ``bernoulli_`` did that is a function in the graph.
 
-    NOTE: ``torch.bernoulli`` of other tensors, which is the same function, heeds sizes alone.
+    NOTE: ``torch.bernoulli`` of other tensors, which is the same function, heeds sizes alone. What
+    AOTAutograd recorded of it is row-major, and so are the views that it made of it.
     """
     made = node.args[0]
     assert isinstance(made, torch.fx.Node)
     if made.target is not aten.empty_like.default:
-        return None
+        return False
     order = storage_order(made.meta["val"])
     if order is None or not _follows_memory():
-        return None
+        return False
     back = inverse_order(order)
     with graph.inserting_before(node):
         rows = graph.call_function(aten.permute.default, (made, list(order)))
@@ -160,17 +194,16 @@ def _follow_memory(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node 
         drawn.meta = {**node.meta, "val": torch.empty_like(rows.meta["val"])}
         laid = graph.call_function(aten.permute.default, (drawn, list(back)))
         laid.meta["val"] = drawn.meta["val"].permute(back)
-    node.replace_all_uses_with(laid)
+        rows_again: dict[str, Any] = {"memory_format": torch.contiguous_format}
+        new = graph.call_function(aten.clone.default, (laid,), rows_again)
+        new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
     graph.erase_node(node)
-    return drawn
+    return True
 
 
-def _allocate_by_size(graph: torch.fx.Graph, node: Any, sizes: dict[str, torch.fx.Node]) -> bool:
-    """Rewrite the ``empty_like`` under a ``bernoulli`` that only gives it a shape."""
+def _is_empty(node: torch.fx.Node) -> bool:
+    """Tell whether a node is the new memory that a ``bernoulli`` fills: it gives a shape only."""
     made = node.args[0] if node.target is aten.permute.default else node
-    if made.op != "call_function" or made.target is not aten.empty_like.default:
-        return False
-    shape = _size_arguments(node.meta["val"].shape, sizes)
-    if shape is None or not is_contiguous(node.meta["val"]):
-        return False
-    return _replace(graph, node, aten.empty.memory_format, shape)
+    assert isinstance(made, torch.fx.Node)
+    return made.target is aten.empty_like.default

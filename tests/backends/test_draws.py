@@ -106,7 +106,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
-    "coins": lambda x: torch.empty_like(x).bernoulli_(0.5) + 1,
+    "coins": lambda x: x * torch.empty_like(x).bernoulli_(0.5),
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) * x,
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(x.sigmoid()) * x,
     "rand_like": lambda x: torch.rand_like(x) * x,
@@ -129,7 +129,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_follow_the_memory_of_what_they_are_drawn_for(
-    name: str, layout: str, dynamic: bool
+    name: str, layout: str, dynamic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of an argument, and of what is computed: it may lie in another order in a session."""
     for change in (lambda x: x, lambda x: (x * 2).sin()):
@@ -146,6 +146,38 @@ def test_draws_follow_the_memory_of_what_they_are_drawn_for(
         torch.testing.assert_close(got, expected)
         assert torch.equal(torch.get_rng_state(), state)
         assert got.stride() == expected.stride()
+    assert "from now on" not in caplog.text
+
+
+IN_A_ROW: dict[str, Callable[[Tensor], Any]] = {
+    "for the sizes of a draw": lambda x: torch.randn_like(torch.poisson(x.abs())) * x,
+    "new memory like a draw": lambda x: torch.empty_like(F.dropout(x.sin(), 0.5)).bernoulli_(0.5),
+    "a draw of a draw": lambda x: torch.bernoulli(torch.rand_like(x * 2)) + torch.rand(3, 1),
+    "two dropouts": lambda x: F.dropout(F.dropout(x.exp(), 0.5).sin(), 0.3) * torch.rand(8),
+    "not read": lambda x: x * torch.rand_like(torch.rand_like(x) * x),
+    "numbers written over": lambda x: torch.nan_to_num(x.mT * 2).normal_(),
+    "powers": lambda x: torch.rand_like(3 ** (x.t() * 2).clamp(-3, 3)),
+    "as it lies": lambda x: torch.empty_like(x.t()).bernoulli_(0.7),
+    "a part": lambda x: (torch.empty_like(x.t()).bernoulli_(0.7)[1:], x.sin()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", IN_A_ROW)
+def test_no_draw_is_left_out(name: str, dynamic: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Those after it would be others; and nothing is given up."""
+    program = IN_A_ROW[name]
+    compiled = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)
+    x = torch.randn(3, 8)
+    torch.manual_seed(0)
+    expected, state = program(x), torch.get_rng_state()
+    torch.manual_seed(0)
+    got = compiled(x)
+    torch.testing.assert_close(got, expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    first, ours = (r[0] if isinstance(r, tuple) else r for r in (expected, got))
+    assert first._is_view() == ours._is_view()
+    assert "from now on" not in caplog.text
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

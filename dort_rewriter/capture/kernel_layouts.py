@@ -38,6 +38,10 @@ _UNTAGGED = frozenset(
         aten.normal.float_Tensor,
         aten.normal_functional.default,
         aten.poisson.default,
+        aten.reflection_pad2d.default,
+        aten.reflection_pad3d.default,
+        aten.replication_pad2d.default,
+        aten.replication_pad3d.default,
         aten.roll.default,
         aten.uniform.default,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.dtypes import FLOAT8, to_onnx_type
 from dort_rewriter.export.dispatcher import foreign_tensor
 from dort_rewriter.export.recorder import scalar_type
 from dort_rewriter.export.registry import Refused
@@ -20,6 +20,7 @@ __all__ = [
     "check_shape",
     "element_type",
     "is_automatic",
+    "newer_type",
     "permutation",
     "stored",
     "unsupported_value",
@@ -45,6 +46,18 @@ def unsupported_value(meta: Any) -> str | None:
             return None
         return f"{type(meta).__name__} values are not converted"
     return foreign_tensor(meta)
+
+
+def newer_type(node: torch.fx.Node, opset: int) -> str | None:
+    """Why a model of an opset has no type for a node; None when it has."""
+    if opset >= _FLOAT8_SINCE:
+        return None
+    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
+    found = any(isinstance(v, torch.Tensor) and v.dtype in FLOAT8 for v in values)
+    return f"no float8 before opset {_FLOAT8_SINCE}" if found else None
+
+
+_FLOAT8_SINCE = 19
 
 
 def permutation(meta: torch.Tensor, order: Sequence[int]) -> list[int]:

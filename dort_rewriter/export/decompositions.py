@@ -140,6 +140,15 @@ def _where_it_is_defined(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The powers have the type of the exponent, in torch 2.13's decomposition that of the rest."""
+
+    def decomposed(x: torch.Tensor, other: torch.Tensor) -> Any:
+        return x * torch.pow(2.0, other)
+
+    return decomposed
+
+
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
     if reduction == 0:
         return loss
@@ -149,6 +158,7 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.huber_loss.default: _loss_of_input,
+    torch.ops.aten.ldexp.Tensor: _by_powers,
     torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
 }

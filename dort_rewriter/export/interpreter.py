@@ -16,7 +16,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from dort_rewriter.dtypes import FLOAT8, to_onnx_type
+from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import (
     DortError,
     ExportError,
@@ -29,6 +29,7 @@ from dort_rewriter.export.annotations import (
     check_shape,
     element_type,
     is_automatic,
+    newer_type,
     permutation,
     stored,
     unsupported_value,
@@ -55,7 +56,6 @@ __all__ = ["ExportedGraph", "convert_graph"]
 
 PRODUCER = "dort_rewriter"
 OPSETS = range(18, 24)
-FLOAT8_SINCE = 19
 _IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
 
 
@@ -129,11 +129,6 @@ def convert_graph(
         results = [(leaf, None) for leaf in leaves]
     with unset_fake_temporarily():  # AOTAutograd compiles under it: constants would be fake too
         return interpreter.run(results, output_names, keep_unused_inputs)
-
-
-def _has_float8(node: torch.fx.Node) -> bool:
-    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
-    return any(isinstance(v, torch.Tensor) and v.dtype in FLOAT8 for v in values)
 
 
 class _Interpreter:
@@ -297,8 +292,8 @@ class _Interpreter:
             return _Missing
         if any(self.results[a] is _Missing for a in node.all_input_nodes):
             return _Missing
-        if self.recorder.opset < FLOAT8_SINCE and _has_float8(node):
-            self._refuse(node, op_name(node.target), f"no float8 before opset {FLOAT8_SINCE}")
+        if (reason := newer_type(node, self.recorder.opset)) is not None:
+            self._refuse(node, op_name(node.target), reason)
             return _Missing
         empty = empty_results(self.recorder, node.meta.get("val"), self.results)
         return self._convert(node, found) if empty is None else self._settle(node, empty)

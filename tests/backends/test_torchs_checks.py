@@ -150,10 +150,30 @@ def image(n: int) -> tuple[Tensor, ...]:
     return (torch.randn(n, 4, 5, 6).to(memory_format=torch.channels_last),)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_ldexp_has_the_type_of_the_exponent_beside_integers(dtype: torch.dtype) -> None:
+    def program(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ldexp(x, other), torch.ldexp(x + 0.5, other)
+
+    args = (torch.tensor([[1, -2, 3], [4, 5, 1]], dtype=torch.int32), torch.tensor(1.3).to(dtype))
+    torch.testing.assert_close(compile_strictly(program)[0](*args), program(*args))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_how_padded_volumes_lie_in_memory(mode: str) -> None:
+    x = torch.randn(2, 2, 4, 5, 6).contiguous(memory_format=torch.channels_last_3d)
+    compiled = torch.compile(F.pad, backend=OrtBackend())
+    got, expected = (f(x, (1, 2, 0, 1, 2, 1), mode=mode) for f in (compiled, F.pad))
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "program",
     [
+        lambda x: F.pad(x * 2, (1, 2, 0, 1), mode="reflect"),
+        lambda x: F.pad(x, (1, 2, 0, 1), mode="replicate"),
         lambda x: (x.roll(1, 2), (x + 1).roll((1, 2), (1, 3))),
         lambda x: torch.unsafe_chunk(x * 2, 2, 1),
         lambda x: torch.unsafe_split(x * 2, 3, 2),

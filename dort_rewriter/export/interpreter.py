@@ -284,16 +284,13 @@ class _Interpreter:
                 return source[node.args[1]]  # type: ignore[index]
             if source is _Missing:
                 return _Missing
-        found = self.dispatcher.find(node)
+        found = newer_type(node, self.recorder.opset) or self.dispatcher.find(node)
         if found == RANDOM and self.draws:
             found = self.dispatcher.find_drawing(node) or found
         if isinstance(found, str):
             self._refuse(node, op_name(node.target), found)
             return _Missing
         if any(self.results[a] is _Missing for a in node.all_input_nodes):
-            return _Missing
-        if (reason := newer_type(node, self.recorder.opset)) is not None:
-            self._refuse(node, op_name(node.target), reason)
             return _Missing
         empty = empty_results(self.recorder, node.meta.get("val"), self.results)
         return self._convert(node, found) if empty is None else self._settle(node, empty)

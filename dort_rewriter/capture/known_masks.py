@@ -17,6 +17,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dort_rewriter.capture.aliases import is_write
+from dort_rewriter.capture.randomness import is_draw
+
 __all__ = ["name_known_masks"]
 
 aten = torch.ops.aten
@@ -109,7 +112,7 @@ def _may_run(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+    if is_write(node) or is_draw(node):
         return False
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return all(

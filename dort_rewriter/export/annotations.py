@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_FLOAT8_SINCE = 19
+
+
 def element_type(meta: Any) -> ir.DataType:
     """The element type of a (fake) tensor or number; of the parts of complex numbers."""
     if not isinstance(meta, torch.Tensor):
@@ -55,9 +58,6 @@ def newer_type(node: torch.fx.Node, opset: int) -> str | None:
     values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
     found = any(isinstance(v, torch.Tensor) and v.dtype in FLOAT8 for v in values)
     return f"no float8 before opset {_FLOAT8_SINCE}" if found else None
-
-
-_FLOAT8_SINCE = 19
 
 
 def permutation(meta: torch.Tensor, order: Sequence[int]) -> list[int]:

@@ -41,6 +41,26 @@ def many(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return a + b * c, torch.normal(a, b.abs() + 1), torch.randperm(5) + 1
 
 
+def both(
+    compiled: Callable[..., Any],
+    function: Callable[..., Any],
+    given: Tensor,
+    given_eager: Tensor | None = None,
+    seed: int = 0,
+) -> tuple[Any, Any]:
+    """The numbers of a compiled function, which are eager mode's, and those: its generator too."""
+    torch.manual_seed(seed)
+    expected, state = (
+        function(given if given_eager is None else given_eager),
+        torch.get_rng_state(),
+    )
+    torch.manual_seed(seed)
+    got = compiled(given)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(got, expected)
+    return got, expected
+
+
 def compare(
     compiled: Callable[..., Any],
     function: Callable[..., Any],
@@ -50,12 +70,7 @@ def compare(
     """The numbers and gradients of eager mode, and its generator behind them."""
     x = (torch.randn(3, 8) if given is None else given).requires_grad_()
     y = x.detach().clone().requires_grad_()
-    torch.manual_seed(seed)
-    expected, state = function(x), torch.get_rng_state()
-    torch.manual_seed(seed)
-    got = compiled(y)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.testing.assert_close(got, expected)
+    got, expected = both(compiled, function, y, x, seed=seed)
     first, ours = (r[0] if isinstance(r, tuple) else r for r in (expected, got))
     weights = torch.randn_like(first)
     first.backward(weights)
@@ -138,13 +153,7 @@ def test_draws_follow_the_memory_of_what_they_are_drawn_for(
             return DRAWS[name](change(x)) + 1
 
         compiled = torch.compile(function, backend=OrtBackend(), dynamic=dynamic)
-        x = LAYOUTS[layout]()
-        torch.manual_seed(0)
-        expected, state = function(x), torch.get_rng_state()
-        torch.manual_seed(0)
-        got = compiled(x)
-        torch.testing.assert_close(got, expected)
-        assert torch.equal(torch.get_rng_state(), state)
+        got, expected = both(compiled, function, LAYOUTS[layout]())
         assert got.stride() == expected.stride()
     assert "from now on" not in caplog.text
 
@@ -168,13 +177,7 @@ def test_no_draw_is_left_out(name: str, dynamic: bool, caplog: pytest.LogCapture
     """Those after it would be others; and nothing is given up."""
     program = IN_A_ROW[name]
     compiled = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)
-    x = torch.randn(3, 8)
-    torch.manual_seed(0)
-    expected, state = program(x), torch.get_rng_state()
-    torch.manual_seed(0)
-    got = compiled(x)
-    torch.testing.assert_close(got, expected)
-    assert torch.equal(torch.get_rng_state(), state)
+    got, expected = both(compiled, program, torch.randn(3, 8))
     first, ours = (r[0] if isinstance(r, tuple) else r for r in (expected, got))
     assert first._is_view() == ours._is_view()
     assert "from now on" not in caplog.text

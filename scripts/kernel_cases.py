@@ -19,6 +19,17 @@ OPERATIONS = {1: (6, 7, 8, 9, 10, 11, 12, 19, 20, 21, 22, 24, 25, 26), 3: (18,)}
 """The operations of a program by their number of operands, where it is not two."""
 OPERATIONS[2] = tuple(i for i in range(27) if i not in OPERATIONS[1] + OPERATIONS[3])
 
+STEPS = (
+    ("2 0 -1 -3 0  0 0 -2 0 0", [0], [2]),
+    ("2 0 -1 -4 0  0 0 0 -2 0  2 1 0 -5 0  0 1 -3 1 0", [0, 1], [3, 4]),
+    (
+        "2 0 -1 -1 0  0 0 -2 0 0  8 1 0 0 0  0 1 1 -5 0  3 1 -1 1 0  2 1 -3 1 0  0 1 -4 1 0",
+        [0, 1],
+        [2, 4],
+    ),
+)
+"""Programs of optimizers that are run as one loop, their results, and which inputs are numbers."""
+
 
 @dataclass
 class Tensor:
@@ -82,6 +93,8 @@ def _made(r: random.Random, count: int) -> list[int]:
 
 
 def _elementwise(r: random.Random, op: str) -> Case:
+    if op == "Elementwise" and r.random() < 0.2:
+        return _optimizer_step(r)
     dims = _dims(r, int(op.startswith("Transposed")))
     types = FLOATING if r.random() < 0.8 else (DOUBLE,)
     inputs = [Tensor(r.choice((BOOL, *types)), _part(r, dims)) for _ in range(r.randint(1, 5))]
@@ -104,8 +117,22 @@ def _elementwise(r: random.Random, op: str) -> Case:
     return Case(op, attributes, inputs, [r.choice(types) for _ in results])
 
 
+def _optimizer_step(r: random.Random) -> Case:
+    """A program of an optimizer, in which not everything has to be as the loop wants it."""
+    words, results, numbers = r.choice(STEPS)
+    program, dims = [int(word) for word in words.split()], _dims(r)
+    shapes = [
+        _part(r, dims) if r.random() < 0.1 else [] if place in numbers else dims
+        for place in range(-min(program))
+    ]
+    types = FLOATING if r.random() < 0.2 else (FLOAT,)
+    inputs = [Tensor(r.choice(types), shape) for shape in shapes]
+    attributes: dict[str, int | float | list[int]] = {"program": program, "results": [*results]}
+    return Case("Elementwise", attributes, inputs, [r.choice(types) for _ in results])
+
+
 def _elementwise_list(r: random.Random, op: str) -> Case:
-    one = _elementwise(r, "Elementwise")
+    one = _optimizer_step(r) if r.random() < 0.3 else _elementwise(r, "Elementwise")
     count, inputs = r.randint(1, 4), list(one.inputs)
     shared = [Tensor(x.type, []) for x in inputs[r.randint(1, len(inputs)) :]]
     own = inputs = inputs[: len(inputs) - len(shared)]

@@ -19,11 +19,12 @@ PLAIN = [0, 1, 2, 3, 4, 6, 8, 18]
 
 def _computed(program: list[int], results: list[int], inputs: list[Array]) -> list[Array]:
     """What the instructions give one after the other."""
-    registers: dict[int, Array] = {}
+    registers: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for i in range(0, len(program), 5):
             operation, to, *read = program[i : i + 5]
-            operands = [inputs[-1 - r] if r < 0 else registers[r] for r in read]
+            # what stands in the place of operands that there are not is looked at by nobody
+            operands = [inputs[-1 - r] if r < 0 else registers.get(r) for r in read]
             registers[to] = OPERATIONS[operation](*operands)
     return [registers[r] for r in results]
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "optimizer_steps.h"
 #include "pairs.h"
 #include "reach.h"
 
@@ -71,6 +72,7 @@ class Program {
         fail(kInvalidArgument, "a result is no register");
       }
     }
+    if (!wide_ && perm_.empty()) loop_ = formulas::find_optimizer_step(program_, results_);
     program_ = Pairs::of(std::move(program_), results_);
     makes_.assign(program_.size() / 5, kNone);
     if (perm_.empty()) find_direct();
@@ -280,8 +282,29 @@ class Program {
     });
   }
 
+  // Run the program as one loop, if there is one and all it reads and writes are floats in a row,
+  // or numbers where it says so.
+  bool run_loop(const Entry& entry, int64_t begin, int64_t end) const {
+    if (loop_.loop == nullptr || entry.direct + 1 != uint64_t{1} << results_.size()) return false;
+    const float* in[kMost];
+    float* out[kMost];
+    for (size_t i = 0; i < loop_.inputs.size(); ++i) {
+      const Tensor& input = entry.inputs[loop_.inputs[i]];
+      const Reach& reach = entry.reaches[loop_.inputs[i]];
+      bool number = (loop_.loop->numbers >> i & 1) != 0;
+      if (input.type != kFloat || (number ? !reach.single : !reach.whole)) return false;
+      in[i] = input.as<float>() + (number ? 0 : begin);
+    }
+    for (size_t i = 0; i < results_.size(); ++i) {
+      out[i] = static_cast<float*>(entry.outputs[i]) + begin;
+    }
+    loop_.loop->run(in, out, end - begin);
+    return true;
+  }
+
   template <typename C>
   void run(const Entry& entry, int64_t begin, int64_t end) const {
+    if (std::is_same_v<C, float> && run_loop(entry, begin, end)) return;
     const Tensors& inputs = entry.inputs;
     if (converts_ && entry.reaches[-1 - program_[2]].whole) return convert<C>(entry, begin, end);
     const Few<Reach, kMost>& reaches = entry.reaches;
@@ -386,6 +409,7 @@ class Program {
   Few<ElementType, kMost> made_;  // the type of each result
   bool wide_ = false;             // computed in double
   bool converts_ = false;         // no number is changed, but for its type
+  ChosenLoop loop_;               // what runs the program at once
   int64_t registers_ = 0;
   static constexpr size_t kNone = SIZE_MAX;
   std::vector<size_t> makes_;         // of each instruction, the result that it may write in place

@@ -9,14 +9,14 @@ operands do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
-from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.capture.layouts import is_dense, storage_order
 from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
@@ -49,35 +49,116 @@ _UNTAGGED = frozenset(
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
 
 
+_FOLLOWING = frozenset(
+    {
+        aten._to_copy.default,
+        aten.clone.default,
+        aten.empty_like.default,
+        aten.diagonal_scatter.default,
+        aten.fill.Scalar,
+        aten.fill.Tensor,
+        aten.full_like.default,
+        aten.ones_like.default,
+        aten.rand_like.default,
+        aten.randn_like.default,
+        aten.select_scatter.default,
+        aten.slice_scatter.default,
+        aten.zeros_like.default,
+    }
+)
+"""What lies as its operand does, in the records too."""
+
+
 def correct_layouts(graph: torch.fx.Graph) -> None:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
-    NOTE: views of what is corrected would have wrong strides, so that it must have none.
+    What is a view of them, or lies as they do, follows.
     """
+    bases = {n: chain[1] for n in graph.nodes if len(chain := lineage(n)) > 1}
+    views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in bases:
+        views.setdefault(lineage(node)[-1], []).append(node)
+    seen = _seen(graph, bases)
+    changed: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node not in seen or node in bases or not isinstance(value, torch.Tensor):
+            continue
+        if value.device.type != "cpu":
+            continue
+        if _is_elementwise(node):
+            new = _asked(node, value)
+        else:
+            new = None if changed.isdisjoint(node.all_input_nodes) else _traced(node, value)
+        if new is not None:
+            changed |= _replace(node, new, views.get(node, ()))
+
+
+def _seen(graph: torch.fx.Graph, bases: Container[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes of a graph whose layouts show: in a result, in places, in the order of a draw."""
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_draw(n) for read in n.all_input_nodes)
     for node in reversed(graph.nodes):
-        if node in seen:
-            seen.update(node.all_input_nodes if _is_elementwise(node) else ())
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node not in seen or not _is_elementwise(node) or not isinstance(value, torch.Tensor):
-            continue
-        if value.device.type == "cpu" and not any(_looks_at_place(u, node) for u in node.users):
-            _correct(node, value)
+        if node in seen and (node in bases or node.target in _FOLLOWING or _is_elementwise(node)):
+            seen.update(node.all_input_nodes)
+    return seen
 
 
-def _correct(node: torch.fx.Node, value: torch.Tensor) -> None:
+def _replace(
+    node: torch.fx.Node, new: torch.Tensor, views: Sequence[torch.fx.Node]
+) -> set[torch.fx.Node]:
+    """Note how a node lies, and what views of it show; return all that is changed.
+
+    NOTE: nothing is, where a view is none of what lies otherwise (``flatten`` was traced as one,
+    and copies in eager mode): its places could not be told.
+    """
+    family = (node, *views)
+    if any(_looks_at_place(user) for n in family for user in n.users):
+        return set()
+    values: dict[torch.fx.Node, Any] = {node: new}
+    for view in views:
+        args, kwargs = torch.fx.map_arg(
+            (view.args, view.kwargs), lambda n: values.get(n, n.meta.get("val"))
+        )
+        try:
+            with torch.no_grad():
+                values[view] = view.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, TypeError, ValueError):
+            return set()
+    for each, value in values.items():
+        each.meta["val"] = value
+    return set(values)
+
+
+def _asked(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
+    """A result as the kernel lays it out; None if it is recorded like that, or cannot be told."""
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, torch.fx.Node)
     values = [value, *(n.meta.get("val") for n in call.all_input_nodes)]
     if all(not isinstance(v, torch.Tensor) or is_contiguous(v) for v in values):
-        return
+        return None
     order = _ask(call)
     if order is None or len(order) != value.dim() or is_contiguous(value.permute(order)):
-        return
-    node.meta["val"] = _stored(value, order)
+        return None
+    return _stored(value, order)
+
+
+def _traced(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
+    """A result as it would be recorded for operands as they lie now; None if it is."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    try:
+        with torch.no_grad():
+            computed = node.target(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    order = storage_order(computed)
+    if not is_dense(computed) or computed.dim() != value.dim():
+        return None
+    order = order or tuple(range(value.dim()))
+    return None if is_contiguous(value.permute(order)) else _stored(value, order)
 
 
 def _stored(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -100,14 +181,9 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
     return is_tagged and len(lineage(node)) == 1
 
 
-def _looks_at_place(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Tell whether the user of a node is a view of it, or reads its memory.
-
-    The record of ``as_strided`` is the same however its argument lies.
-    """
-    if user.target is aten.as_strided.default:
-        return False
-    return reads_storage(user) or (user.op != "output" and node in lineage(user))
+def _looks_at_place(user: torch.fx.Node) -> bool:
+    """Tell whether a node reads the memory of its argument by places, and is no view of it."""
+    return reads_storage(user) and user.target is not aten.as_strided.default
 
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:

@@ -166,6 +166,10 @@ IN_A_ROW: dict[str, Callable[[Tensor], Any]] = {
     "not read": lambda x: x * torch.rand_like(torch.rand_like(x) * x),
     "numbers written over": lambda x: torch.nan_to_num(x.mT * 2).normal_(),
     "powers": lambda x: torch.rand_like(3 ** (x.t() * 2).clamp(-3, 3)),
+    "what a kernel lays out": lambda x: F.dropout(2 ** x.t(), 0.5),
+    "a view of that": lambda x: F.dropout((2 ** x.t()).mT, 0.5),
+    "like a view of that": lambda x: torch.empty_like((2 ** x.t()).mT).bernoulli_(0.5) * 2,
+    "like numbers": lambda x: torch.rand_like((2 ** x.t()).mT) * 2,
     "as it lies": lambda x: torch.empty_like(x.t()).bernoulli_(0.7),
     "a part": lambda x: (torch.empty_like(x.t()).bernoulli_(0.7)[1:], x.sin()),
 }

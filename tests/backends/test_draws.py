@@ -187,6 +187,20 @@ def test_no_draw_is_left_out(name: str, dynamic: bool, caplog: pytest.LogCapture
     assert "from now on" not in caplog.text
 
 
+def test_draws_keep_their_order_in_a_block_beside_what_stays_in_torch() -> None:
+    """One that reads nothing does not come before one that reads what is computed."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        part = x[::2]
+        chosen = F.gumbel_softmax(x, dim=0)
+        part.sigmoid_()
+        part.scatter_(0, torch.zeros(1, dtype=torch.int64), 2.0)
+        return chosen, torch.randperm(4)
+
+    x = torch.randn(8)
+    both(torch.compile(function, backend=OrtBackend()), function, x[::2], x.clone()[::2])
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_layer_of_torch_drops_what_it_drops_in_eager_mode(

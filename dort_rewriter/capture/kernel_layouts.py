@@ -9,11 +9,12 @@ operands do.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
 from dort_rewriter.capture.layouts import is_dense, storage_order
@@ -49,44 +50,22 @@ _UNTAGGED = frozenset(
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
 
 
-_FOLLOWING = frozenset(
-    {
-        aten._to_copy.default,
-        aten.clone.default,
-        aten.empty_like.default,
-        aten.diagonal_scatter.default,
-        aten.fill.Scalar,
-        aten.fill.Tensor,
-        aten.full_like.default,
-        aten.ones_like.default,
-        aten.rand_like.default,
-        aten.randn_like.default,
-        aten.select_scatter.default,
-        aten.slice_scatter.default,
-        aten.zeros_like.default,
-    }
-)
-"""What lies as its operand does, in the records too."""
-
-
 def correct_layouts(graph: torch.fx.Graph) -> None:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
-    What is a view of them, or lies as they do, follows.
+    What is a view of them, or recorded to lie as they do, follows.
     """
-    bases = {n: chain[1] for n in graph.nodes if len(chain := lineage(n)) > 1}
     views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for node in bases:
-        views.setdefault(lineage(node)[-1], []).append(node)
-    seen = _seen(graph, bases)
+    for node in graph.nodes:
+        if (owner := lineage(node)[-1]) is not node:
+            views.setdefault(owner, []).append(node)
+    owners = _seen(graph).difference(*views.values())
     changed: set[torch.fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
-        if node not in seen or node in bases or not isinstance(value, torch.Tensor):
+        if node not in owners or not _is_on_cpu(value):
             continue
-        if value.device.type != "cpu":
-            continue
-        if _is_elementwise(node):
+        if isinstance(value, torch.Tensor) and _is_elementwise(node):
             new = _asked(node, value)
         else:
             new = None if changed.isdisjoint(node.all_input_nodes) else _traced(node, value)
@@ -94,20 +73,26 @@ def correct_layouts(graph: torch.fx.Graph) -> None:
             changed |= _replace(node, new, views.get(node, ()))
 
 
-def _seen(graph: torch.fx.Graph, bases: Container[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes of a graph whose layouts show: in a result, in places, in the order of a draw."""
+def _is_on_cpu(value: Any) -> bool:
+    tensors = [v for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return bool(tensors) and all(v.device.type == "cpu" for v in tensors)
+
+
+def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes of a graph whose layouts show: in a result, in places, in the order of a draw.
+
+    What an operator gives may lie as what it reads (``flip``, ``sort``, ``index_put``).
+    """
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_draw(n) for read in n.all_input_nodes)
     for node in reversed(graph.nodes):
-        if node in seen and (node in bases or node.target in _FOLLOWING or _is_elementwise(node)):
+        if node in seen:
             seen.update(node.all_input_nodes)
     return seen
 
 
-def _replace(
-    node: torch.fx.Node, new: torch.Tensor, views: Sequence[torch.fx.Node]
-) -> set[torch.fx.Node]:
+def _replace(node: torch.fx.Node, new: Any, views: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     """Note how a node lies, and what views of it show; return all that is changed.
 
     NOTE: nothing is, where a view is none of what lies otherwise (``flatten`` was traced as one,
@@ -144,21 +129,35 @@ def _asked(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
     return _stored(value, order)
 
 
-def _traced(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
+def _traced(node: torch.fx.Node, value: Any) -> Any:
     """A result as it would be recorded for operands as they lie now; None if it is."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target._schema.is_mutable:
+            return None
+    elif target is not operator.getitem:
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     try:
         with torch.no_grad():
-            computed = node.target(*args, **kwargs)
+            computed = target(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError):
         return None
-    order = storage_order(computed)
-    if not is_dense(computed) or computed.dim() != value.dim():
+    leaves, structure = tree_flatten(value)
+    laid = [_lying(v, c) for v, c in zip(leaves, tree_leaves(computed), strict=True)]
+    if all(a is b for a, b in zip(leaves, laid, strict=True)):
         return None
-    order = order or tuple(range(value.dim()))
-    return None if is_contiguous(value.permute(order)) else _stored(value, order)
+    return tree_unflatten(laid, structure)
+
+
+def _lying(value: Any, other: Any) -> Any:
+    """A tensor that lies as another of its sizes does; itself if it does, or that has gaps."""
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return value
+    if value.dim() != other.dim() or not is_dense(other):
+        return value
+    order = storage_order(other) or tuple(range(value.dim()))
+    return value if is_contiguous(value.permute(order)) else _stored(value, order)
 
 
 def _stored(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:

@@ -48,7 +48,7 @@ from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["compile_graph", "cut", "make_block"]
+__all__ = ["compile_graph", "cut", "make_block", "settle_records"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +76,20 @@ def _compile(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
     return boxed_module(partition.graph_module)
 
 
+def settle_records(graph_module: torch.fx.GraphModule) -> None:
+    """Make right what is recorded wrongly, and random operators the first ones.
+
+    NOTE: in this order: they draw in that of the memory they fill.
+    """
+    correct_records(graph_module.graph)
+    correct_layouts(graph_module.graph)
+    hoist_random(graph_module)
+
+
 def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str, RunBoxed]:
     """The ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
     options = dataclasses.replace(recipe.options, autotune=False)
-    hoist_random(graph_module)
+    settle_records(graph_module)
 
     def compiled(**changes: Any) -> RunBoxed:
         changed = dataclasses.replace(recipe, options=dataclasses.replace(options, **changes))
@@ -103,10 +113,8 @@ def _is_in_torch(node: torch.fx.Node, recipe: Recipe) -> bool:
 def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
     """Cut a graph, its blocks replaced by what will run them."""
     with recipe.trace.phase("cut"):
-        hoist_random(graph_module)
+        settle_records(graph_module)
         rebase_strided(graph_module.graph)
-        correct_records(graph_module.graph)
-        correct_layouts(graph_module.graph)
         graph = graph_module.graph
         shared = [
             *plan_outputs(graph_module).left,

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
-from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.capture.layouts import is_dense, storage_order
 from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
@@ -52,32 +53,111 @@ _UNTAGGED = frozenset(
 def correct_layouts(graph: torch.fx.Graph) -> None:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
-    NOTE: views of what is corrected would have wrong strides, so that it must have none.
+    What is a view of them, or recorded to lie as they do, follows.
+    """
+    views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if (owner := lineage(node)[-1]) is not node:
+            views.setdefault(owner, []).append(node)
+    owners = _seen(graph).difference(*views.values())
+    changed: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node not in owners or not _is_on_cpu(value):
+            continue
+        if isinstance(value, torch.Tensor) and _is_elementwise(node):
+            new = _asked(node, value)
+        else:
+            new = None if changed.isdisjoint(node.all_input_nodes) else _traced(node, value)
+        if new is not None:
+            changed |= _replace(node, new, views.get(node, ()))
+
+
+def _is_on_cpu(value: Any) -> bool:
+    tensors = [v for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return bool(tensors) and all(v.device.type == "cpu" for v in tensors)
+
+
+def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes of a graph whose layouts show: in a result, in places, in the order of a draw.
+
+    What an operator gives may lie as what it reads (``flip``, ``sort``, ``index_put``).
     """
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_draw(n) for read in n.all_input_nodes)
     for node in reversed(graph.nodes):
         if node in seen:
-            seen.update(node.all_input_nodes if _is_elementwise(node) else ())
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node not in seen or not _is_elementwise(node) or not isinstance(value, torch.Tensor):
-            continue
-        if value.device.type == "cpu" and not any(_looks_at_place(u, node) for u in node.users):
-            _correct(node, value)
+            seen.update(node.all_input_nodes)
+    return seen
 
 
-def _correct(node: torch.fx.Node, value: torch.Tensor) -> None:
+def _replace(node: torch.fx.Node, new: Any, views: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Note how a node lies, and what views of it show; return all that is changed.
+
+    NOTE: nothing is, where a view is none of what lies otherwise (``flatten`` was traced as one,
+    and copies in eager mode): its places could not be told.
+    """
+    family = (node, *views)
+    if any(_looks_at_place(user) for n in family for user in n.users):
+        return set()
+    values: dict[torch.fx.Node, Any] = {node: new}
+    for view in views:
+        args, kwargs = torch.fx.map_arg(
+            (view.args, view.kwargs), lambda n: values.get(n, n.meta.get("val"))
+        )
+        try:
+            with torch.no_grad():
+                values[view] = view.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, TypeError, ValueError):
+            return set()
+    for each, value in values.items():
+        each.meta["val"] = value
+    return set(values)
+
+
+def _asked(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
+    """A result as the kernel lays it out; None if it is recorded like that, or cannot be told."""
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, torch.fx.Node)
     values = [value, *(n.meta.get("val") for n in call.all_input_nodes)]
     if all(not isinstance(v, torch.Tensor) or is_contiguous(v) for v in values):
-        return
+        return None
     order = _ask(call)
     if order is None or len(order) != value.dim() or is_contiguous(value.permute(order)):
-        return
-    node.meta["val"] = _stored(value, order)
+        return None
+    return _stored(value, order)
+
+
+def _traced(node: torch.fx.Node, value: Any) -> Any:
+    """A result as it would be recorded for operands as they lie now; None if it is."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target._schema.is_mutable:
+            return None
+    elif target is not operator.getitem:
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    try:
+        with torch.no_grad():
+            computed = target(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    leaves, structure = tree_flatten(value)
+    laid = [_lying(v, c) for v, c in zip(leaves, tree_leaves(computed), strict=True)]
+    if all(a is b for a, b in zip(leaves, laid, strict=True)):
+        return None
+    return tree_unflatten(laid, structure)
+
+
+def _lying(value: Any, other: Any) -> Any:
+    """A tensor that lies as another of its sizes does; itself if it does, or that has gaps."""
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return value
+    if value.dim() != other.dim() or not is_dense(other):
+        return value
+    order = storage_order(other) or tuple(range(value.dim()))
+    return value if is_contiguous(value.permute(order)) else _stored(value, order)
 
 
 def _stored(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -100,14 +180,9 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
     return is_tagged and len(lineage(node)) == 1
 
 
-def _looks_at_place(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Tell whether the user of a node is a view of it, or reads its memory.
-
-    The record of ``as_strided`` is the same however its argument lies.
-    """
-    if user.target is aten.as_strided.default:
-        return False
-    return reads_storage(user) or (user.op != "output" and node in lineage(user))
+def _looks_at_place(user: torch.fx.Node) -> bool:
+    """Tell whether a node reads the memory of its argument by places, and is no view of it."""
+    return reads_storage(user) and user.target is not aten.as_strided.default
 
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:

@@ -134,6 +134,7 @@ def _fuse(
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import create_op_support
 
+    order = {n.name: i for i, n in enumerate(graph_module.graph.nodes)}
     chained = _chain_in_order(n for n in graph_module.graph.nodes if n.name in outside)
     support = create_op_support(
         lambda _, node: node.op in ("call_function", "get_attr") and node.name not in outside
@@ -158,6 +159,7 @@ def _fuse(
     ]
     for block in blocks:
         _move_bodies(fused, block)
+        _restore_order(fused.get_submodule(str(block.target)), order)
     fused.recompile()
     return fused, tuple(str(b.target) for b in blocks)
 
@@ -195,6 +197,19 @@ def _return_last(graph: torch.fx.Graph) -> None:
     output = next(n for n in nodes if n.op == "output")
     for node in nodes[nodes.index(output) + 1 :]:
         output.prepend(node)
+
+
+def _restore_order(block: torch.nn.Module, order: Mapping[str, int]) -> None:
+    """Let the nodes of a block stand as they stood: some may draw random numbers.
+
+    NOTE: torch 2.8 sorts them by what they read alone.
+    """
+    assert isinstance(block, torch.fx.GraphModule)
+    moved = [n for n in block.graph.nodes if n.op not in ("placeholder", "output")]
+    output = next(n for n in reversed(block.graph.nodes) if n.op == "output")
+    for node in sorted(moved, key=lambda n: order.get(n.name, -1)):
+        output.prepend(node)
+    block.recompile()
 
 
 def _move_bodies(graph_module: torch.fx.GraphModule, block: torch.fx.Node) -> None:

@@ -32,17 +32,8 @@ def _native_dropout(
     if p == 1:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
     keep = 1.0 - p
-    mask = _filled(torch.empty_like(input, dtype=torch.bool), keep)
+    mask = aten.bernoulli.p(torch.empty_like(input, dtype=torch.bool), keep)
     return input * mask * (1.0 / keep), mask
-
-
-def _filled(mask: torch.Tensor, keep: float) -> torch.Tensor:
-    """A mask as ``bernoulli_`` fills it, of which the functional form knows the sizes alone."""
-    order = storage_order(mask)
-    if order is None or not _follows_memory():
-        return aten.bernoulli.p(mask, keep)
-    drawn = aten.bernoulli.p(mask.permute(order), keep)
-    return drawn.permute(inverse_order(order)).clone()  # which is no view
 
 
 @functools.cache

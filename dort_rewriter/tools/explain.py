@@ -17,12 +17,11 @@ from typing import Any, Literal
 import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.compilation import compile_graph
+from dort_rewriter.backends.compilation import compile_graph, settle_records
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.randomness import hoist_random
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import UnsupportedOp
@@ -263,7 +262,7 @@ class _Recorder:
         if watch is not None:
             watch.traces.append(trace)
             recipe = dataclasses.replace(recipe, around=functools.partial(_watch, watch, built))
-        hoist_random(graph_module)  # as the compilation does: the operators are those it sees
+        settle_records(graph_module)  # as the compilation does: the operators are those it sees
         calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
         kind = _kind(graph_module)
         run = compile_graph(graph_module, recipe)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
 from dort_rewriter import OrtBackend
@@ -44,3 +47,44 @@ def test_places_in_what_kernels_lay_out_otherwise() -> None:
             torch._dynamo.reset()
             compiled = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)
             torch.testing.assert_close(compiled(x), program(x))
+
+
+SEEN_THROUGH_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in places": lambda x: (
+        x.masked_scatter(x > 0, x.flip(0)).floor_divide(x.abs() + 1).as_strided((2,), (1,))
+    ),
+    "in a part": lambda x: (3 ** x.clamp(-3, 3)).transpose(0, 1)[1:],
+    "expanded": lambda x: torch.nn.functional.logsigmoid(x).expand(2, *x.shape),
+    "in what is made of a view": lambda x: torch.exp(torch.logaddexp(x, x[:1]).mT),
+    "in an outer product": lambda x: (2**x).unsqueeze(-1) * (2**x).unsqueeze(-2),
+    "in a copy": lambda x: (3 ** x.clamp(-3, 3)).mT.to(torch.float16),
+    "in what is written to": lambda x: (3**x).transpose(0, 1).select_scatter(x[:, 0], 0, 0),
+    "in what is turned over": lambda x: (3 ** x.clamp(-3, 3)).flip(0),
+    "in what is sorted": lambda x: torch.sort(3 ** x.clamp(-3, 3), 1)[0],
+    "in what is put into": lambda x: (2**x).index_put((torch.tensor([0]),), x[0]),
+    "in slopes": lambda x: torch.nn.functional.prelu(2**x, x[0, 0, :1]),
+    "in what is filled": lambda x: torch.ones_like(2**x).mT,
+    "uniform": lambda x: torch.empty_like(x).uniform_().mT * 0,
+    "poisson": lambda x: torch.poisson(x.abs() * 0).to(torch.float16),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SEEN_THROUGH_VIEWS)
+def test_strides_are_seen_through_views_and_copies(name: str, dynamic: bool) -> None:
+    """What shows a result, or lies as it does, follows what its kernel does."""
+    program = SEEN_THROUGH_VIEWS[name]
+    x = torch.randn(2, 3, 4, dtype=torch.float64).transpose(1, 2)
+    torch._dynamo.reset()
+    got, expected = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)(x), program(x)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+    assert got._is_view() == expected._is_view()
+
+
+def test_what_was_traced_as_a_view_and_is_copied_stays_as_traced() -> None:
+    x = torch.randn(4, 3, dtype=torch.float64).t()
+    for program in (lambda x: (3**x).reshape(-1), lambda x: (3**x).t().reshape(-1) + 1):
+        torch._dynamo.reset()
+        got = torch.compile(program, backend=OrtBackend())(x)
+        torch.testing.assert_close(got, program(x))

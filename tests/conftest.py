@@ -54,6 +54,13 @@ def levels_as_found() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def nothing_was_told() -> None:
+    """What the log says once is said to each test."""
+    if (compilation := sys.modules.get("dort_rewriter.backends.compilation")) is not None:
+        compilation.forget_what_was_told()
+
+
+@pytest.fixture(autouse=True)
 def dynamic_as_found() -> Iterator[None]:
     """Threads that call models compiled with ``dynamic=`` leave these changed, on torch 2.8: no
     test sees what the threads of another left (``docs/troubleshooting.md``)."""

@@ -48,7 +48,7 @@ from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["compile_graph", "cut", "make_block", "settle_records"]
+__all__ = ["compile_graph", "cut", "forget_what_was_told", "make_block", "settle_records"]
 
 logger = logging.getLogger(__name__)
 
@@ -214,8 +214,21 @@ _ADVICE = (
 )
 
 
+_told: set[str] = set()
+"""Operators for which a graph was left to torch, and the log said so at WARNING."""
+
+
+def forget_what_was_told() -> None:
+    """Say again, at WARNING, for which operators graphs are left to torch."""
+    _told.clear()
+
+
 def _report(partition: Partition, recipe: Recipe) -> None:
-    """Say once per graph what stays in torch, but for what belongs there."""
+    """Say what stays in torch, but for what belongs there.
+
+    A graph that is left to torch as a whole is a warning, unless others were for the same
+    operators: a model whose fifty layers are graphs of one kind says it once.
+    """
     missing = [f for f in partition.fallbacks if not _belongs_in_torch(f)]
     if not missing:
         return
@@ -224,8 +237,11 @@ def _report(partition: Partition, recipe: Recipe) -> None:
     listing = UnsupportedOpError(missing).listing()
     if partition.blocks:
         logger.info("These operators run in torch: %s\n%s", listing, _ADVICE)
-    else:
-        logger.warning("A graph runs in torch as a whole: %s\n%s", listing, _ADVICE)
+        return
+    names = {f.op for f in missing}
+    level = logging.INFO if names <= _told else logging.WARNING
+    _told.update(names)
+    logger.log(level, "A graph runs in torch as a whole: %s\n%s", listing, _ADVICE)
 
 
 def _belongs_in_torch(fallback: UnsupportedOp) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dort_rewriter.backends.arguments import with_mode
+from dort_rewriter.backends.compilation import forget_what_was_told
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
 from dort_rewriter.backends.instances import (
     clear_instances,
@@ -197,6 +198,7 @@ def compile_by_name(
 
 
 def _reset() -> None:
+    forget_what_was_told()
     for backend in OrtBackend.get_cached_instances():
         backend.reset()
 

@@ -16,6 +16,8 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.encoder_layers import encoder_decompositions
 from dort_rewriter.export.foreach import foreach_decompositions
+from dort_rewriter.export.recurrent_cells import cell_decompositions
+from dort_rewriter.export.recurrent_layers import layer_decompositions
 
 __all__ = [
     "filter_decomposition_table",
@@ -56,7 +58,12 @@ def _full_table() -> Table:
 
 def _own_table() -> Table:
     """What torch does not decompose, or only behind a kernel."""
-    return {**foreach_decompositions(), **encoder_decompositions()}
+    return {
+        **foreach_decompositions(),
+        **encoder_decompositions(),
+        **cell_decompositions(),
+        **layer_decompositions(),
+    }
 
 
 @functools.cache

@@ -19,6 +19,7 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dort_rewriter.backends.compilation import forget_what_was_told
 from tests.backends.aliases import MODES, Program, observe
 from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import Roundings
@@ -219,6 +220,7 @@ class _Watch(logging.Handler):
         self.text = self.text or f"given up: {record.getMessage()}"
 
     def __enter__(self) -> None:
+        forget_what_was_told()
         logging.getLogger("dort_rewriter").addHandler(self)
 
     def __exit__(self, *_: object) -> None:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from packaging.version import Version
 
 from dort_rewriter import OrtBackend, onnx_custom_backend, to_onnx
+from dort_rewriter.backends.onnxrt import torch_compile_backend
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.runtime.torch_calls import _calls
@@ -456,6 +457,47 @@ def test_alone_it_stays_in_torch(caplog: pytest.LogCaptureFixture, dumped: Path)
     assert "A graph runs in torch as a whole" in caplog.text
     assert "linalg_inv_ex" in caplog.text
     assert "fallback=True" not in caplog.text  # which is what happened
+
+
+reset_backend: Callable[[], None] = torch_compile_backend.reset  # type: ignore[attr-defined]
+
+
+class Inverses(torch.nn.Module):
+    """Layers that are a graph each, of another size each: none has a converter."""
+
+    def __init__(self, count: int, found: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.count, self.found = count, found
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.count):
+            x = self.found(x)[1:, 1:] + 1
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_graphs_left_for_the_same_operators_are_a_warning_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def said(function: Callable[[Tensor], Tensor], size: int = 9) -> list[tuple[int, str]]:
+        caplog.clear()
+        model = Inverses(5, function)
+        x = torch.eye(size) * 3 + torch.rand(size, size)
+        ours = torch.compile(model, backend="onnxrt", dynamic=False)
+        torch.testing.assert_close(ours(x), model(x))
+        found = [r for r in caplog.records if "A graph runs in torch as a whole" in r.message]
+        return [(r.levelno, r.message) for r in found]
+
+    with caplog.at_level(logging.INFO, logger="dort_rewriter"):
+        inverses = said(lambda x: torch.linalg.inv_ex(x)[0])
+        assert [level for level, _ in inverses] == [logging.WARNING, *[logging.INFO] * 4]
+        assert all("linalg_inv_ex" in text for _, text in inverses)
+        others = said(lambda x: torch.geqrf(x)[0])
+        assert [level for level, _ in others] == [logging.WARNING, *[logging.INFO] * 4]
+        again = said(lambda x: torch.linalg.inv_ex(x)[0], 8)
+        assert {level for level, _ in again} == {logging.INFO}
+        reset_backend()  # what torch._dynamo.reset() calls; torch 2.8's own class has none
+        assert said(lambda x: torch.linalg.inv_ex(x)[0])[0][0] == logging.WARNING
 
 
 def test_between_single_operators_it_stays_in_torch(dumped: Path) -> None:

@@ -80,6 +80,44 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+# -- convolutions -------------------------------------------------------------------------------
+
+FILTERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
+    "7x7": ((2, 8, 16, 16), (7, 7), (1, 3)),
+    "3x3, stride 2": ((2, 8, 15, 18), (3, 3), (2, 1)),
+    "stride 3, dilated": ((1, 4, 40, 33), (3, 5), ([3, 1], [2, 4], [2, 3])),
+    "wide": ((1, 3, 3, 100), (1, 9), (1, [0, 4])),
+    "one window": ((3, 2, 4, 5), (4, 5), (1, 0)),
+}
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_for_each_channel(name: str, biased: bool) -> None:
+    shape, kernel, how = FILTERS[name]
+    channels = shape[1]
+    x, w, b = torch.randn(shape), torch.randn(channels, 1, *kernel), torch.randn(channels)
+    stride, padding, dilation = (*how, 1)[:3]
+
+    def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, w, b if biased else None, stride, padding, dilation, channels)
+
+    check(convolve, x, w, b, uses={"DepthwiseConv"})
+    check(convolve, x.transpose(-1, 1).contiguous().transpose(-1, 1), w, b, uses={"DepthwiseConv"})
+
+
+def test_a_filter_for_each_channel_of_images_of_any_size() -> None:
+    def convolve(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, scale * torch.ones(8, 1, 3, 3), None, 2, 1, 1, 8)
+
+    scale = torch.randn(())
+    run, used = compiled(convolve, torch.randn(2, 8, 12, 14), scale, mode="symbolic")
+    for shape in ((2, 8, 12, 14), (3, 8, 33, 7), (5, 8, 3, 40)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x, scale)[0], convolve(x, scale), rtol=1e-5, atol=1e-5)
+    assert used == {"DepthwiseConv"}
+
+
 # -- pooling ------------------------------------------------------------------------------------
 
 POOLS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {

@@ -632,6 +632,33 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     ("Sum", [_random(2, 2)], {"trailing": -1}, "trailing is out"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [1, 1, 2**62, 1, 0] * 2}, "five numbers"),
     ("Columns", [_random(2, 2, 2, 2)], {"windows": [2**40, 1, 2**40, 1, 0] * 2}, "five numbers"),
+    *(
+        ("DepthwiseConv", inputs, {"windows": windows}, reason)
+        for inputs, windows, reason in (
+            (
+                [_random(1, 2, 4, 4), _random(2, 1, 3, 2), _random(2)],
+                [3, 1, 0, 1, 0] * 2,
+                "filters",
+            ),
+            (
+                [_random(1, 2, 4, 4), _random(2, 1, 3, 3), _random(3)],
+                [3, 1, 0, 1, 0] * 2,
+                "filters",
+            ),
+            ([_random(2, 4), _random(2, 1, 3), _random(2)], [1, 1, 0, 1, 0] * 2, "four axes"),
+            ([_random(1, 2, 4, 4), _random(2, 1, 1, 1), _random(2)], [1, 1, 0, 1, 1] * 2, "whole"),
+            (
+                [_random(1, 2, 4, 4), _random(2, 1, 5, 5), _random(2)],
+                [5, 1, 0, 1, 0] * 2,
+                "larger",
+            ),
+            (
+                [_random(1, 2, 4, 4), _random(2, 1, 1, 1), _random(2)],
+                [1, 2**24, 2**23, 1, 0, 1, 2**24, 2**23, 1, 0],
+                "too large",
+            ),
+        )
+    ),
     ("TriMatrix", [np.array([2])] * 5, {}, "have a kernel"),
     ("TriMatrix", [np.array([2])] * 2 + [_random(1)] * 3, {"rank": 13}, "rank is out"),
     ("TriMatrix", [np.array([2**40])] * 2 + [_random(1)] * 3, {}, "too large"),

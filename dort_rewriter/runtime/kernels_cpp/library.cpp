@@ -2,6 +2,7 @@
 
 #include "batch_norm.h"
 #include "cross_entropy.h"
+#include "depthwise.h"
 #include "elementwise.h"
 #include "gelu.h"
 #include "norms.h"
@@ -36,7 +37,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<WriteRows>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TransposeToBfloat16>(),
-            operator_of<TriMatrix>(), operator_of<Order>()}) {
+            operator_of<TriMatrix>(), operator_of<Order>(), operator_of<DepthwiseConv>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
       for (const auto& ops : {torch_products(), torch_attention(), torch_calls()}) {

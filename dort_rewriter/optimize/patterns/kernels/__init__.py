@@ -9,6 +9,7 @@ from dort_rewriter.optimize.patterns.kernels.casts import (
     NarrowSoftmax,
 )
 from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
+from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv
 from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
 from dort_rewriter.optimize.patterns.kernels.losses import CrossEntropyGrad
 from dort_rewriter.optimize.patterns.kernels.norms import RmsNormGrad
@@ -37,6 +38,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ConstantOfShapeScatterND,
     MaskedShapeScatterND,
     TriMatrix,
+    DepthwiseConv,
     CrossEntropyGrad,
     RmsNormGrad,
     NarrowNorms,

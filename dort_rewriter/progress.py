@@ -7,11 +7,12 @@ a terminal reads it; else a line of log. Not asked for, a line only of what take
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from dort_rewriter import env
 
@@ -57,13 +58,22 @@ def _nothing() -> None: ...
 
 def _bar(what: str, steps: int) -> Any:
     """A bar of tqdm, None where nobody would see it."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty() or _is_of_no_size(sys.stderr):
         return None
     try:
         from tqdm import tqdm
     except ImportError:
         return None
     return tqdm(total=steps, desc=what, file=sys.stderr, leave=True)
+
+
+def _is_of_no_size(terminal: TextIO) -> bool:
+    """Tell whether a terminal has no columns or rows, as some of containers and of continuous
+    integration: tqdm writes empty lines there."""
+    try:
+        return 0 in os.get_terminal_size(terminal.fileno())
+    except (OSError, ValueError):
+        return False
 
 
 def _say(what: str) -> None:

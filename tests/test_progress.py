@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import struct
 import sys
 from types import SimpleNamespace
 
@@ -83,6 +85,26 @@ def test_without_tqdm_there_are_lines(
         pass
     assert lines == ["Graph 1: export."]
     assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 100), (24, 100)])
+def test_a_terminal_of_no_size_has_lines(
+    size: tuple[int, int], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bars were empty lines there."""
+    pytest.importorskip("tqdm")
+    openpty = pytest.importorskip("pty").openpty
+    fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+    reader, writer = openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with open(writer, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=terminal))
+        with shown("Graph 1: export", asked=True):
+            pass
+        written = os.read(reader, 4096) if all(size) else b""
+    os.close(reader)
+    assert (b"100%" in written) is all(size)
+    assert lines == ([] if all(size) else ["Graph 1: export."])
 
 
 def test_lines_that_were_asked_for_are_seen_where_no_logging_is_set_up(

@@ -37,6 +37,7 @@ from dort_rewriter.errors import (
 )
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
+from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.runtime.model_files import write_model
 
 __all__ = ["save"]
@@ -104,6 +105,8 @@ def _check_options(options: OrtBackendOptions, weights: str) -> None:
         raise CaptureError(
             "use_aot_autograd=False compiles graphs, and no call that can be saved."
         )
+    if options.weights is not None:
+        require_low_bit_products(options.weights)
 
 
 # -- the call -----------------------------------------------------------------------------------

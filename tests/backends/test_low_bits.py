@@ -197,10 +197,15 @@ def test_without_freeze_it_is_refused() -> None:
         OrtBackend({"weights": "int2", "freeze": True})
 
 
-def test_without_a_kernel_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_kernel_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a call, and by ``save`` without one."""
     monkeypatch.setattr(
         "dort_rewriter.runtime.low_bits.has_low_bit_products", lambda bits: bits == 4
     )
-    compiled, _ = compiled_with("int8", nn.Linear(128, 128))
+    compiled, _ = compiled_with("int8", nn.Linear(128, 128).eval())
+    x = torch.randn(2, 128)
     with pytest.raises(OptionError, match=r"no kernel for products by weights of 8 bits.*int4"):
-        compiled(torch.randn(2, 128))
+        compiled(x)
+    with pytest.raises(OptionError, match=r"no kernel for products by weights of 8 bits.*int4"):
+        dort_rewriter.save(compiled, tmp_path, x)
+    assert not list(tmp_path.iterdir())

@@ -188,6 +188,38 @@ def test_an_optimizer_step_is_one_graph(name: str, foreach: bool) -> None:
     assert backend.execution_count == 3
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["step", "whole"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_fused_optimizer_is_that_of_eager_mode(name: str, whole: bool) -> None:
+    """Dynamo skips its step, which is one kernel of torch: alone, and in a step of training."""
+    kind, options = OPTIMIZERS[name]
+    options = {k: v for k, v in options.items() if k != "capturable"}
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    twin = copy.deepcopy(model)
+    mine, theirs = (
+        kind(m.parameters(), **options, fused=True)  # type: ignore[call-arg]
+        for m in (model, twin)
+    )
+
+    def train(module: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        module(x).square().mean().backward()
+        optimizer.step()
+
+    train_mine = train
+    if whole:
+        train_mine, backend = compile_strictly(train, fullgraph=False)
+    else:
+        mine.step, backend = compile_strictly(mine.step, fullgraph=False)  # type: ignore[method-assign]
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        train_mine(model, mine, x)
+        train(twin, theirs, x)
+        torch.testing.assert_close(model.state_dict(), twin.state_dict())
+        torch.testing.assert_close(mine.state_dict()["state"], theirs.state_dict()["state"])
+    assert (backend.execution_count > 0) is whole
+
+
 READ_THEN_WRITTEN: dict[str, Callable[[torch.Tensor], Any]] = {
     "power of a copy": lambda x: (y := x.repeat_interleave(2, 1) ** 2, x.zero_(), y)[2],
     "chain": lambda x: (y := (x * 3).sin().cos(), x.mul_(2), y)[2],

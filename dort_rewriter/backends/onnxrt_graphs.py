@@ -35,6 +35,7 @@ from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.backends.torch_kernels import with_torch_kernels
 from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.kernel_layouts import asks_for_format
 from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.errors import CaptureError, OptionError
 from dort_rewriter.export.decompositions import get_tracing_table
@@ -87,14 +88,15 @@ def call_backend(
     def compiled_by_aot() -> Callable[..., Any]:
         dispatcher = make_dispatcher()
         table = get_tracing_table(dispatcher)
+        copies = asks_for_format(graph_module)
         return compile_with_aot(
             graph_module,
             args,
             compile_graph=lambda graph, _: compilation.compile_graph(
-                graph, _recipe_of_aot(backend, chosen)
+                graph, _recipe_of_aot(backend, chosen, copies)
             ),
             decompositions=table,
-            compile_inference=functools.partial(_compile_inference, backend, chosen),
+            compile_inference=functools.partial(_compile_inference, backend, chosen, copies),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
             key=graph_key(graph_module, args, chosen, dispatcher, table),
@@ -122,10 +124,11 @@ def _refuse_aot_compile() -> None:
 def _compile_inference(
     backend: Any,
     options: OrtBackendOptions,
+    copies: bool,
     graph_module: torch.fx.GraphModule,
     weights: frozenset[str],
 ) -> Callable[..., Any]:
-    recipe = _recipe_of_aot(backend, options)
+    recipe = _recipe_of_aot(backend, options, copies)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
     return compilation.compile_graph(graph_module, recipe)
@@ -196,9 +199,10 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
     )
 
 
-def _recipe_of_aot(backend: Any, options: OrtBackendOptions) -> Recipe:
+def _recipe_of_aot(backend: Any, options: OrtBackendOptions, copies: bool) -> Recipe:
     """The recipe of graphs that only their own calls run: nobody else feeds the models."""
-    return dataclasses.replace(make_recipe(backend, options), as_stored=True)
+    recipe = make_recipe(backend, options)
+    return dataclasses.replace(recipe, as_stored=True, hidden_copies=copies)
 
 
 def _options(backend: Any) -> OrtBackendOptions:

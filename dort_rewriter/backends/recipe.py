@@ -57,6 +57,8 @@ class Recipe:
     trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """FX nodes, by name, that turned out not to be convertible, and why."""
+    hidden_copies: bool = True
+    """Whether the program may copy to a memory format what was traced as if it had it."""
     build_now: bool = False
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True

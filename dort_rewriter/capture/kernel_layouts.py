@@ -8,6 +8,7 @@ operands do.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
-__all__ = ["correct_layouts"]
+__all__ = ["asks_for_format", "correct_layouts"]
 
 aten = torch.ops.aten
 
@@ -50,10 +51,25 @@ _UNTAGGED = frozenset(
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
 
 
-def correct_layouts(graph: torch.fx.Graph) -> None:
+def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph of Dynamo makes tensors dense where they are not.
+
+    NOTE: what AOTAutograd traces has no node of that where there seems to be nothing to do.
+    """
+    nodes = (
+        n
+        for module in graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for n in module.graph.nodes
+    )
+    return any("contiguous" in str(n.target) or "memory_format" in n.kwargs for n in nodes)
+
+
+def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool = True) -> None:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
-    What is a view of them, or recorded to lie as they do, follows.
+    What is a view of them, or recorded to lie as they do, follows; with ``hidden_copies`` unless
+    eager mode may have made a copy of it.
     """
     views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
@@ -70,7 +86,7 @@ def correct_layouts(graph: torch.fx.Graph) -> None:
         else:
             new = None if changed.isdisjoint(node.all_input_nodes) else _traced(node, value)
         if new is not None:
-            changed |= _replace(node, new, views.get(node, ()))
+            changed |= _replace(node, new, views.get(node, ()), hidden_copies)
 
 
 def _is_on_cpu(value: Any) -> bool:
@@ -92,11 +108,14 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return seen
 
 
-def _replace(node: torch.fx.Node, new: Any, views: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+def _replace(
+    node: torch.fx.Node, new: Any, views: Sequence[torch.fx.Node], hidden_copies: bool
+) -> set[torch.fx.Node]:
     """Note how a node lies, and what views of it show; return all that is changed.
 
-    NOTE: nothing is, where a view is none of what lies otherwise (``flatten`` was traced as one,
-    and copies in eager mode): its places could not be told.
+    NOTE: nothing is, where eager mode copies what was traced as a view: where a view cannot be
+    made of what lies otherwise (``flatten``); or may copy it (``contiguous()`` leaves no node
+    behind where it seems to have nothing to do): where it would no longer be dense in a format.
     """
     family = (node, *views)
     if any(_looks_at_place(user) for n in family for user in n.users):
@@ -106,11 +125,10 @@ def _replace(node: torch.fx.Node, new: Any, views: Sequence[torch.fx.Node]) -> s
         args, kwargs = torch.fx.map_arg(
             (view.args, view.kwargs), lambda n: values.get(n, n.meta.get("val"))
         )
-        try:
-            with torch.no_grad():
-                values[view] = view.target(*args, **kwargs)  # type: ignore[operator]
-        except (RuntimeError, TypeError, ValueError):
+        shown = _computed(view.target, args, kwargs)
+        if shown is None or (hidden_copies and _formats(view.meta.get("val")) - _formats(shown)):
             return set()
+        values[view] = shown
     for each, value in values.items():
         each.meta["val"] = value
     return set(values)
@@ -138,16 +156,44 @@ def _traced(node: torch.fx.Node, value: Any) -> Any:
     elif target is not operator.getitem:
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    try:
-        with torch.no_grad():
-            computed = target(*args, **kwargs)
-    except (RuntimeError, TypeError, ValueError):
-        return None
+    computed = tree_leaves(_computed(target, args, kwargs))
     leaves, structure = tree_flatten(value)
-    laid = [_lying(v, c) for v, c in zip(leaves, tree_leaves(computed), strict=True)]
+    if len(computed) != len(leaves):
+        return None
+    laid = [_lying(v, c) for v, c in zip(leaves, computed, strict=True)]
     if all(a is b for a, b in zip(leaves, laid, strict=True)):
         return None
     return tree_unflatten(laid, structure)
+
+
+def _computed(target: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator gives for fake tensors; None if it does not take them.
+
+    NOTE: the fake kernels of others may raise anything, and torch 2.8 logs what its own raise.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with torch.no_grad():
+            return target(*args, **kwargs)
+    except Exception:
+        return None
+    finally:
+        logger.setLevel(level)
+
+
+_FORMATS = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+"""The axes of tensors that are channels-last, in the order of memory."""
+
+
+def _formats(value: Any) -> set[str]:
+    """The memory formats in which a tensor is dense."""
+    if not isinstance(value, torch.Tensor):
+        return set()
+    found = {"row-major"} if is_contiguous(value) else set()
+    order = _FORMATS.get(value.dim())
+    return found | {"channels-last"} if order and is_contiguous(value.permute(order)) else found
 
 
 def _lying(value: Any, other: Any) -> Any:

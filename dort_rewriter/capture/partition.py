@@ -202,10 +202,12 @@ def _return_last(graph: torch.fx.Graph) -> None:
 def _restore_order(block: torch.nn.Module, order: Mapping[str, int]) -> None:
     """Let the nodes of a block stand as they stood: some may draw random numbers.
 
-    NOTE: torch 2.8 sorts them by what they read alone.
+    NOTE: torch 2.8 sorts them by what they read alone. What torch put there stands first.
     """
     assert isinstance(block, torch.fx.GraphModule)
     moved = [n for n in block.graph.nodes if n.op not in ("placeholder", "output")]
+    if any(n.name not in order and n.op != "get_attr" for n in moved):
+        return
     output = next(n for n in reversed(block.graph.nodes) if n.op == "output")
     for node in sorted(moved, key=lambda n: order.get(n.name, -1)):
         output.prepend(node)

@@ -88,3 +88,41 @@ def test_what_was_traced_as_a_view_and_is_copied_stays_as_traced() -> None:
         torch._dynamo.reset()
         got = torch.compile(program, backend=OrtBackend())(x)
         torch.testing.assert_close(got, program(x))
+
+
+MADE_DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a view": lambda x: (2**x).mT.contiguous().mT,
+    "in places": lambda x: (2**x).mT.contiguous().as_strided((5,), (2,)),
+    "copied": lambda x: (2**x).mT.contiguous().mT.exp(),
+    "dropped out": lambda x: torch.nn.functional.dropout((2**x).mT.contiguous().mT, 0.5),
+    "moved": lambda x: torch.nn.functional.logsigmoid(x).mT.contiguous().mT.flip(0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", MADE_DENSE)
+def test_what_is_made_dense_is_copied(name: str, dynamic: bool) -> None:
+    """``contiguous()`` has nothing to do in what is traced, and copies in eager mode."""
+    if dynamic and name == "in places":
+        pytest.skip("as_strided of symbolic sizes runs in torch, as AOTAutograd traced it")
+    program, x = MADE_DENSE[name], torch.randn(2, 3, 4, dtype=torch.float64).mT
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)
+    torch.manual_seed(0)
+    got = compiled(x)
+    torch.manual_seed(0)
+    expected = program(x)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+
+
+def test_images_made_dense_with_their_channels_last() -> None:
+    x = torch.randn(2, 5, 4, 3, dtype=torch.float64).permute(0, 3, 1, 2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (2**x).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+    torch._dynamo.reset()
+    got, expected = torch.compile(program, backend=OrtBackend())(x), program(x)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.view import GraphView
+from dort_rewriter.optimize.view import Dim, GraphView
 
 __all__ = ["DepthwiseConv"]
 
@@ -40,6 +40,8 @@ class DepthwiseConv(Rule):
             return Refusal(
                 "the padding is not the same at both ends", graph.attribute(node, "pads")
             )
+        if not _pays(windows, dims[2:], graph.dims(node.outputs[0])):
+            return Refusal("other windows than the kernel is made for", (windows, dims))
         read = [x, weight, weight if bias is None else bias]
         if not graph.runs("DepthwiseConv", read, domain=OWN_DOMAIN, windows=windows):
             return Refusal("no kernel", x.dtype)
@@ -52,6 +54,28 @@ class DepthwiseConv(Rule):
             return result
 
         return Match([node.outputs[0]], write)
+
+
+_FEWEST_TAPS, _FEWEST_COLUMNS = 9, 7
+_LARGEST_PLANE = 1 << 20
+"""Numbers of an image with its padding, of which each thread has a copy."""
+
+
+def _pays(windows: Sequence[int], sizes: Sequence[Dim], made: Sequence[Dim] | None) -> bool:
+    """Whether the kernel is faster than a product: it makes 4 rows of 16 columns at once.
+
+    Measured on one thread: 3x3 windows take 0.55 to 0.85 of the time, 7x7 windows 0.2 to 0.35; but
+    1x1 windows four times as long, 2x2 and 3x1 ones half as long again, and so do windows that
+    leave gaps; narrow images up to eight times.
+    """
+    (high, down, above, *_), (wide, across, beside, *_) = windows[:5], windows[5:]
+    height, width = sizes
+    columns = made[3] if made is not None and len(made) == 4 else None
+    if not isinstance(height, int) or not isinstance(width, int) or not isinstance(columns, int):
+        return False
+    area = (height + 2 * above) * (width + 2 * beside)
+    fits = area <= _LARGEST_PLANE and columns >= _FEWEST_COLUMNS
+    return fits and high * wide >= _FEWEST_TAPS and down < high and across < wide
 
 
 def _windows(node: ir.Node, graph: GraphView, kernel: Sequence[int]) -> list[int] | None:

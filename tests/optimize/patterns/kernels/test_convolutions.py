@@ -8,7 +8,7 @@ import pytest
 from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
-IMAGES = "(float[N,6,H,W] x, float[6,1,3,5] w, float[6] b) => (float[N,6,P,Q] z)"
+IMAGES = "(float[N,6,{},{}] x, float[6,1,3,5] w, float[6] b) => (float[N,6,P,Q] z)"
 HOW = {
     "plain": ("", "3, 1, 0, 1, 0, 5, 1, 0, 1, 0"),
     "padded": ("pads = [1, 2, 1, 2]", "3, 1, 1, 1, 0, 5, 1, 2, 1, 0"),
@@ -24,28 +24,29 @@ def _numbers(*shape: int) -> np.ndarray:
     return GENERATOR.normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [(9, 7), (40, 37), (5, 64)])
+@pytest.mark.parametrize("size", [(9, 21), (40, 37), (5, 64)])
 @pytest.mark.parametrize("how", HOW)
 def test_images(how: str, size: tuple[int, int]) -> None:
     attributes, windows = HOW[how]
     written = ", ".join(["group = 6", *([attributes] if attributes else [])])
+    images = IMAGES.format(*size)
     assert_rewrites(
         DepthwiseConv,
-        f"{IMAGES} {{ z = Conv<{written}>(x, w, b) }}",
-        f"{IMAGES} {{ z = dort_rewriter.DepthwiseConv<windows = [{windows}]>(x, w, b) }}",
+        f"{images} {{ z = Conv<{written}>(x, w, b) }}",
+        f"{images} {{ z = dort_rewriter.DepthwiseConv<windows = [{windows}]>(x, w, b) }}",
         inputs={"x": _numbers(3, 6, *size), "w": _numbers(6, 1, 3, 5), "b": _numbers(6)},
         reference=False,
     )
 
 
 def test_images_without_a_bias() -> None:
-    shapes = "(float[N,3,H,W] x, float[3,1,1,3] w) => (float[N,3,P,Q] z)"
+    shapes = "(float[N,3,5,33] x, float[3,1,3,3] w) => (float[N,3,P,Q] z)"
     assert_rewrites(
         DepthwiseConv,
         f"{shapes} {{ z = Conv<group = 3>(x, w) }}",
         f"{shapes} <float[3] zeros = {{0, 0, 0}}> {{ z = dort_rewriter.DepthwiseConv"
-        "<windows = [1, 1, 0, 1, 0, 3, 1, 0, 1, 0]>(x, w, zeros) }",
-        inputs={"x": _numbers(2, 3, 5, 33), "w": _numbers(3, 1, 1, 3)},
+        "<windows = [3, 1, 0, 1, 0, 3, 1, 0, 1, 0]>(x, w, zeros) }",
+        inputs={"x": _numbers(2, 3, 5, 33), "w": _numbers(3, 1, 3, 3)},
         reference=False,
     )
 
@@ -53,24 +54,29 @@ def test_images_without_a_bias() -> None:
 @pytest.mark.parametrize(
     ("inputs", "node", "reason"),
     [
-        ("float[2,6,8,8] x, float[12,1,3,3] w", "Conv<group = 6>(x, w)", None),
-        ("float[2,6,8,8] x, float[6,2,3,3] w", "Conv<group = 3>(x, w)", None),
+        ("float[2,6,9,9] x, float[12,1,3,3] w", "Conv<group = 6>(x, w)", None),
+        ("float[2,6,9,9] x, float[6,2,3,3] w", "Conv<group = 3>(x, w)", None),
         ("float[2,1,8,8] x, float[1,1,3,3] w", "Conv(x, w)", None),
+        (
+            "float[2,6,H,W] x, float[6,1,3,3] w",
+            "Conv<group = 6>(x, w)",
+            "other windows than the kernel is made for",
+        ),
         ("float[2,6,8] x, float[6,1,3] w", "Conv<group = 6>(x, w)", None),
         ("float[2,6,8,8,8] x, float[6,1,3,3,3] w", "Conv<group = 6>(x, w)", None),
-        ("double[2,6,8,8] x, double[6,1,3,3] w", "Conv<group = 6>(x, w)", "no kernel"),
+        ("double[2,6,9,9] x, double[6,1,3,3] w", "Conv<group = 6>(x, w)", "no kernel"),
         (
-            "float[0,6,8,8] x, float[6,1,3,3] w",
+            "float[0,6,9,9] x, float[6,1,3,3] w",
             "Conv<group = 6>(x, w)",
             "there is nothing to convolve",
         ),
         (
-            "float[2,6,8,8] x, float[6,1,3,3] w",
+            "float[2,6,9,9] x, float[6,1,3,3] w",
             "Conv<group = 6, pads = [1, 1, 0, 0]>(x, w)",
             "the padding is not the same at both ends",
         ),
         (
-            "float[2,6,8,8] x, float[6,1,3,3] w",
+            "float[2,6,9,9] x, float[6,1,3,3] w",
             'Conv<group = 6, auto_pad = "SAME_UPPER">(x, w)',
             "the padding is not the same at both ends",
         ),

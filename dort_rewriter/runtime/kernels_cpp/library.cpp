@@ -54,8 +54,13 @@ EXPORTED void make_kernels_beside_torch(int wanted) { beside_torch = wanted != 0
 
 // Say whether a program, and the registers of its results, are what is run as one loop.
 EXPORTED int is_loop(const int64_t* program, size_t size, const int64_t* results, size_t count) {
-  Integers code(program, program + size), registers(results, results + count);
-  return formulas::find_optimizer_step(code, registers).loop != nullptr ? 1 : 0;
+  if (size % 5 != 0) return 0;
+  try {
+    Integers code(program, program + size), registers(results, results + count);
+    return formulas::find_optimizer_step(code, registers).loop != nullptr ? 1 : 0;
+  } catch (...) {  // there is no memory
+    return 0;
+  }
 }
 
 // Let kernels call Python: the addresses in the order of `python::Interface`. 0 when there are others.

@@ -67,6 +67,19 @@ constexpr size_t width_of(const F& formula) {
   return static_cast<size_t>(-least);
 }
 
+// Whether all inputs of a formula are read, so that matching it finds them all; and are not too many.
+template <typename F>
+constexpr bool reads_all(const F& formula) {
+  uint64_t read = 0;
+  for (const Instruction& code : formula.code) {
+    for (size_t k = 1; k < 3; ++k) {
+      if (code[k] < 0) read |= uint64_t{1} << (-1 - code[k]);
+    }
+  }
+  size_t width = width_of(formula);
+  return width <= kMost && read + 1 == uint64_t{1} << width && formula.numbers <= read;
+}
+
 template <const auto& formula, size_t k>
 void execute(const float* values, float* made) {
   constexpr Instruction code = formula.code[k];
@@ -169,6 +182,7 @@ class Traced {
 // The loop of a program among those of some formulas, if there is one.
 template <const auto&... formulas>
 ChosenLoop find_loop(const Integers& program, const Integers& registers) {
+  static_assert((reads_all(formulas) && ...), "a formula has inputs that it does not read");
   const Traced traced(program, registers);
   ChosenLoop chosen;
   (traced.choose(formulas, kLoop<formulas>, chosen) || ...);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import select
 import struct
 import sys
 from types import SimpleNamespace
@@ -101,7 +102,10 @@ def test_a_terminal_of_no_size_has_lines(
         monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=terminal))
         with shown("Graph 1: export", asked=True):
             pass
-        written = os.read(reader, 4096) if all(size) else b""
+        written = b""
+        # What is written to a terminal arrives in pieces.
+        while all(size) and b"100%" not in written and select.select([reader], [], [], 5)[0]:
+            written += os.read(reader, 4096)
     os.close(reader)
     assert (b"100%" in written) is all(size)
     assert lines == ([] if all(size) else ["Graph 1: export."])

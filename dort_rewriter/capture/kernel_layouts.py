@@ -169,7 +169,7 @@ def _traced(node: torch.fx.Node, value: Any) -> Any:
 def _computed(target: Any, args: Any, kwargs: Any) -> Any:
     """What an operator gives for fake tensors; None if it does not take them.
 
-    NOTE: the fake kernels of others may raise anything, and torch 2.8 logs what its own raise.
+    NOTE: torch 2.8 logs what its own fake kernels raise.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
@@ -177,7 +177,7 @@ def _computed(target: Any, args: Any, kwargs: Any) -> Any:
     try:
         with torch.no_grad():
             return target(*args, **kwargs)
-    except Exception:
+    except Exception:  # whatever a fake kernel of a program raises
         return None
     finally:
         logger.setLevel(level)

@@ -76,20 +76,20 @@ def _compile(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
     return boxed_module(partition.graph_module)
 
 
-def settle_records(graph_module: torch.fx.GraphModule, *, hidden_copies: bool = True) -> None:
+def settle_records(graph_module: torch.fx.GraphModule, recipe: Recipe) -> None:
     """Make right what is recorded wrongly, and random operators the first ones.
 
     NOTE: in this order: they draw in that of the memory they fill.
     """
     correct_records(graph_module.graph)
-    correct_layouts(graph_module.graph, hidden_copies=hidden_copies)
+    correct_layouts(graph_module.graph, hidden_copies=recipe.hidden_copies)
     hoist_random(graph_module)
 
 
 def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str, RunBoxed]:
     """The ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
     options = dataclasses.replace(recipe.options, autotune=False)
-    settle_records(graph_module, hidden_copies=recipe.hidden_copies)
+    settle_records(graph_module, recipe)
 
     def compiled(**changes: Any) -> RunBoxed:
         changed = dataclasses.replace(recipe, options=dataclasses.replace(options, **changes))
@@ -113,7 +113,7 @@ def _is_in_torch(node: torch.fx.Node, recipe: Recipe) -> bool:
 def cut(graph_module: torch.fx.GraphModule, recipe: Recipe) -> Partition:
     """Cut a graph, its blocks replaced by what will run them."""
     with recipe.trace.phase("cut"):
-        settle_records(graph_module, hidden_copies=recipe.hidden_copies)
+        settle_records(graph_module, recipe)
         rebase_strided(graph_module.graph)
         graph = graph_module.graph
         shared = [

@@ -88,15 +88,17 @@ def call_backend(
     def compiled_by_aot() -> Callable[..., Any]:
         dispatcher = make_dispatcher()
         table = get_tracing_table(dispatcher)
-        copies = asks_for_format(graph_module)
+        hidden_copies = asks_for_format(graph_module)
         return compile_with_aot(
             graph_module,
             args,
             compile_graph=lambda graph, _: compilation.compile_graph(
-                graph, _recipe_of_aot(backend, chosen, copies)
+                graph, _recipe_of_aot(backend, chosen, hidden_copies)
             ),
             decompositions=table,
-            compile_inference=functools.partial(_compile_inference, backend, chosen, copies),
+            compile_inference=functools.partial(
+                _compile_inference, backend, chosen, hidden_copies
+            ),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
             key=graph_key(graph_module, args, chosen, dispatcher, table),
@@ -124,11 +126,11 @@ def _refuse_aot_compile() -> None:
 def _compile_inference(
     backend: Any,
     options: OrtBackendOptions,
-    copies: bool,
+    hidden_copies: bool,
     graph_module: torch.fx.GraphModule,
     weights: frozenset[str],
 ) -> Callable[..., Any]:
-    recipe = _recipe_of_aot(backend, options, copies)
+    recipe = _recipe_of_aot(backend, options, hidden_copies)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
     return compilation.compile_graph(graph_module, recipe)
@@ -199,10 +201,10 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
     )
 
 
-def _recipe_of_aot(backend: Any, options: OrtBackendOptions, copies: bool) -> Recipe:
+def _recipe_of_aot(backend: Any, options: OrtBackendOptions, hidden_copies: bool) -> Recipe:
     """The recipe of graphs that only their own calls run: nobody else feeds the models."""
     recipe = make_recipe(backend, options)
-    return dataclasses.replace(recipe, as_stored=True, hidden_copies=copies)
+    return dataclasses.replace(recipe, as_stored=True, hidden_copies=hidden_copies)
 
 
 def _options(backend: Any) -> OrtBackendOptions:

@@ -65,7 +65,7 @@ def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
     return any("contiguous" in str(n.target) or "memory_format" in n.kwargs for n in nodes)
 
 
-def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool = True) -> None:
+def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool) -> None:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
     What is a view of them, or recorded to lie as they do, follows; with ``hidden_copies`` unless

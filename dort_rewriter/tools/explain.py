@@ -262,7 +262,9 @@ class _Recorder:
         if watch is not None:
             watch.traces.append(trace)
             recipe = dataclasses.replace(recipe, around=functools.partial(_watch, watch, built))
-        settle_records(graph_module)  # as the compilation does: the operators are those it sees
+        settle_records(
+            graph_module, recipe
+        )  # as the compilation does: the operators are those it sees
         calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
         kind = _kind(graph_module)
         run = compile_graph(graph_module, recipe)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from dort_rewriter import env
 from dort_rewriter.errors import HookError
-from dort_rewriter.hook import imports, versions
+from dort_rewriter.hook import empty_frames, imports, versions
 from dort_rewriter.hook.patch import Patch
 from dort_rewriter.hook.report import HookStatus, is_expected, status
 from dort_rewriter.hook.restored import RestoredModule
@@ -129,6 +129,7 @@ def _restore_backend_module(module: ModuleType) -> None:
 
 def _take_back() -> None:
     imports.forget(*MODULES)
+    empty_frames.unwatch()
     for change in reversed(STATE.changes):
         if change.obstacle() is None:
             change.restore()

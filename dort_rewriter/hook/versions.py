@@ -142,6 +142,13 @@ PATCHES: tuple[Patch, ...] = (
         "and torch refuses the second",
         since=OLDEST,
     ),
+    Patch(
+        module=REGISTRY_MODULE,
+        attribute="lookup_backend",
+        replacement=wrappers.find_by_name,
+        reason="a model in which Dynamo finds no graph calls no backend: one line of log tells",
+        since=OLDEST,
+    ),
 )
 """Applied in this order, taken back in the opposite one."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dort_rewriter import env
 from dort_rewriter.forks import SafeLock
+from dort_rewriter.hook import empty_frames
 from dort_rewriter.hook.state import STATE
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "clear_instances",
     "compile_by_name",
     "compile_graph",
+    "find_by_name",
     "instance_for_options",
     "no_attribute",
     "register_once",
@@ -149,6 +151,13 @@ def register_once(wrapped: Function, instance: None, args: Arguments, kwargs: Ke
                 raise
         _registered[name] = function
     return function
+
+
+def find_by_name(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for Dynamo's ``lookup_backend``."""
+    if empty_frames.BACKEND in (*args, *kwargs.values()) and STATE.installed:
+        empty_frames.watch()
+    return wrapped(*args, **kwargs)
 
 
 def no_attribute(module: str) -> Function:

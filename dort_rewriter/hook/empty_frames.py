@@ -1,0 +1,113 @@
+"""One line at INFO for what Dynamo reads for ``backend="onnxrt"`` and finds no graph in.
+
+A backend is not called then, and such a model (``nn.LSTM``) looks like one that runs in ONNX
+Runtime. Dynamo calls back before and after it reads a frame; what it reads, and for which backend,
+stands in the frame of its own function: where that has other names, nothing is said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["BACKEND", "unwatch", "watch"]
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "onnxrt"
+
+Place = tuple[str, int, str]
+"""Where code stands: Dynamo gives what it has read other code objects."""
+
+_before: list[int] = []
+"""How many graphs there were when Dynamo began to read: one number, or none."""
+
+_told: set[Place] = set()
+
+
+def watch() -> None:
+    """Be called back from now on; ``torch._dynamo.reset()`` ends it."""
+    handler = _handler()
+    if handler is not None and _on_end not in handler.end_callbacks:
+        _told.clear()
+        handler.register_start_callback(_on_start)
+        handler.register_end_callback(_on_end)
+
+
+def unwatch() -> None:
+    """Be called back no more."""
+    handler = _handler()
+    if handler is not None and _on_end in handler.end_callbacks:
+        handler.remove_start_callback(_on_start)
+        handler.remove_end_callback(_on_end)
+
+
+def _handler() -> Any:
+    return getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
+
+
+def _on_start(*_: Any) -> None:
+    _before[:] = [_count_graphs()]
+
+
+def _on_end(*_: Any) -> None:
+    try:
+        if logger.isEnabledFor(logging.INFO) and _before == [_count_graphs()]:
+            _tell()
+    except Exception as error:  # inside of Dynamo: no compilation is worth a line of log
+        logger.debug("cannot tell what Dynamo read: %r", error)
+
+
+def _tell() -> None:
+    reading = next((f for f in _callers() if _reads(f)), None)
+    if reading is None or not _is_for_us(reading):
+        return
+    code = reading.f_locals["code"]
+    # What is called by a function of which it was told runs in Python as that one does.
+    if _place(code) not in _told and not any(_place(f.f_code) in _told for f in _callers()):
+        logger.info(
+            "Dynamo found no graph in %s: it runs in Python and torch, not in ONNX Runtime. "
+            "dort_rewriter.explain tells more.",
+            _describe(code, reading.f_locals.get("closure")),
+        )
+    _told.add(_place(code))
+
+
+def _count_graphs() -> int:
+    utils = sys.modules["torch._dynamo.utils"]
+    return int(utils.counters["stats"]["unique_graphs"])
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _reads(frame: FrameType) -> bool:
+    """Tell whether a frame is that of Dynamo's function which reads one."""
+    return frame.f_code.co_name == "_compile" and isinstance(frame.f_locals.get("code"), CodeType)
+
+
+def _is_for_us(reading: FrameType) -> bool:
+    return getattr(reading.f_locals.get("compiler_fn"), "compiler_name", None) == BACKEND
+
+
+def _place(code: CodeType) -> Place:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _describe(code: CodeType, closure: Any) -> str:
+    name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
+    # What is torch's own is called from a frame around it, in whose closure it stands alone.
+    if code.co_filename.endswith("external_utils.py") and closure:
+        called = closure[0].cell_contents
+        name = getattr(called, "__qualname__", type(called).__qualname__)
+        inside = inspect.unwrap(getattr(called, "forward", called))
+        code = getattr(inside, "__code__", code)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})"

@@ -82,6 +82,27 @@ def test_strides_are_seen_through_views_and_copies(name: str, dynamic: bool) -> 
     assert got._is_view() == expected._is_view()
 
 
+PADDED = {
+    "padded": lambda x: torch.nn.functional.pad(x, (1, 2)),
+    "put side by side": lambda x: torch.cat([x, x], -1),
+    "the largest": lambda x: torch.nn.functional.max_pool2d(x, 1),
+    "means": lambda x: torch.nn.functional.avg_pool2d(x, 1),
+    "means of parts": lambda x: torch.nn.functional.adaptive_avg_pool2d(x, (2, 1)),
+    "largest of parts": lambda x: torch.nn.functional.adaptive_max_pool2d(x, (2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_dimension_of_one_is_no_format(name: str) -> None:
+    """torch 2.8's fake tensors take rows that are transposed for images with channels last."""
+    program = PADDED[name]
+    x = torch.randn(2, 3, 4).transpose(1, 2).unsqueeze(-1)
+    torch._dynamo.reset()
+    got, expected = torch.compile(program, backend=OrtBackend())(x), program(x)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+
+
 def test_what_was_traced_as_a_view_and_is_copied_stays_as_traced() -> None:
     x = torch.randn(4, 3, dtype=torch.float64).t()
     for program in (lambda x: (3**x).reshape(-1), lambda x: (3**x).t().reshape(-1) + 1):

@@ -140,8 +140,11 @@ def _aot_or_eager(graph_module: torch.fx.GraphModule, args: Any) -> Callable[...
 
 
 def _ends_alike(got: list[Facts], reachable: list[Facts]) -> bool:
-    """Tell whether two runs end with the same error at the same size."""
-    reasons = [_reason(facts[-1].get("error")) for facts in (got, reachable)]
+    """Tell whether two runs end with the same error at the same size.
+
+    The numbers in it may differ: a size that torch records wrongly fails where it is read first.
+    """
+    reasons = [re.sub(r"\d+", "", _reason(facts[-1].get("error"))) for facts in (got, reachable)]
     return len(got) == len(reachable) and reasons[0] == reasons[1] != ""
 
 
@@ -373,8 +376,9 @@ def _in_float64(program: RandomProgram, size: int) -> Facts:
 def _shaken(program: RandomProgram, size: int) -> list[Facts]:
     """The facts of a program whose arguments are off by a rounding, this way and that.
 
-    Half of the times so is what operators compute of them: the mean of equal numbers is one of
-    them, and ``layer_norm`` divides how far it is from that by nearly nothing.
+    Half of the times so is what operators compute of them, some of those all of a result alike:
+    the mean of equal numbers is one of them, and ``layer_norm`` divides how far it is from that by
+    nearly nothing.
     """
     make, function = program.functions()
     found = []
@@ -390,7 +394,9 @@ def _shaken(program: RandomProgram, size: int) -> list[Facts]:
             return made
 
         given = Program(function, shaken, mutates=program.mutates)
-        rounding = Roundings(seed) if seed % 2 else contextlib.nullcontext()
+        rounding = (
+            Roundings(seed, together=seed % 4 == 3) if seed % 2 else contextlib.nullcontext()
+        )
         with rounding, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found.append(observe(function, given, size, program.mode))

@@ -15,10 +15,12 @@ class Roundings(TorchDispatchMode):  # type: ignore[misc]  # torch's has no type
     """Changes what operators compute by a rounding, this way or that.
 
     What is exact in every compiler stays: whole numbers, and numbers that an operator was given.
+    With ``together``, all of a result goes the same way, as it does for equal rows in a kernel.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, together: bool = False) -> None:
         super().__init__()
+        self.together = together
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
@@ -39,6 +41,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[misc]  # torch's has no type
                 # It views what it looks in as a vector, and refuses what is not contiguous.
                 kept |= torch.isin(result.abs(), value.abs().reshape(-1))
         # Of its type: whole numbers times a float are float32, and 1 + 2e-16 is 1 there.
-        signs = torch.randint(-1, 2, result.shape, generator=self.generator).to(result.dtype)
-        signs = signs.masked_fill(kept | ~result.isfinite(), 0)
+        shape = () if self.together else result.shape
+        signs = torch.randint(-1, 2, shape, generator=self.generator).to(result.dtype)
+        signs = signs.expand(result.shape).masked_fill(kept | ~result.isfinite(), 0)
         return result.mul_(1 + signs * torch.finfo(result.dtype).eps)

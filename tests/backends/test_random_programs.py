@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from tests.backends.program_check import judge, shrink
-from tests.backends.random_programs import SIZES, RandomProgram, generate
+from tests.backends.random_programs import (
+    SIZES,
+    RandomProgram,
+    generate,
+    without_unread_draws,
+)
 from tests.backends.roundings import Roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
@@ -20,6 +25,22 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it
 def test_a_seed_is_one_program() -> None:
     assert generate(3).text() == generate(3).text()
     assert len({generate(seed).text() for seed in range(20)}) == 20
+
+
+def test_no_draw_of_a_program_is_unread() -> None:
+    """AOTAutograd drops it, so that the later ones have other numbers."""
+    lines = (
+        "v0 = torch.poisson(a0)",
+        "v1 = v0 + 1",
+        "v2 = a0 * 2",
+        "v3, v4 = F.dropout(a0, 0.3).max(0)",
+        "v5 = torch.rand_like(a0)",
+        "v5[0] = 1.0",
+        "v6 = v2.exp()",
+    )
+    kept = without_unread_draws(lines, ["v4"])
+    assert kept == lines[2:]
+    assert without_unread_draws(lines, ["v1", "v4"]) == lines
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -316,6 +337,24 @@ def test_what_hangs_on_a_rounding_of_a_step_is_no_difference() -> None:
         with Roundings(seed):
             nudged += function(argument)
     assert max(float(v.abs().max()) for v in nudged) > 1e-5
+    assert judge(program).kind == "right"
+
+
+def test_what_hangs_on_roundings_of_equal_rows_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve numbers that are 1, or above it by a rounding, seldom change one by one."""
+    compile_it = torch.compile
+
+    def compiled(function: Callable[..., Any], backend: str, **more: Any) -> Any:
+        if backend != "onnxrt":
+            return compile_it(function, backend=backend, **more)
+        return lambda x: (torch.tensor(0),)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    lines = ("v0 = a0.float() * 1.0000001", "v1 = (v0 > 1).sum()")
+    program = RandomProgram(("torch.ones((12,), dtype=torch.int64)",), lines, ("v1",))
+    assert program.functions()[1](torch.ones(12, dtype=torch.int64)) == (12,)
     assert judge(program).kind == "right"
 
 

@@ -1,4 +1,4 @@
-"""One line at INFO for what Dynamo reads for ``backend="onnxrt"`` and finds no graph in.
+"""One line at INFO for what Dynamo finds no graph in, or does not read, for ``backend="onnxrt"``.
 
 A backend is not called then, and such a model (``nn.LSTM``) looks like one that runs in ONNX
 Runtime. Dynamo calls back before and after it reads a frame; what it reads, and for which backend,
@@ -8,13 +8,14 @@ stands in the frame of its own function: where that has other names, nothing is 
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["BACKEND", "unwatch", "watch"]
+__all__ = ["BACKEND", "tell_of_torchs_module", "unwatch", "watch"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ _before: list[int] = []
 
 _told: set[Place] = set()
 
+_NEAR = 8
+"""``Module.compile`` is fewer callers away from where a backend is looked up."""
+
 
 def watch() -> None:
     """Be called back from now on; ``torch._dynamo.reset()`` ends it."""
@@ -36,6 +40,26 @@ def watch() -> None:
         _told.clear()
         handler.register_start_callback(_on_start)
         handler.register_end_callback(_on_end)
+
+
+def tell_of_torchs_module() -> None:
+    """Say which module of torch ``Module.compile`` was called on, if that is where this is.
+
+    Dynamo looks at each of its calls, reads none of them, and calls nobody back.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    for frame in itertools.islice(_callers(), _NEAR):
+        module = frame.f_locals.get("self") if frame.f_code.co_name == "compile" else None
+        if not isinstance(module, sys.modules["torch.nn"].Module):
+            continue
+        if str(getattr(module.forward, "__module__", "")).startswith("torch.nn."):
+            logger.info(
+                "Dynamo does not read %s, a module whose forward is torch's, compiled in place: "
+                "of it, only modules of other classes run in ONNX Runtime. torch.compile(module) "
+                "reads all of it.",
+                type(module).__qualname__,
+            )
 
 
 def unwatch() -> None:

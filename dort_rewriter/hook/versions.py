@@ -18,6 +18,7 @@ __all__ = [
     "OLDEST",
     "PATCHES",
     "PRISTINE",
+    "READS_OWN_MODULES",
     "REMOVED_IN",
     "is_too_old",
     "loaded_series",
@@ -31,6 +32,9 @@ OLDEST: Series = (2, 3)
 
 REMOVED_IN: Series = (2, 9)
 """The first series without ``OrtBackend``: it is restored there, and hooked before."""
+
+READS_OWN_MODULES: Series = (2, 15)
+"""The first series whose Dynamo reads torch's own modules where they are compiled in place."""
 
 BACKEND_MODULE = "torch.onnx._internal.onnxruntime"
 """Where ``OrtBackend`` stands, or stood."""
@@ -145,9 +149,17 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         module=REGISTRY_MODULE,
         attribute="lookup_backend",
+        replacement=wrappers.find_by_name_and_look,
+        reason="modules of torch that are compiled in place call no backend: a line of log tells",
+        since=OLDEST,
+        before=READS_OWN_MODULES,
+    ),
+    Patch(
+        module=REGISTRY_MODULE,
+        attribute="lookup_backend",
         replacement=wrappers.find_by_name,
         reason="a model in which Dynamo finds no graph calls no backend: one line of log tells",
-        since=OLDEST,
+        since=READS_OWN_MODULES,
     ),
 )
 """Applied in this order, taken back in the opposite one."""

@@ -27,6 +27,7 @@ __all__ = [
     "compile_by_name",
     "compile_graph",
     "find_by_name",
+    "find_by_name_and_look",
     "instance_for_options",
     "no_attribute",
     "register_once",
@@ -158,6 +159,15 @@ def find_by_name(wrapped: Function, instance: None, args: Arguments, kwargs: Key
     if empty_frames.BACKEND in (*args, *kwargs.values()) and STATE.installed:
         empty_frames.watch()
     return wrapped(*args, **kwargs)
+
+
+def find_by_name_and_look(
+    wrapped: Function, instance: None, args: Arguments, kwargs: Keywords
+) -> Any:
+    """Stand in for the ``lookup_backend`` of a Dynamo that does not read all modules of torch."""
+    if empty_frames.BACKEND in (*args, *kwargs.values()) and STATE.installed:
+        empty_frames.tell_of_torchs_module()
+    return find_by_name(wrapped, instance, args, kwargs)
 
 
 def no_attribute(module: str) -> Function:

@@ -12,6 +12,7 @@ import torch._dynamo
 
 from dort_rewriter import install, uninstall
 from dort_rewriter.hook import empty_frames
+from tests.torch_facts import COMPILES_OWN_MODULES_IN_PLACE
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,30 @@ def test_what_a_function_calls_is_not_told_once_more(lines: Callable[[], list[st
     (line,) = lines()
     assert line.startswith("Dynamo found no graph in count (")
     assert __file__ in line
+
+
+class Own(torch.nn.Module):
+    """A class that Dynamo reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "aot_eager"])
+@pytest.mark.parametrize("make", [lambda: torch.nn.Sequential(torch.nn.Linear(4, 3)), Own])
+def test_a_module_of_torch_compiled_in_place_is_told(
+    make: Callable[[], torch.nn.Module], backend: str, lines: Callable[[], list[str]]
+) -> None:
+    module, x = make(), torch.ones(2, 4)
+    expected = module(x)
+    module.compile(backend=backend)
+    assert torch.equal(module(x), expected)
+    is_told = backend == "onnxrt" and not isinstance(module, Own)
+    if COMPILES_OWN_MODULES_IN_PLACE or not is_told:
+        assert lines() == []
+    else:
+        (line,) = lines()
+        assert line.startswith("Dynamo does not read Sequential, ")
 
 
 @pytest.mark.parametrize(

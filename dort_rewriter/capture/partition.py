@@ -7,6 +7,7 @@ a whole and are not touched.
 from __future__ import annotations
 
 import functools
+import heapq
 import logging
 import operator
 from collections import defaultdict
@@ -135,7 +136,7 @@ def _fuse(
     from torch.fx.passes.operator_support import create_op_support
 
     order = {n.name: i for i, n in enumerate(graph_module.graph.nodes)}
-    chained = _chain_in_order(n for n in graph_module.graph.nodes if n.name in outside)
+    chained = _chain_in_order(graph_module.graph)
     support = create_op_support(
         lambda _, node: node.op in ("call_function", "get_attr") and node.name not in outside
     )
@@ -147,16 +148,17 @@ def _fuse(
     for small in proposed:
         if small not in worth:
             logger.debug("%s node(s) are too few for a session: %s", small.size(), small.nodes)
+    for node in chained[1:]:
+        node.args = node.args[:-1]
+    places = [n.name for n in chained]
     fused = partitioner.fuse_partitions(worth)
-    for node in fused.graph.nodes:
-        if node.name in chained:
-            node.args = node.args[:-1]
     _return_last(fused.graph)
     blocks = [
         n
         for n in fused.graph.nodes
         if n.op == "call_module" and str(n.target).startswith("fused_")
     ]
+    _keep_in_order(fused, blocks, places)
     for block in blocks:
         _move_bodies(fused, block)
         _restore_order(fused.get_submodule(str(block.target)), order)
@@ -164,16 +166,49 @@ def _fuse(
     return fused, tuple(str(b.target) for b in blocks)
 
 
-def _chain_in_order(nodes: Iterable[torch.fx.Node]) -> set[str]:
+def _chain_in_order(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """Let each node that draws, or may do anything, wait for the one before it.
 
-    Nothing else in a graph says which of them comes first: a block that one of them reads may read
-    a later one. These are the names of the nodes that have another node as a last argument now.
+    Nothing else in a graph says which of them comes first: what one of them is in, or is read by,
+    may read a later one. Each of these but the first has another as a last argument now.
     """
-    calls = [n for n in nodes if n.op == "call_function" and has_a_place(n.target)]
+    calls = [n for n in graph.nodes if n.op == "call_function" and has_a_place(n.target)]
     for before, node in pairwise(calls):
         node.args = (*node.args, before)
-    return {n.name for n in calls[1:]}
+    return calls
+
+
+def _keep_in_order(
+    graph_module: torch.fx.GraphModule, blocks: Sequence[torch.fx.Node], places: Sequence[str]
+) -> None:
+    """Let blocks and nodes stand so that what has a place among the others keeps it."""
+    graph = graph_module.graph
+    holders = {n.name: n for n in graph.nodes}
+    for block in blocks:
+        inner = graph_module.get_submodule(str(block.target))
+        assert isinstance(inner, torch.fx.GraphModule)
+        holders |= {n.name: block for n in inner.graph.nodes if n.op == "call_function"}
+    earlier: dict[torch.fx.Node, set[torch.fx.Node]] = defaultdict(set)
+    for before, after in pairwise(holders[name] for name in places):
+        if before is not after:
+            earlier[after].add(before)
+    if not earlier:
+        return
+    nodes = [n for n in graph.nodes if n.op != "output"]
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    waits = {n: {*n.all_input_nodes, *earlier[n]} for n in nodes}
+    readers: dict[torch.fx.Node, list[int]] = defaultdict(list)
+    for i, node in enumerate(nodes):
+        for read in waits[node]:
+            readers[read].append(i)
+    ready = [i for i, n in enumerate(nodes) if not waits[n]]  # in order, as a heap is
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        output.prepend(node)
+        for i in readers[node]:
+            waits[nodes[i]].remove(node)
+            if not waits[nodes[i]]:
+                heapq.heappush(ready, i)
 
 
 def has_a_place(target: Any) -> bool:

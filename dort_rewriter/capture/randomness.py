@@ -26,7 +26,12 @@ aten = torch.ops.aten
 def _native_dropout(
     input: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the mask as eager does on the CPU: same seed, same mask."""
+    """Draw the mask as eager does on the CPU: same seed, same mask.
+
+    NOTE: nothing is drawn for no elements, and what has none is returned itself.
+    """
+    if any(isinstance(size, int) and size == 0 for size in input.shape):
+        return input, torch.empty_like(input)
     if train is False or p == 0:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:

@@ -201,6 +201,50 @@ def test_draws_keep_their_order_in_a_block_beside_what_stays_in_torch() -> None:
     both(torch.compile(function, backend=OrtBackend()), function, x[::2], x.clone()[::2])
 
 
+def test_draws_keep_their_order_in_blocks_around_what_stays_in_torch() -> None:
+    """The first one is in the second block, where what follows it could be as well."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.empty_like(x[:1]).exponential_()
+        kept = F.dropout(x, 0.3).as_strided((2,), (1,))  # of a size that is no number
+        return first, kept.sin() + torch.rand(2)
+
+    compiled = torch.compile(function, backend=OrtBackend(), dynamic=True)
+    both(compiled, function, torch.randn(6).exp())
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_draws_of_blocks_and_of_torch_alternate(stays: bool) -> None:
+    """Each one waits for those before it, wherever it runs."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        found, read = [], x
+        for _ in range(3):
+            found.append(F.dropout(x.sin(), 0.5))
+            place = x.as_strided((2,), (1,)) if stays else x[:2]
+            read = F.dropout(place + torch.rand(2), 0.5)
+            found += [read, torch.randperm(4)]
+        return found
+
+    compiled = torch.compile(function, backend=OrtBackend(), dynamic=True)
+    both(compiled, function, torch.randn(6).exp())
+
+
+def test_nothing_is_dropped_of_what_has_no_elements() -> None:
+    """It is returned itself, as a view if it is one, and no number is drawn for it."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout(x[:0].mT, 0.5), torch.rand(3)
+
+    compiled = torch.compile(function, backend=OrtBackend())
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    got, expected = both(compiled, function, x)
+    assert got[0]._is_view()
+    assert expected[0]._is_view()
+    with pytest.raises(RuntimeError, match=r"in-?place"):
+        got[0].add_(1)
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_layer_of_torch_drops_what_it_drops_in_eager_mode(

@@ -114,8 +114,8 @@ def _beyond(
 
 
 _TRACED_AS_VIEW = "view size is not compatible"
-"""What AOTAutograd alone ends with where it traced a view that is a copy in eager mode: it, and who
-reads its graph, believes that a tensor lies otherwise."""
+"""What AOTAutograd alone ends with where it traced a view that is a copy in eager mode: it takes a
+tensor to lie otherwise, as all do who read its graph."""
 
 
 def _is_of_memory(name: str) -> bool:

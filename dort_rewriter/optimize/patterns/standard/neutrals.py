@@ -19,8 +19,8 @@ _LIMIT = 4096
 class NeutralElement(Rule):
     """``x + 0, x - 0, x * 1, x / 1, x and True, x or False -> x``   when the result is no larger.
 
-    The sign of a zero may differ: ``-0.0 + 0.0`` is ``0.0``. NOTE: ``x * 0`` is not 0 for NaN and
-    infinities.
+    NOTE: ``x * 0`` is not 0 for NaN and infinities; ``-0.0 + 0.0`` is ``0.0``, which ``atan2``,
+    ``copysign`` and quotients tell from what it is made of.
     """
 
     roots = tuple(_NEUTRAL)
@@ -35,8 +35,40 @@ class NeutralElement(Rule):
                 continue
             if not graph.same_shape(x, node.outputs[0]):
                 return Refusal("the constant makes the result larger", str(x.shape))
+            if _changes_zeros(node, x, constant, graph):
+                return Refusal("the sign of a zero may be seen", x.name)
             return Match.of_known(node, x)
         return None
+
+
+_MADE_WITHOUT_SIGN = frozenset(
+    "Abs Exp ReduceL1 ReduceL2 ReduceSumSquare Sigmoid Softmax Softplus".split()
+)
+"""Operators that never give -0.0."""
+
+_BLIND_TO_SIGN = frozenset(
+    "Abs Cos Equal Exp Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual LogSoftmax Sigmoid "
+    "Softmax Softplus".split()
+)
+"""Operators that give the same for 0.0 and -0.0."""
+
+
+def _changes_zeros(
+    node: ir.Node, x: ir.Value, constant: ir.Value | None, graph: GraphView
+) -> bool:
+    """Tell whether a sum with zeros makes another zero of -0.0, and somebody may see that."""
+    if node.op_type not in ("Add", "Sub") or x.dtype is None or not x.dtype.is_floating_point():
+        return False
+    signs = np.signbit(np.asarray(graph.constant(constant)).astype(np.float64))
+    if np.all(signs == (node.op_type == "Add")):
+        return False
+    maker = x.producer()
+    if maker is not None and maker.domain == "" and maker.op_type in _MADE_WITHOUT_SIGN:
+        return False
+    result = node.outputs[0]
+    readers = graph.consumers(result)
+    blind = all(n.domain == "" and n.op_type in _BLIND_TO_SIGN for n in readers)
+    return result.is_graph_output() or not blind
 
 
 class NotNot(Rule):

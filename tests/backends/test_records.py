@@ -86,6 +86,7 @@ NORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of rows of one": lambda x: torch.linalg.vector_norm(x[:, :1], 3, -1) + x[0, 0],
     "of two dimensions": lambda x: torch.linalg.vector_norm(x[:1, None], 2, (-2, -3)).sum(-1),
     "kept": lambda x: torch.linalg.vector_norm(x[:, :1], 1, -1, keepdim=True) * x,
+    "repeated": lambda x: torch.linalg.vector_norm(x[:, :1], 1, -1).tile((2,)).unsqueeze(-1),
     "of one half": lambda x: x[0, 0].half().unsqueeze(0).norm(),
     "in float64": lambda x: torch.linalg.vector_norm(x[:, :1], 1, -1, dtype=torch.float64).exp(),
 }

@@ -18,6 +18,7 @@ import torch
 __all__ = [
     "FROM_PAIRS",
     "SCALAR_TYPES",
+    "Addresses",
     "Dim",
     "GraphSignature",
     "InputDim",
@@ -195,6 +196,21 @@ class Writes:
     """The position of the argument for each output of the model, by name."""
     checks: frozenset[str] = frozenset()
     """The nodes that may fail, by name: when one of them does, nothing is written yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """What a model takes the addresses of, in one tensor: some arguments, and all of its results.
+
+    Each result is written to an argument, where :class:`Writes` lets it, or to a new tensor.
+    """
+
+    input: str
+    """What takes them."""
+    places: tuple[int | str, ...]
+    """Arguments by position and results by name, in the order of the addresses."""
+    done: tuple[str, ...]
+    """What the model gives: that it is done."""
 
 
 SCALAR_TYPES: tuple[tuple[tuple[type, ...], SlotKind, torch.dtype], ...] = (

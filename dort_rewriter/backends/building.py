@@ -15,7 +15,7 @@ from dort_rewriter.backends.models_on_disk import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.transforms import before_transforms, check_results, transform
-from dort_rewriter.backends.written_arguments import find_writes
+from dort_rewriter.backends.written_arguments import find_addresses, find_writes
 from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
@@ -40,7 +40,7 @@ from dort_rewriter.runtime.low_bits import BITS
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, try_session
 from dort_rewriter.runtime.session_settings import session_settings
-from dort_rewriter.signature import GraphSignature, input_slots
+from dort_rewriter.signature import Addresses, GraphSignature, input_slots
 
 __all__ = [
     "add_casts",
@@ -70,17 +70,27 @@ def build_block(
     if recipe.make_runner is not None:
         return BuiltBlock(**fields, session=None, runner=recipe.make_runner(block))
     with recipe.trace.phase("session"):
-        session = None
+        session = addresses = None
         if block.computed:
-            session = build_session(block.model, providers, recipe.options)
+            plain = [str(p[0]) for p in providers] == [CPU]
+            plain = plain and not recipe.options.preallocate_output
+            if plain and (found := find_addresses(block)) is not None:
+                model, addresses = found
+                settings = session_settings(recipe.options, block.model, providers)
+                session = create_session(model, providers=providers, options=settings)
+            else:
+                session = build_session(block.model, providers, recipe.options)
             if block.proto is not None:
                 check_results(session, block.exported.model)
-        executor = make_executor(session, block, recipe.options)
+        executor = make_executor(session, block, recipe.options, addresses)
         return BuiltBlock(**fields, session=session, runner=executor)
 
 
 def make_executor(
-    session: Session | None, block: ExportedBlock, options: OrtBackendOptions
+    session: Session | None,
+    block: ExportedBlock,
+    options: OrtBackendOptions,
+    addresses: Addresses | None = None,
 ) -> Executor:
     """Prepare the calls of a session as the options say."""
     nodes, where = len(block.exported.model.graph), first_place(block.graph_module)
@@ -89,6 +99,7 @@ def make_executor(
         block.signature,
         name=f"ONNX Runtime: {nodes} nodes{f' from {where}' if where else ''}",
         writes=find_writes(block),
+        addresses=addresses,
         preallocate=options.preallocate_output,
         pause_torch_threads=options.pause_torch_threads,
     )

@@ -1,4 +1,7 @@
-"""Which arguments of a block a session may write to: what the graph says, proved on the model."""
+"""Which arguments of a block a session may write to: what the graph says, proved on the model.
+
+And whether it is given their addresses alone: where it does nothing else than to write to them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import onnx_ir as ir
 
 from dort_rewriter.backends.blocks import ExportedBlock
 from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.optimize.addresses import give_addresses
 from dort_rewriter.optimize.in_place import checks_of, written_in_place
-from dort_rewriter.signature import Writes
+from dort_rewriter.runtime.addressed_call import can_give_addresses
+from dort_rewriter.runtime.custom_kernels import address_key
+from dort_rewriter.signature import Addresses, Writes
 
-__all__ = ["find_writes"]
+__all__ = ["find_addresses", "find_writes"]
 
 
 def find_writes(block: ExportedBlock) -> Writes:
@@ -30,6 +36,24 @@ def find_writes(block: ExportedBlock) -> Writes:
         arguments={o: wanted[o] for o in signature.output_names if o in found},
         checks=checks_of(graph),
     )
+
+
+def find_addresses(block: ExportedBlock) -> tuple[ir.Model, Addresses] | None:
+    """The model of a block that is given addresses, if it can be; and what it is given.
+
+    NOTE: it has no node but ours, so that no provider asks for casts in it.
+    """
+    signature, writes = block.signature, find_writes(block)
+    if not isinstance(block.model, ir.Model) or not writes.arguments:
+        return None
+    written = {o: str(signature.inputs[i].name) for o, i in writes.arguments.items()}
+    found = give_addresses(block.model, written, address_key())
+    if found is None:
+        return None
+    arguments = {slot.name: i for i, slot in enumerate(signature.inputs) if slot.name is not None}
+    places = tuple(p if p in written else arguments[p] for p in found.places)
+    addresses = Addresses(input=found.input, places=places, done=found.done)
+    return (found.model, addresses) if can_give_addresses(signature, writes, addresses) else None
 
 
 def _candidates(block: ExportedBlock, updates: dict[int, int]) -> dict[str, int]:

@@ -9,6 +9,7 @@ back as another tensor is copied.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,14 +81,17 @@ def apply_updates(
     """Run a graph, and copy its last results to the arguments if they are not there already."""
     if not updated:
         return run
+    pick = operator.itemgetter(*updated, updated[0])  # a tuple, of one too
 
     def call(args: list[Any]) -> Any:
-        given = [args[i] for i in updated]
+        given = pick(args)[:-1]
         results = run(args)
         first = len(results) - len(given)
-        for argument, value in zip(given, results[first:], strict=True):
-            if value is not argument:
-                argument.copy_(value)
+        made = results[first:]
+        if not all(map(operator.is_, given, made)):  # hundreds, in a step of an optimizer
+            for argument, value in zip(given, made, strict=True):
+                if value is not argument:
+                    argument.copy_(value)
         return results[:first]
 
     call._boxed_call = True  # type: ignore[attr-defined]  # read by torch

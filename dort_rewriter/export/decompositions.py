@@ -32,7 +32,7 @@ _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 Table = dict[Any, Callable[..., Any]]
 
 _WRONG_RECORD = frozenset({"aten::linalg_vector_norm", "aten::zero"})
-"""Operators that torch traces with another layout or other sizes than they give (2.8), and that are
+"""Operators that torch traces with another layout or other sizes than they give (2.8), which are
 decomposed into what it traces right, whoever converts them."""
 
 _WRITING = frozenset(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DOMAIN",
+    "address_key",
     "beside_torch",
     "custom_ops_library",
     "is_available",
@@ -78,6 +79,14 @@ def uses_torch_kernels(model: Model) -> bool:
     nodes: Iterable[Any] = model.graph.node if is_message(model) else model.graph
     kernels = {*TORCH_KERNELS, TORCH_CALL}
     return any(n.domain == DOMAIN and n.op_type in kernels for n in nodes)
+
+
+@functools.cache
+def address_key() -> int:
+    """What the nodes of a model say that are given addresses: no file knows it."""
+    ask = ctypes.CDLL(custom_ops_library()).address_key
+    ask.restype = ctypes.c_int64
+    return int(ask())
 
 
 @contextlib.contextmanager

@@ -17,6 +17,11 @@ import torch
 
 from dort_rewriter.dtypes import onnx_name
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime.addressed_call import (
+    addressed_constants,
+    can_give_addresses,
+    write_addressed_call,
+)
 from dort_rewriter.runtime.call_plan import CallPlan, plan_call
 from dort_rewriter.runtime.installed import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import (
@@ -42,7 +47,7 @@ from dort_rewriter.runtime.straightline import (
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
 from dort_rewriter.runtime.torch_calls import take_failure
 from dort_rewriter.runtime.writing import Apart, Kept
-from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot, Writes
+from dort_rewriter.signature import Addresses, GraphSignature, InputSlot, OutputSlot, Writes
 
 __all__ = ["Executor"]
 
@@ -66,6 +71,7 @@ class Executor:
         signature: GraphSignature,
         *,
         writes: Writes | None = None,
+        addresses: Addresses | None = None,
         preallocate: bool = False,
         pause_torch_threads: bool = True,
         name: str = "ONNX Runtime",
@@ -75,7 +81,8 @@ class Executor:
         ``name`` is what ``torch.profiler`` calls a run.
 
         What ``writes`` names is written to the memory of arguments, and these are returned, when
-        they are fed as they are and do not overlap; otherwise the results are new tensors.
+        they are fed as they are and do not overlap; otherwise the results are new tensors. With
+        ``addresses`` the model takes these, and all its results are among what is written.
         With ``preallocate`` torch makes the tensors of the results, where all have fixed sizes.
         With ``pause_torch_threads`` those of torch do not spin beside several of the session.
         """
@@ -86,7 +93,7 @@ class Executor:
         self.session = session
         self.signature = signature
         if session is not None and signature.output_names:
-            _check_interface(session, signature)
+            _check_interface(session, signature, addresses)
         plan = plan_call(signature)
         allocated = _allocations(session, signature) if preallocate else ()
         if writes is None or session is None or allocated or plan.capsules:
@@ -97,7 +104,13 @@ class Executor:
         if session is not None:
             constants |= _profiling(session, name)
         pause = pause_torch_threads and _shares_cores(session)
-        written = write_call(signature, plan, allocated, writes, pause=pause)
+        if addresses is not None:
+            if not can_give_addresses(signature, writes, addresses):
+                raise ExecutionError("The model takes addresses of what has none.")
+            constants |= addressed_constants(signature, plan, writes, addresses)
+            written = write_addressed_call(signature, plan, writes, addresses, pause=pause)
+        else:
+            written = write_call(signature, plan, allocated, writes, pause=pause)
         self.source = written.text
         self.boxed = _compile(written, constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
@@ -289,21 +302,28 @@ class _Failure:
         )
 
 
-def _check_interface(session: Session, signature: GraphSignature) -> None:
+def _check_interface(
+    session: Session, signature: GraphSignature, addresses: Addresses | None
+) -> None:
     """Check names, types and devices once: at run time memory would be misread silently."""
-    given, wanted = set(signature.input_names), set(session.input_types)
-    if given != wanted or len(given) != len(signature.input_names):
-        names = sorted(signature.input_names)
-        raise ExecutionError(f"The model reads {sorted(wanted)}, the signature gives {names}.")
-    if missing := set(signature.output_names) - set(session.output_types):
+    names, made = list(signature.input_names), set(signature.output_names)
+    if addresses is not None:
+        gone = {signature.inputs[p].name for p in addresses.places if isinstance(p, int)}
+        names, made = [addresses.input, *(n for n in names if n not in gone)], {*addresses.done}
+    given, wanted = set(names), set(session.input_types)
+    if given != wanted or len(given) != len(names):
+        raise ExecutionError(
+            f"The model reads {sorted(wanted)}, the signature gives {sorted(names)}."
+        )
+    if missing := made - set(session.output_types):
         raise ExecutionError(f"The model does not compute {sorted(missing)}.")
     types = {**session.input_types, **session.output_types}
     slots: list[InputSlot | OutputSlot] = [*signature.inputs]
     slots += [s for s in signature.outputs if s.source == "model"]
     for slot in slots:
         dtype = slot.read_dtype if isinstance(slot, InputSlot) else slot.made_dtype
-        if not slot.name or dtype is None:
-            continue
+        if not slot.name or dtype is None or slot.name not in types:
+            continue  # it is no tensor of the model, or known by its address
         declared, expected = types[slot.name], _ort_type(dtype)
         if declared != expected:
             raise ExecutionError(

@@ -7,48 +7,31 @@ outputs differently. The text is readable (``Executor.source``) and depends on t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.call_plan import TYPECODES, CallPlan, plan_call
 from dort_rewriter.runtime.ort_values import takes_flag
+from dort_rewriter.runtime.result_lines import ResultLines
 from dort_rewriter.runtime.spelling import (
     arguments_needed,
-    find_step,
-    keys_of_results,
-    spell_argument,
     spell_device_tests,
-    spell_literal,
-    spell_size,
     spell_tuple,
     spell_unpacking,
 )
-from dort_rewriter.signature import GraphSignature, OutputSlot, ViewStep, Writes
+from dort_rewriter.signature import GraphSignature, Writes
 
 __all__ = [
     "Allocation",
+    "CallLines",
     "GeneratedCode",
     "fetch_order",
     "write_assemble",
     "write_call",
 ]
-
-
-_METHODS = {
-    "aten::as_strided": "as_strided",
-    "aten::as_strided_": "as_strided_",
-    "aten::permute": "permute",
-    "aten::t": "t",
-    "aten::transpose.int": "transpose",
-    "aten::unsqueeze": "unsqueeze",
-    "aten::view": "view",
-}
-"""Views that tensors have as methods of the same arguments, at a third of the cost."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +66,7 @@ def write_call(
     these are the results, in calls that allow it. With ``pause`` torch's threads are paused before
     the runs that gain by it.
     """
-    return _Writer(signature, plan, allocated, writes, pause).write_call()
+    return CallLines(signature, plan, allocated, writes, pause).write_call()
 
 
 def fetch_order(signature: GraphSignature, written: Mapping[str, int]) -> list[str]:
@@ -93,10 +76,12 @@ def fetch_order(signature: GraphSignature, written: Mapping[str, int]) -> list[s
 
 def write_assemble(signature: GraphSignature) -> GeneratedCode:
     """Write ``assemble(arguments, produced)``: the results from the model's outputs."""
-    return _Writer(signature, plan_call(signature)).write_assemble()
+    return CallLines(signature, plan_call(signature)).write_assemble()
 
 
-class _Writer:
+class CallLines(ResultLines):
+    """Lines that feed a session, run it, and make the results of a call."""
+
     def __init__(
         self,
         signature: GraphSignature,
@@ -105,7 +90,7 @@ class _Writer:
         writes: Writes | None = None,
         pause: bool = False,
     ) -> None:
-        self.signature = signature
+        super().__init__(signature, whole=bool(allocated))
         self.plan = plan
         self.allocated = allocated
         self.written = {} if writes is None else writes.arguments
@@ -113,15 +98,16 @@ class _Writer:
         self.keeps_feeds = bool(self.written) and not plan.scalars
         self.keeps_fetches = 0 < len(self.written) == len(signature.output_names)
         self.pause = pause
-        self.lines: list[str] = []
-        self.constants: dict[str, Any] = {}
 
     def write_call(self) -> GeneratedCode:
+        """Write the function ``call``."""
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
-        self.lines += ["def call(arguments):", spell_unpacking(names, "arguments")]
+        self.lines.append("def call(arguments):")
         if self.signature.output_names:
-            self._feed()
+            self._unpack_and_feed(names)
             self._run()
+        else:
+            self.lines.append(spell_unpacking(names, "arguments"))
         self._release(names)
         if self.signature.output_names and not self.allocated:
             self._produced()
@@ -129,6 +115,7 @@ class _Writer:
         return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
     def write_assemble(self) -> GeneratedCode:
+        """Write the function ``assemble``."""
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
         produced = [f"y{i}" for i in range(len(self.signature.output_names))]
         self.lines += ["def assemble(arguments, produced):", spell_unpacking(names, "arguments")]
@@ -137,6 +124,10 @@ class _Writer:
         return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
     # -- feeding
+
+    def _unpack_and_feed(self, names: list[str]) -> None:
+        self.lines.append(spell_unpacking(names, "arguments"))
+        self._feed()
 
     def _feed(self) -> None:
         self._recognize()
@@ -319,82 +310,3 @@ class _Writer:
             gone.append("feeds")
         if gone:
             self._line(f"del {', '.join(gone)}")
-
-    # -- results
-
-    def _results(self) -> None:
-        model_names = {name: i for i, name in enumerate(self.signature.output_names)}
-        keys = keys_of_results(self.signature)
-        uses = Counter(key[:n] for key in keys for n in range(3, len(key) + 1))
-        seen: dict[tuple[Any, ...], str] = {}
-        for position, (slot, key) in enumerate(zip(self.signature.outputs, keys, strict=True)):
-            value = self._origin(slot, model_names)
-            for n, step in enumerate(slot.views, 3):
-                steps, last = key[:n], n == len(key)
-                made = seen.get(steps, "")
-                if made and not (last and made.startswith("r")):  # two results are two tensors
-                    value = made
-                    continue
-                value = self._view(value, step)
-                if uses[steps] > 1 and not last:  # a view that several results are seen in
-                    seen[steps] = f"v{len(seen)}"
-                    self._line(f"{seen[steps]} = {value}")
-                    value = seen[steps]
-            self._line(f"r{position} = {value}")
-            seen[key] = f"r{position}"
-        self._line(f"return {spell_tuple(f'r{i}' for i in range(len(self.signature.outputs)))}")
-
-    def _origin(self, slot: OutputSlot, model_names: dict[str, int]) -> str:
-        match slot.source:
-            case "constant":
-                return "None" if slot.kind == "none" else spell_literal(slot.value)
-            case "size":
-                if slot.size is None:
-                    raise ExecutionError(f"Output {slot.name!r} has no size to compute.")
-                return spell_size(slot.size)
-            case "input":
-                return f"a{slot.index}"
-            case "output":
-                return f"r{slot.index}"
-        value = f"y{model_names[slot.name]}"
-        if slot.kind == "tensor":
-            is_bytes = slot.dtype is torch.bool and not self.allocated
-            return self._bool(value, slot) if is_bytes else value
-        return f"{slot.kind}({value}.item())"
-
-    def _bool(self, value: str, slot: OutputSlot) -> str:
-        """See bytes as what they are: once, where several results share them."""
-        seen = f"{value}.view({self._constant('torch_bool', torch.bool)})"
-        same = [
-            s
-            for s in self.signature.outputs
-            if (s.source, s.name, s.dtype) == (slot.source, slot.name, slot.dtype)
-        ]
-        if len(same) == 1:
-            return seen
-        name = value.replace("y", "m")
-        if same[0] is slot:
-            self._line(f"{name} = {seen}")
-        return name
-
-    def _view(self, value: str, step: ViewStep) -> str:
-        given = [self._argument(a) for a in step.args]
-        given += [f"{name}={self._argument(a)}" for name, a in step.kwargs]
-        if (method := _METHODS.get(step.op)) is not None:
-            return f"{value}.{method}({', '.join(given)})"
-        function = self._constant(
-            f"view_{step.op.replace('::', '_').replace('.', '_')}", find_step(step.op)
-        )
-        return f"{function}({', '.join([value, *given])})"
-
-    def _argument(self, value: object) -> str:
-        if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
-            return self._constant(str(value).replace(".", "_"), value)
-        return spell_argument(value)
-
-    def _constant(self, name: str, value: object) -> str:
-        self.constants[name] = value
-        return name
-
-    def _line(self, text: str) -> None:
-        self.lines.append(f"    {text}")

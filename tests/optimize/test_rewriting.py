@@ -309,8 +309,8 @@ def test_a_wrong_rule_is_an_error(message: str) -> None:
 def test_readers_of_an_output_do_without_its_node() -> None:
     """The output needs a node of its own, they do not."""
     changed = _assert_same_numbers(
-        """(float[N] x) => (float[N] y, float[N] z) <float c = {0}> {
-            y = Add(x, c)
+        """(float[N] x) => (float[N] y, float[N] z) <float c = {1}> {
+            y = Mul(x, c)
             z = Exp(y)
         }""",
         "NeutralElement",

@@ -35,20 +35,15 @@ class ElementwiseList : public Program {
     for (size_t i = 0; i < shared_; ++i) shared.push_back(context.input(own_ * entries_ + i));
     for (size_t i = 0; i < entries_; ++i) {
       prepare(context, i, memory[i], shared.data());
-      if (memory[i].size > INT64_MAX - starts.back()) fail(kInvalidArgument, "sizes are too large");
-      starts.push_back(starts.back() + memory[i].size);
+      if (memory[i].size > kLargest) fail(kInvalidArgument, "sizes are too large");
+      starts.push_back(starts.back() + in_lines(memory[i].size));
     }
     const Entry* entries = memory.data();  // those of this thread, for all threads
     const int64_t* from = starts.data();
     in_parts(context, from[entries_], [&](auto computed, int64_t begin, int64_t end) {
-      size_t i = std::upper_bound(from, from + entries_ + 1, begin) - from - 1;
-      for (; begin < end; ++i) {
-        int64_t until = std::min(end, from[i + 1]);
-        if (until > begin) {
-          run<decltype(computed)>(entries[i], begin - from[i], until - from[i]);
-        }
-        begin = std::max(begin, until);
-      }
+      each_of(from, entries_, begin, end, [&](size_t i, int64_t first, int64_t last) {
+        run<decltype(computed)>(entries[i], first, std::min(last, entries[i].size));
+      });
     });
   }
 

@@ -4,6 +4,7 @@
 #include "cross_entropy.h"
 #include "depthwise.h"
 #include "elementwise.h"
+#include "elementwise_at.h"
 #include "gelu.h"
 #include "norms.h"
 #include "order.h"
@@ -34,7 +35,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<SoftmaxGrad>(), operator_of<GeluGrad>(), operator_of<CrossEntropyGrad>(),
             operator_of<RmsNorm>(), operator_of<RmsNormGrad>(), operator_of<Softmax>(),
             operator_of<TransposedElementwise>(), operator_of<ElementwiseList>(),
-            operator_of<WriteRows>(),
+            operator_of<ElementwiseListAt>(), operator_of<WriteRows>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TransposeToBfloat16>(),
             operator_of<TriMatrix>(), operator_of<Order>(), operator_of<DepthwiseConv>()}) {
@@ -51,6 +52,9 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
 
 // Say whether kernels that this thread makes from now on are for a session with kernels of torch.
 EXPORTED void make_kernels_beside_torch(int wanted) { beside_torch = wanted != 0; }
+
+// The number that nodes name to be given addresses.
+EXPORTED int64_t address_key() { return key_of_addresses(); }
 
 // Say whether a program, and the registers of its results, are what is run as one loop.
 EXPORTED int is_loop(const int64_t* program, size_t size, const int64_t* results, size_t count) {

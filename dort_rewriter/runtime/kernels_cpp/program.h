@@ -48,36 +48,14 @@ class Program {
   // With `entries` it runs over so many groups of inputs, one after the other, and all of them read
   // the last inputs, which are `shared`.
   ONCE Program(const Info& info, Integers perm, size_t entries = 1, size_t shared = 0)
-      : program_(info.integers("program")),
-        results_(info.integers("results")),
-        perm_(std::move(perm)),
-        own_(info.inputs() < shared ? 0 : (info.inputs() - shared) / entries),
-        shared_(shared),
-        width_(own_ + shared),
-        read_(width_),
-        read_later_(results_.size()) {
-    if (program_.empty() || program_.size() % 5 != 0) {
-      fail(kInvalidArgument, "a program is made of instructions of five numbers");
-    }
+      : Program(info, info.inputs() < shared ? 0 : (info.inputs() - shared) / entries, shared,
+                std::move(perm)) {
     if (results_.size() * entries != info.outputs() ||
-        own_ * entries + shared != info.inputs() || width_ == 0 || width_ > kMost || results_.size() > kMost) {
+        own_ * entries + shared != info.inputs()) {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
     }
     read_types(info);
-    std::vector<bool> written;
-    for (size_t i = 0; i < program_.size(); i += 5) read_instruction(&program_[i], written);
-    registers_ = static_cast<int64_t>(written.size());
-    for (int64_t result : results_) {
-      if (result < 0 || result >= registers_ || !written[result]) {
-        fail(kInvalidArgument, "a result is no register");
-      }
-    }
-    if (!wide_ && perm_.empty()) loop_ = formulas::find_optimizer_step(program_, results_);
-    program_ = Pairs::of(std::move(program_), results_);
-    makes_.assign(program_.size() / 5, kNone);
-    if (perm_.empty()) find_direct();
-    converts_ = perm_.empty() && results_.size() == 1 && program_.size() == 5 &&
-                (program_[0] == kMax || program_[0] == kMin) && program_[2] == program_[3];
+    read_program();
   }
 
   ONCE void compute(const Context& context) const {
@@ -101,6 +79,12 @@ class Program {
   };
   static_assert(kMost <= 32, "a bit for each input and each result");
 
+  // Over floats, which are no inputs and results of the node.
+  ONCE Program(const Info& info, size_t own, size_t shared) : Program(info, own, shared, {}) {
+    for (size_t i = 0; i < results_.size(); ++i) made_.push_back(kFloat);
+    read_program();
+  }
+
   // Find what the program runs over: of several, the one at this place.
   ONCE void prepare(const Context& context, size_t place, Entry& entry,
                     const Tensor* shared) const {
@@ -118,9 +102,14 @@ class Program {
     for (size_t i = 0; i < results; ++i) {
       entry.outputs[i] = context.output(place * results + i, result);
     }
+    settle(entry, shape);
+  }
+
+  // Find how the program runs over what is known by now.
+  ONCE void settle(Entry& entry, const Shape& shape) const {
     entry.size = count(shape);
     entry.reaches.resize(0);
-    for (const Tensor& input : inputs) entry.reaches.push_back(Reach(input.shape, shape));
+    for (const Tensor& input : entry.inputs) entry.reaches.push_back(Reach(input.shape, shape));
     entry.target = perm_.empty() ? Reach() : Reach::transposed(shape, perm_);
     entry.direct = 0;
     for (size_t result : makes_) {
@@ -148,6 +137,24 @@ class Program {
       context.parallel(total, kPart, [&](int64_t from, int64_t to) { work(double{}, from, to); });
     } else {
       context.parallel(total, kPart, [&](int64_t from, int64_t to) { work(float{}, from, to); });
+    }
+  }
+
+  // Where the parts of several tensors begin, all in one count: with a line of the cache as the
+  // tensors do. Vectors that lie across two lines take a sixth longer.
+  static constexpr int64_t kLine = 16;
+  static constexpr int64_t kLargest = int64_t{1} << 48;
+  static int64_t in_lines(int64_t size) { return (size + kLine - 1) / kLine * kLine; }
+
+  // Call work(which, begin, end) for what of each of `n` tensors, which start `from` there in the
+  // count, is between two numbers. An end may be behind that of the tensor.
+  template <typename F>
+  static void each_of(const int64_t* from, size_t n, int64_t begin, int64_t end, F&& work) {
+    size_t i = std::upper_bound(from, from + n + 1, begin) - from - 1;
+    for (; begin < end; ++i) {
+      int64_t until = std::min(end, from[i + 1]);
+      if (until > begin) work(i, begin - from[i], until - from[i]);
+      begin = std::max(begin, until);
     }
   }
 
@@ -314,10 +321,10 @@ class Program {
     static thread_local std::vector<C*> places;  // of what the registers hold
     if (places.size() < static_cast<size_t>(registers_)) places.resize(registers_);
     size_t tiles = registers_ + inputs.size();
-    constexpr size_t kLine = 64 / sizeof(C);  // tiles begin with a line of the cache
-    if (memory.size() < tiles * kTile + kLine) memory.resize(tiles * kTile + kLine);
+    constexpr size_t line = 64 / sizeof(C);  // tiles begin with a line of the cache
+    if (memory.size() < tiles * kTile + line) memory.resize(tiles * kTile + line);
     size_t past = reinterpret_cast<uintptr_t>(memory.data()) % 64 / sizeof(C);
-    C* registers = memory.data() + (kLine - past) % kLine;
+    C* registers = memory.data() + (line - past) % line;
     C* loaded = registers + registers_ * kTile;
     Few<const C*, kMost> given(inputs.size());
     int64_t longest = std::min(kTile, end - begin);
@@ -401,6 +408,41 @@ class Program {
       next += length;
     });
     return to;
+  }
+
+  ONCE Program(const Info& info, size_t own, size_t shared, Integers perm)
+      : program_(info.integers("program")),
+        results_(info.integers("results")),
+        perm_(std::move(perm)),
+        own_(own),
+        shared_(shared),
+        width_(own_ + shared),
+        read_(width_),
+        read_later_(results_.size()) {
+    if (program_.empty() || program_.size() % 5 != 0) {
+      fail(kInvalidArgument, "a program is made of instructions of five numbers");
+    }
+    if (width_ == 0 || width_ > kMost || results_.size() > kMost) {
+      fail(kInvalidArgument, "the program is for other inputs or outputs");
+    }
+  }
+
+  // Check the instructions, and find what runs them: the types are known.
+  ONCE void read_program() {
+    std::vector<bool> written;
+    for (size_t i = 0; i < program_.size(); i += 5) read_instruction(&program_[i], written);
+    registers_ = static_cast<int64_t>(written.size());
+    for (int64_t result : results_) {
+      if (result < 0 || result >= registers_ || !written[result]) {
+        fail(kInvalidArgument, "a result is no register");
+      }
+    }
+    if (!wide_ && perm_.empty()) loop_ = formulas::find_optimizer_step(program_, results_);
+    program_ = Pairs::of(std::move(program_), results_);
+    makes_.assign(program_.size() / 5, kNone);
+    if (perm_.empty()) find_direct();
+    converts_ = perm_.empty() && results_.size() == 1 && program_.size() == 5 &&
+                (program_[0] == kMax || program_[0] == kMin) && program_[2] == program_[3];
   }
 
   Integers program_, results_, perm_;

@@ -139,6 +139,47 @@ def _elementwise_list(r: random.Random, op: str) -> Case:
     return Case(op, how, [*inputs, *shared], one.results * count)
 
 
+def _elementwise_list_at(r: random.Random, op: str) -> Case:
+    """A list that is given addresses: what stands for them are the numbers of elements that are
+    there, or, as -1 - k, the place of an address that is used twice."""
+    if r.random() < 0.5:
+        words, results, numbers = r.choice(STEPS)
+        program = [int(word) for word in words.split()]
+        results, width = [*results], -min(program)
+    else:
+        one = _elementwise(r, "Elementwise")
+        while "program" not in one.attributes or any(x.type == BOOL for x in one.inputs):
+            one = _elementwise(r, "Elementwise")
+        program, results = ([*one.attributes[name]] for name in ("program", "results"))  # type: ignore[misc]
+        width = len(one.inputs)
+        numbers = [i for i in range(width) if r.random() < 0.3]
+    own = width - r.randint(0, 1) if width - 1 in numbers else width
+    single = [i for i in numbers if i < own]
+    at = [i for i in range(own) if r.random() < 0.7]
+    to = [i for i in range(len(results)) if r.random() < 0.7]
+    made = len(results) - len(to)
+    sizes = [1 if made else r.choice((0, 1, 5, 16, 700, 40_000)) for _ in range(r.randint(1, 4))]
+    first, content, given = r.randint(0, 2), [], []
+    content += [1] * first
+    for size in sizes:
+        whole = []
+        for i in range(own):
+            elements = 1 if i in single else size
+            if i in at:
+                whole += [len(content)] if elements == size else []
+                content.append(elements)
+            else:
+                given.append(Tensor(FLOAT, [elements] if r.random() < 0.5 else [1, elements]))
+        for _ in to:
+            again = whole and r.random() < 0.7
+            content.append(-1 - whole.pop(r.randrange(len(whole))) if again else size)
+    shared = [Tensor(FLOAT, [1] * r.randint(0, 1)) for _ in range(width - own)]
+    how = {"program": program, "results": results, "count": len(sizes), "shared": width - own}
+    how |= {"own": own, "sizes": sizes, "at": at, "single": single, "to": to}
+    inputs = [Tensor(INT64, [len(content)], content), *given, *shared]
+    return Case(op, {**how, "first": first, "key": 1}, inputs, [FLOAT] * (made * len(sizes) + 1))
+
+
 def _write_rows(r: random.Random, op: str) -> Case:
     dims, dtype = _dims(r, 1), r.choice(FLOATS)
     axis, count = r.randrange(len(dims)), r.randint(0, 5)
@@ -300,6 +341,7 @@ def _tri_matrix(r: random.Random, op: str) -> Case:
 MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("Elementwise", "TransposedElementwise"), _elementwise),
     "ElementwiseList": _elementwise_list,
+    "ElementwiseListAt": _elementwise_list_at,
     "WriteRows": _write_rows,
     "Rotary": _rotary,
     "ScatterZeros": _scatter,
@@ -391,6 +433,8 @@ def draw(r: random.Random, op: str) -> Case:
     if r.random() < 0.5:
         for spoil in r.choices(SPOILERS, (4, 2, 2, 1), k=r.randint(1, 3)):
             spoil(r, case)
+        if "key" in case.attributes:  # who knows it spoils nothing
+            case.attributes["key"] = 0
     for x in case.inputs:  # sizes that have no memory here can only be those of nothing
         if math.prod(x.dims) > MOST_ELEMENTS:
             x.dims.insert(r.randint(0, len(x.dims)), 0)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.capture.aliases import is_write, lineage
+from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.errors import UnsupportedOp
 
 __all__ = [
@@ -136,7 +137,7 @@ def _fuse(
     from torch.fx.passes.operator_support import create_op_support
 
     order = {n.name: i for i, n in enumerate(graph_module.graph.nodes)}
-    chained = _chain_in_order(graph_module.graph)
+    chained = _chain_in_order(graph_module.graph, outside)
     support = create_op_support(
         lambda _, node: node.op in ("call_function", "get_attr") and node.name not in outside
     )
@@ -166,16 +167,29 @@ def _fuse(
     return fused, tuple(str(b.target) for b in blocks)
 
 
-def _chain_in_order(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+def _chain_in_order(graph: torch.fx.Graph, outside: Collection[str]) -> list[torch.fx.Node]:
     """Let each node that draws, or may do anything, wait for the one before it.
 
     Nothing else in a graph says which of them comes first: what one of them is in, or is read by,
     may read a later one. Each of these but the first has another as a last argument now.
+
+    NOTE: of several results one is waited for, not the node: torch keeps results with the node
+    that gives them where nothing else reads it.
     """
-    calls = [n for n in graph.nodes if n.op == "call_function" and has_a_place(n.target)]
+    calls = [n for n in graph.nodes if _keeps_its_place(n, outside)]
     for before, node in pairwise(calls):
-        node.args = (*node.args, before)
+        taken = (n for n in before.users if n.target is operator.getitem)
+        node.args = (*node.args, next(taken, before))
     return calls
+
+
+def _keeps_its_place(node: torch.fx.Node, outside: Collection[str]) -> bool:
+    """Tell whether it matters when a node runs: in a session none but draws can do anything."""
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
+        return is_draw(node)
+    return node.name in outside and has_a_place(node.target)
 
 
 def _keep_in_order(

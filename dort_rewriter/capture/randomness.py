@@ -119,12 +119,18 @@ def _ancestors(
 
 
 def is_draw(node: torch.fx.Node) -> bool:
-    """Tell whether a node draws random numbers."""
+    """Tell whether a node draws random numbers: attention does where it drops something."""
     target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [a.name for a in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    dropped = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(dropped != 0)
 
 
 def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:

@@ -230,6 +230,18 @@ def test_draws_of_blocks_and_of_torch_alternate(stays: bool) -> None:
     both(compiled, function, torch.randn(6).exp())
 
 
+def test_attention_that_drops_nothing_is_no_draw(caplog: pytest.LogCaptureFixture) -> None:
+    """It may stand on either side of one, and keeps its results together."""
+
+    def function(x: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(F.dropout(x, 0.5), x, x)
+        return F.scaled_dot_product_attention(F.dropout(y.sin(), 0.5), y, y).cos()
+
+    compiled = torch.compile(function, backend=OrtBackend())
+    compare(compiled, function, 0, torch.randn(1, 2, 4, 8))
+    assert "from now on" not in caplog.text
+
+
 def test_nothing_is_dropped_of_what_has_no_elements() -> None:
     """It is returned itself, as a view if it is one, and no number is drawn for it."""
 

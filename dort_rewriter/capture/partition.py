@@ -137,7 +137,7 @@ def _fuse(
     from torch.fx.passes.operator_support import create_op_support
 
     order = {n.name: i for i, n in enumerate(graph_module.graph.nodes)}
-    chained = _chain_in_order(graph_module.graph, outside)
+    chained = _chain_in_order(graph_module.graph)
     support = create_op_support(
         lambda _, node: node.op in ("call_function", "get_attr") and node.name not in outside
     )
@@ -167,7 +167,7 @@ def _fuse(
     return fused, tuple(str(b.target) for b in blocks)
 
 
-def _chain_in_order(graph: torch.fx.Graph, outside: Collection[str]) -> list[torch.fx.Node]:
+def _chain_in_order(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """Let each node that draws, or may do anything, wait for the one before it.
 
     Nothing else in a graph says which of them comes first: what one of them is in, or is read by,
@@ -176,20 +176,20 @@ def _chain_in_order(graph: torch.fx.Graph, outside: Collection[str]) -> list[tor
     NOTE: of several results one is waited for, not the node: torch keeps results with the node
     that gives them where nothing else reads it.
     """
-    calls = [n for n in graph.nodes if _keeps_its_place(n, outside)]
+    calls = [n for n in graph.nodes if _keeps_its_place(n)]
     for before, node in pairwise(calls):
         taken = (n for n in before.users if n.target is operator.getitem)
         node.args = (*node.args, next(taken, before))
     return calls
 
 
-def _keeps_its_place(node: torch.fx.Node, outside: Collection[str]) -> bool:
-    """Tell whether it matters when a node runs: in a session none but draws can do anything."""
+def _keeps_its_place(node: torch.fx.Node) -> bool:
+    """Tell whether it matters when a node runs, in a session too, which may call it in torch."""
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
         return is_draw(node)
-    return node.name in outside and has_a_place(node.target)
+    return has_a_place(node.target)
 
 
 def _keep_in_order(
@@ -216,13 +216,16 @@ def _keep_in_order(
         for read in waits[node]:
             readers[read].append(i)
     ready = [i for i, n in enumerate(nodes) if not waits[n]]  # in order, as a heap is
+    placed = 0
     while ready:
         node = nodes[heapq.heappop(ready)]
         output.prepend(node)
+        placed += 1
         for i in readers[node]:
             waits[nodes[i]].remove(node)
             if not waits[nodes[i]]:
                 heapq.heappush(ready, i)
+    assert placed == len(nodes), "parts of a graph wait for each other"
 
 
 def has_a_place(target: Any) -> bool:

@@ -242,6 +242,48 @@ def test_attention_that_drops_nothing_is_no_draw(caplog: pytest.LogCaptureFixtur
     assert "from now on" not in caplog.text
 
 
+@torch.library.custom_op("test_draws::added", mutates_args=())
+def _added(x: Tensor) -> Tensor:
+    return x + torch.rand(x.shape)
+
+
+@_added.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("test_draws::pair", mutates_args=())
+def _pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + torch.rand(x.shape), torch.randn(x.shape)
+
+
+@_pair.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+def _one(x: Tensor) -> tuple[Tensor, ...]:
+    first = _added(x[:3])
+    y = torch.tanh(x + x)
+    return first, torch.randn_like(y) * y
+
+
+def _two(x: Tensor) -> tuple[Tensor, ...]:
+    first, second = _pair(x[:3])
+    y = torch.tanh(x + x)
+    last, _ = _pair(F.dropout(y, 0.5) + second.sum())
+    return first, second.sin(), last, torch.randn_like(y) * y
+
+
+@pytest.mark.parametrize("function", [_one, _two])
+def test_operators_of_a_user_may_draw(
+    function: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever they are called: nobody knows what they do."""
+    both(torch.compile(function, backend=OrtBackend()), function, torch.randn(5))
+    assert "from now on" not in caplog.text
+
+
 def test_nothing_is_dropped_of_what_has_no_elements() -> None:
     """It is returned itself, as a view if it is one, and no number is drawn for it."""
 

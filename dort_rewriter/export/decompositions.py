@@ -31,9 +31,9 @@ _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 
 Table = dict[Any, Callable[..., Any]]
 
-_WRONG_RECORD = frozenset({"aten::linalg_vector_norm", "aten::zero"})
-"""Operators that torch traces with another layout or other sizes than they give (2.8), which are
-decomposed into what it traces right, whoever converts them."""
+_WRONG_LAYOUT = frozenset({"aten::zero"})
+"""Operators that torch traces with another layout than they give (2.8), and that are decomposed
+into others that it traces right, whoever converts them."""
 
 _WRITING = frozenset(
     {
@@ -156,18 +156,15 @@ def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
-def _over_counted_dimensions(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _norm_over_counted_dimensions(
+    x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **named: Any
+) -> Any:
     """Torch 2.8 takes dimensions of one that are counted from the last for others."""
-
-    def decomposed(
-        x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **named: Any
-    ) -> Any:
-        if not dim or all(d >= 0 for d in dim):
-            return NotImplemented
-        places = [d % max(x.dim(), 1) for d in dim]
-        return torch.ops.aten.linalg_vector_norm.default(x, ord, places, keepdim, **named)
-
-    return decomposed
+    rank = x.dim()
+    if not dim or all(d >= 0 for d in dim) or any(not -rank <= d < rank for d in dim):
+        return NotImplemented
+    places = [d % rank for d in dim]
+    return torch.ops.aten.linalg_vector_norm.default(x, ord, places, keepdim, **named)
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
@@ -180,7 +177,6 @@ _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.huber_loss.default: _loss_of_input,
     torch.ops.aten.ldexp.Tensor: _by_powers,
-    torch.ops.aten.linalg_vector_norm.default: _over_counted_dimensions,
     torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
 }
@@ -228,11 +224,12 @@ _tracing_tables: dict[str, Table] = {}
 
 def _filter_tracing_table(dispatcher: Dispatcher) -> Table:
     table = {**_registered_table(), **_own_table()}
-    return {
+    kept = {
         op: f
         for op, f in table.items()
-        if _name(op) in _WRONG_RECORD or not dispatcher.prefers(_name(op))
+        if _name(op) in _WRONG_LAYOUT or not dispatcher.prefers(_name(op))
     }
+    return {torch.ops.aten.linalg_vector_norm.default: _norm_over_counted_dimensions, **kept}
 
 
 @functools.cache

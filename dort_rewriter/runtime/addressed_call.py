@@ -193,7 +193,10 @@ class _Make:
         self._shapes = [tuple(shape) for shape in shapes]
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
-        return tuple([torch.empty(shape) for shape in self._shapes])
+        # NOTE: the kernel writes floats, whatever the defaults of torch are.
+        return tuple(
+            [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in self._shapes]
+        )
 
 
 def _where(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

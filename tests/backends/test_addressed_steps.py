@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -138,6 +139,32 @@ def _are_alike(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> 
     return len(a) == len(b) and all(map(torch.allclose, a, b))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_default_type_is_none_of_the_results(dtype: torch.dtype) -> None:
+    """What cannot be written in place is written to new tensors."""
+    torch.set_default_dtype(dtype)
+    try:
+        compiled, backend = compile_strictly(_sgd)
+
+        def make() -> tuple[Tensors, Tensors]:
+            wide = [torch.linspace(-1, 1, 64 * n, dtype=torch.float32) for n in (4, 9)]
+            return [t.view(-1, 16)[:, ::2] for t in wide], [t.cos().view(-1, 8)[::2] for t in wide]
+
+        _check(compiled, _sgd, make(), make())
+        assert _is_addressed(backend)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_no_address_is_no_crash() -> None:
+    compiled, backend = compile_strictly(_sgd)
+    _check(compiled, _sgd, _make(), _make())
+    session = _executor(backend).session.ort
+    (given,) = session.get_inputs()
+    with pytest.raises(Exception, match="an address is missing"):
+        session.run(None, {given.name: np.zeros(given.shape, np.int64)})
+
+
 def test_what_is_empty_has_no_step() -> None:
     compiled, _ = compile_strictly(_sgd)
     shapes = [(3,), (0, 4), (5,)]
@@ -217,10 +244,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.parametrize("more", [0, 110], ids=["few", "many"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_step_by_address(name: str) -> None:
-    """Their counters and corrections, too; a rate that changes, gradients that move."""
-    shapes = [(3, 4), (4,), (1,), (50, 40)]
+def test_optimizers_step_by_address(name: str, more: int) -> None:
+    """Their counters and corrections, too; gradients move. Many are more than a list takes."""
+    shapes = [(3, 4), (4,), (1,), (50, 40), *[(2,)] * more]
     mine, theirs = ([torch.nn.Parameter(t) for t in _make(shapes)[0]] for _ in range(2))
     torch._dynamo.reset()
     optimizers = [OPTIMIZERS[name](p) for p in (mine, theirs)]

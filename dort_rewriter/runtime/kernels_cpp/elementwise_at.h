@@ -120,7 +120,11 @@ class ElementwiseListAt : public Program {
       fail(kInvalidArgument, "there are too few addresses");
     }
     const int64_t* next = addresses.as<int64_t>() + first_;
-    auto next_address = [&] { return reinterpret_cast<void*>(*next++); };
+    auto next_address = [&](int64_t size) {
+      void* address = reinterpret_cast<void*>(*next++);
+      if (address == nullptr && size > 0) fail(kInvalidArgument, "an address is missing");
+      return address;
+    };
     size_t input = 1, output = 0;
     Few<void*, kMost> shared;
     for (size_t i = 0; i < shared_; ++i) {
@@ -129,11 +133,12 @@ class ElementwiseListAt : public Program {
     void** to = table.data();
     for (size_t k = 0; k < count_; ++k) {
       for (size_t i = 0; i < own_; ++i) {
-        *to++ = at_[i] ? next_address() : tensor(context, input++, single_[i] ? 1 : sizes_[k]);
+        int64_t size = single_[i] ? 1 : sizes_[k];
+        *to++ = at_[i] ? next_address(size) : tensor(context, input++, size);
       }
       to = std::copy(shared.begin(), shared.end(), to);
       for (size_t i = 0; i < results_.size(); ++i) {
-        *to++ = to_[i] ? next_address() : context.output(output++, {});
+        *to++ = to_[i] ? next_address(sizes_[k]) : context.output(output++, {});
       }
     }
     *static_cast<float*>(context.output(output, {})) = 1;

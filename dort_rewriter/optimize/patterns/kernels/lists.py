@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import onnx_ir as ir
@@ -121,9 +122,12 @@ def _is_number(value: ir.Value) -> bool:
 
 
 def _parts(group: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
+    """Parts of one size, or nearly: the last one is not left with a node alone."""
     most = _MOST // max(len(group[0].inputs), len(group[0].node.outputs))
-    for first in range(0, len(group), most):
-        yield group[first : first + most]
+    parts = -(-len(group) // most)
+    ends = [len(group) * k // parts for k in range(parts + 1)]
+    for first, end in pairwise(ends):
+        yield group[first:end]
 
 
 def _join(graph: ir.Graph, entries: Sequence[_Entry]) -> None:

@@ -57,7 +57,9 @@ def _changes_zeros(
     node: ir.Node, x: ir.Value, constant: ir.Value | None, graph: GraphView
 ) -> bool:
     """Tell whether a sum with zeros makes another zero of -0.0, and somebody may see that."""
-    if node.op_type not in ("Add", "Sub") or x.dtype is None or not x.dtype.is_floating_point():
+    if node.op_type not in ("Add", "Sub"):
+        return False
+    if x.dtype is not None and not x.dtype.is_floating_point():
         return False
     signs = np.signbit(np.asarray(graph.constant(constant)).astype(np.float64))
     if np.all(signs == (node.op_type == "Add")):

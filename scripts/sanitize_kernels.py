@@ -1,10 +1,10 @@
 """Crafted nodes for the operators of our own, computed under the address and UB sanitizers.
 
 ``sanitize_kernels.cpp`` stands for ONNX Runtime: it gives each tensor memory of exactly its size.
-Cases are drawn at random (``kernel_cases.py``): as exporters write them, or with attributes,
-sizes, types, numbers of inputs and integers replaced by what nobody would write. Each must be
-computed or refused: what a sanitizer finds, work without end and memory without limit end the run,
-with the case that did it.
+Cases are drawn at random: as exporters write them (``kernel_cases.py``), or with attributes,
+sizes, types, numbers of inputs and integers replaced by what nobody would write
+(``kernel_spoilers.py``). Each must be computed or refused: what a sanitizer finds, work without
+end and memory without limit end the run, with the case that did it.
 
     python scripts/sanitize_kernels.py --cases 20000 --seed 1
 """
@@ -24,7 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kernel_cases import MAKERS, draw
+from kernel_cases import MAKERS
+from kernel_spoilers import draw
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "dort_rewriter" / "runtime" / "kernels_cpp"

@@ -168,7 +168,7 @@ def _pick(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 
 class _Fit:
-    """Refuses arguments of other sizes than those of the graph; a class, to be read in errors."""
+    """Refuses arguments of other sizes than those of the graph."""
 
     def __init__(self, signature: GraphSignature, plan: CallPlan, addresses: Addresses) -> None:
         self._expected = [

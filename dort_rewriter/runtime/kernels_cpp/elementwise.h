@@ -52,10 +52,6 @@ class ElementwiseList : public Program {
     return static_cast<size_t>(info.integer("count", 1, 1, most));
   }
 
-  static size_t shared(const Info& info) {
-    return static_cast<size_t>(info.integer("shared", 0, 0, kMost));
-  }
-
   size_t entries_;
 };
 

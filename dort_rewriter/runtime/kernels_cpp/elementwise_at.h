@@ -79,10 +79,6 @@ class ElementwiseListAt : public Program {
     return static_cast<size_t>(info.integer("own", 0, 0, kMost));
   }
 
-  static size_t shared(const Info& info) {
-    return static_cast<size_t>(info.integer("shared", 0, 0, kMost));
-  }
-
   // Which of so many places an attribute names.
   static std::vector<bool> places(const Info& info, const char* name, size_t most) {
     std::vector<bool> found(most);

@@ -79,6 +79,11 @@ class Program {
   };
   static_assert(kMost <= 32, "a bit for each input and each result");
 
+  // How many inputs all programs of a list read.
+  static size_t shared(const Info& info) {
+    return static_cast<size_t>(info.integer("shared", 0, 0, kMost));
+  }
+
   // Over floats, which are no inputs and results of the node.
   ONCE Program(const Info& info, size_t own, size_t shared) : Program(info, own, shared, {}) {
     for (size_t i = 0; i < results_.size(); ++i) made_.push_back(kFloat);

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.utils.checkpoint import checkpoint
 
 from dort_rewriter import OrtBackend
+from tests.backends.ways import compile_strictly
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
@@ -48,6 +49,21 @@ def test_embedding_bags_of_bfloat16(mode: str) -> None:
     torch.testing.assert_close(ours(*given), function(*given))
     torch.testing.assert_close(train(ours, given), train(function, given))
     assert backend.execution_count > 0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_that_end_at_the_last_offset_without_a_gradient(mode: str, dynamic: bool) -> None:
+    """torch returns as many counts as there are bags, or as there are offsets."""
+
+    def function(weight: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        return 1 + F.embedding_bag(indices, weight, offsets, mode=mode, include_last_offset=True)
+
+    given = (numbers(5, 3), torch.tensor([0, 1, 2, 3, 4, 1]), torch.tensor([0, 2, 2, 6]))
+    torch._dynamo.reset()
+    ours, backend = compile_strictly(function, dynamic=dynamic)
+    torch.testing.assert_close(ours(*given), function(*given))
+    assert backend.execution_count == 1
 
 
 def test_weighted_bags_of_bfloat16_are_summed_in_float32() -> None:

@@ -17,6 +17,7 @@ from dort_rewriter.export.converters.opmath import cast_like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
+from dort_rewriter.traced_sizes import is_same_size
 
 _MEAN, _MAX = 1, 2
 _NOTHING = ir.tensor([0], dtype=ir.DataType.INT64)
@@ -105,8 +106,16 @@ def embedding_bag(
     if mode == _MEAN:
         sizes = _bag_sizes(op, bags, count)
         output = output / op.Unsqueeze(cast_like(op, op.Max(sizes, 1), output), [1])
-    saved = zip((bags.bag, sizes, sizes), op.result[1:], strict=True)
+    counts = (_as_recorded(op, sizes, fake) for fake in op.result[2:])
+    saved = zip((bags.bag, *counts), op.result[1:], strict=True)
     return store(op, output), *(_shaped(op, value, fake) for value, fake in saved)
+
+
+def _as_recorded(op: Recorder, counts: Value, fake: torch.Tensor) -> Value:
+    """Counts of bags; where no gradient is wanted torch may count the last offset as one more."""
+    if is_same_size(fake.shape[0], op.result[0].shape[0]):
+        return counts
+    return op.Concat(counts, op.constant([0]), axis=0)
 
 
 def _shaped(op: Recorder, value: Value, fake: torch.Tensor) -> Value:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.axes import pad_axes, product
+from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.converters.opmath import cast_like, is_float, store, widen
 from dort_rewriter.export.converters.reductions import extremum
 from dort_rewriter.export.converters.scattering import scatter
@@ -166,15 +167,27 @@ def scatter_gradient(
 
 
 def _put(
-    op: Recorder, values: Value, indices: Value, sizes: Sequence[Size], *, add: bool
+    op: Recorder,
+    values: Value,
+    indices: Value,
+    sizes: Sequence[Size],
+    *,
+    add: bool = False,
+    given: bool = False,
 ) -> Value:
-    """Put (or add) values at their places in planes of zeros."""
+    """Put (or add) values at their places in planes of zeros.
+
+    Places that are given by a program are checked, plane by plane: MaxUnpool does not, and
+    onnxruntime-training's writes wherever they tell it to.
+    """
     rank = len(sizes)
     lead = [op.size(values, i) for i in range(values.rank - rank)]
     whole = op.vector([*lead, *sizes])
     if 0 in values.dims:
         return op.Expand(op.constant(0, op.dtype), whole)
-    if not add and values.dtype == ir.DataType.FLOAT and values.rank == rank + 2:
+    if given:
+        indices = refuse_negative(op, indices)
+    elif not add and values.dtype == ir.DataType.FLOAT and values.rank == rank + 2:
         return _unpool(op, values, indices, lead, sizes)
     rows = product(op, lead)
     flat = op.vector([rows, -1])
@@ -257,7 +270,7 @@ def _register(rank: int) -> None:
 @converter("aten::max_unpool2d")
 def max_unpool2d(op: Recorder, x: Value, indices: Value, output_size: Sequence[Any]) -> Value:
     """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"""
-    return _put(op, x, indices, output_size, add=False)
+    return _put(op, x, indices, output_size, given=True)
 
 
 @converter("aten::max_unpool3d")
@@ -270,7 +283,7 @@ def max_unpool3d(
     padding: Sequence[int],
 ) -> Value:
     """max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"""
-    return _put(op, x, indices, output_size, add=False)
+    return _put(op, x, indices, output_size, given=True)
 
 
 for _rank in (1, 2, 3):

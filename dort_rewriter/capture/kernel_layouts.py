@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
-from dort_rewriter.capture.layouts import is_dense, storage_order
+from dort_rewriter.capture.layouts import is_dense, lies_as_ordered, storage_order
 from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
@@ -41,17 +41,29 @@ _UNTAGGED = frozenset(
         aten.avg_pool2d.default,
         aten.cat.default,
         aten.constant_pad_nd.default,
+        aten.empty_like.default,
+        aten.fill.Scalar,
+        aten.fill.Tensor,
+        aten.flip.default,
+        aten.full_like.default,
         aten.max_pool2d_with_indices.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
         aten.normal_functional.default,
+        aten.ones_like.default,
         aten.poisson.default,
+        aten.rand_like.default,
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+        aten.randn_like.default,
         aten.reflection_pad2d.default,
         aten.reflection_pad3d.default,
         aten.replication_pad2d.default,
         aten.replication_pad3d.default,
         aten.roll.default,
         aten.uniform.default,
+        aten.zero.default,
+        aten.zeros_like.default,
     }
 )
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
@@ -145,10 +157,10 @@ def _asked(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, torch.fx.Node)
     values = [value, *(n.meta.get("val") for n in call.all_input_nodes)]
-    if all(not isinstance(v, torch.Tensor) or is_contiguous(v) for v in values):
+    if all(not isinstance(v, torch.Tensor) or lies_as_ordered(v, None) for v in values):
         return None
     order = _ask(call)
-    if order is None or len(order) != value.dim() or is_contiguous(value.permute(order)):
+    if order is None or len(order) != value.dim() or lies_as_ordered(value, order):
         return None
     return _stored(value, order)
 
@@ -238,7 +250,11 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
-    """The order of memory in which a kernel writes its first result; None if it does not tell."""
+    """The order of memory in which a kernel writes its first result; None if it does not tell.
+
+    NOTE: dimensions of size one have their places too: what lies in several formats is taken for
+    one of them by its strides there.
+    """
     small = _Small([n.meta["val"] for n in call.all_input_nodes])
     args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
     kept = torch.random.fork_rng(devices=[])  # what is asked may draw
@@ -248,7 +264,9 @@ def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
         except (RuntimeError, TypeError, ValueError):  # it does not take numbers like these
             return None
         first = result[0] if isinstance(result, tuple) else result
-        return storage_order(first) or tuple(range(first.dim()))
+        axes = range(first.dim())
+        order = tuple(sorted(axes, key=lambda i: (-first.stride(i), -first.shape[i], i)))
+        return order if lies_as_ordered(first, order) else None
 
 
 class _Small:
@@ -279,6 +297,9 @@ class _Small:
         last = (0, 0)
         for axis in sorted(range(len(shape)), key=lambda i: (strides[i], shape[i])):
             if strides[axis] == 0:
+                continue
+            if shape[axis] == 1 and strides[axis] < full:  # a place inside of other dimensions
+                found[axis] = last[1]
                 continue
             if strides[axis] == last[0]:  # elements overlap
                 step = last[1]

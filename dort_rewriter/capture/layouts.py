@@ -14,7 +14,6 @@ __all__ = [
     "covers",
     "input_orders",
     "is_dense",
-    "is_row_major",
     "lies_as_ordered",
     "overlaps",
     "storage_order",
@@ -66,32 +65,6 @@ def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
     if order is not None:
         strides = [strides[i] for i in inverse_order(order)]
     return all(is_same_stride(a, b) for a, b in zip(value.stride(), strides, strict=True))
-
-
-def is_row_major(node: torch.fx.Node) -> bool:
-    """Tell whether an elementwise operator gives what is row-major to the last stride.
-
-    NOTE: for row-major operands of one shape torch's kernels do, whatever the strides of their
-    dimensions of size one; its fake tensors keep those strides.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    schema = node.target._schema.arguments
-    takes_format = any(s.name == "memory_format" for s in schema)  # a copy keeps all strides
-    if torch.Tag.pointwise not in node.target.tags or takes_format:
-        return False
-    operands = [a for a, s in zip(node.args, schema, strict=False) if "Tensor" in str(s.type)]
-    if not all(isinstance(a, torch.fx.Node) for a in operands):
-        return False
-    values = [a.meta["val"] for a in operands if isinstance(a, torch.fx.Node)]
-    shape = node.meta["val"].shape
-    return all(
-        isinstance(v, torch.Tensor)  # a size stands where a tensor may
-        and is_contiguous(v)
-        and v.dim() == len(shape)
-        and all(is_same_size(m, n) for m, n in zip(v.shape, shape, strict=True))
-        for v in values
-    )
 
 
 def covers(base: torch.Tensor, view: torch.Tensor) -> bool:

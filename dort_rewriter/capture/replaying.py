@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.layouts import is_row_major, lies_as_ordered, overlaps, storage_order
+from dort_rewriter.capture.layouts import lies_as_ordered, overlaps, storage_order
 from dort_rewriter.capture.sizes import ArgumentSizes
 from dort_rewriter.signature import ViewStep, inverse_order
 from dort_rewriter.traced_sizes import is_contiguous
@@ -85,7 +85,7 @@ def lay_out(
     value = node.meta["val"]
     order = storage_order(value)
     dense = order is not None or is_contiguous(value)
-    if dense and order is None and (lies_as_ordered(value, None) or is_row_major(node)):
+    if dense and order is None and lies_as_ordered(value, None):
         return ()
     step = strided(value, value, sizes)
     if dense and (step is None or (as_view and not is_static(step))):

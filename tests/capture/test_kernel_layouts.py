@@ -103,6 +103,35 @@ def test_a_dimension_of_one_is_no_format(name: str) -> None:
     assert got.stride() == expected.stride()
 
 
+OF_ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "computed": lambda x: x + 1,
+    "computed of two": lambda x: x + x,
+    "computed twice": lambda x: (x + 1).relu(),
+    "compared": lambda x: x > 0.5,
+    "filled": lambda x: torch.full_like(x, 2),
+    "turned over": lambda x: x.flip(0),
+    "seen otherwise": lambda x: (x * 2).transpose(0, -1).unsqueeze(1),
+    "written to": lambda x: x.clone().fill_(True),
+    "means of what is written to": lambda x: torch.nn.functional.adaptive_avg_pool1d(
+        x.clone().fill_(True).reshape(1, -1, 1), 2
+    ),
+    "means": lambda x: torch.nn.functional.adaptive_avg_pool1d((x + 1).reshape(1, -1, 1), 2),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_ONE)
+def test_strides_of_dimensions_of_one(name: str, dynamic: bool) -> None:
+    """Kernels of torch keep them, or do not; and take what has them for another format."""
+    program = OF_ONE[name]
+    for x in (torch.rand(1, 3).t(), torch.rand(2, 1, 3).mT, torch.rand(1, 4, 3).transpose(0, 1)):
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)
+        got, expected = compiled(x), program(x)
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+
+
 def test_what_was_traced_as_a_view_and_is_copied_stays_as_traced() -> None:
     x = torch.randn(4, 3, dtype=torch.float64).t()
     for program in (lambda x: (3**x).reshape(-1), lambda x: (3**x).t().reshape(-1) + 1):

@@ -27,6 +27,7 @@ from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.backends.verification import calls_to_verify, verified
 from dort_rewriter.capture.metadata import retrace
+from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
 from dort_rewriter.export.torch_calls import is_called, unmark_called
 from dort_rewriter.forks import SafeLock, at_fork
@@ -69,6 +70,7 @@ class Block:
         self._builds = 0
         self._thawed = 0
         self._numbers_vary = False
+        self._draws = any(map(is_draw, graph_module.graph.nodes))
         _blocks.add(self)
 
     def __call__(self, *args: Any) -> Any:
@@ -83,10 +85,13 @@ class Block:
         run = self._boxed
         if run is None:
             run = self._prepare(args)
+        state = torch.get_rng_state() if self._draws else None
         try:
             return run(args)
         except ExecutionError as e:
             error = e
+        if state is not None:
+            torch.set_rng_state(state)  # torch draws them again
         return self._recover(error, args)  # not above: an error of torch comes without ours
 
     def prepare(self) -> None:

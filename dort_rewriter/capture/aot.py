@@ -16,7 +16,7 @@ from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.known_masks import name_known_masks
 from dort_rewriter.capture.margin_loss import corrected
-from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
+from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, is_draw
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
@@ -59,10 +59,12 @@ def compile_with_aot(
     def finish(
         graph: torch.fx.GraphModule, given: Sequence[Any], traced: Traced
     ) -> Callable[..., Any]:
+        drawing.append(traced.kind != "backward" and any(map(is_draw, graph.graph.nodes)))
         if traced.kind != "inference" or compile_inference is None:
             return apply_updates(compile_graph(graph, given), traced.updated)
         return apply_updates(compile_inference(graph, traced.weights), traced.updated)
 
+    drawing: list[bool] = []
     make = functools.partial(_make_compiler, finish, watched)
     keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     flat = flatten_interface(graph_module)
@@ -86,10 +88,10 @@ def compile_with_aot(
         keeping,
     ):
         if flat is None:
-            return _raising_as(graph_module, compiler(graph_module, args))
+            return _raising_as(graph_module, compiler(graph_module, args), any(drawing))
         compiled = compiler(traced, flat.pack(*args))
     return _raising_as(
-        graph_module, lambda *given: flat.unpack(list(compiled(*flat.pack(*given))))
+        graph_module, lambda *given: flat.unpack(list(compiled(*flat.pack(*given)))), any(drawing)
     )
 
 
@@ -118,22 +120,25 @@ def _prepare_inference(graph_module: torch.fx.GraphModule) -> Traced:
 
 
 def _raising_as(
-    graph_module: torch.fx.GraphModule, compiled: Callable[..., Any]
+    graph_module: torch.fx.GraphModule, compiled: Callable[..., Any], draws: bool
 ) -> Callable[..., Any]:
     """Let an index out of bounds raise what it raises in eager mode.
 
     What an operator is decomposed into says something else of its arguments: a label that is no
     class is an index of a ``gather`` there. NOTE: what the graph writes to was not written yet,
-    and is written as far as eager mode comes.
+    and is written as far as eager mode comes. What was drawn is drawn again.
     """
 
     def call(*given: Any) -> Any:
+        state = torch.get_rng_state() if draws else None
         try:
             return compiled(*given)
         except (IndexError, RuntimeError) as error:
             if not any(words in str(error) for words in _OUT_OF_BOUNDS):
                 raise
             found = error
+        if state is not None:
+            torch.set_rng_state(state)
         # Dynamo's graphs get their code when they are called, which would print what they raise.
         _LazyGraphModule.force_recompile(graph_module)
         graph_module.forward(*given)

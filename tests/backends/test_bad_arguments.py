@@ -127,6 +127,50 @@ def test_the_error_is_that_of_torch_and_the_session_stays(
     assert "runs in torch" not in caplog.text
 
 
+def test_places_of_another_plane_are_no_places(caplog: pytest.LogCaptureFixture) -> None:
+    """What is put back after pooling is checked in its own plane, also beyond what is there."""
+
+    def unpool(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return functional.max_unpool1d(x, i, 2) * 2
+
+    compiled, backend = compile_strictly(unpool, fallback=True)
+    x = torch.arange(1.0, 7).reshape(1, 2, 3)
+    for last in (5, 6, -1, 12, 1 << 40, 4):
+        places = torch.tensor([[[0, 2, last], [1, 2, 5]]])
+        if last in (4, 5):
+            torch.testing.assert_close(compiled(x, places), unpool(x, places))
+            continue
+        with pytest.raises(RuntimeError, match="Found an invalid max index"):
+            compiled(x, places)
+    assert backend.execution_count == 2
+    assert "runs in torch" not in caplog.text
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["drawn before", "not drawn yet"])
+def test_what_was_drawn_before_an_error_is_drawn_once(first: bool) -> None:
+    """The generator stands where eager mode leaves it when a call raises."""
+
+    def step(x: torch.Tensor, i: torch.Tensor) -> Any:
+        if first:
+            return functional.dropout(x, 0.5), functional.embedding(i, x) * 2
+        return functional.embedding(i, x) * 2, functional.dropout(x, 0.5)
+
+    compiled, backend = compile_strictly(step, fallback=True)
+    compiled(X, I(0, 1))
+    states = []
+    for run in (step, compiled):
+        torch.manual_seed(0)
+        with pytest.raises(IndexError):
+            run(X, I(0, 9))
+        states.append(torch.rand(3))
+    assert torch.equal(*states)
+    torch.manual_seed(0)
+    got = compiled(X, I(0, 1))
+    torch.manual_seed(0)
+    torch.testing.assert_close(got, step(X, I(0, 1)))
+    assert backend.execution_count == 2
+
+
 def test_strict_mode_raises_the_error_of_torch_too() -> None:
     compiled, backend = compile_strictly(lambda x, i: functional.embedding(i, x) + 1)
     for index in (I(0, 1), I(0, -1), I(0, 2)):

@@ -111,6 +111,8 @@ class Failing:
 
     def __init__(self, after: int = 0) -> None:
         self.left = after
+        self.late = False
+        """Whether it has run all its nodes by then."""
         self.seen: list[list[Any]] = []
 
     def __call__(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +121,8 @@ class Failing:
                 self.left -= 1
                 return wrapped(arguments)
             self.seen.append(list(arguments))
+            if self.late:
+                wrapped(list(arguments))
             raise ExecutionError("ONNX Runtime failed: Node 'n1' is Relu(input0).")
 
         return run
@@ -166,6 +170,24 @@ def test_a_session_that_fails_in_training_leaves_gradients_right(failing: Failin
         got = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
         torch.testing.assert_close(got, want)
     assert len(failing.seen) == 2  # forward and backward, once each
+
+
+def test_what_a_session_drew_before_it_failed_is_drawn_again(failing: Failing) -> None:
+    failing.late = True
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.bernoulli(x.sigmoid()).exp() * x.sin() + 1
+
+    compiled, backend = compile_strictly(function, fallback=True)
+    x = torch.randn(64)
+    for seed in range(3):
+        found = []
+        for run in (function, compiled):
+            torch.manual_seed(seed)
+            found.append((run(x), torch.rand(2)))
+        torch.testing.assert_close(*found)
+    assert len(failing.seen) == 1
+    assert backend.execution_count == 1
 
 
 def test_strict_mode_raises_when_a_session_fails(failing: Failing) -> None:

@@ -163,49 +163,45 @@ def scatter_gradient(
     op: Recorder, grad: Value, x: Value, indices: Value, rank: int, *, overlap: bool
 ) -> Value:
     """Add gradients at the places their windows chose."""
-    return _put(op, grad, indices, spatial_sizes(op, x, rank), add=overlap)
+    sizes = spatial_sizes(op, x, rank)
+    is_plain = grad.dtype == ir.DataType.FLOAT and grad.rank == rank + 2 and 0 not in grad.dims
+    if is_plain and not overlap:
+        return _unpool(op, grad, indices, sizes)
+    return _put(op, grad, indices, sizes, "add" if overlap else "none")
 
 
 def _put(
-    op: Recorder,
-    values: Value,
-    indices: Value,
-    sizes: Sequence[Size],
-    *,
-    add: bool = False,
-    given: bool = False,
+    op: Recorder, values: Value, indices: Value, sizes: Sequence[Size], reduction: str = "none"
 ) -> Value:
-    """Put (or add) values at their places in planes of zeros.
-
-    Places that are given by a program are checked, plane by plane: MaxUnpool does not, and
-    onnxruntime-training's writes wherever they tell it to.
-    """
-    rank = len(sizes)
-    lead = [op.size(values, i) for i in range(values.rank - rank)]
+    """Put (or add) values at their places in planes of zeros."""
+    lead = _lead(op, values, sizes)
     whole = op.vector([*lead, *sizes])
     if 0 in values.dims:
         return op.Expand(op.constant(0, op.dtype), whole)
-    if given:
-        indices = refuse_negative(op, indices)
-    elif not add and values.dtype == ir.DataType.FLOAT and values.rank == rank + 2:
-        return _unpool(op, values, indices, lead, sizes)
     rows = product(op, lead)
     flat = op.vector([rows, -1])
     zeros = op.Expand(op.constant(0, op.dtype), op.vector([rows, product(op, sizes)]))
     places, updates = op.Reshape(indices, flat), op.Reshape(values, flat)
-    reduction = "add" if add else "none"
     return op.Reshape(scatter(op, zeros, 1, places, updates, reduction), whole)
 
 
-def _unpool(
-    op: Recorder, values: Value, indices: Value, lead: Sequence[Size], sizes: Sequence[Size]
-) -> Value:
-    """Put values at their places: several times faster than ScatterElements."""
+def _unpool(op: Recorder, values: Value, indices: Value, sizes: Sequence[Size]) -> Value:
+    """Put values at their places: several times faster than ScatterElements.
+
+    NOTE: for places of our own making. onnxruntime does not check them plane by plane, and
+    onnxruntime-training writes wherever they tell it to.
+    """
+    lead = _lead(op, values, sizes)
     starts = op.Mul(count_up(op, product(op, lead)), op.vector([product(op, sizes)]))
     ones = [1] * len(sizes)
     places = op.Add(indices, op.Reshape(starts, op.vector([*lead, *ones])))
     shape = op.vector([*lead, *sizes])
     return op.MaxUnpool(values, places, shape, kernel_shape=ones, strides=ones)
+
+
+def _lead(op: Recorder, values: Value, sizes: Sequence[Size]) -> list[Any]:
+    """The sizes of the axes before those of the planes."""
+    return [op.size(values, i) for i in range(values.rank - len(sizes))]
 
 
 def _is_used(op: Recorder, index: int) -> bool:
@@ -270,7 +266,7 @@ def _register(rank: int) -> None:
 @converter("aten::max_unpool2d")
 def max_unpool2d(op: Recorder, x: Value, indices: Value, output_size: Sequence[Any]) -> Value:
     """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"""
-    return _put(op, x, indices, output_size, given=True)
+    return _put(op, x, refuse_negative(op, indices), output_size)
 
 
 @converter("aten::max_unpool3d")
@@ -283,7 +279,7 @@ def max_unpool3d(
     padding: Sequence[int],
 ) -> Value:
     """max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"""
-    return _put(op, x, indices, output_size, given=True)
+    return _put(op, x, refuse_negative(op, indices), output_size)
 
 
 for _rank in (1, 2, 3):

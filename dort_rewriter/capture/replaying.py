@@ -85,8 +85,8 @@ def lay_out(
     value = node.meta["val"]
     order = storage_order(value)
     dense = order is not None or is_contiguous(value)
-    if dense and order is None and lies_as_ordered(value, None):
-        return ()
+    if dense and order is None and (as_view or lies_as_ordered(value, None)):
+        return ()  # nobody sees the strides of dimensions of size one of what may be a view
     step = strided(value, value, sizes)
     if dense and (step is None or (as_view and not is_static(step))):
         permute = "aten::permute" if as_view else "permute_"

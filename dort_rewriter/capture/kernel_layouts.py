@@ -220,8 +220,21 @@ def _lying(value: Any, other: Any) -> Any:
         return value
     if value.dim() != other.dim() or not is_dense(other):
         return value
+    if (order := _exact_order(other)) is not None:
+        return value if lies_as_ordered(value, order) else _stored(value, order)
     order = storage_order(other) or tuple(range(value.dim()))
     return value if is_contiguous(value.permute(order)) else _stored(value, order)
+
+
+def _exact_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions from the slowest to the fastest in memory, if all strides follow from it.
+
+    NOTE: dimensions of size one have their places too: what lies in several formats is taken for
+    one of them by its strides there.
+    """
+    strides, shape = [[hint_of(n) for n in given] for given in (value.stride(), value.shape)]
+    order = tuple(sorted(range(value.dim()), key=lambda i: (-strides[i], -shape[i], i)))
+    return order if lies_as_ordered(value, order) else None
 
 
 def _stored(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -250,11 +263,7 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
-    """The order of memory in which a kernel writes its first result; None if it does not tell.
-
-    NOTE: dimensions of size one have their places too: what lies in several formats is taken for
-    one of them by its strides there.
-    """
+    """The order of memory in which a kernel writes its first result; None if it does not tell."""
     small = _Small([n.meta["val"] for n in call.all_input_nodes])
     args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
     kept = torch.random.fork_rng(devices=[])  # what is asked may draw
@@ -263,10 +272,7 @@ def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
             result = call.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError, ValueError):  # it does not take numbers like these
             return None
-        first = result[0] if isinstance(result, tuple) else result
-        axes = range(first.dim())
-        order = tuple(sorted(axes, key=lambda i: (-first.stride(i), -first.shape[i], i)))
-        return order if lies_as_ordered(first, order) else None
+        return _exact_order(result[0] if isinstance(result, tuple) else result)
 
 
 class _Small:

@@ -111,6 +111,8 @@ OF_ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "filled": lambda x: torch.full_like(x, 2),
     "turned over": lambda x: x.flip(0),
     "seen otherwise": lambda x: (x * 2).transpose(0, -1).unsqueeze(1),
+    "copied": lambda x: (x + 1).to(torch.float64),
+    "a part written to": lambda x: (x + 1).select_scatter(x[0], 0, 0),
     "written to": lambda x: x.clone().fill_(True),
     "means of what is written to": lambda x: torch.nn.functional.adaptive_avg_pool1d(
         x.clone().fill_(True).reshape(1, -1, 1), 2

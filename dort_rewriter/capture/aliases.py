@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.capture.layouts import is_dense, overlaps
+from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = [
@@ -200,7 +201,7 @@ def _takes_values(
         given = {p for p, a in zip(inside, user.args, strict=True) if a is node}
         leaves = [n for n in results_of(graph) if isinstance(n, torch.fx.Node)]
         return all(is_layout_free(n) or given.isdisjoint(lineage(n)) for n in leaves)
-    if reads_storage(user):
+    if reads_storage(user) or is_draw(user):  # one that draws fills memory in the same order
         return False
     if _base(user) is node:
         return all(_takes_values(u, user, is_layout_free(user), graphs) for u in user.users)

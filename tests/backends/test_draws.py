@@ -147,7 +147,7 @@ def test_draws_follow_the_memory_of_what_they_are_drawn_for(
     name: str, layout: str, dynamic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of an argument, and of what is computed: it may lie in another order in a session."""
-    for change in (lambda x: x, lambda x: (x * 2).sin()):
+    for change in (lambda x: x, lambda x: (x * 2).sin(), lambda x: (x * 2).sin()[1:, ::2]):
 
         def function(x: Tensor, change: Callable[[Tensor], Tensor] = change) -> Tensor:
             return DRAWS[name](change(x)) + 1
@@ -171,6 +171,7 @@ IN_A_ROW: dict[str, Callable[[Tensor], Any]] = {
     "like a view of that": lambda x: torch.empty_like((2 ** x.t()).mT).bernoulli_(0.5) * 2,
     "like numbers": lambda x: torch.rand_like((2 ** x.t()).mT) * 2,
     "as it lies": lambda x: torch.empty_like(x.t()).bernoulli_(0.7),
+    "chosen of a part": lambda x: torch.multinomial((x.t() * 2).softmax(-1)[:, ::2], 1),
     "a part": lambda x: (torch.empty_like(x.t()).bernoulli_(0.7)[1:], x.sin()),
 }
 

@@ -80,7 +80,9 @@ def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
         if isinstance(module, torch.fx.GraphModule)
         for n in module.graph.nodes
     )
-    return any("contiguous" in str(n.target) or "memory_format" in n.kwargs for n in nodes)
+    return any(
+        n.users and ("contiguous" in str(n.target) or "memory_format" in n.kwargs) for n in nodes
+    )
 
 
 def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool) -> None:

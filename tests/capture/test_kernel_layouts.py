@@ -142,6 +142,20 @@ def test_what_was_traced_as_a_view_and_is_copied_stays_as_traced() -> None:
         torch.testing.assert_close(got, program(x))
 
 
+def test_what_is_made_dense_for_nothing_hides_no_copy() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.t().fill_(1)
+        means = torch.nn.functional.adaptive_avg_pool1d(x.t()[None], 2)
+        means.contiguous()
+        return means
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=OrtBackend())
+    got, expected = compiled(torch.zeros(1, 3)), program(torch.zeros(1, 3))
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+
+
 MADE_DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a view": lambda x: (2**x).mT.contiguous().mT,
     "in places": lambda x: (2**x).mT.contiguous().as_strided((5,), (2,)),

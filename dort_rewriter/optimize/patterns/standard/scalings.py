@@ -35,6 +35,8 @@ class DivToMul(Rule):
             return None
         if not _is_power_of_two(number):
             return Refusal("the divisor is no power of two", number)
+        if scaled(node, graph) is None:
+            return Refusal("the divisor makes the result larger", divisor.name)
         return Match([node.outputs[0]], lambda op: op.Mul(x, 1.0 / number))
 
 

@@ -36,6 +36,15 @@ def test_another_division_is_rounded_differently(number: str) -> None:
     )
 
 
+def test_a_division_that_adds_an_axis() -> None:
+    """A number would not."""
+    assert_refuses(
+        DivToMul,
+        "(float x) => (float[1] y) <float[1] c = {2}> {y = Div(x, c)}",
+        "the divisor makes the result larger",
+    )
+
+
 def test_integers_are_divided() -> None:
     """7 / 2 is 3."""
     assert_refuses(DivToMul, "(int64[N] x) => (int64[N] y) <int64 c = {2}> {y = Div(x, c)}")

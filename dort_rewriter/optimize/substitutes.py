@@ -1,10 +1,10 @@
 """Other nodes in the place of those that the kernels at hand compute wrongly.
 
 onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
-0.0 for that of -0.0, 0 for the Relu of a single NaN of float16, a number for the Min and the
-Max of a NaN of float16 that is repeated along the last axis, and NaN for the PRelu of infinity.
-Up to 1.32, Tanh and Sigmoid of float32 are above 1 at some numbers (8.34, 17.84), and Sigmoid is
-0 below -18.
+0.0 for that of -0.0, 0.0 for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16,
+a number for the Min and the Max of a NaN of float16 that is repeated along the last axis, and NaN
+for the PRelu of infinity. Up to 1.32, Tanh and Sigmoid of float32 are above 1 at some numbers
+(8.34, 17.84), and Sigmoid is 0 below -18.
 """
 
 from __future__ import annotations
@@ -64,6 +64,20 @@ def _tanh(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     return result
 
 
+def _with_sign(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
+    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+        """A rounded number, which has the sign of the number, or is zero."""
+        (x,) = inputs
+        assert x.dtype is not None
+        # Where makes 0.0 of -0.0: the sign is a factor.
+        is_negative = op.Less(op.Min(x, op.Reciprocal(x)), 0)
+        sign = op.Where(is_negative, op.cast(op.constant(-1.0), x.dtype), 1)
+        result: ir.Value = op.Mul(op.Abs(op.call(name, x)), sign)
+        return result
+
+    return computed
+
+
 def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
     def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
         dtype = inputs[0].dtype
@@ -75,7 +89,9 @@ def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
 
 
 SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
+    "Ceil": _with_sign("Ceil"),
     "Erf": _erf,
+    "Floor": _with_sign("Floor"),
     "Max": _in_float("Max"),
     "Min": _in_float("Min"),
     "PRelu": _prelu,

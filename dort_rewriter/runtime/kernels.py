@@ -123,7 +123,9 @@ def kernel_query(provider: str = CPU) -> Callable[..., bool]:
 
 
 _KEPT: Mapping[str, tuple[float, ...]] = {
+    "Ceil": (-0.0,),
     "Erf": (math.nan,),
+    "Floor": (-0.0,),
     "Max": (math.nan,),
     "Min": (math.nan,),
     "PRelu": (math.inf, -math.inf),
@@ -140,6 +142,8 @@ _UP_TO_ONE: Mapping[str, tuple[float, ...]] = {
 is beyond 1 has no root of ``1 - y * y``, and what is 0 no logarithm."""
 
 _OF_TWO = ("Max", "Min")
+_TRIED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+"""The types of which there are wrong kernels: those of float64 are right but for a sign."""
 
 
 @functools.cache
@@ -147,7 +151,8 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     """Tell whether the CPU's kernel of an operator loses such a number, of one element or more."""
     if op_type in _UP_TO_ONE and dtype == ir.DataType.FLOAT:
         return _leaves_its_range(op_type)
-    if op_type not in _KEPT or dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    types = (*_TRIED, ir.DataType.DOUBLE) if op_type in ("Ceil", "Floor") else _TRIED
+    if op_type not in _KEPT or dtype not in types:
         return False
     if op_type == "PRelu" and dtype == ir.DataType.FLOAT16:  # onnxruntime computes it in float32
         return is_wrong(op_type, ir.DataType.FLOAT)
@@ -156,8 +161,8 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
         beside["x1"] = np.zeros((1, 3), dtype.numpy())
     elif op_type == "PRelu":
         beside["x1"] = np.ones((1, 1), dtype.numpy())
-    types = (int(dtype),) * (1 + len(beside))
-    session = _trial(_one_node(op_type, "", 18, types, {}, (int(dtype),)))
+    read = (int(dtype),) * (1 + len(beside))
+    session = _trial(_one_node(op_type, "", 18, read, {}, (int(dtype),)))
     for number in _KEPT[op_type]:
         for count in (1, 33):  # the last ones of a vector have a kernel of their own
             x = np.full((count, 1) if beside else count, number, dtype.numpy())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
+from dort_rewriter.graph.signs import signed_one
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
@@ -68,11 +69,7 @@ def _with_sign(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
     def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
         """A rounded number, which has the sign of the number, or is zero."""
         (x,) = inputs
-        assert x.dtype is not None
-        # Where makes 0.0 of -0.0: the sign is a factor.
-        is_negative = op.Less(op.Min(x, op.Reciprocal(x)), 0)
-        sign = op.Where(is_negative, op.cast(op.constant(-1.0), x.dtype), 1)
-        result: ir.Value = op.Mul(op.Abs(op.call(name, x)), sign)
+        result: ir.Value = op.Mul(op.Abs(op.call(name, x)), signed_one(op, x))
         return result
 
     return computed

@@ -12,9 +12,9 @@ import torch
 
 from dort_rewriter.export.converters.opmath import HALVES, is_float, rounded, store, widen_beside
 from dort_rewriter.export.converters.rounding import truncate
-from dort_rewriter.export.converters.signs import signed_one
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.signs import signed_one
 from dort_rewriter.graph.values import Value
 
 __all__ = ["floor_quotient", "floor_remainder"]

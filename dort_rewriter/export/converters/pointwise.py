@@ -17,9 +17,9 @@ from dort_rewriter.export.converters.opmath import (
     widen,
     widen_beside,
 )
-from dort_rewriter.export.converters.signs import is_negative, signed_one
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.signs import is_negative, signed_one
 from dort_rewriter.graph.values import Value
 
 

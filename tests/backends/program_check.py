@@ -34,8 +34,12 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 NOISE = 4.0
 """How much farther from float64 than eager is still rounding."""
 _LEFT = "A graph runs in torch as a whole"
-SHAKES = 12
-"""How often arguments are changed by a rounding, to see what hangs on it."""
+SHAKES = 48
+"""How often arguments are changed by a rounding, to see what hangs on it.
+
+NOTE: a number that is all noise (a gradient that is zero but for roundings) lies outside of those
+of n others twice in n + 1 times.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +123,9 @@ tensor to lie otherwise, as all do who read its graph."""
 
 
 def _is_of_memory(name: str) -> bool:
-    """Tell whether a fact is about where a result lies, and not about its numbers."""
-    return name == "sharing" or name.endswith(
-        (" layout", " storage", " is a view", " is a view of")
-    )
+    """Tell whether a fact is about where a result lies, and not about its own numbers."""
+    places = (" layout", " storage", " is a view", " is a view of")
+    return name == "sharing" or name.endswith(places) or " after writing " in name
 
 
 def _zeros_for_none(

@@ -374,7 +374,7 @@ def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.Monke
     assert judge(program).kind == "wrong"
 
 
-@pytest.mark.parametrize("seed", [50011, 60516, 60551, 60556, 300240, 1001557])
+@pytest.mark.parametrize("seed", [50011, 60516, 60551, 60556, 300240, 1001557, 3043211, 3043243])
 def test_programs_that_failed(seed: int) -> None:
     verdict = judge(generate(seed, (5, 40)))
     assert not verdict.failed, verdict.text

@@ -82,7 +82,9 @@ def settle_records(graph_module: torch.fx.GraphModule, recipe: Recipe) -> None:
     NOTE: in this order: they draw in that of the memory they fill.
     """
     correct_records(graph_module.graph)
-    correct_layouts(graph_module.graph, hidden_copies=recipe.hidden_copies)
+    correct_layouts(
+        graph_module.graph, hidden_copies=recipe.hidden_copies, owns_views=recipe.owns_views
+    )
     hoist_random(graph_module)
 
 

@@ -131,6 +131,7 @@ def _compile_inference(
     weights: frozenset[str],
 ) -> Callable[..., Any]:
     recipe = _recipe_of_aot(backend, options, hidden_copies)
+    recipe = dataclasses.replace(recipe, owns_views=True)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
     return compilation.compile_graph(graph_module, recipe)

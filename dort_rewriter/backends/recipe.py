@@ -59,6 +59,9 @@ class Recipe:
     """FX nodes, by name, that turned out not to be convertible, and why."""
     hidden_copies: bool = True
     """Whether the program may copy to a memory format what was traced as if it had it."""
+    owns_views: bool = False
+    """Whether views of what it computes leave the graph as it makes them: AOTAutograd makes them
+    anew where there are gradients."""
     build_now: bool = False
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True

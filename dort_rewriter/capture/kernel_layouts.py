@@ -85,11 +85,12 @@ def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
     )
 
 
-def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool) -> None:
+def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: bool) -> None:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
     What is a view of them, or recorded to lie as they do, follows; with ``hidden_copies`` unless
-    eager mode may have made a copy of it.
+    eager mode may have made a copy of it. With ``owns_views``, where the views that a graph
+    returns are those that it made, what eager mode copies (``flatten``) is copied.
     """
     views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
@@ -106,7 +107,8 @@ def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool) -> None:
         else:
             new = None if changed.isdisjoint(node.all_input_nodes) else _traced(node, value)
         if new is not None:
-            changed |= _replace(node, new, views.get(node, ()), hidden_copies)
+            family = (node, *views.get(node, ()))
+            changed |= _replace(family, new, hidden_copies=hidden_copies, owns_views=owns_views)
 
 
 def _is_on_cpu(value: Any) -> bool:
@@ -129,29 +131,48 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _replace(
-    node: torch.fx.Node, new: Any, views: Sequence[torch.fx.Node], hidden_copies: bool
+    family: Sequence[torch.fx.Node], new: Any, *, hidden_copies: bool, owns_views: bool
 ) -> set[torch.fx.Node]:
-    """Note how a node lies, and what views of it show; return all that is changed.
+    """Note how a node lies, and what the views behind it show; return all that is changed.
 
-    NOTE: nothing is, where eager mode copies what was traced as a view: where a view cannot be
-    made of what lies otherwise (``flatten``); or may copy it (``contiguous()`` leaves no node
-    behind where it seems to have nothing to do): where it would no longer be dense in a format.
+    NOTE: eager mode copies some of what was traced as a view. ``contiguous()`` leaves no node
+    behind where it seems to have nothing to do: nothing is changed where a view would no longer
+    be dense in a format. What cannot be a view of what lies otherwise (``flatten``) becomes a
+    copy, unless AOTAutograd will make the views that the graph returns.
     """
-    family = (node, *views)
     if any(_looks_at_place(user) for n in family for user in n.users):
         return set()
-    values: dict[torch.fx.Node, Any] = {node: new}
+    owner, *views = family
+    values: dict[torch.fx.Node, Any] = {owner: new}
+    copied: dict[torch.fx.Node, torch.Tensor] = {}
     for view in views:
-        args, kwargs = torch.fx.map_arg(
+        read: Any = torch.fx.map_arg(
             (view.args, view.kwargs), lambda n: values.get(n, n.meta.get("val"))
         )
+        args, kwargs = read
         shown = _computed(view.target, args, kwargs)
-        if shown is None or (hidden_copies and _formats(view.meta.get("val")) - _formats(shown)):
+        if shown is None and owns_views and view.target is aten.view.default:
+            copied[view] = args[0].new_empty(args[0].shape)
+            shown = _computed(view.target, (copied[view], *args[1:]), kwargs)
+        lost = _formats(view.meta.get("val")) - _formats(shown)
+        if shown is None or (hidden_copies and lost):
             return set()
         values[view] = shown
     for each, value in values.items():
         each.meta["val"] = value
+    for view, value in copied.items():
+        _read_copy(view, value)
     return set(values)
+
+
+def _read_copy(view: torch.fx.Node, value: torch.Tensor) -> None:
+    """Have a view show a row-major copy of what it is a view of."""
+    with view.graph.inserting_before(view):
+        copy = view.graph.call_function(
+            aten.clone.default, view.args[:1], {"memory_format": torch.contiguous_format}
+        )
+    copy.meta = {**view.meta, "val": value}
+    view.update_arg(0, copy)
 
 
 def _asked(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:

@@ -134,12 +134,63 @@ def test_strides_of_dimensions_of_one(name: str, dynamic: bool) -> None:
         assert got.stride() == expected.stride()
 
 
-def test_what_was_traced_as_a_view_and_is_copied_stays_as_traced() -> None:
+def test_what_was_traced_as_a_view_and_is_copied_has_the_numbers_of_eager_mode() -> None:
     x = torch.randn(4, 3, dtype=torch.float64).t()
     for program in (lambda x: (3**x).reshape(-1), lambda x: (3**x).t().reshape(-1) + 1):
         torch._dynamo.reset()
         got = torch.compile(program, backend=OrtBackend())(x)
         torch.testing.assert_close(got, program(x))
+
+
+TRACED_AS_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "floor_divide": lambda x: x.floor_divide(x[0, 0, 0].exp()),
+    "div": lambda x: torch.div(x, x[0, 0, 0].exp(), rounding_mode="trunc"),
+    "copysign": lambda x: torch.copysign(x, x.sum()),
+    "nan_to_num, with torch 2.8": torch.nan_to_num,
+}
+COPIED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda v: v.flatten(),
+    "a view of it": lambda v: v.reshape(-1)[3:].unsqueeze(0),
+    "of a part": lambda v: v[1:].flatten(0, 1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("copied", COPIED)
+@pytest.mark.parametrize("name", TRACED_AS_ROWS)
+def test_what_was_traced_as_a_view_and_is_copied(name: str, copied: str, dynamic: bool) -> None:
+    """Kernels write what is transposed as it lies, traced are rows, of which these are views."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = TRACED_AS_ROWS[name](x)
+        return whole, COPIED[copied](whole)
+
+    x = torch.randn(2, 3, 4).mT
+    torch._dynamo.reset()
+    got = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)(x)
+    expected = program(x)
+    for results in (got, expected):
+        results[1].fill_(5)
+    for ours, eagers in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, eagers)
+        assert ours.stride() == eagers.stride()
+
+
+def test_views_that_autograd_makes_anew_are_those_that_were_traced() -> None:
+    """It has their places, which those of a copy are not."""
+    x = torch.randn(2, 3, 4).mT.requires_grad_()
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = torch.copysign(x, x.sum())
+        return whole, whole.flatten()
+
+    torch._dynamo.reset()
+    got, expected = torch.compile(program, backend=OrtBackend())(x), program(x)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(got[1].sum() + got[0].exp().sum(), x),
+        torch.autograd.grad(expected[1].sum() + expected[0].exp().sum(), x),
+    )
 
 
 def test_what_is_made_dense_for_nothing_hides_no_copy() -> None:

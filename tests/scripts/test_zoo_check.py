@@ -48,3 +48,26 @@ def test_what_is_far_off_in_some_draws(
     monkeypatch: pytest.MonkeyPatch, eager: set[int], ours: set[int], status: str
 ) -> None:
     assert verdict_of(monkeypatch, eager, ours) == status
+
+
+@pytest.mark.parametrize(
+    ("ours", "traced", "status"),
+    [
+        (torch.zeros(3), torch.zeros(3), "right"),
+        (torch.zeros(3), None, "wrong"),
+        (torch.tensor([0.0, 1.0]), torch.zeros(2), "wrong"),
+        (torch.tensor([0.0, float("nan")]), torch.zeros(2), "wrong"),
+    ],
+)
+def test_a_gradient_that_eager_mode_does_not_make_is_zero_if_torch_gives_that(
+    monkeypatch: pytest.MonkeyPatch, ours: torch.Tensor, traced: torch.Tensor | None, status: str
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    zoo_check = importlib.import_module("zoo_check")
+    read = {"gradient of read": torch.ones(3)}
+    monkeypatch.setattr(zoo_check, "run", lambda *_: {**read, "gradient of w": traced})
+    got, expected = {**read, "gradient of w": ours}, {**read, "gradient of w": None}
+    outcome = zoo_check.Outcome()
+    subject: Any = None
+    zoo_check.judge(outcome, subject, "training", got, expected)
+    assert outcome.status == status

@@ -16,6 +16,7 @@ import torch
 from dort_rewriter.backends import building
 from dort_rewriter.backends.written_arguments import find_addresses
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.optimize.patterns.kernels import lists
 from dort_rewriter.runtime.session import create_session
 from tests.backends.ways import compile_strictly
 
@@ -245,12 +246,19 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
-    [*((name, 0) for name in OPTIMIZERS), ("SGD", 110), ("amsgrad", 110)],
+    ("name", "more", "most"),
+    [
+        *((name, 0, lists._MOST) for name in OPTIMIZERS),
+        *((name, 12, 40) for name in OPTIMIZERS),
+        ("amsgrad", 110, lists._MOST),
+    ],
 )
-def test_optimizers_step_by_address(name: str, more: int) -> None:
-    """Their counters and corrections, too; gradients move. Many are more than a list takes:
-    tracing them takes long, so those with the fewest tensors and with the most stand for all."""
+def test_optimizers_step_by_address(
+    name: str, more: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their counters and corrections, too; gradients move. Many are more than a list takes: a
+    hundred take long to trace, so that most are parted by a lower limit."""
+    monkeypatch.setattr(lists, "_MOST", most)
     shapes = [(3, 4), (4,), (1,), (50, 40), *[(2,)] * more]
     mine, theirs = ([torch.nn.Parameter(t) for t in _make(shapes)[0]] for _ in range(2))
     torch._dynamo.reset()

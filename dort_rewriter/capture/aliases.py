@@ -203,7 +203,8 @@ def _takes_values(
         return all(is_layout_free(n) or given.isdisjoint(lineage(n)) for n in leaves)
     if reads_storage(user) or is_draw(user):  # one that draws fills memory in the same order
         return False
-    if _base(user) is node:
+    copied = user.target in _WRITE_PART and user.args[0] is node  # with its layout
+    if copied or _base(user) is node:
         return all(_takes_values(u, user, is_layout_free(user), graphs) for u in user.users)
     return True
 

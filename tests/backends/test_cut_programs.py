@@ -168,3 +168,19 @@ def test_a_checkpoint_with_a_batch_norm() -> None:
     for _ in range(2):
         torch.testing.assert_close(train(ours, given), train(function, given))
     assert backend.execution_count > 0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_torch_writes_a_part_of_has_the_layout_of_the_session(dynamic: bool) -> None:
+    """The copy that it writes to has the strides of what a session gave."""
+
+    def function(x: Tensor) -> Tensor:
+        columns = (x * 2).relu()[:, ::2]
+        written = columns.slice_scatter(columns[:1] * 2, 0, 0, 1)
+        written[1:].zero_()
+        return written
+
+    ours, _ = compiled(function, dynamic=dynamic)
+    for size in (3, 4):
+        x = numbers(size, 6)
+        torch.testing.assert_close(ours(x), function(x), check_stride=True)

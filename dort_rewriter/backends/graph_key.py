@@ -145,7 +145,9 @@ def _state() -> Iterator[str]:
     yield torch.backends.cpu.get_cpu_capability()
     yield str((torch.backends.mkldnn.is_available(), torch.backends.mkldnn.enabled))
     yield str(torch.backends.mha.get_fastpath_enabled())
-    yield str(torch.get_float32_matmul_precision())
+    # The name of all versions raises where the one of 2.9 was written to.
+    products = attention.matmul
+    yield str(getattr(products, "fp32_precision", None) or torch.get_float32_matmul_precision())
     yield str(
         [
             attention.flash_sdp_enabled(),

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from dort_rewriter.backends.blocks import Providers
+from dort_rewriter.backends.tf32 import may_use_tf32
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.runtime.providers import CPU, ProviderSpec, infer
+from dort_rewriter.runtime.providers import CPU, CUDA, ProviderSpec, infer
 
 __all__ = ["select_providers", "selection_of"]
 
@@ -34,7 +35,7 @@ def select_providers(
     wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
     if options.infer_execution_providers:
         devices = [a.device for a in args if isinstance(a, torch.Tensor)]
-        wanted.extend(infer(devices or _result_devices(graph_module)))
+        wanted.extend(infer([*devices, *_result_devices(graph_module)]))
     wanted.extend(options.default_execution_providers or (CPU,))
     chosen: dict[str, Mapping[str, Any]] = {}
     for spec in wanted:
@@ -44,7 +45,20 @@ def select_providers(
             chosen.setdefault(spec[0], spec[1] or {})
         else:  # inferred: what the user left open follows the tensors, as the device's number
             chosen[spec.name] = {**spec.options, **chosen.get(spec.name, {})}
+    if CUDA in chosen:
+        chosen[CUDA] = {**_as_torch_computes(graph_module), **chosen[CUDA]}
     return list(chosen.items())
+
+
+def _as_torch_computes(graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+    """What torch's settings say of CUDA's products and convolutions.
+
+    NOTE: by itself onnxruntime rounds to TF32 and tries every algorithm of a convolution, which
+    takes seconds at each first call, as torch does only when it is asked to.
+    """
+    search = "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC"
+    tf32 = str(int(may_use_tf32(graph_module)))
+    return {"use_tf32": tf32, "cudnn_conv_algo_search": search}
 
 
 def _result_devices(graph_module: torch.fx.GraphModule) -> list[torch.device]:

@@ -105,7 +105,9 @@ def infer(devices: Iterable[torch.device | None]) -> tuple[Provider, ...]:
         )
     wanted: Sequence[ProviderSpec] = [CPU]
     if cuda:
-        wanted = [Provider(CUDA, {"device_id": str(cuda[0])}), CPU]
+        # The first device is the default. Where it is named onnxruntime warns, from 1.26, at each
+        # session: it looks for the number among providers of another kind first.
+        wanted = [Provider(CUDA, {"device_id": str(cuda[0])} if cuda[0] else {}), CPU]
     return normalize(wanted)
 
 

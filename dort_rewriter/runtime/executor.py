@@ -171,7 +171,7 @@ def _call_constants(
     return {
         "OrtValueVector": bindings().OrtValueVector,
         "run": session.ort.run_with_ortvaluevector,
-        "OPTIONS": _run_options(session, signature),
+        "OPTIONS": load_onnxruntime().RunOptions(),
         "FEEDS": [s.name for s in slots],
         "FETCHES": list(signature.output_names),
         "FETCH_DEVICES": _fetch_devices(signature),
@@ -252,21 +252,13 @@ def _fetch_devices(signature: GraphSignature) -> list[object]:
     ]
 
 
-def _run_options(session: Session, signature: GraphSignature) -> Any:
-    options = load_onnxruntime().RunOptions()
-    on_device = all(
-        s.device is not None and s.device.type == "cuda"
-        for s in signature.outputs
-        if s.source == "model"
-    )
-    if session.stream is not None and on_device:
-        # The stream is ordered against torch's below: waiting for the device would be for nothing.
-        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    return options
-
-
 def _stream_order(session: Session) -> dict[str, Callable[[], None]]:
-    """The two steps around a run on CUDA: it starts after torch's work and ends before."""
+    """The two steps around a run on CUDA: it starts after torch's work and ends before.
+
+    NOTE: onnxruntime waits for the device at the end of a run. It can be told not to, and then
+    never gives back what its kernels have taken of the memory that a device reads directly; the
+    process ends where a session is dropped that has (1.31).
+    """
     if (stream := session.stream) is None:
         return {"before": _nothing, "after": _nothing}
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 from google.protobuf.message import Message
 from onnx import helper
 from packaging.version import Version
@@ -30,7 +31,7 @@ from dort_rewriter.runtime.installed import (
     max_ir_version,
     max_opset,
 )
-from dort_rewriter.runtime.providers import CPU, available
+from dort_rewriter.runtime.providers import CPU, CUDA, available
 
 __all__ = ["has_kernel", "is_wrong", "kernel_query", "loses_factors"]
 
@@ -273,6 +274,8 @@ def _ask(
         )
         if shapes is not None:
             session.run(None, _zeros(types, shapes))
+            if provider == CUDA:
+                torch.cuda.synchronize()  # or the session ends before its run does
     except tuple(refusals) as error:
         if "Required attribute" in str(error) or "Missing attribute" in str(error):
             raise ExecutionError(

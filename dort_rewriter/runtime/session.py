@@ -156,6 +156,8 @@ def create_session(
     with serialized(model) as source, shared:
         session = _build(source, passed, options, model)
     give_back_after(session, options)
+    if stream is not None:
+        weakref.finalize(session, _wait_for_the_last_run, session._sess, stream)
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
     return Session(
         ort=session,
@@ -201,6 +203,20 @@ def _own_stream(providers: Sequence[Provider]) -> torch.cuda.Stream | None:
     return None
 
 
+def _wait_for_the_last_run(native: object, stream: torch.cuda.Stream) -> None:
+    """Let a session on CUDA end when its stream has done what is queued there.
+
+    NOTE: the last thing that a run queues, after it has waited for the device, gives buffers back
+    to an allocator. If the session has ended by then the allocator ends with it, in a thread of
+    CUDA that may not free memory, and the process is aborted. A session whose device has failed,
+    or that a fork has, cannot end either: it stays.
+    """
+    try:
+        stream.synchronize()
+    except RuntimeError:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+
+
 def _with_stream(provider: Provider, stream: torch.cuda.Stream | None) -> Provider:
     if stream is None or provider.name != CUDA:
         return provider
@@ -239,11 +255,15 @@ def _build(
             return _build(source, providers, options, model, without | {made[1]})
         names = ", ".join(p.name for p in providers)
         about_types = (bindings().NotImplemented, bindings().InvalidGraph)
-        raise (NoKernelError if isinstance(error, about_types) else ExecutionError)(
+        no_kernel = isinstance(error, about_types) or _NOBODYS.search(str(error))
+        raise (NoKernelError if no_kernel else ExecutionError)(
             f"{describe()} cannot build a session on {names}: "
             f"{explain_failure(error, _node_places(model))}"
         ) from error
 
+
+_NOBODYS = re.compile(r"Provider type for \S+ node with name '[^']*' is not set")
+"""How a session on CUDA says that there is no kernel for a node, neither there nor on the CPU."""
 
 _MADE_BY = re.compile(r"Failed to find kernel .*?\(node:'[^']*/(\w+)/'")
 """The optimizer of onnxruntime that made a node for which it has no kernel: 1.19 fuses transposed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from dort_rewriter.errors import ExecutionError
+from dort_rewriter.errors import ExecutionError, NoKernelError
 from dort_rewriter.runtime import executor, session
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ort_device
-from dort_rewriter.runtime.session import Session
+from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.signature import InputSlot, OutputSlot
-from tests.runtime.graphs import F32, signature
+from tests.runtime.graphs import F32, parse, signature
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 DLPACK_CUDA = 2
@@ -138,7 +139,8 @@ def test_runs_are_ordered_against_the_stream_of_torch(events: list[str]) -> None
     run, ort = compiled(events, [SECOND])
     run(on_cuda([1.0]))
     assert events == ["session waits for torch", "run", "torch waits for session"]
-    assert ort.options.get_run_config_entry(ASYNCHRONOUS) == "1"
+    with pytest.raises(RuntimeError, match=ASYNCHRONOUS):  # it would never give memory back
+        ort.options.get_run_config_entry(ASYNCHRONOUS)
 
 
 def test_a_result_on_the_cpu_is_waited_for(events: list[str]) -> None:
@@ -204,3 +206,64 @@ def test_the_session_gets_the_handle_of_a_stream_of_its_own(
     assert passed[1] == Provider(CPU)
     assert session._own_stream([Provider(CUDA, {"user_compute_stream": "7"})]) is None
     assert made == [1], "the user has one"
+
+
+class Native:
+    """Stands in for a session of onnxruntime."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def __del__(self) -> None:
+        self.events.append("the session ends")
+
+
+class Waited:
+    """Stands in for the stream of a session."""
+
+    def __init__(self, events: list[str], error: str = "") -> None:
+        self.events, self.error = events, error
+
+    def synchronize(self) -> None:
+        self.events.append("the stream is waited for")
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+@pytest.mark.parametrize("error", ["", "CUDA error: device-side assert triggered"])
+def test_a_session_ends_when_its_stream_has_done_its_work(
+    monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """And stays where its device has failed: its end would be the end of the process."""
+    seen: list[str] = []
+    build = session._build
+
+    def build_with_a_witness(*args: Any) -> Any:
+        made = build(*args)
+        made._sess = Native(seen)
+        return made
+
+    monkeypatch.setattr(session, "_build", build_with_a_witness)
+    monkeypatch.setattr(session, "_own_stream", lambda providers: Waited(seen, error))
+    held = create_session(parse("(float[N] x) => (float[N] y) { y = Relu(x) }"))
+    assert seen == []
+    del held
+    gc.collect()
+    assert seen == ["the stream is waited for", *(["the session ends"] if not error else [])]
+
+
+def test_what_a_session_on_cuda_says_of_types_without_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no error of its own for them: these are the words of 1.31."""
+    text = (
+        "Exception during initialization: transformer_memcpy.cc:253 !node_provider_type.empty() "
+        "was false. Provider type for Equal node with name 'node_Equal_1' is not set."
+    )
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise bindings().Fail(text)
+
+    monkeypatch.setattr(session.load_onnxruntime(), "InferenceSession", fail)
+    with pytest.raises(NoKernelError, match="'node_Equal_1' is not set"):
+        create_session(parse("(bfloat16[N] x) => (bool[N] y) { y = Equal(x, x) }"))

@@ -8,6 +8,7 @@ depends on the arguments alone, and its numbers enter the graph as inputs.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -23,12 +24,11 @@ __all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random", "is_draw"
 aten = torch.ops.aten
 
 
-def _native_dropout(
-    input: torch.Tensor, p: float, train: bool | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     """Draw the mask as eager does on the CPU: same seed, same mask.
 
-    NOTE: nothing is drawn for no elements, and what has none is returned itself.
+    NOTE: nothing is drawn for no elements, and what has none is returned itself. The kernel of
+    another device draws in its own way: it stays, and :func:`hoist_random` parts it.
     """
     if any(isinstance(size, int) and size == 0 for size in input.shape):
         return input, torch.empty_like(input)
@@ -36,9 +36,16 @@ def _native_dropout(
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    if _has_a_kernel_for_both(input):
+        return NotImplemented
     keep = 1.0 - p
     mask = aten.bernoulli.p(torch.empty_like(input, dtype=torch.bool), keep)
     return input * mask * (1.0 / keep), mask
+
+
+def _has_a_kernel_for_both(input: torch.Tensor) -> bool:
+    """Tell whether one kernel draws a mask and multiplies by it, which on the CPU are two."""
+    return input.device.type == "cuda"
 
 
 @functools.cache
@@ -69,13 +76,15 @@ _SIZED: dict[Any, Any] = {
 def hoist_random(graph_module: torch.fx.GraphModule) -> None:
     """Make random operators depend on the arguments of the graph alone, where they can."""
     graph = graph_module.graph
+    dropouts = [n for n in graph.nodes if n.target is aten.native_dropout.default]
     flips = [n for n in graph.nodes if n.target is aten.bernoulli.p]
-    changed = sum(_follow_memory(graph, node) for node in flips)
+    changed = sum(_part_dropout(graph, node) for node in dropouts)
+    changed += sum(_follow_memory(graph, node) for node in flips)
     sizes = _symbols(graph)
     made = {}
     for node in graph.nodes:
         target, source = _SIZED.get(node.target), node
-        if node.target is aten.bernoulli.p:
+        if node.target in (aten.bernoulli.p, aten.native_dropout.default):
             target, source = aten.empty.memory_format, node.args[0]
         if target is None or (source is not node and not _is_empty(source)):
             continue
@@ -173,6 +182,34 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, target: Any, shape: lis
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)
+
+
+def _part_dropout(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+    """Take the mask of a dropout of memory that nobody reads, and multiply by it.
+
+    NOTE: what the kernel draws depends on the sizes, the type and the layout of its argument.
+    """
+    given, share, train = node.args
+    assert isinstance(given, torch.fx.Node)
+    if train is False or not isinstance(share, float) or not 0 < share < 1:
+        return False
+    value = given.meta["val"]
+    dropped, kept = node.meta["val"]
+    with graph.inserting_before(node):
+        room = graph.call_function(aten.empty_like.default, (given,))
+        room.meta["val"] = torch.empty_like(value)
+        drawn = graph.call_function(aten.native_dropout.default, (room, share, True))
+        drawn.meta = dict(node.meta)
+        mask = graph.call_function(operator.getitem, (drawn, 1))
+        masked = graph.call_function(aten.mul.Tensor, (given, mask))
+        scaled = graph.call_function(aten.mul.Tensor, (masked, 1.0 / (1.0 - share)))
+        for made, meta in ((mask, kept), (masked, torch.empty_like(dropped)), (scaled, dropped)):
+            made.meta = {**node.meta, "val": meta}  # fake tensors of one memory are views
+    for user in tuple(node.users):
+        user.replace_all_uses_with(mask if user.args[1] == 1 else scaled)
+        graph.erase_node(user)
+    graph.erase_node(node)
+    return True
 
 
 def _follow_memory(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
+from dort_rewriter.capture import randomness
 
 Tensor = torch.Tensor
 
@@ -310,6 +311,29 @@ def test_a_layer_of_torch_drops_what_it_drops_in_eager_mode(
         8, 2, 16, dropout=0.5, batch_first=batch_first, norm_first=norm_first
     )
     compare(torch.compile(layer, backend=OrtBackend()), layer, 0, torch.randn(3, 5, 8))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_of_a_device_whose_kernel_draws_and_multiplies(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUDA's does, whose masks are others than those of two kernels."""
+    monkeypatch.setattr(randomness, "_has_a_kernel_for_both", lambda x: True)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.dropout(F.dropout(x @ w, 0.3).relu(), 0.1)
+        return y, F.dropout((x * 2).t(), 0.5) + torch.rand(1)
+
+    backend = OrtBackend(OrtBackendOptions(fallback=False))
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic)
+    for size in (4, 6):
+        x, w = torch.randn(size, 8), torch.randn(8, 8, requires_grad=True)
+        found = []
+        for call in (function, compiled):
+            torch.manual_seed(3)
+            y, z = call(x, w)
+            found.append([y, z, *torch.autograd.grad(y.square().sum(), w), torch.rand(2)])
+        torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_verified_graph_is_cut() -> None:

@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from dort_rewriter import OrtBackend
+from dort_rewriter.capture import randomness
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, hoist_random
 
 aten = torch.ops.aten
@@ -46,6 +47,34 @@ def test_dropout_draws_as_eager_does_on_the_cpu() -> None:
     torch.testing.assert_close(graph(x), expected)
     drawn = next(n for n in graph.graph.nodes if n.target is aten.bernoulli.p)
     assert drawn.args[0].target is aten.empty.memory_format
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_kernel_that_draws_and_multiplies_is_parted(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUDA has one: its mask is drawn for memory of the same layout, which nobody reads."""
+    monkeypatch.setattr(randomness, "_has_a_kernel_for_both", lambda x: True)
+
+    def function(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return aten.native_dropout.default(x.exp(), 0.3, True)
+
+    x = torch.randn(4, 5)
+    graph = make_fx(function, RANDOM_DECOMPOSITIONS, tracing_mode=mode)(x, 4)
+    assert [n.target for n in graph.graph.nodes].count(aten.native_dropout.default) == 1
+    hoist_random(graph)
+    (drawn,) = (n for n in graph.graph.nodes if n.target is aten.native_dropout.default)
+    assert drawn.args[1:] == (0.3, True)
+    assert [n.op for n in drawn.args[0].all_input_nodes if n.op != "placeholder"] == (
+        [] if mode == "fake" else ["call_function"]
+    )
+    values = [n.meta["val"] for n in graph.graph.nodes if n.target is aten.mul.Tensor]
+    assert len({v.untyped_storage()._cdata for v in values}) == 2, "one is a view of the other"
+    results = []
+    for call in (function, graph):
+        torch.manual_seed(1)
+        results.append((*call(x, 4), torch.rand(1)))
+    torch.testing.assert_close(results[0], results[1])
 
 
 def test_a_symbolic_size_must_be_an_argument() -> None:

@@ -253,15 +253,17 @@ def add_casts(model: ir.Model, *, provider: str) -> None:
     """Fix the nodes without a kernel, or give them back to torch by name."""
 
     def runs(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
-        return has_kernel(
+        ask = functools.partial(
+            has_kernel,
             node.op_type,
             node.domain,
             model.graph.opset_imports[node.domain],
             types,
             attributes={name: attribute.value for name, attribute in node.attributes.items()},
             outputs=len(node.outputs),
-            provider=provider,
         )
+        # What CUDA has no kernel for runs on the CPU, in the same session.
+        return ask(provider=provider) or (provider != CPU and ask(provider=CPU))
 
     helpless = fit_to_provider(model, runs)
     _refuse(helpless, f"{provider} has no kernel for its types")

@@ -27,6 +27,7 @@ from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.export.torch_calls import is_called
 from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.runtime.providers import CPU
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -58,7 +59,7 @@ def model_key(
     try:
         parts = [
             *_environment(provider),
-            *_choices(recipe),
+            *_choices(recipe, provider),
             *_graph(graph_module),
             repr(sorted(numbers.items())),
             repr([(name, output.node.name, output.order) for name, output in outputs]),
@@ -163,14 +164,15 @@ def constant(graph_module: torch.fx.GraphModule, path: str) -> str:
 # -- the choices --------------------------------------------------------------------------------
 
 
-def _choices(recipe: Recipe) -> Iterator[str]:
+def _choices(recipe: Recipe, provider: str) -> Iterator[str]:
     dispatcher = recipe.dispatcher.description()
     if dispatcher is None:
         raise NoKey("dispatcher")
     yield dispatcher
     yield f"{recipe.options.target_opset} {recipe.rename_inputs} {recipe.as_stored}"
     optimization = recipe.options.optimization
-    yield f"own kernels: {uses_own_kernels(optimization)}"  # a compiler may come and go
+    own = provider == CPU and uses_own_kernels(optimization)
+    yield f"own kernels: {own}"  # a compiler may come and go
     if optimization.dump_applied_patterns is not None:
         raise NoKey("dump_applied_patterns")
     for field in dataclasses.fields(OptimizationOptions):

@@ -107,9 +107,10 @@ class Recipe:
         asked = find_override(op_name(node.target), self.options.placement)
         if asked is None and not self.options.fallback and not draws:
             return False
-        if asked not in (None, KERNEL) or not self._may_call_any:
+        if asked not in (None, KERNEL):
             return False
-        return may_be_called(node, draws=draws)
+        # In this order: the second may compile our kernels, which those on CUDA do without.
+        return may_be_called(node, draws=draws) and self._may_call_any
 
     def may_draw(self, node: torch.fx.Node) -> bool:
         """Tell whether a session may draw the random numbers of a node, by a call of torch.
@@ -135,8 +136,8 @@ class Recipe:
         if reason is None and self.place(node) == "torch":
             reason = PLACED
         if reason is None and found is builtin_converters().get(name):
-            has_kernel = uses_own_kernels(self.options.optimization)
-            reason = TIES if has_torchs_order(node, name, has_kernel=has_kernel) else None
+            own = functools.partial(uses_own_kernels, self.options.optimization)
+            reason = TIES if has_torchs_order(node, name, has_kernel=own) else None
         ours = (builtin_converters().get(name), complex_converters().get(name))
         if reason is None and found in ours and _is_one(node, name):
             reason = CALLED if self.may_call(node) else None

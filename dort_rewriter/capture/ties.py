@@ -7,6 +7,7 @@ does what torch's kernels for the CPU do; where it cannot be used, the node stay
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ _ORDER = frozenset({"aten::topk", "aten::sort", "aten::sort.stable", "aten::mode
 """What our kernel can do."""
 
 
-def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: bool) -> bool:
+def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[], bool]) -> bool:
     """Tell whether a result that is used depends on an order that only torch's kernels know.
 
-    `has_kernel` tells whether our kernel is there.
+    `has_kernel` tells whether our kernel is there, which is for the CPU; it is asked last.
     """
     if name not in _ORDER and name != "aten::kthvalue":
         return False
@@ -37,8 +38,8 @@ def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: bool) -> boo
         return False
     if _argument(node, "stable") or not _is_chosen(node, name):
         return False
-    has_kernel &= value.device.type == "cpu" and value.ndim <= OWN_MOST_AXES
-    return not has_kernel or name not in _ORDER or _is_radix_sort(node, name, value)
+    fits = name in _ORDER and value.device.type == "cpu" and value.ndim <= OWN_MOST_AXES
+    return not fits or _is_radix_sort(node, name, value) or not has_kernel()
 
 
 def _is_chosen(node: torch.fx.Node, name: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend
@@ -41,6 +42,27 @@ def test_small_work_stays() -> None:
 def test_what_is_not_in_the_table_stays() -> None:
     """Most operators."""
     assert choose_place(_softmax_backward(4096), "aten::mm") == "onnxruntime"
+
+
+def test_a_gradient_of_a_convolution_is_torchs_on_cuda() -> None:
+    """ONNX Runtime has no kernel for it there."""
+
+    def function(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.ops.aten.convolution_backward(
+            grad, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+
+    name = "aten::convolution_backward"
+    args = (torch.ones(1, 2, 3, 3), torch.ones(1, 2, 5, 5), torch.ones(2, 2, 3, 3))
+    graph = make_fx(function, tracing_mode="fake")(*args)
+    node = next(n for n in graph.graph.nodes if n.op == "call_function" and n.args)
+    assert choose_place(node, name) == "onnxruntime"
+    with FakeTensorMode():
+        for argument in node.all_input_nodes:
+            argument.meta["val"] = torch.empty(argument.meta["val"].shape, device="cuda")
+    assert choose_place(node, name) == "torch"
+    assert choose_place(node, name, {name: "onnxruntime"}) == "onnxruntime"
+    assert choose_place(node, "aten::mm") == "onnxruntime"
 
 
 def _product(dtype: torch.dtype) -> torch.fx.Node:

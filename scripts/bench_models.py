@@ -26,6 +26,11 @@ class BenchModel:
         """A number every result counts in."""
         return (result * result).mean()
 
+    def to(self, device: str) -> BenchModel:
+        """The same on a device."""
+        args = tuple(argument.to(device) for argument in self.args)
+        return BenchModel(self.name, self.module.to(device), args)
+
 
 def mlp(width: int, batch: int, inputs: int, outputs: int) -> tuple[nn.Module, Any]:
     module = nn.Sequential(
@@ -182,9 +187,14 @@ MODELS: Mapping[str, Callable[[], tuple[nn.Module, Any]]] = {
     **FAMILIES,
 }
 
+LARGE: Mapping[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "llama-4096x1": lambda: llama(4096, 1, 2, 1024),
+}
+"""For a GPU: they run when they are named."""
+
 
 def build(name: str) -> BenchModel:
     """Build a model, the same weights and batch each time."""
     torch.manual_seed(0)
-    module, args = MODELS[name]()
+    module, args = {**MODELS, **LARGE}[name]()
     return BenchModel(name, module, args)

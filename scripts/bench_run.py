@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_run.py [--models a,b] [--modes inference,training] [--json FILE]
                                    [--backends eager,inductor,onnxrt] [--svg FILE]
-                                   [--autocast bfloat16|float16]
+                                   [--autocast bfloat16|float16] [--device cuda]
 
 All backends of a model run in one process, in turn, several rounds; a figure is the median of all
 steps. A training step is forward, backward and zero_grad. Ratios are times of the other divided by
@@ -40,7 +40,7 @@ def compiled(
         return call
 
     def autocast(*args: Any) -> Any:
-        with torch.autocast("cpu", narrow):
+        with torch.autocast(model.args[0].device.type, narrow):
             return call(*args)
 
     return autocast
@@ -64,10 +64,11 @@ def measure(
     seconds: float,
     clock: Callable[[], float],
     narrow: torch.dtype | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """The median milliseconds of each backend on one model."""
     torch._dynamo.reset()
-    model = build(name)
+    model = build(name).to(device)
     model.module.train(mode == "training")
     for module in model.module.modules():  # running statistics would make every step differ
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -150,6 +151,7 @@ def main() -> int:
     parser.add_argument(
         "--autocast", choices=("bfloat16", "float16"), help="run the models under it"
     )
+    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--svg", type=Path, help="draw the results to this file")
     arguments = parser.parse_args()
@@ -164,7 +166,7 @@ def main() -> int:
         print(f"The machine is busy (load {busy():.1f} per core): times will be noisy.")
     for name in arguments.models.split(","):
         for mode in arguments.modes.split(","):
-            row = measure(name, mode, backends, arguments.seconds, clock, narrow)
+            row = measure(name, mode, backends, arguments.seconds, clock, narrow, arguments.device)
             rows.append(row)
             base = row["ms"][backends[0]]
             cells = (

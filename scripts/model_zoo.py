@@ -55,10 +55,10 @@ def libraries() -> dict[str, Any]:
     return {"plain torch": zoo_plain, "transformers": zoo_transformers, **others}
 
 
-def measure(library: Any, name: str, ways: Sequence[str]) -> Iterator[Record]:
+def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterator[Record]:
     """Yield what each way of running a model gave, in the process of this model."""
     try:
-        subject = library.subject(name)
+        subject = dataclasses.replace(library.subject(name), device=device)
     except Exception as e:  # a library may refuse a model in any way
         yield {"way": "all", "status": "left out", "detail": zoo_check.brief(e)}
         return
@@ -66,7 +66,9 @@ def measure(library: Any, name: str, ways: Sequence[str]) -> Iterator[Record]:
         yield {"way": way, **dataclasses.asdict(zoo_check.check(subject, way))}
 
 
-def in_a_process(library: Any, name: str, ways: Sequence[str], limit: float) -> list[Record]:
+def in_a_process(
+    library: Any, name: str, ways: Sequence[str], limit: float, device: str = "cpu"
+) -> list[Record]:
     """Measure a model in a fork of this process; what it did before it died or hung is kept."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -74,7 +76,7 @@ def in_a_process(library: Any, name: str, ways: Sequence[str], limit: float) -> 
         os.close(reading)
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
         with open(writing, "w", encoding="utf-8") as lines:
-            for record in measure(library, name, ways):
+            for record in measure(library, name, ways, device):
                 print(json.dumps(record), file=lines, flush=True)
         os._exit(0)
     os.close(writing)
@@ -118,7 +120,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             continue
         every = index % EVERY == 0 or library.label == "plain torch"
         ways = options.ways or (zoo_check.WAYS if every else zoo_check.WAYS[:2])
-        found[key] = in_a_process(library.source, name, ways, options.limit)
+        found[key] = in_a_process(library.source, name, ways, options.limit, options.device)
         print(key, *(f"{r['way']}: {r['status']}" for r in found[key]), flush=True)
         path.write_text(json.dumps(data, indent=1, sort_keys=True))
     return data
@@ -173,10 +175,13 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=300.0, help="seconds of processor time for one model"
     )
+    parser.add_argument("--device", default="cpu", help="where they run: cpu, cuda")
     parser.add_argument("--keep", metavar="NAME", help="add the results to docs/reliability.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    # A device that this process has used is lost to its forks: this way asking is no use of it.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     logging.getLogger("dort_rewriter").propagate = False
     os.environ["DORT_CACHE"] = "0"
     os.environ.setdefault("ONNXRT_CHANGE_REWRITER", "1")

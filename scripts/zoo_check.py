@@ -56,6 +56,8 @@ class Subject:
     name: str
     module: nn.Module
     inputs: Callable[[int], Inputs]
+    device: str = "cpu"
+    """Where it runs: it is made on the CPU."""
 
 
 @dataclass
@@ -166,6 +168,7 @@ def run(
     module = copy.deepcopy(subject.module)
     if moved_by:
         move(module, moved_by)
+    module = module.to(subject.device)
     module.train(way in ("training", "autocast"))
     if dtype is not None:
         module = module.to(dtype)
@@ -182,7 +185,9 @@ def run(
                 with torch.no_grad():
                     leaves = tensors(call(*args, **kwargs))
             else:
-                leaves = train(call, args, kwargs, autocast=way == "autocast" and dtype is None)
+                narrow = way == "autocast" and dtype is None
+                autocast = torch.autocast(subject.device, torch.bfloat16, enabled=narrow)
+                leaves = train(call, args, kwargs, autocast)
         found.update({f"result {i} of batch {batch}": t.detach() for i, t in enumerate(leaves)})
     if way in ("training", "autocast"):
         found.update({f"gradient of {n}": p.grad for n, p in module.named_parameters()})
@@ -203,17 +208,26 @@ def move(module: nn.Module, seed: int) -> None:
 def inputs_of(subject: Subject, batch: int) -> Inputs:
     """The same inputs each time."""
     torch.manual_seed(batch)
-    return subject.inputs(batch)
+    made = subject.inputs(batch)
+    if subject.device == "cpu":
+        return made
+    moved: Inputs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(subject.device), made)
+    return moved
 
 
-def train(call: Any, args: Any, kwargs: Mapping[str, Any], *, autocast: bool) -> list[Any]:
-    with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+def train(
+    call: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    autocast: contextlib.AbstractContextManager[Any],
+) -> list[Any]:
+    with autocast:
         leaves = tensors(call(*args, **kwargs))
     losses = []
     for i, leaf in enumerate(leaves):
         if leaf.requires_grad and leaf.is_floating_point() and leaf.numel():
             generator = torch.Generator().manual_seed(i)
-            weights = torch.rand(leaf.shape, generator=generator).to(torch.float32) + 0.5
+            weights = torch.rand(leaf.shape, generator=generator).to(leaf.device) + 0.5
             losses.append(
                 (leaf.to(weights if leaf.dtype != torch.float64 else leaf) * weights).mean()
             )

@@ -340,7 +340,7 @@ def _distance(a: Any, b: Any) -> float:
     """How far apart two facts are, relative to the largest value of the second."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return 0.0 if type(a) is type(b) and bool(a == b) else float("inf")
-    if a.shape != b.shape:
+    if a.shape != b.shape or a.device != b.device:
         return float("inf")
     if not a.numel():
         return 0.0

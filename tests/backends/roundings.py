@@ -39,9 +39,11 @@ class Roundings(TorchDispatchMode):  # type: ignore[misc]  # torch's has no type
         for value in given:
             if value.dtype is result.dtype:
                 # It views what it looks in as a vector, and refuses what is not contiguous.
-                kept |= torch.isin(result.abs(), value.abs().reshape(-1))
+                looked_in = value.abs().reshape(-1).to(result.device)
+                kept |= torch.isin(result.abs(), looked_in)
         # Of its type: whole numbers times a float are float32, and 1 + 2e-16 is 1 there.
         shape = () if self.together else result.shape
-        signs = torch.randint(-1, 2, shape, generator=self.generator).to(result.dtype)
+        drawn = torch.randint(-1, 2, shape, generator=self.generator, device="cpu")
+        signs = drawn.to(result.device, result.dtype)
         signs = signs.expand(result.shape).masked_fill(kept | ~result.isfinite(), 0)
         return result.mul_(1 + signs * torch.finfo(result.dtype).eps)

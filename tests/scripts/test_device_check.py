@@ -15,12 +15,13 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts/device_check.py"
 
 
 @pytest.fixture
-def script() -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("device_check", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CHECKS", dict(module.CHECKS))
     return module
 
 

@@ -11,6 +11,7 @@ import torch
 from packaging.version import Version
 
 from dort_rewriter import OrtBackend, OrtBackendOptions, to_onnx
+from dort_rewriter.capture import placement
 from dort_rewriter.capture.placement import Place
 from dort_rewriter.graph.schemas import TORCH_PRODUCTS
 
@@ -57,6 +58,23 @@ def repeated(dumped: Path) -> list[str]:
 
 def chosen(dumped: Path) -> set[str]:
     return set(operators(dumped)) & TORCH_PRODUCTS
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_large_products_of_float32_with_one_thread(
+    dumped: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    """Where torch multiplies faster: bit for bit those of eager mode."""
+    monkeypatch.setattr(placement, "_multiplies_faster", lambda: faster)
+    monkeypatch.setattr(placement, "LARGE_PRODUCT", 1e6)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    layer, x = torch.nn.Linear(128, 128), torch.randn(64, 128)
+    expected, got = layer(x), compiled(layer)(x)
+    gradients = [torch.autograd.grad(y.sum(), list(layer.parameters())) for y in (expected, got)]
+    if faster:
+        assert torch.equal(got, expected)
+    torch.testing.assert_close((got, gradients[1]), (expected, gradients[0]))
+    assert chosen(dumped) == ({"mm", "addmm"} if faster else set())
 
 
 @pytest.mark.usefixtures("silent")

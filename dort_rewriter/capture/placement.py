@@ -123,9 +123,9 @@ _HALVES = (torch.bfloat16, torch.float16)
 _FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
-    "aten::mm": _HALVES,
+    "aten::mm": (torch.float32, *_HALVES),
     "aten::bmm": _HALVES,
-    "aten::addmm": _HALVES,
+    "aten::addmm": (torch.float32, *_HALVES),
     "aten::baddbmm": _HALVES,
     _FLASH: (torch.float32, *_HALVES),
     f"{_FLASH}_backward": (torch.float32, *_HALVES),
@@ -143,8 +143,6 @@ operators. Measured with two threads on two cores, training and inference: 128 t
 2,048 tokens 0.6. With one thread torch's kernel was the faster one at each length.
 """
 
-
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm"})
 
 LARGE_PRODUCT = 2.5e8
 """The operations from which a product in float32 is torch's with one thread, where torch
@@ -165,15 +163,11 @@ def choose_place(
     chosen = find_override(name, overrides)
     if chosen is not None:
         return chosen
-    if _has_type(node, KERNEL_TYPES.get(base, ())) and _on_cpu(node) and _pays(node, base):
-        return KERNEL
-    if torch.get_num_threads() == 1 and base in _PRODUCTS and _on_cpu(node):
-        if _is_large_product(node) and _multiplies_faster():
-            return KERNEL
-        return "onnxruntime"
-    cost = COSTS.get(base)
     if not _on_cpu(node):
         return "torch" if base in ON_CUDA else "onnxruntime"
+    if _has_type(node, KERNEL_TYPES.get(base, ())) and _pays(node, base):
+        return KERNEL
+    cost = COSTS.get(base)
     if cost is None:
         return "onnxruntime"
     saved = (cost.onnxruntime - cost.torch) * work_of(node, base)
@@ -194,8 +188,12 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
 
 
 def _pays(node: torch.fx.Node, name: str) -> bool:
-    """Whether torch's kernel makes up for threads that do not spin."""
-    if not name.startswith(_FLASH) or torch.get_num_threads() == 1:
+    """Whether torch's kernel is the faster one, and makes up for threads that do not spin."""
+    alone = torch.get_num_threads() == 1
+    if not name.startswith(_FLASH):
+        halves = _has_type(node, _HALVES)
+        return halves or (alone and _is_large_product(node) and _multiplies_faster())
+    if alone:
         return True
     first = 1 if name.endswith("_backward") else 0
     query, key = (_value(node.args[first + i]) for i in range(2))
@@ -205,8 +203,6 @@ def _pays(node: torch.fx.Node, name: str) -> bool:
 
 
 def _is_large_product(node: torch.fx.Node) -> bool:
-    if not _has_type(node, (torch.float32,)):
-        return False
     inner = _size(_value(node.args[-2]).shape[-1])
     return 2 * _count(_value(node)) * inner >= LARGE_PRODUCT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -51,15 +52,18 @@ def embedded_patches() -> Graph:
     return traced(function, PICTURES, KERNEL, torch.ones(8, 256))
 
 
-@pytest.fixture
-def settings() -> Iterator[None]:
-    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = products
-    torch.backends.cudnn.allow_tf32 = convolutions
+@contextmanager
+def settings(*, products: bool = False, convolutions: bool, **flags: bool) -> Iterator[None]:
+    """torch's settings by their older names, also where its own tests have frozen them."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=convolutions, **flags):
+        torch.backends.cuda.matmul.allow_tf32 = products
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -79,13 +83,11 @@ def test_torch_decides(make: Callable[[], Graph], expected: tuple[bool, ...]) ->
     graph = make()
     found = []
     for products, convolutions in ((False, False), (False, True), (True, False), (True, True)):
-        torch.backends.cuda.matmul.allow_tf32 = products
-        torch.backends.cudnn.allow_tf32 = convolutions
-        found.append(may_use_tf32(graph))
+        with settings(products=products, convolutions=convolutions):
+            found.append(may_use_tf32(graph))
     assert tuple(found) == expected
 
 
-@pytest.mark.usefixtures("settings")
 def test_the_gradient_of_a_convolution_counts() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
         y = F.conv2d(x, w)
@@ -99,8 +101,8 @@ def test_the_gradient_of_a_convolution_counts() -> None:
             made.meta = dict(node.meta)
             node.replace_all_uses_with(made)
             graph.graph.erase_node(node)
-    torch.backends.cudnn.allow_tf32 = True
-    assert may_use_tf32(graph)
+    with settings(convolutions=True):
+        assert may_use_tf32(graph)
 
 
 @pytest.mark.skipif(
@@ -123,19 +125,18 @@ def test_settings_by_operator_are_read() -> None:
         matmul.fp32_precision = before
 
 
-@pytest.mark.usefixtures("settings")
 def test_the_provider_is_told_and_a_user_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "available", lambda: (CUDA, CPU))
-    torch.backends.cudnn.allow_tf32 = True
 
     def chosen(*preferred: tuple[str, dict[str, object]]) -> dict[str, object]:
         options = OrtBackendOptions(preferred_execution_providers=[*preferred, CUDA])
         return dict(dict(select_providers(options, convolution(), []))[CUDA])
 
-    assert chosen() == {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
-    assert chosen((CUDA, {"use_tf32": 0}))["use_tf32"] == 0
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert chosen()["cudnn_conv_algo_search"] == "EXHAUSTIVE"
+    with settings(convolutions=True):
+        assert chosen() == {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
+        assert chosen((CUDA, {"use_tf32": 0}))["use_tf32"] == 0
+    with settings(convolutions=True, benchmark=True):
+        assert chosen()["cudnn_conv_algo_search"] == "EXHAUSTIVE"
 
 
 def test_a_session_on_the_cpu_has_no_such_settings() -> None:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dort_rewriter import env
 from dort_rewriter.backends.model_key import NoKey, constant, installed
+from dort_rewriter.backends.tf32 import precisions
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
@@ -145,9 +146,7 @@ def _state() -> Iterator[str]:
     yield torch.backends.cpu.get_cpu_capability()
     yield str((torch.backends.mkldnn.is_available(), torch.backends.mkldnn.enabled))
     yield str(torch.backends.mha.get_fastpath_enabled())
-    # The name of all versions raises where the one of 2.9 was written to.
-    products = attention.matmul
-    yield str(getattr(products, "fp32_precision", None) or torch.get_float32_matmul_precision())
+    yield str(precisions())
     yield str(
         [
             attention.flash_sdp_enabled(),

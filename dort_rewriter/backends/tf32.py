@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["may_use_tf32"]
+__all__ = ["may_use_tf32", "precisions"]
 
 SMALL_SHARE = 1 / 16
 """Of the work of convolutions in TF32: products of so little go with them. They are those of a
@@ -20,9 +20,7 @@ classifier, which reads what the convolutions have rounded."""
 
 def may_use_tf32(graph_module: torch.fx.GraphModule) -> bool:
     """What torch's settings come to for the operators of one graph."""
-    cudnn = torch.backends.cudnn
-    products = _allows(torch.backends.cuda.matmul)
-    convolutions = _allows(getattr(cudnn, "conv", cudnn))
+    products, convolutions = (precision == "tf32" for precision in precisions())
     if products == convolutions:
         return products
     work = _work(graph_module)
@@ -33,10 +31,18 @@ def may_use_tf32(graph_module: torch.fx.GraphModule) -> bool:
     return convolved > 0 and multiplied <= SMALL_SHARE * convolved
 
 
-def _allows(settings: Any) -> bool:
-    """Read a setting by its name from torch 2.9, which the older one may not be read beside."""
-    precision = getattr(settings, "fp32_precision", None)
-    return bool(settings.allow_tf32 if precision is None else precision == "tf32")
+def precisions() -> tuple[str, str]:
+    """What float32 products and convolutions are computed in on CUDA.
+
+    NOTE: read by the names of torch 2.9 where they are, which the older ones raise beside.
+    """
+    cudnn = torch.backends.cudnn
+    return _precision(torch.backends.cuda.matmul), _precision(getattr(cudnn, "conv", cudnn))
+
+
+def _precision(settings: Any) -> str:
+    named = getattr(settings, "fp32_precision", None)
+    return str(named or ("tf32" if settings.allow_tf32 else "ieee"))
 
 
 def _work(graph_module: torch.fx.GraphModule) -> list[tuple[bool, float]]:

@@ -70,7 +70,7 @@ _UNTAGGED = frozenset(
 
 
 def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph of Dynamo makes tensors dense where they are not.
+    """Tell whether results of a graph of Dynamo are made dense where they are not.
 
     NOTE: what AOTAutograd traces has no node of that where there seems to be nothing to do.
     """
@@ -78,11 +78,18 @@ def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
         n
         for module in graph_module.modules()
         if isinstance(module, torch.fx.GraphModule)
-        for n in module.graph.nodes
+        for n in _alive(module.graph)
     )
-    return any(
-        n.users and ("contiguous" in str(n.target) or "memory_format" in n.kwargs) for n in nodes
-    )
+    return any("contiguous" in str(n.target) or "memory_format" in n.kwargs for n in nodes)
+
+
+def _alive(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes of a graph that its results hang on."""
+    alive: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in alive or node.op == "output":
+            alive.update((node, *node.all_input_nodes))
+    return alive
 
 
 def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: bool) -> None:

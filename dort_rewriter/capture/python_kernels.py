@@ -14,7 +14,7 @@ import torch
 
 from dort_rewriter.forks import SafeLock
 
-__all__ = ["AUTOGRAD_KEYS", "KERNELS_LOCK", "replaced"]
+__all__ = ["AUTOGRAD_KEYS", "KERNELS_LOCK", "forget_records", "replaced"]
 
 AUTOGRAD_KEYS = (
     torch._C.DispatchKey.Autograd,
@@ -46,3 +46,9 @@ def replaced(
             op.py_kernels.pop(key, None)
         op.py_kernels.update(found)
         op._dispatch_cache.clear()
+
+
+def forget_records(cache: dict[Any, Any], op: torch._ops.OpOverload) -> None:
+    """Forget what was recorded of an operator in a cache of fake tensors."""
+    for key in [k for k in cache if getattr(k, "key", (None,))[0] is op]:
+        del cache[key]

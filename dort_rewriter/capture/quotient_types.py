@@ -15,7 +15,7 @@ import torch
 from torch._subclasses import FakeTensorMode, fake_impls
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dort_rewriter.capture.python_kernels import KERNELS_LOCK
+from dort_rewriter.capture.python_kernels import KERNELS_LOCK, forget_records
 
 __all__ = ["correct_quotient_types"]
 
@@ -35,9 +35,10 @@ def correct_quotient_types(traced: torch.fx.GraphModule | None = None) -> Iterat
         kernels = _kernels()
         kernel = kernels[_QUOTIENT]
         kernels[_QUOTIENT] = functools.partial(_divided, kernel)
-        _forget(FakeTensorMode.cache)
+        # What Dynamo recorded of quotients before.
+        forget_records(FakeTensorMode.cache, _QUOTIENT)
         symbols = None if traced is None else _symbols_of(traced)
-        _forget(getattr(symbols, "fake_tensor_cache", {}))
+        forget_records(getattr(symbols, "fake_tensor_cache", {}), _QUOTIENT)
         try:
             yield
         finally:
@@ -79,9 +80,3 @@ def _symbols_of(graph_module: torch.fx.GraphModule) -> ShapeEnv | None:
         if isinstance(value, torch._subclasses.FakeTensor):
             return value.fake_mode.shape_env
     return None
-
-
-def _forget(cache: dict[Any, Any]) -> None:
-    """Forget what Dynamo recorded of quotients before."""
-    for key in [k for k in cache if getattr(k, "key", (None,))[0] is _QUOTIENT]:
-        del cache[key]

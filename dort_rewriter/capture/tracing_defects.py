@@ -9,6 +9,7 @@ import torch
 
 from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.margin_loss import correct_margin_loss
+from dort_rewriter.capture.norm_sizes import correct_norm_sizes
 from dort_rewriter.capture.quotient_types import correct_quotient_types
 
 __all__ = ["correct_tracing"]
@@ -20,5 +21,10 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
 
     ``traced`` is the graph that is traced again, if it is one.
     """
-    with correct_margin_loss(), correct_count_types(), correct_quotient_types(traced):
+    with (
+        correct_margin_loss(),
+        correct_count_types(),
+        correct_norm_sizes(),
+        correct_quotient_types(traced),
+    ):
         yield

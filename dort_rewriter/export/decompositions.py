@@ -156,17 +156,6 @@ def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
-def _norm_over_counted_dimensions(
-    x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **named: Any
-) -> Any:
-    """Torch 2.8 takes dimensions of one that are counted from the last for others."""
-    rank = x.dim()
-    if not dim or all(d >= 0 for d in dim) or any(not -rank <= d < rank for d in dim):
-        return NotImplemented
-    places = [d % rank for d in dim]
-    return torch.ops.aten.linalg_vector_norm.default(x, ord, places, keepdim, **named)
-
-
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
     if reduction == 0:
         return loss
@@ -224,12 +213,11 @@ _tracing_tables: dict[str, Table] = {}
 
 def _filter_tracing_table(dispatcher: Dispatcher) -> Table:
     table = {**_registered_table(), **_own_table()}
-    kept = {
+    return {
         op: f
         for op, f in table.items()
         if _name(op) in _WRONG_LAYOUT or not dispatcher.prefers(_name(op))
     }
-    return {torch.ops.aten.linalg_vector_norm.default: _norm_over_counted_dimensions, **kept}
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dort_rewriter import OrtBackend, to_onnx
@@ -98,6 +99,18 @@ def test_norms_over_one_element(name: str) -> None:
     x = torch.linspace(-2, 2, 12).view(4, 3)
     compiled = torch.compile(NORMS[name], backend=OrtBackend())
     torch.testing.assert_close(compiled(x), NORMS[name](x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_norms_over_one_element_are_differentiated(dynamic: bool) -> None:
+    """AOTAutograd looks at the results before it traces them, and makes their gradients like."""
+    program = Program(
+        lambda x: F.pad(torch.linalg.vector_norm(x, 1, -1), (1, 0), value=0.5),
+        lambda n: (torch.linspace(-2, 2, n).view(n, 1),),
+    )
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, backend=OrtBackend(), dynamic=dynamic)
+    check(program, compiled, sizes=(4, 6) if dynamic else (4,), dynamic=dynamic, mode="grad")
 
 
 SEEN: dict[str, Callable[[torch.Tensor], Any]] = {

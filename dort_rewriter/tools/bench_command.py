@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.tools.benchmark import BACKENDS, MODES, VARIANTS, benchmark
+from dort_rewriter.tools.benchmark import BACKENDS, INDUCTOR, MODES, VARIANTS, benchmark
 from dort_rewriter.tools.command import answer, make_parser
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.model_source import HELP, load_pair
@@ -36,7 +36,8 @@ def run_bench(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--backends",
         default=",".join(BACKENDS),
-        help=f"of {', '.join(VARIANTS)}, and what torch.compile knows (default: %(default)s)",
+        help=f"of {', '.join([*VARIANTS, *INDUCTOR])}, and what torch.compile knows "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",

@@ -24,6 +24,7 @@ from dort_rewriter.tools.graph_table import text_table
 
 __all__ = [
     "BACKENDS",
+    "INDUCTOR",
     "MODES",
     "VARIANTS",
     "Benchmark",
@@ -48,6 +49,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt-no-arena": {"arena": "none"},
 }
 """Options of the onnxrt backend by the name that a benchmark gives them."""
+
+INDUCTOR: dict[str, dict[str, Any]] = {
+    "inductor-freezing": {"freezing": True},
+    "inductor-max-autotune": {"freezing": True, "max_autotune": True},
+}
+"""Options of Inductor by the name that a benchmark gives them."""
 
 BACKENDS = ("eager", "inductor", "onnxrt", "onnxrt-freeze")
 MODES = ("inference", "training")
@@ -153,8 +160,8 @@ def benchmark(
         args: what to call it with.
         kwargs: what to call it with, by name.
         modes: ``"inference"``, ``"training"``.
-        backends: variants of this package (``VARIANTS``), ``"eager"``, or names that
-            ``torch.compile`` knows. Eager mode is measured in any case.
+        backends: variants of this package (``VARIANTS``) and of Inductor (``INDUCTOR``),
+            ``"eager"``, or names that ``torch.compile`` knows. Eager mode is measured in any case.
         seconds: how long each backend runs in each mode, after its first step.
         clock: what tells the time: ``time.process_time`` on a machine that others use too.
         dynamic: as in ``torch.compile``.
@@ -199,7 +206,7 @@ def _name(model: Callable[..., Any]) -> str:
 def _check_names(modes: Sequence[str], backends: Sequence[str], seconds: float) -> None:
     if unknown := [m for m in modes if m not in MODES]:
         raise OptionError(f"Unknown mode {unknown[0]!r}: known are {', '.join(MODES)}.")
-    known = {"eager", *VARIANTS, *torch._dynamo.list_backends(exclude_tags=())}
+    known = {"eager", *VARIANTS, *INDUCTOR, *torch._dynamo.list_backends(exclude_tags=())}
     if unknown := [b for b in backends if b not in known]:
         raise OptionError(f"Unknown backend {unknown[0]!r}: known are {', '.join(sorted(known))}.")
     if not seconds > 0:
@@ -263,10 +270,14 @@ def make_call(
         return model
     namespace: dict[str, Any] = {"model": model}
     exec("def call(*args, **kwargs):\n    return model(*args, **kwargs)", namespace)
+    options = INDUCTOR.get(backend) if isinstance(backend, str) else None
     # An object, not the name: torch <= 2.8 has an onnxrt of its own.
     chosen: Any = OrtBackend(VARIANTS[backend]) if backend in VARIANTS else backend
     compiled: Callable[..., Any] = torch.compile(
-        namespace["call"], backend=chosen, dynamic=dynamic
+        namespace["call"],
+        backend=chosen if options is None else "inductor",
+        dynamic=dynamic,
+        options=options,
     )
     return compiled
 

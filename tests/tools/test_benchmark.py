@@ -48,6 +48,24 @@ def test_each_mode_and_backend_has_a_line() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
+@pytest.mark.parametrize("name", benchmark.INDUCTOR)
+def test_variants_of_inductor_have_its_options(name: str) -> None:
+    """What its settings are while it compiles: no kernel needs to be compiled for that."""
+    from torch._inductor import config
+
+    seen: dict[str, Any] = {}
+
+    def compile_fx(graph_module: torch.fx.GraphModule, _: Any, **options: Any) -> Any:
+        seen.update(options["config_patches"])
+        return graph_module.forward
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+        benchmark.make_call(torch.nn.Linear(2, 2), name)(torch.ones(1, 2))
+    assert seen.items() >= benchmark.INDUCTOR[name].items()
+    assert all(hasattr(config, option) for option in seen)
+
+
 def test_results_that_are_not_those_of_eager_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(options: Any) -> Any:
         def backend(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -23,6 +23,7 @@ from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced
 from dort_rewriter.capture.tracing_defects import correct_tracing
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
+from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
 from dort_rewriter.progress import shown
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
@@ -60,10 +61,13 @@ def compile_with_aot(
         graph: torch.fx.GraphModule, given: Sequence[Any], traced: Traced
     ) -> Callable[..., Any]:
         drawing.append(traced.kind != "backward" and any(map(is_draw, graph.graph.nodes)))
+        if traced.kind != "backward":
+            drop_wrong_replays(shared=shared)
         if traced.kind != "inference" or compile_inference is None:
             return apply_updates(compile_graph(graph, given), traced.updated)
         return apply_updates(compile_inference(graph, traced.weights), traced.updated)
 
+    shared = share_memory(args)
     drawing: list[bool] = []
     make = functools.partial(_make_compiler, finish, watched)
     keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

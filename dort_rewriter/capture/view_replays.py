@@ -1,0 +1,50 @@
+"""Results that are views, which torch would make again from another tensor than they are views of.
+
+AOTAutograd records how a result is made from its base, and does it again after each call. What it
+recorded is of the base of the whole family: where the base at hand is a view itself
+(``w = (x * 2).t(); return w, w.detach()``), or memory that several arguments share, the steps are
+taken twice, and some of them end the process. Without a record it reads sizes and strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = ["drop_wrong_replays", "share_memory"]
+
+_RECORDS = ("view_meta_sequence", "functional_tensor")
+"""The name in torch 2.9, and the one before."""
+
+
+def drop_wrong_replays(*, shared: bool) -> None:
+    """Let the graph under compilation have no record that its bases do not fit.
+
+    ``shared`` says that some of its arguments are of the same memory.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return
+    merged = shared and any(info.mutates_data for info in metadata.input_info)
+    for info in metadata.output_info:
+        of_result = info.output_type is OutputType.alias_of_intermediate_base_is_user_output
+        if merged or of_result:
+            for name in _RECORDS:
+                if hasattr(info, name):
+                    object.__setattr__(info, name, None)  # it is frozen, and not ours to make
+
+
+def share_memory(args: Sequence[Any]) -> bool:
+    """Tell whether some of the arguments are of the same memory."""
+    is_subclass: Callable[[Any], bool] = is_traceable_wrapper_subclass
+    storages = [
+        a.untyped_storage()._cdata
+        for a in args
+        if isinstance(a, torch.Tensor) and a.layout is torch.strided and not is_subclass(a)
+    ]
+    return len(set(storages)) < len(storages)

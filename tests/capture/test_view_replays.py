@@ -1,0 +1,96 @@
+"""Results that are views of what is a view itself, or of memory that arguments share.
+
+NOTE: AOTAutograd alone, and so ``aot_eager`` and Inductor, takes the steps of these views twice:
+it is no measure here, and ends the process for some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dort_rewriter import OrtBackend
+from tests.backends.aliases import Program, observe
+
+Tensor = torch.Tensor
+
+
+def beside_its_numbers(view: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        w = view(x * 2)
+        return w, w.detach()
+
+    return function
+
+
+OF_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "transposed": beside_its_numbers(lambda v: v.t()),
+    "sliced": beside_its_numbers(lambda v: v[1:]),
+    "stepped": beside_its_numbers(lambda v: v[:, ::2]),
+    "viewed": beside_its_numbers(lambda v: v.view(-1)),
+    "moved": beside_its_numbers(lambda v: v.view(-1)[3:].unflatten(0, (2, -1)).t()),
+    "split": beside_its_numbers(lambda v: v.split(2)[1]),
+    "unbound": beside_its_numbers(lambda v: v.unbind()[1]),
+    "in chunks": beside_its_numbers(lambda v: v.chunk(2)[1].t()),
+    "viewed again": lambda x: (lambda w: (w, w.detach().t()[1:], w[:, 1]))((x * 2).t()),
+    "twice": lambda x: (lambda w: (w, w.detach(), w.detach().detach()))((x * 2).t()),
+    "of an argument": lambda x: (lambda w: (w, w.detach()))(x.t()),
+}
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", OF_RESULTS)
+def test_what_is_a_view_of_a_result(name: str, dynamic: bool, mode: Any) -> None:
+    program = Program(OF_RESULTS[name], lambda n: (torch.arange(n * n * 1.0).view(n, n),))
+    torch._dynamo.reset()
+    compiled = torch.compile(program.function, backend=OrtBackend(), dynamic=dynamic)
+    for size in (3, 4) if dynamic else (3,):
+        # Autograd refuses writes to a part of a split; AOTAutograd's is a tensor as any other.
+        is_part = mode == "grad" and name in ("split", "unbound", "in chunks")
+        without = ("is a view", "after writing") if is_part else ()
+        equals_eager(compiled, program, size, mode, without)
+
+
+OF_SHARED_MEMORY: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "part of a split": lambda a, b: (a.mul_(2), b.chunk(2)[1])[1],
+    "transposed part of a split": lambda a, b: (a.mul_(2), b.view(2, -1).split(1)[1].t())[1],
+    "slice": lambda a, b: (a.mul_(2), b[2:].view(-1))[1],
+    "view before the write": lambda a, b: (lambda v: (a.mul_(2), v.view(-1))[1])(b.chunk(2)[1]),
+    "unbound": lambda a, b: (b.add_(1), a.unbind()[1])[1],
+    "nothing is written": lambda a, b: (a.t(), b[2:] * 2),
+    "of the part that is not written": lambda a, b: (b[:2].add_(1), a.t()[1:])[1],
+}
+
+
+@pytest.mark.parametrize("name", OF_SHARED_MEMORY)
+def test_what_is_a_view_of_shared_memory(name: str) -> None:
+    def make(n: int) -> tuple[Tensor, ...]:
+        a = torch.arange(n * 3.0 + 3).view(n + 1, 3)[1:]
+        return a, a.view(-1)
+
+    program = Program(OF_SHARED_MEMORY[name], make, mutates=True)
+    torch._dynamo.reset()
+    equals_eager(torch.compile(program.function, backend=OrtBackend()), program, 4, "no_grad")
+
+
+def equals_eager(
+    compiled: Callable[..., Any],
+    program: Program,
+    size: int,
+    mode: Any,
+    without: tuple[str, ...] = (),
+) -> None:
+    expected = observe(program.function, program, size, mode)
+    got = observe(compiled, program, size, mode)
+    assert got.keys() == expected.keys()
+    for name, fact in expected.items():
+        if any(words in name for words in without):
+            continue
+        if isinstance(fact, Tensor):
+            assert torch.equal(got[name], fact), name
+        else:
+            assert got[name] == fact, name

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import torch
-from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dort_rewriter.backends.compilation import forget_what_was_told
+from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
 from tests.backends.aliases import MODES, Program, observe
 from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import Roundings
@@ -77,7 +78,7 @@ def judge(program: RandomProgram) -> Verdict:
     is_left = _LEFT in watch.text
     if not differing and is_left:
         return Verdict("left", watch.text)
-    reachable = _run(program, "aot_eager")
+    reachable = _run(program, _aot_alone)
     ours = _beyond(program, differing, got, reachable)
     ours -= _zeros_for_none(got, expected, reachable)
     if "error" in got[-1] and _ends_alike(got, _run(program, "eager")):
@@ -113,7 +114,9 @@ def _beyond(
     if any("error" in facts for facts in reachable) and not _ends_alike(got, reachable):
         if any(_TRACED_AS_VIEW in str(facts.get("error")) for facts in reachable):
             differing = {(i, name) for i, name in differing if not _is_of_memory(name)}
-        reachable = _run(program, _aot_or_eager)
+            reachable = _run(program, _aot_copying)
+        else:
+            reachable = _run(program, _aot_or_eager)
     if _ends_alike(got, reachable):
         differing = differing - {(len(got) - 1, "error")}
     beyond = _differences(program, got, reachable)
@@ -149,10 +152,36 @@ def _zeros_for_none(
     }
 
 
+def _aot_alone(
+    graph_module: torch.fx.GraphModule, args: Any, prepare: Callable[[Any], None] = lambda _: None
+) -> Callable[..., Any]:
+    """``aot_eager``, but for the views that it makes twice, or ends the process with."""
+    shared = share_memory(args)
+
+    def compiler(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
+        drop_wrong_replays(shared=shared)
+        prepare(graph)
+        return cast("Callable[..., Any]", boxed_nop(graph, given))
+
+    return cast("Callable[..., Any]", aot_eager(graph_module, args, fw_compiler=compiler))
+
+
+def _aot_copying(graph_module: torch.fx.GraphModule, args: Any) -> Callable[..., Any]:
+    """AOTAutograd alone, where what it traced as a view may be a copy."""
+
+    def prepare(graph: torch.fx.GraphModule) -> None:
+        for node in graph.graph.nodes:
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        graph.recompile()
+
+    return _aot_alone(graph_module, args, prepare)
+
+
 def _aot_or_eager(graph_module: torch.fx.GraphModule, args: Any) -> Callable[..., Any]:
     """AOTAutograd alone for the graphs that it takes, what Dynamo recorded for the others."""
     try:
-        return cast("Callable[..., Any]", aot_eager(graph_module, args))
+        return _aot_alone(graph_module, args)
     except torch._dynamo.exc.TorchDynamoException:
         raise
     except Exception:  # whatever it raises, this backend does without it

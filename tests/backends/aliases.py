@@ -4,8 +4,8 @@
 storages, which results and arguments share one, what is a view of what, gradients. Then it writes
 into each result and compares what became of all the others.
 
-Where ours differs from eager, ``backend="aot_eager"`` may differ in the same way: what AOTAutograd
-makes of a program is as near as a backend comes.
+Where ours differs from eager, ``aot_alone`` may differ in the same way: what AOTAutograd makes of
+a program is as near as a backend comes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
-__all__ = ["MODES", "Mode", "Program", "check", "observe"]
+from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
+
+__all__ = ["MODES", "Mode", "Program", "aot_alone", "check", "observe"]
 
 Mode = Literal["no_grad", "grad", "inference"]
 MODES: Mapping[Mode, Callable[[], AbstractContextManager[Any]]] = {
@@ -73,7 +76,7 @@ def check(
             wrong = ["error"]
         lines = [
             f"{name}: got {got.get(name)}\n  eager {expected.get(name)}\n"
-            f"  aot_eager {reachable.get(name)}"
+            f"  AOTAutograd {reachable.get(name)}"
             for name in wrong
         ]
         assert not wrong, "\n".join([f"size {size}: {', '.join(wrong)}", *lines])
@@ -84,10 +87,24 @@ def _aot_eager(
 ) -> Function:
     """What AOTAutograd makes of a program that has seen the sizes before this one."""
     torch._dynamo.reset()
-    compiled: Function = torch.compile(program.function, backend="aot_eager", dynamic=dynamic)
+    compiled: Function = torch.compile(program.function, backend=aot_alone, dynamic=dynamic)
     for earlier in sizes[: list(sizes).index(size)]:
         observe(compiled, program, earlier, mode)
     return compiled
+
+
+def aot_alone(
+    graph_module: torch.fx.GraphModule, args: Any, prepare: Callable[[Any], None] = lambda _: None
+) -> Callable[..., Any]:
+    """``aot_eager``, but for the views that it makes twice, or ends the process with."""
+    shared = share_memory(args)
+
+    def compiler(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
+        drop_wrong_replays(shared=shared)
+        prepare(graph)
+        return cast("Callable[..., Any]", boxed_nop(graph, given))
+
+    return cast("Callable[..., Any]", aot_eager(graph_module, args, fw_compiler=compiler))
 
 
 def observe(

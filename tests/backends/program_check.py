@@ -13,15 +13,13 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dort_rewriter.backends.compilation import forget_what_was_told
-from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
-from tests.backends.aliases import MODES, Program, observe
+from tests.backends.aliases import MODES, Program, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import Roundings
 from tests.backends.shrinking import smallest
@@ -78,7 +76,7 @@ def judge(program: RandomProgram) -> Verdict:
     is_left = _LEFT in watch.text
     if not differing and is_left:
         return Verdict("left", watch.text)
-    reachable = _run(program, _aot_alone)
+    reachable = _run(program, aot_alone)
     ours = _beyond(program, differing, got, reachable)
     ours -= _zeros_for_none(got, expected, reachable)
     if "error" in got[-1] and _ends_alike(got, _run(program, "eager")):
@@ -152,20 +150,6 @@ def _zeros_for_none(
     }
 
 
-def _aot_alone(
-    graph_module: torch.fx.GraphModule, args: Any, prepare: Callable[[Any], None] = lambda _: None
-) -> Callable[..., Any]:
-    """``aot_eager``, but for the views that it makes twice, or ends the process with."""
-    shared = share_memory(args)
-
-    def compiler(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
-        drop_wrong_replays(shared=shared)
-        prepare(graph)
-        return cast("Callable[..., Any]", boxed_nop(graph, given))
-
-    return cast("Callable[..., Any]", aot_eager(graph_module, args, fw_compiler=compiler))
-
-
 def _aot_copying(graph_module: torch.fx.GraphModule, args: Any) -> Callable[..., Any]:
     """AOTAutograd alone, where what it traced as a view may be a copy."""
 
@@ -175,13 +159,13 @@ def _aot_copying(graph_module: torch.fx.GraphModule, args: Any) -> Callable[...,
                 node.target = torch.ops.aten.reshape.default
         graph.recompile()
 
-    return _aot_alone(graph_module, args, prepare)
+    return aot_alone(graph_module, args, prepare)
 
 
 def _aot_or_eager(graph_module: torch.fx.GraphModule, args: Any) -> Callable[..., Any]:
     """AOTAutograd alone for the graphs that it takes, what Dynamo recorded for the others."""
     try:
-        return _aot_alone(graph_module, args)
+        return aot_alone(graph_module, args)
     except torch._dynamo.exc.TorchDynamoException:
         raise
     except Exception:  # whatever it raises, this backend does without it

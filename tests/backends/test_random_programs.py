@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.backends.aliases import aot_alone
 from tests.backends.program_check import judge, shrink
 from tests.backends.random_programs import (
     SIZES,
@@ -141,7 +142,7 @@ def test_an_error_of_dynamo_is_torchs_if_aot_autograd_raises_another(
 ) -> None:
     def compiled(function: Callable[..., Any], backend: str, **options: Any) -> Any:
         def call(*args: torch.Tensor) -> None:
-            raise ValueError("traced") if backend == "aot_eager" else IndexError("guarded")
+            raise ValueError("traced") if backend is aot_alone else IndexError("guarded")
 
         return call
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["drop_wrong_replays", "share_memory"]
@@ -31,12 +31,20 @@ def drop_wrong_replays(*, shared: bool) -> None:
     if metadata is None:
         return
     merged = shared and any(info.mutates_data for info in metadata.input_info)
-    for info in metadata.output_info:
-        of_result = info.output_type is OutputType.alias_of_intermediate_base_is_user_output
-        if merged or of_result:
+    results = metadata.output_info
+    for info in results:
+        if merged or _is_of_view(info, results):
             for name in _RECORDS:
                 if hasattr(info, name):
                     object.__setattr__(info, name, None)  # it is frozen, and not ours to make
+
+
+def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bool:
+    """Tell whether the base of a result is a result that is a view itself."""
+    if info.output_type is not OutputType.alias_of_intermediate_base_is_user_output:
+        return False
+    assert info.base_idx is not None
+    return results[info.base_idx].output_type is not OutputType.non_alias
 
 
 def share_memory(args: Sequence[Any]) -> bool:

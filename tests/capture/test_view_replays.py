@@ -37,6 +37,7 @@ OF_RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "in chunks": beside_its_numbers(lambda v: v.chunk(2)[1].t()),
     "viewed again": lambda x: (lambda w: (w, w.detach().t()[1:], w[:, 1]))((x * 2).t()),
     "twice": lambda x: (lambda w: (w, w.detach(), w.detach().detach()))((x * 2).t()),
+    "part of what is no view": lambda x: (lambda v: (v, v.split(2)[1], v.t()))(x * 2),
     "of an argument": lambda x: (lambda w: (w, w.detach()))(x.t()),
 }
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dort_rewriter import env
 from dort_rewriter.backends.model_key import NoKey, constant, installed
 from dort_rewriter.backends.tf32 import precisions
+from dort_rewriter.capture.view_replays import share_memory
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
@@ -108,18 +109,15 @@ def _arguments(args: Sequence[Any]) -> Iterator[str]:
     rules that torch's key does not have: those are not kept.
     """
     is_subclass: Callable[[Any], bool] = is_traceable_wrapper_subclass
-    storages: set[int] = set()
     for argument in args:
         if not isinstance(argument, torch.Tensor):
             continue
         if argument.layout is not torch.strided or is_subclass(argument):
             raise NoKey("an argument is a tensor of a class or a layout of its own")
-        storage = argument.untyped_storage()
-        if storage._cdata in storages:
-            raise NoKey("arguments share memory")
-        storages.add(storage._cdata)
         kind = isinstance(argument, torch.nn.Parameter), argument.is_leaf, argument._is_view()
         yield f"{argument.storage_offset()} {_beyond(argument)} {kind} {_base(argument)}"
+    if share_memory(args):
+        raise NoKey("arguments share memory")
 
 
 def _beyond(tensor: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,11 +85,16 @@ def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
 
 def _alive(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The nodes of a graph that its results hang on."""
-    alive: set[torch.fx.Node] = set()
+    return _read_by(graph, (n for n in graph.nodes if n.op == "output"))
+
+
+def _read_by(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Nodes of a graph, and what they are computed from."""
+    found = set(nodes)
     for node in reversed(graph.nodes):
-        if node in alive or node.op == "output":
-            alive.update((node, *node.all_input_nodes))
-    return alive
+        if node in found:
+            found.update(node.all_input_nodes)
+    return found
 
 
 def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: bool) -> None:
@@ -131,10 +136,7 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_draw(n) for read in n.all_input_nodes)
-    for node in reversed(graph.nodes):
-        if node in seen:
-            seen.update(node.all_input_nodes)
-    return seen
+    return _read_by(graph, seen)
 
 
 def _replace(

@@ -20,7 +20,7 @@ from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, is_draw
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
-from dort_rewriter.capture.stages import Finish, Traced
+from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
 from dort_rewriter.capture.tracing_defects import correct_tracing
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
@@ -178,8 +178,7 @@ def _release_updates(graph_module: torch.fx.GraphModule) -> None:
 
     They are the first results of a forward graph.
     """
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = metadata_of_compilation()
     if metadata is None:
         return
     updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
@@ -192,8 +191,7 @@ def _release_updates(graph_module: torch.fx.GraphModule) -> None:
 def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:
     """The placeholders of the graph under compilation that are parameters or buffers, and
     that the graph leaves as they are."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = metadata_of_compilation()
     if metadata is None:
         return frozenset()
     names = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]

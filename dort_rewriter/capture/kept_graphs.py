@@ -22,7 +22,7 @@ from torch._inductor import codecache
 from torch._inductor.output_code import OutputCode
 
 from dort_rewriter.capture.graph_data import GraphData, describe_graph, restore_graph
-from dort_rewriter.capture.stages import Finish, Traced
+from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.forks import SafeLock
 
@@ -165,9 +165,9 @@ def _donate_nothing() -> None:
 
     torch decides it by the first pass, where it compiles the graph then: here that is done before.
     """
-    context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    metadata = metadata_of_compilation()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []
 
 
 def _described(graph_module: torch.fx.GraphModule) -> GraphData | CaptureError:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-__all__ = ["Finish", "Traced"]
+__all__ = ["Finish", "Traced", "metadata_of_compilation"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,9 @@ class Traced:
 
 Finish: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], Traced], Callable[..., Any]]
 """Compiles a graph that is prepared, given examples of its arguments."""
+
+
+def metadata_of_compilation() -> Any:
+    """What AOTAutograd knows of the graph under compilation; None where there is none."""
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.fw_metadata

@@ -15,6 +15,8 @@ import torch
 from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dort_rewriter.capture.stages import metadata_of_compilation
+
 __all__ = ["drop_wrong_replays", "share_memory"]
 
 _RECORDS = ("view_meta_sequence", "functional_tensor")
@@ -26,8 +28,7 @@ def drop_wrong_replays(*, shared: bool) -> None:
 
     ``shared`` says that some of its arguments are of the same memory.
     """
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = metadata_of_compilation()
     if metadata is None:
         return
     merged = shared and any(info.mutates_data for info in metadata.input_info)

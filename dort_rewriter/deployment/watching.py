@@ -15,6 +15,7 @@ from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.stages import metadata_of_compilation
 from dort_rewriter.capture.updates import updates_of
 from dort_rewriter.deployment.captured import Captured, ComputedNumber, copy_of
 from dort_rewriter.errors import CaptureError, UnsupportedOpError
@@ -136,8 +137,7 @@ def _marked(result: Any, place: int) -> Any:
 
 def _refuse_outside_work() -> None:
     """Refuse what AOTAutograd does around a graph: changes of arguments that it does not hold."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = metadata_of_compilation()
     if metadata is None or metadata.mutated_inp_runtime_indices:
         raise CaptureError(
             "It changes an argument or a buffer in a way that only torch does (its shape, or "

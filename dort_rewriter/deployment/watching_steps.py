@@ -10,6 +10,7 @@ import torch
 from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.capture.stages import metadata_of_compilation
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
 from dort_rewriter.deployment.interface import shows_same
 from dort_rewriter.deployment.steps import StepPlan, gradients_of_ones
@@ -49,8 +50,7 @@ class StepWatcher(Watcher):
         recipe = self.recipe(graph_module)
         if self._metadata is not None:
             return self._backward(graph_module, recipe)
-        context = torch._guards.TracingContext.try_get()
-        self._metadata = None if context is None else context.fw_metadata
+        self._metadata = metadata_of_compilation()
         _refuse_outside_work(self._metadata)
         return self._forward(graph_module, recipe)
 

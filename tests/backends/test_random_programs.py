@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.backends.aliases import aot_alone
 from tests.backends.program_check import judge, shrink
@@ -18,7 +19,7 @@ from tests.backends.random_programs import (
     generate,
     without_unread_draws,
 )
-from tests.backends.roundings import Roundings
+from tests.backends.roundings import ExactResults, Roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
 
@@ -365,6 +366,26 @@ def test_what_no_operator_rounds_stays() -> None:
         results = [x.clone(), -x, x.flip(0).abs(), torch.cat([x, x])[4:], torch.ones(4) * 3]
     wanted = [x, -x, x.flip(0).abs(), x, torch.full((4,), 3.0)]
     torch.testing.assert_close(results, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_cancels_is_nothing_in_exact_results() -> None:
+    x = torch.tensor([[0.3], [1.7]], dtype=torch.float16)
+    before = x.clone()
+    assert F.layer_norm(x, (1,)).any()
+    with ExactResults():
+        v, mask = F.layer_norm(x, (1,)), F.dropout(torch.ones(1000), 0.5)
+        written = torch.zeros(2, 1, dtype=torch.float16).add_(x)
+    torch.testing.assert_close(v, torch.zeros_like(x), rtol=0, atol=0)
+    torch.testing.assert_close(written, before, rtol=0, atol=0)
+    torch.testing.assert_close(x, before, rtol=0, atol=0)
+    assert set(mask.tolist()) == {0.0, 2.0}
+
+
+def test_what_eager_mode_has_of_numbers_that_cancel_is_no_difference() -> None:
+    """The cosine of what is nothing but roundings: nan where it is nothing."""
+    lines = ("v0 = F.layer_norm(a0, a0.shape[-1:])", "v1 = F.cosine_similarity(v0, a0, dim=-2)")
+    program = RandomProgram(("torch.linspace(0.1, 1, n).half().unsqueeze(1)",), lines, ("v1",))
+    assert judge(program).kind == "right"
 
 
 def test_a_jump_that_no_rounding_makes_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:

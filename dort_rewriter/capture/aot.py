@@ -23,7 +23,11 @@ from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
 from dort_rewriter.capture.tracing_defects import correct_tracing
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
-from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
+from dort_rewriter.capture.view_replays import (
+    drop_wrong_replays,
+    share_memory,
+    view_written_arguments,
+)
 from dort_rewriter.progress import shown
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
@@ -108,6 +112,7 @@ def _make_compiler(
 
 
 def _prepare_forward(graph_module: torch.fx.GraphModule) -> Traced:
+    view_written_arguments(graph_module.graph)
     _release_updates(graph_module)
     return Traced("forward")
 
@@ -117,6 +122,7 @@ def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
 
 
 def _prepare_inference(graph_module: torch.fx.GraphModule) -> Traced:
+    view_written_arguments(graph_module.graph)
     _release_updates(graph_module)
     name_known_masks(graph_module.graph)
     updated = take_updates(graph_module)

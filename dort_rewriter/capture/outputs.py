@@ -170,8 +170,6 @@ class _Planner:
         value = owner.meta["val"]
         if not free and not is_same_size(value.storage_offset(), 0):
             raise Unknown(owner)
-        if not free and any(c[0] is not owner and _shows_place(owner, c[0]) for c in chains):
-            raise Unknown(owner)
         laid_out = lay_out(owner, self.sizes, as_view=free)
         for node in chains[0]:
             if node is owner:
@@ -186,18 +184,6 @@ class _Planner:
             gaps = [s for s in laid_out if s.op == "lay_out"]
             return node, (*gaps, ViewStep("aten::as_strided_", step.args))
         return owner, laid_out
-
-
-def _shows_place(owner: torch.fx.Node, view: torch.fx.Node) -> bool:
-    """Tell whether the place of a view is used to find it in the argument that was written to.
-
-    AOTAutograd does that where sizes are symbolic: it must be counted from where the storage of
-    the argument begins, which is known at run time only.
-    """
-    if not (copies := rewriting(owner)):
-        return False
-    sizes = (s for n in (copies[0], view) for s in (*n.meta["val"].shape, *n.meta["val"].stride()))
-    return any(isinstance(s, torch.SymInt) for s in sizes)
 
 
 def _is_guessed(node: torch.fx.Node, chain: Sequence[torch.fx.Node]) -> bool:

@@ -4,20 +4,26 @@ AOTAutograd records how a result is made from its base, and does it again after 
 recorded is of the base of the whole family: where the base at hand is a view itself
 (``w = (x * 2).t(); return w, w.detach()``), or memory that several arguments share, the steps are
 taken twice, and some of them end the process. Without a record it reads sizes and strides.
+
+It does so too where the steps have symbolic sizes. A view of an argument that was written is then
+sought where a view of the new value lies, whose memory is another: it is a view of the argument
+here, which lies and begins where it does in eager mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dort_rewriter.capture.aliases import lineage, results_of
 from dort_rewriter.capture.stages import metadata_of_compilation
 
-__all__ = ["drop_wrong_replays", "share_memory"]
+__all__ = ["drop_wrong_replays", "share_memory", "view_written_arguments"]
 
 _RECORDS = ("view_meta_sequence", "functional_tensor")
 """The name in torch 2.9, and the one before."""
@@ -46,6 +52,60 @@ def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bo
         return False
     assert info.base_idx is not None
     return results[info.base_idx].output_type is not OutputType.non_alias
+
+
+def view_written_arguments(graph: torch.fx.Graph) -> None:
+    """Let the results that are views of new values of arguments be views of the arguments.
+
+    Their numbers are those before the writes, which nobody reads: torch makes each view again,
+    once the argument is written.
+    """
+    metadata = metadata_of_compilation()
+    arguments = [n for n in graph.nodes if n.op == "placeholder"]
+    if metadata is None or len(arguments) != len(metadata.input_info):
+        return  # its arguments are not those that the results are said to be views of
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    results = results_of(graph)
+    first = len(metadata.mutated_inp_runtime_indices)
+    given = {arguments[i]: results[k] for k, i in enumerate(metadata.mutated_inp_runtime_indices)}
+    copies = [n for n in graph.nodes if n.target is torch.ops.aten.copy_.default]
+    given |= {n.args[0]: n.args[1] for n in copies}
+    for i, info in enumerate(metadata.output_info, first):
+        if info.output_type is not OutputType.alias_of_input or info.base_idx is None:
+            continue
+        written = metadata.input_info[info.base_idx]
+        argument, leaf = arguments[info.base_idx], results[i]
+        if argument not in given or written.mutates_metadata:
+            continue
+        with graph.inserting_before(copies[0] if copies else output):
+            view = _view_of(argument, leaf, given[argument])
+        results[i] = leaf if view is None else view
+    output.args = (tuple(results),)
+
+
+def _view_of(
+    argument: torch.fx.Node, result: torch.fx.Node, value: torch.fx.Node
+) -> torch.fx.Node | None:
+    """The view of an argument that a result is of its new value; None where there is none."""
+    chain = lineage(result)
+    if value not in chain:
+        return None
+    made = [argument]
+    for node in reversed(chain[: chain.index(value)]):
+        at = {node.args[0]: made[-1]}
+        made.append(argument.graph.node_copy(node, functools.partial(_replaced, at)))
+        args, kwargs = torch.fx.map_arg((made[-1].args, made[-1].kwargs), lambda n: n.meta["val"])
+        try:
+            made[-1].meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+        except RuntimeError:  # the argument lies otherwise, and has no such view
+            for copied in reversed(made[1:]):
+                argument.graph.erase_node(copied)
+            return None
+    return made[-1]
+
+
+def _replaced(by: Mapping[Any, torch.fx.Node], node: torch.fx.Node) -> torch.fx.Node:
+    return by.get(node, node)
 
 
 def share_memory(args: Sequence[Any]) -> bool:

@@ -56,6 +56,57 @@ def test_what_is_a_view_of_a_result(name: str, dynamic: bool, mode: Any) -> None
         equals_eager(compiled, program, size, mode, without)
 
 
+def after(write: Callable[[Tensor], Any], *views: Callable[[Tensor], Tensor]) -> Any:
+    """Write through the first view of an argument, and return all of them, of symbolic sizes."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        first = views[0](x)
+        write(first)
+        return first, *(view(x) for view in views[1:])
+
+    return function
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.view(2, x.shape[0] // 2, x.shape[1])
+
+
+OF_WRITTEN: dict[str, Callable[[Tensor], Any]] = {
+    "copied": after(lambda v: v.copy_(v), lambda x: x.unflatten(0, (2, -1))),
+    "multiplied": after(lambda v: v.mul_(2), lambda x: x.unflatten(0, (2, -1))),
+    "multiplied, viewed later": after(lambda v: v.mul_(2), lambda x: x[:], halves),
+    "copied, a part": after(lambda v: v.copy_(v + 1), lambda x: x[:, : x.shape[1] // 2]),
+    "multiplied, a part": after(lambda v: v.mul_(2), lambda x: x[:, x.shape[1] // 2 :]),
+    "three views": after(lambda v: v.copy_(v + 1), halves, lambda x: halves(x)[1].t(), halves),
+    "zero": after(lambda v: v.zero_(), halves),
+    "filled": after(lambda v: v.fill_(2.0), halves, lambda x: x[x.shape[0] // 2 :]),
+    "twice": after(lambda v: v.add_(1).relu_(), halves, lambda x: x[:, : x.shape[1] // 2]),
+    "read before": after(lambda v: v.mul_(v[:1] + 1), lambda x: halves(x)[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch reads that of the argument
+@pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
+@pytest.mark.parametrize("stepped", [False, True], ids=["dense", "stepped"])
+@pytest.mark.parametrize("name", OF_WRITTEN)
+def test_what_is_a_view_of_what_was_written(name: str, stepped: bool, mode: Any) -> None:
+    """The argument begins behind the start of its memory: so does a view of it."""
+
+    def make(n: int) -> tuple[Tensor, ...]:
+        return (torch.arange(n * n + n * 1.0).repeat_interleave(2),)
+
+    def show(made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        n = int(made[0].numel() / 2) ** 0.5
+        x = made[0].view(int(n) + 1, -1)[1:]
+        return ((x[:, ::2] if stepped else x),)
+
+    program = Program(OF_WRITTEN[name], make, mutates=True, show=show)
+    torch._dynamo.reset()
+    compiled = torch.compile(program.function, backend=OrtBackend(), dynamic=True)
+    for size in (4, 6):
+        equals_eager(compiled, program, size, mode)
+
+
 OF_SHARED_MEMORY: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "part of a split": lambda a, b: (a.mul_(2), b.chunk(2)[1])[1],
     "transposed part of a split": lambda a, b: (a.mul_(2), b.view(2, -1).split(1)[1].t())[1],
@@ -87,7 +138,7 @@ def equals_eager(
 ) -> None:
     expected = observe(program.function, program, size, mode)
     got = observe(compiled, program, size, mode)
-    assert got.keys() == expected.keys()
+    assert got.keys() == expected.keys(), got.get("error")
     for name, fact in expected.items():
         if any(words in name for words in without):
             continue

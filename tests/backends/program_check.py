@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dort_rewriter.backends.compilation import forget_what_was_told
+from dort_rewriter.capture.tracing_defects import correct_tracing
 from tests.backends.aliases import MODES, Program, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import ExactResults, Roundings
@@ -163,13 +164,22 @@ def _aot_copying(graph_module: torch.fx.GraphModule, args: Any) -> Callable[...,
 
 
 def _aot_or_eager(graph_module: torch.fx.GraphModule, args: Any) -> Callable[..., Any]:
-    """AOTAutograd alone for the graphs that it takes, what Dynamo recorded for the others."""
+    """AOTAutograd alone for the graphs that it takes, or would with what kernels give on record;
+    what Dynamo recorded for the others."""
+    taken = _aot_or_nothing(graph_module, args)
+    if taken is None:
+        with correct_tracing(graph_module):
+            taken = _aot_or_nothing(graph_module, args)
+    return taken or graph_module.forward
+
+
+def _aot_or_nothing(graph_module: torch.fx.GraphModule, args: Any) -> Callable[..., Any] | None:
     try:
         return aot_alone(graph_module, args)
     except torch._dynamo.exc.TorchDynamoException:
         raise
     except Exception:  # whatever it raises, this backend does without it
-        return graph_module.forward
+        return None
 
 
 def _ends_alike(got: list[Facts], reachable: list[Facts]) -> bool:

@@ -13,6 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
+from dort_rewriter.capture.gradient_layouts import keep_gradients_apart
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.known_masks import name_known_masks
 from dort_rewriter.capture.margin_loss import corrected
@@ -67,6 +68,7 @@ def compile_with_aot(
         drawing.append(traced.kind != "backward" and any(map(is_draw, graph.graph.nodes)))
         if traced.kind != "backward":
             drop_wrong_replays(shared=shared)
+            keep_gradients_apart()
         if traced.kind != "inference" or compile_inference is None:
             return apply_updates(compile_graph(graph, given), traced.updated)
         return apply_updates(compile_inference(graph, traced.weights), traced.updated)
@@ -95,11 +97,12 @@ def compile_with_aot(
         shown("Tracing by AOTAutograd", asked=verbose),
         keeping,
     ):
-        if flat is None:
-            return _raising_as(graph_module, compiler(graph_module, args), any(drawing))
-        compiled = compiler(traced, flat.pack(*args))
+        packed = args if flat is None else flat.pack(*args)
+        run = compiler(traced, packed)
+    if flat is None:
+        return _raising_as(graph_module, run, any(drawing))
     return _raising_as(
-        graph_module, lambda *given: flat.unpack(list(compiled(*flat.pack(*given)))), any(drawing)
+        graph_module, lambda *given: flat.unpack(list(run(*flat.pack(*given)))), any(drawing)
     )
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "input_orders",
     "is_dense",
     "lies_as_ordered",
+    "overlapping",
     "overlaps",
     "storage_order",
 ]
@@ -79,7 +80,12 @@ def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
 
 def overlaps(value: torch.Tensor) -> bool:
     """Tell whether several elements of a tensor may be one in memory, for the sizes at hand."""
-    pairs = zip(map(hint_of, value.stride()), map(hint_of, value.shape), strict=True)
+    return overlapping(value.shape, value.stride())
+
+
+def overlapping(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Tell whether several elements may be one in memory, for the sizes at hand."""
+    pairs = zip(map(hint_of, strides), map(hint_of, shape), strict=True)
     end = 0
     for stride, size in sorted(p for p in pairs if p[1] != 1):
         if stride <= end:

@@ -48,7 +48,14 @@ from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["compile_graph", "cut", "forget_what_was_told", "make_block", "settle_records"]
+__all__ = [
+    "compile_graph",
+    "cut",
+    "forget_what_was_told",
+    "make_block",
+    "settle_records",
+    "tell_whole",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -232,14 +239,18 @@ def _report(partition: Partition, recipe: Recipe) -> None:
     operators: a model whose fifty layers are graphs of one kind says it once.
     """
     missing = [f for f in partition.fallbacks if not _belongs_in_torch(f)]
-    if not missing:
-        return
-    if not recipe.options.fallback:
+    if missing and recipe.options.fallback and partition.blocks:
+        listing = UnsupportedOpError(missing).listing()
+        logger.info("These operators run in torch: %s\n%s", listing, _ADVICE)
+    elif missing:
+        tell_whole(missing, fallback=recipe.options.fallback)
+
+
+def tell_whole(missing: Collection[UnsupportedOp], *, fallback: bool) -> None:
+    """Say for which operators a graph runs in torch; raise it where that is not asked for."""
+    if not fallback:
         raise UnsupportedOpError(missing)
     listing = UnsupportedOpError(missing).listing()
-    if partition.blocks:
-        logger.info("These operators run in torch: %s\n%s", listing, _ADVICE)
-        return
     names = {f.op for f in missing}
     level = logging.INFO if names <= _told else logging.WARNING
     _told.update(names)

@@ -37,9 +37,11 @@ from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.kernel_layouts import asks_for_format
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.errors import CaptureError, OptionError
+from dort_rewriter.capture.overlapping_writes import REASON, name_of, overlapping_writes
+from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 
@@ -84,6 +86,12 @@ def call_backend(
             return compile_graph(backend, graph_module, args, chosen)
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
+
+    if written := overlapping_writes(graph_module.graph):
+        left = [UnsupportedOp(name_of(n), REASON, source_line(n), n.name) for n in written]
+        compilation.tell_whole(left, fallback=chosen.fallback)
+        forward: Callable[..., Any] = graph_module.forward
+        return forward
 
     def compiled_by_aot() -> Callable[..., Any]:
         dispatcher = make_dispatcher()

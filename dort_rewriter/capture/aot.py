@@ -17,6 +17,7 @@ from dort_rewriter.capture.gradient_layouts import keep_gradients_apart
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.known_masks import name_known_masks
 from dort_rewriter.capture.margin_loss import corrected
+from dort_rewriter.capture.overlapping_writes import REASON, name_of, overlapping_writes
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, is_draw
 from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.resizing import keep_resizing
@@ -29,6 +30,7 @@ from dort_rewriter.capture.view_replays import (
     share_memory,
     view_written_arguments,
 )
+from dort_rewriter.errors import CaptureError
 from dort_rewriter.progress import shown
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
@@ -59,6 +61,7 @@ def compile_with_aot(
     it is also given the names of the inputs that are weights. ``verbose`` shows the work.
     ``watched`` is given each compiler, for one that AOTAutograd calls instead. ``key`` is of all
     that the graphs depend on besides Dynamo's: torch keeps them under it for other processes.
+    Raises :class:`CaptureError` for what AOTAutograd would trace wrongly.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -78,6 +81,8 @@ def compile_with_aot(
     make = functools.partial(_make_compiler, finish, watched)
     keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     flat = flatten_interface(graph_module)
+    for node in overlapping_writes(graph_module.graph):
+        raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
     traced = graph_module if flat is None else flat.graph_module
     if key is not None:
         from dort_rewriter.capture.kept_graphs import keep, make_keeper

@@ -1,0 +1,80 @@
+"""Writes in place to elements that are one in memory, as those of an expanded tensor.
+
+AOTAutograd makes a new value of what is written, and adds to the base what has changed: once for
+each place that an element is seen at. In eager mode most such writes are an error, and
+``x.expand(2, 3).zero_()`` writes zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dort_rewriter.capture.aliases import is_write
+from dort_rewriter.capture.layouts import overlaps
+
+__all__ = ["REASON", "is_in_place", "name_of", "overlapping_writes", "traced_value"]
+
+REASON = "it writes in place to elements that are one in memory (of an expanded tensor)"
+"""Why such a node is left to eager mode."""
+
+_OPERATORS = frozenset(
+    {
+        *("iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow"),
+        *("irshift", "isub", "itruediv", "ixor", "setitem"),
+    }
+)
+"""Functions of Python's ``operator``, and methods with two underscores on either side."""
+_OF_SHAPE = frozenset(
+    {
+        *("as_strided_", "detach_", "rename_", "requires_grad_", "resize_", "resize_as_", "set_"),
+        *("share_memory_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_"),
+        "unsqueeze_",
+    }
+)
+"""What changes a tensor in place, and no element of it."""
+
+
+def overlapping_writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes of Dynamo's graph that write where elements are one in memory."""
+    return [n for n in graph.nodes if is_in_place(n) and any(map(overlaps, _written(n)))]
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """What a node of Dynamo's graph calls, without where that lies."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def is_in_place(node: torch.fx.Node) -> bool:
+    """Tell whether a node of Dynamo's graph writes to its first argument."""
+    if node.op not in ("call_method", "call_function") or not node.args:
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return is_write(node)
+    name = name_of(node)
+    if name.strip("_") in _OPERATORS:
+        return True
+    return name.endswith("_") and not name.endswith("__") and name not in _OF_SHAPE
+
+
+def traced_value(node: Any) -> Any:
+    """The value of a node as Dynamo or AOTAutograd traced it; another argument as it is."""
+    if not isinstance(node, torch.fx.Node):
+        return node
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _written(node: torch.fx.Node) -> list[torch.Tensor]:
+    """What a node writes to, if it is traced as one tensor."""
+    value = traced_value(node.args[0])
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return []
+    if name_of(node).strip("_") != "setitem" or not overlaps(value):
+        return [value]
+    index: Any = torch.fx.map_arg(node.args[1], traced_value)
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, torch.Tensor | list) for i in items):
+        return [value]  # a copy would be read; what is written may overlap
+    with value.fake_mode if hasattr(value, "fake_mode") else torch.no_grad():
+        return [value[index]]

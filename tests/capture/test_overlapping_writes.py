@@ -1,0 +1,137 @@
+"""Writes in place to elements that are one in memory run in eager mode, and are said to."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dort_rewriter import CaptureError, OrtBackend, UnsupportedOpError, onnx_debug_backend
+from dort_rewriter.capture.overlapping_writes import overlapping_writes
+
+Tensor = torch.Tensor
+Writes = Callable[[Tensor], Any]
+
+ROWS = torch.tensor([0, 1])
+
+TAKEN: dict[str, Writes] = {
+    "zero_": lambda v: v.zero_(),
+    "fill_": lambda v: v.fill_(2.0),
+    "masked_fill_": lambda v: v.masked_fill_(torch.tensor([True, False, True]), 1.0),
+    "index_fill_": lambda v: v.index_fill_(0, ROWS, 1.0),
+    "setitem of rows": lambda v: v.__setitem__(ROWS, 5.0),
+    "torch.fill_": lambda v: torch.fill_(v, 3.0),
+}
+"""What eager mode writes to an expanded tensor."""
+
+REFUSED: dict[str, Writes] = {
+    "mul_": lambda v: v.mul_(2),
+    "add_": lambda v: v.add_(v),
+    "*=": lambda v: operator.imul(v, 2),
+    "*=, the method": lambda v: v.__imul__(2),
+    "setitem of a column": lambda v: v.__setitem__((slice(None), 1), 5.0),
+    "setitem of all": lambda v: v.__setitem__(..., 5.0),
+    "scatter_": lambda v: v.scatter_(0, torch.zeros(2, 3, dtype=torch.int64), 1.0),
+    "setitem of a tensor": lambda v: v.__setitem__(slice(None), torch.ones(2, 3)),
+}
+
+ONE_BY_ONE: dict[str, Writes] = {
+    "a row": lambda v: v[0].mul_(2),
+    "a row, by number": lambda v: v.__setitem__(0, 5.0),
+    "a column of one": lambda v: v[1:].add_(v[1:]),
+    "a clone": lambda v: v.clone().mul_(2),
+    "its shape": lambda v: v.t_(),
+}
+"""What writes to no element twice."""
+
+
+def written(write: Writes) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = x.expand(2, 3)
+        write(v)
+        return v + 1, x * 2
+
+    return function
+
+
+def results(function: Callable[[Tensor], Any]) -> Any:
+    x = torch.arange(3.0) + 0.25
+    return *function(x), x
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_eager_mode_writes(
+    name: str, dynamic: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = written(TAKEN[name])
+    compiled = torch.compile(function, backend=OrtBackend({"fallback": True}), dynamic=dynamic)
+    torch._dynamo.reset()
+    with caplog.at_level(logging.INFO, logger="dort_rewriter"):
+        got = results(compiled)
+    for ours, eagers in zip(got, results(function), strict=True):
+        assert torch.equal(ours, eagers)
+    assert "one in memory (of an expanded tensor)" in caplog.text
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_mode_refuses(name: str) -> None:
+    function = written(REFUSED[name])
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError):
+        results(function)
+    with pytest.raises(RuntimeError):
+        results(torch.compile(function, backend=OrtBackend({"fallback": True})))
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_what_is_written_once_is_converted(name: str) -> None:
+    function = written(ONE_BY_ONE[name])
+    torch._dynamo.reset()
+    got = results(torch.compile(function, backend=OrtBackend({"fallback": False})))
+    for ours, eagers in zip(got, results(function), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_an_expanded_argument() -> None:
+    def function(x: Tensor) -> Tensor:
+        x[:, 1:].zero_()
+        return x * 2
+
+    def run(call: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        x = torch.arange(1.0, 4.0).expand(2, 3)
+        return call(x), x
+
+    torch._dynamo.reset()
+    got = run(torch.compile(function, backend=OrtBackend({"fallback": True})))
+    for ours, eagers in zip(got, run(function), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_without_a_fallback_it_is_an_error() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(written(TAKEN["zero_"]), backend=OrtBackend({"fallback": False}))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+        compiled(torch.ones(3))
+    assert "one in memory" in str(raised.value)
+    assert UnsupportedOpError.__name__ in str(raised.value)
+
+
+def test_a_backend_of_ones_own_is_told() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        written(TAKEN["zero_"]), backend=lambda *given: onnx_debug_backend(*given)
+    )
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="one in memory"):
+        compiled(torch.ones(3))
+
+
+def test_a_graph_made_by_hand_has_no_values() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: x.expand(2, 3).zero_()).graph
+    assert overlapping_writes(graph) == []
+    assert issubclass(CaptureError, Exception)

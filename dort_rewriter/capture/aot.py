@@ -24,6 +24,7 @@ from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
 from dort_rewriter.capture.tracing_defects import correct_tracing
+from dort_rewriter.capture.unread_draws import return_unread_draws, without_last
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.capture.view_replays import (
     drop_wrong_replays,
@@ -83,7 +84,7 @@ def compile_with_aot(
     flat = flatten_interface(graph_module)
     for node in overlapping_writes(graph_module.graph):
         raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
-    traced = graph_module if flat is None else flat.graph_module
+    traced, unread = return_unread_draws(graph_module if flat is None else flat.graph_module)
     if key is not None:
         from dort_rewriter.capture.kept_graphs import keep, make_keeper
 
@@ -103,7 +104,7 @@ def compile_with_aot(
         keeping,
     ):
         packed = args if flat is None else flat.pack(*args)
-        run = compiler(traced, packed)
+        run = without_last(compiler(traced, packed), unread)
     if flat is None:
         return _raising_as(graph_module, run, any(drawing))
     return _raising_as(

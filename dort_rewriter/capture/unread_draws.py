@@ -1,0 +1,102 @@
+"""Random numbers that are drawn and not read: ``F.dropout`` of what is not returned.
+
+AOTAutograd drops what draws them, and those that are drawn later would be others than in eager
+mode for a seed. A graph that also returns them is traced, and they are dropped after each call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dort_rewriter.capture.aliases import results_of
+from dort_rewriter.capture.overlapping_writes import is_in_place, name_of, traced_value
+
+__all__ = ["return_unread_draws", "without_last"]
+
+_DRAWING = frozenset(
+    {
+        *("alpha_dropout", "alpha_dropout_", "bernoulli", "bernoulli_", "binomial", "cauchy_"),
+        *("dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_", "exponential_"),
+        *("feature_alpha_dropout", "feature_dropout", "geometric_", "gumbel_softmax"),
+        *("log_normal_", "multinomial", "native_dropout", "normal", "normal_", "poisson", "rand"),
+        *("rand_like", "randint", "randint_like", "randn", "randn_like", "random_", "randperm"),
+        *("rrelu", "rrelu_", "uniform_"),
+    }
+)
+"""Functions and methods of torch, as Dynamo records them."""
+
+_SOURCE = "_dynamo_source"
+"""Where an argument comes from: Dynamo notes it beside the node."""
+
+
+def return_unread_draws(
+    graph_module: torch.fx.GraphModule,
+) -> tuple[torch.fx.GraphModule, int]:
+    """The graph with copies of what it draws in vain as its last results, and how many.
+
+    NOTE: what is drawn in place and overwritten later is dropped all the same.
+    """
+    unread = [n for n in _unread(graph_module.graph) if _draws(n)]
+    if not unread:
+        return graph_module, 0
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph = torch.fx.Graph()
+    results = graph.graph_copy(graph_module.graph, copied)
+    for node, made in copied.items():
+        if (source := getattr(node, _SOURCE, None)) is not None:
+            setattr(made, _SOURCE, source)
+    kept = []
+    for node in unread:
+        with graph.inserting_after(copied[node]):
+            detached = graph.call_method("detach", (copied[node],))
+        with graph.inserting_after(detached):
+            kept.append(graph.call_method("clone", (detached,)))
+        for made in (detached, kept[-1]):
+            made.meta = dict(node.meta)
+    assert isinstance(results, list | tuple)
+    graph.output((*results, *kept))
+    extended = copy.copy(graph_module)
+    extended.graph = graph
+    for name, value in vars(graph_module).items():  # what Dynamo notes, and AOTAutograd reads
+        vars(extended).setdefault(name, value)
+    return extended, len(kept)
+
+
+def without_last(run: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Run a graph, and drop its last results."""
+    return run if not count else lambda *args: run(*args)[:-count]
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    return name_of(node) in _DRAWING and isinstance(traced_value(node), torch.Tensor)
+
+
+def _unread(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The calls on which no result hangs, nor what is written to an argument, in order."""
+    nodes = list(graph.nodes)
+    read = {n for n in results_of(graph) if isinstance(n, torch.fx.Node)}
+    given = {n for n in nodes if n.op in ("placeholder", "get_attr")}
+    memory = {s for n in given | read for s in _storages(n)}
+    unread = []
+    for node in reversed(nodes):
+        if node in given or node.op == "output":
+            continue
+        written = _storages(node.args[0]) if is_in_place(node) else ()
+        if node not in read and memory.isdisjoint(written):
+            unread.append(node)
+            continue
+        read.update(node.all_input_nodes)
+        memory.update(s for n in (node, *node.all_input_nodes) for s in _storages(n))
+    return unread[::-1]
+
+
+def _storages(node: Any) -> Iterator[int]:
+    for value in torch.utils._pytree.tree_leaves(traced_value(node)):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield value.untyped_storage()._cdata

@@ -37,7 +37,12 @@ from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.kernel_layouts import asks_for_format
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.capture.overlapping_writes import REASON, name_of, overlapping_writes
+from dort_rewriter.capture.overlapping_writes import (
+    REASON,
+    name_of,
+    overlapping_writes,
+    raises_in_eager_mode,
+)
 from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -89,7 +94,8 @@ def call_backend(
 
     if written := overlapping_writes(graph_module.graph):
         left = [UnsupportedOp(name_of(n), REASON, source_line(n), n.name) for n in written]
-        compilation.tell_whole(left, fallback=chosen.fallback)
+        if not any(map(raises_in_eager_mode, written)):
+            compilation.tell_whole(left, fallback=chosen.fallback)
         forward: Callable[..., Any] = graph_module.forward
         return forward
 

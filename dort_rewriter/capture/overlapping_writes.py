@@ -13,8 +13,16 @@ import torch
 
 from dort_rewriter.capture.aliases import is_write
 from dort_rewriter.capture.layouts import overlaps
+from dort_rewriter.traced_sizes import hint_of
 
-__all__ = ["REASON", "is_in_place", "name_of", "overlapping_writes", "traced_value"]
+__all__ = [
+    "REASON",
+    "is_in_place",
+    "name_of",
+    "overlapping_writes",
+    "raises_in_eager_mode",
+    "traced_value",
+]
 
 REASON = "it writes in place to elements that are one in memory (of an expanded tensor)"
 """Why such a node is left to eager mode."""
@@ -34,11 +42,25 @@ _OF_SHAPE = frozenset(
     }
 )
 """What changes a tensor in place, and no element of it."""
+_TAKEN = frozenset(
+    {
+        *("__setitem__", "fill_", "fill_diagonal_", "index_fill_", "index_put_", "masked_fill_"),
+        *("setitem", "tril_", "triu_", "zero_"),
+    }
+)
+"""What eager mode does to an expanded tensor: it refuses all other writes."""
 
 
 def overlapping_writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """The nodes of Dynamo's graph that write where elements are one in memory."""
     return [n for n in graph.nodes if is_in_place(n) and any(map(overlaps, _written(n)))]
+
+
+def raises_in_eager_mode(node: torch.fx.Node) -> bool:
+    """Tell whether eager mode refuses a write where elements are one in memory."""
+    if name_of(node) in _TAKEN:
+        return False
+    return any(s == 0 for value in _written(node) for s in map(hint_of, value.stride()))
 
 
 def name_of(node: torch.fx.Node) -> str:
@@ -76,5 +98,4 @@ def _written(node: torch.fx.Node) -> list[torch.Tensor]:
     items = index if isinstance(index, tuple) else (index,)
     if any(isinstance(i, torch.Tensor | list) for i in items):
         return [value]  # a copy would be read; what is written may overlap
-    with value.fake_mode if hasattr(value, "fake_mode") else torch.no_grad():
-        return [value[index]]
+    return [value[index]]

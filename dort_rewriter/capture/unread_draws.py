@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dort_rewriter.capture.aliases import results_of
 from dort_rewriter.capture.overlapping_writes import is_in_place, name_of, traced_value
@@ -40,6 +41,8 @@ def return_unread_draws(
 
     NOTE: what is drawn in place and overwritten later is dropped all the same.
     """
+    if not any(map(_draws, graph_module.graph.nodes)):
+        return graph_module, 0
     unread = [n for n in _unread(graph_module.graph) if _draws(n)]
     if not unread:
         return graph_module, 0
@@ -72,9 +75,12 @@ def without_last(run: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def _draws(node: torch.fx.Node) -> bool:
+    value = traced_value(node)
+    if not isinstance(value, torch.Tensor) or is_functorch_wrapped_tensor(value):
+        return False  # what is wrapped is of a part of the graph that cannot return it
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in node.target.tags
-    return name_of(node) in _DRAWING and isinstance(traced_value(node), torch.Tensor)
+    return name_of(node) in _DRAWING
 
 
 def _unread(graph: torch.fx.Graph) -> list[torch.fx.Node]:
@@ -98,5 +104,7 @@ def _unread(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 def _storages(node: Any) -> Iterator[int]:
     for value in torch.utils._pytree.tree_leaves(traced_value(node)):
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        if not isinstance(value, torch.Tensor) or is_functorch_wrapped_tensor(value):
+            continue
+        if value.layout is torch.strided:
             yield value.untyped_storage()._cdata

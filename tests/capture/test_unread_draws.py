@@ -86,6 +86,23 @@ def test_modules_whose_results_are_not_read() -> None:
     torch.testing.assert_close(*grads)
 
 
+def test_draws_inside_of_a_transform_are_left_to_torch() -> None:
+    """No graph returns what is of one row of a batch."""
+
+    def function(x: Tensor) -> Tensor:
+        torch.rand_like(x)
+
+        def of_row(row: Tensor) -> Tensor:
+            torch.rand_like(row)
+            return row * 2
+
+        return torch.func.vmap(of_row, randomness="different")(x)
+
+    torch._dynamo.reset()
+    x = torch.randn(3, 4)
+    assert torch.equal(torch.compile(function, backend=OrtBackend())(x), x * 2)
+
+
 def traced(function: Callable[..., Any], *args: Any) -> torch.fx.GraphModule:
     graphs: list[torch.fx.GraphModule] = []
 

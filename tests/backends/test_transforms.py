@@ -79,5 +79,6 @@ def test_tangents_of_some_calls_only() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a dual is no leaf
 def test_forward_mode_through_a_backward_graph_is_refused() -> None:
     compiled, _ = compile_strictly(function)
-    with pytest.raises(NotImplementedError, match="jvp"):
+    # NotImplementedError before torch 2.15, where Dynamo refuses a dual itself.
+    with pytest.raises(RuntimeError, match="jvp|dual tensor"):
         in_dual_level(compiled, torch.randn(4).requires_grad_())

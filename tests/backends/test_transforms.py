@@ -80,5 +80,5 @@ def test_tangents_of_some_calls_only() -> None:
 def test_forward_mode_through_a_backward_graph_is_refused() -> None:
     compiled, _ = compile_strictly(function)
     # NotImplementedError before torch 2.15, where Dynamo refuses a dual itself.
-    with pytest.raises(RuntimeError, match="jvp|dual tensor"):
+    with pytest.raises(RuntimeError, match=r"jvp|dual tensor"):
         in_dual_level(compiled, torch.randn(4).requires_grad_())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from dort_rewriter.runtime import model_files
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.installed import max_ir_version, max_opset
 from dort_rewriter.runtime.session import create_session
+from tests.dynamo_graphs import graph_of_dynamo
 
 X = torch.arange(6.0).reshape(2, 3) - 2
 
@@ -118,18 +119,6 @@ def test_dynamic_shapes_are_those_of_torch_export() -> None:
     model = to_onnx(torch.nn.ReLU(), (X,), dynamic_shapes={"input": shapes["x"]})
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     assert run(model, torch.randn(9, 3))[0].shape == (9, 3)
-
-
-def graph_of_dynamo(function: Callable[..., Any], *args: Any) -> torch.fx.GraphModule:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph_module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        graphs.append(graph_module)
-        return graph_module.forward
-
-    torch._dynamo.reset()
-    torch.compile(function, backend=keep, dynamic=False)(*args)
-    return graphs[0]
 
 
 def test_the_graph_of_dynamo() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.capture.unread_draws import return_unread_draws
+from tests.dynamo_graphs import graph_of_dynamo
 
 Tensor = torch.Tensor
 
@@ -103,20 +103,6 @@ def test_draws_inside_of_a_transform_are_left_to_torch() -> None:
     assert torch.equal(torch.compile(function, backend=OrtBackend())(x), x * 2)
 
 
-def traced(function: Callable[..., Any], *args: Any) -> torch.fx.GraphModule:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph_module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        graphs.append(graph_module)
-        return graph_module.forward
-
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.compile(function, backend=keep)(*args)
-    return graphs[0]
-
-
 READ: dict[str, Callable[[Tensor], Any]] = {
     "nothing is drawn": lambda x: (x.sin(), x * 2),
     "all is returned": lambda x: (F.dropout(x, 0.5), torch.rand(3)),
@@ -128,12 +114,12 @@ READ: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", READ)
 def test_a_graph_that_reads_what_it_draws_stays(name: str) -> None:
-    graph_module = traced(READ[name], torch.ones(3, 4))
+    graph_module = graph_of_dynamo(READ[name], torch.ones(3, 4))
     assert return_unread_draws(graph_module) == (graph_module, 0)
 
 
 def test_the_graph_itself_stays_as_it_is() -> None:
-    graph_module = traced(lambda x: (torch.rand(3), x + 1)[1], torch.ones(3, 4))
+    graph_module = graph_of_dynamo(lambda x: (torch.rand(3), x + 1)[1], torch.ones(3, 4))
     before = str(graph_module.graph)
     extended, count = return_unread_draws(graph_module)
     assert (count, str(graph_module.graph)) == (1, before)

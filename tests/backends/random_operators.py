@@ -7,7 +7,7 @@ tensor; ``{k}``: 1, 2 or 3. ``2::`` in front: how many results there are.
 
 from __future__ import annotations
 
-__all__ = ["DRAWN", "STEPS", "WRITES"]
+__all__ = ["STEPS", "WRITES"]
 
 ARITHMETIC = """
 {t} + {u}

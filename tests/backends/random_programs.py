@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tests.backends.aliases import Mode
-from tests.backends.random_operators import DRAWN, STEPS, WRITES
+from tests.backends.random_operators import STEPS, WRITES
 
 __all__ = ["SIZES", "RandomProgram", "generate"]
 
@@ -49,10 +49,6 @@ LAYOUTS = (
 )
 """Sizes in memory, and how a view is made of it."""
 ALIASES = ("a0.view(-1)", "a0[1:]", "a0.detach()", "a0[..., :1]", "a0.t()", "a0[0]")
-_NAME = re.compile(r"\b[av]\d+\b")
-_DRAW = re.compile(
-    "|".join(re.escape(step.partition("(")[0]) for step in DRAWN.split("\n") if step)
-)
 NUMBERS = ("-1", "0", "1", "2", "3", "0.5", "2.5", "-0.25", "True")
 
 
@@ -103,30 +99,6 @@ def generate(seed: int, steps: tuple[int, int] = (5, 40)) -> RandomProgram:
     return _Writer(random.Random(seed)).write(steps)
 
 
-def without_unread_draws(lines: Sequence[str], results: Sequence[str]) -> tuple[str, ...]:
-    """The lines of a program without draws that nobody reads, and what is made of those alone.
-
-    AOTAutograd drops them, for every backend: the numbers that are drawn later are others then.
-    """
-    read, unread = set(results), set[int]()
-    for i in reversed(range(len(lines))):
-        made = lines[i].rpartition(" = ")[0]
-        names = set(_NAME.findall(made))
-        if made and "[" not in made and names.isdisjoint(read):
-            unread.add(i)
-        else:
-            read.update(_NAME.findall(lines[i]))
-    dropped = set[str]()
-    kept = []
-    for i, line in enumerate(lines):
-        made, _, expression = line.rpartition(" = ")
-        if i in unread and (_DRAW.search(line) or dropped & set(_NAME.findall(expression))):
-            dropped.update(_NAME.findall(made))
-        else:
-            kept.append(line)
-    return tuple(kept)
-
-
 class _Writer:
     """Writes a program, and runs it at each size while it does."""
 
@@ -158,7 +130,7 @@ class _Writer:
         if self.choose.random() < 0.15:
             results.append(self.choose.choice(names))
         return RandomProgram(
-            tuple(self.arguments), without_unread_draws(self.lines, results), tuple(results),
+            tuple(self.arguments), tuple(self.lines), tuple(results),
             self.grad, self.dynamic, self.autocast,
         )  # fmt: skip
 

@@ -17,7 +17,6 @@ from tests.backends.random_programs import (
     SIZES,
     RandomProgram,
     generate,
-    without_unread_draws,
 )
 from tests.backends.roundings import ExactResults, Roundings
 
@@ -27,22 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it
 def test_a_seed_is_one_program() -> None:
     assert generate(3).text() == generate(3).text()
     assert len({generate(seed).text() for seed in range(20)}) == 20
-
-
-def test_no_draw_of_a_program_is_unread() -> None:
-    """AOTAutograd drops it, so that the later ones have other numbers."""
-    lines = (
-        "v0 = torch.poisson(a0)",
-        "v1 = v0 + 1",
-        "v2 = a0 * 2",
-        "v3, v4 = F.dropout(a0, 0.3).max(0)",
-        "v5 = torch.rand_like(a0)",
-        "v5[0] = 1.0",
-        "v6 = v2.exp()",
-    )
-    kept = without_unread_draws(lines, ["v4"])
-    assert kept == lines[2:]
-    assert without_unread_draws(lines, ["v1", "v4"]) == lines
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -173,6 +173,7 @@ def _choices(recipe: Recipe, provider: str) -> Iterator[str]:
     optimization = recipe.options.optimization
     own = provider == CPU and uses_own_kernels(optimization)
     yield f"own kernels: {own}"  # a compiler may come and go
+    yield f"MKL: {recipe.multiplies_by_mkl(provider)}"
     if optimization.dump_applied_patterns is not None:
         raise NoKey("dump_applied_patterns")
     for field in dataclasses.fields(OptimizationOptions):

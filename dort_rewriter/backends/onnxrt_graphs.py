@@ -211,7 +211,7 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
         select_providers=selection_of(backend, options),
         on_built=functools.partial(_record, backend),
         around=functools.partial(_watch, backend),
-        calls_torch=True,
+        runs_here=True,
         compared=backend._assert_allclose_to_baseline,
     )
 

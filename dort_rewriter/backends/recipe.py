@@ -20,6 +20,7 @@ from dort_rewriter.capture.placement import (
     KERNEL,
     ONE_KERNEL,
     PLACED,
+    PRODUCTS,
     RUNNING,
     Place,
     choose_place,
@@ -34,6 +35,8 @@ from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import builtin_converters, op_name
 from dort_rewriter.export.torch_calls import is_called, may_be_called
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.torch_library import multiplies_faster
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["Recipe", "RunBoxed"]
@@ -66,8 +69,9 @@ class Recipe:
     """Build the blocks when the graph is compiled, not at their first call."""
     rename_inputs: bool = True
     """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
-    calls_torch: bool = False
-    """Let sessions call what has no converter, where the graph would be cut: models run here."""
+    runs_here: bool = False
+    """Whether models run in the process that makes them: their sessions may call what has no
+    converter, where the graph would be cut, and multiply by MKL."""
     compared: bool = False
     """Whether results are compared with torch's at each call."""
     as_stored: bool = False
@@ -90,6 +94,14 @@ class Recipe:
         if place == "torch" and _has_kernel(node) and uses_own_kernels(self.options.optimization):
             return choose_place(node, name, {"*": "onnxruntime", **(overrides or {})})
         return place
+
+    def multiplies_by_mkl(self, provider: str) -> bool:
+        """Tell whether large products of float32 are for the kernel that calls MKL."""
+        options = self.options
+        if any(find_override(p, options.placement) == "onnxruntime" for p in PRODUCTS):
+            return False
+        own = provider == CPU and uses_own_kernels(options.optimization)
+        return self.runs_here and own and multiplies_faster()
 
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         """Why a node of an ATen graph stays in torch; None when it does not."""
@@ -124,7 +136,7 @@ class Recipe:
     def _may_call_any(self) -> bool:
         options = self.options
         plain = not options.pre_ort_model_transforms  # which know nothing of our operators
-        return self.calls_torch and plain and uses_own_kernels(options.optimization)
+        return self.runs_here and plain and uses_own_kernels(options.optimization)
 
     def _refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         name, found = op_name(node.target), self.dispatcher.find(node)

@@ -6,7 +6,6 @@ each part is a session of its own. ``scripts/calibrate.py`` measures the table a
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ __all__ = [
     "KERNEL",
     "ONE_KERNEL",
     "PLACED",
+    "PRODUCTS",
     "RUNNING",
     "Cost",
     "Place",
@@ -122,11 +122,11 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 _FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+"""Products of matrices."""
+
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
-    "aten::mm": (torch.float32, *_HALVES),
-    "aten::bmm": _HALVES,
-    "aten::addmm": (torch.float32, *_HALVES),
-    "aten::baddbmm": _HALVES,
+    **dict.fromkeys(PRODUCTS, _HALVES),
     _FLASH: (torch.float32, *_HALVES),
     f"{_FLASH}_backward": (torch.float32, *_HALVES),
 }
@@ -141,17 +141,6 @@ A session with a kernel of torch has threads that wait without spinning, which c
 operators. Measured with two threads on two cores, training and inference: 128 tokens took 1.15 to
 1.35 times as long as with the kernels of ONNX Runtime, 512 tokens 0.97, 1,024 tokens 0.76 and
 2,048 tokens 0.6. With one thread torch's kernel was the faster one at each length.
-"""
-
-
-LARGE_PRODUCT = 2.5e8
-"""The operations from which a product in float32 is torch's with one thread, where torch
-multiplies faster.
-
-Measured on a Xeon with AVX-512 and AMX, on both stacks: a layer of Llama or BERT of width 1,024
-over 512 tokens takes 0.88 to 0.9 of the time in inference and 0.75 to 0.85 in training, of width
-512 0.93 and 0.85. Two threads gain as much by these products, and lose as much where the others of
-the session wait without spinning (see `THREADED_SCORES`).
 """
 
 
@@ -189,40 +178,13 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
 
 def _pays(node: torch.fx.Node, name: str) -> bool:
     """Whether torch's kernel is the faster one, and makes up for threads that do not spin."""
-    alone = torch.get_num_threads() == 1
-    if not name.startswith(_FLASH):
-        halves = _has_type(node, _HALVES)
-        return halves or (alone and _is_large_product(node) and _multiplies_faster())
-    if alone:
+    if not name.startswith(_FLASH) or torch.get_num_threads() == 1:
         return True
     first = 1 if name.endswith("_backward") else 0
     query, key = (_value(node.args[first + i]) for i in range(2))
     if query.dtype in _HALVES:
         return True
     return _size(query.shape[-2]) * _size(key.shape[-2]) >= THREADED_SCORES
-
-
-def _is_large_product(node: torch.fx.Node) -> bool:
-    inner = _size(_value(node.args[-2]).shape[-1])
-    return 2 * _count(_value(node)) * inner >= LARGE_PRODUCT
-
-
-@functools.cache
-def _multiplies_faster() -> bool:
-    """Tell whether torch multiplies float32 by MKL on a processor of MKL's maker.
-
-    NOTE: on others, where it takes other ways, ONNX Runtime's products are the faster ones.
-    """
-    if not torch.backends.mkl.is_available():
-        return False
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            maker = next((line for line in lines if line.startswith("vendor_id")), "")
-    except OSError:
-        return False
-    return maker.strip().endswith("GenuineIntel")
 
 
 def _on_cpu(node: torch.fx.Node) -> bool:

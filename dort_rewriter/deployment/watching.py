@@ -85,7 +85,7 @@ class Watcher:
         """How a graph is made a model, which has to be one."""
         backend = OrtBackend(self.options)
         recipe = dataclasses.replace(
-            make_recipe(backend, self.options), as_stored=True, calls_torch=False
+            make_recipe(backend, self.options), as_stored=True, runs_here=False
         )
         if not cut(graph_module, recipe).whole:
             raise CaptureError(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import onnx_ir.schemas
 
 __all__ = [
+    "MKL_PRODUCT",
     "OWN_DOMAIN",
     "OWN_MOST_AXES",
     "TORCH_ATTENTION",
@@ -39,6 +40,9 @@ TORCH_ATTENTION = frozenset({TORCH_FLASH, f"{TORCH_FLASH}_backward"})
 """The same for attention, where the last axis stays the last; results too have any order."""
 
 TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION
+
+MKL_PRODUCT = "MklProduct"
+"""The operator of that domain that multiplies by MKL, which comes with torch."""
 
 TORCH_CALL = "TorchCall"
 """The operator of that domain that calls any operator of torch, through Python."""

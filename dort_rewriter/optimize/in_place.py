@@ -18,7 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_PRODUCTS
+from dort_rewriter.graph.schemas import (
+    MKL_PRODUCT,
+    OWN_DOMAIN,
+    TORCH_ATTENTION,
+    TORCH_PRODUCTS,
+)
 from dort_rewriter.optimize.bodies import nodes_inside, values_read
 
 __all__ = ["checks_of", "written_in_place"]
@@ -52,6 +57,7 @@ _OWN_NEVER_FAIL = (
         "GeluGrad",
         "LayerNorm",
         "LayerNormGrad",
+        MKL_PRODUCT,
         "RmsNorm",
         "RmsNormGrad",
         "Rotary",

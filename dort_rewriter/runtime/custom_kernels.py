@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "DOMAIN",
     "address_key",
-    "beside_torch",
     "custom_ops_library",
     "is_available",
+    "kernels_for",
     "register",
     "uses_custom_kernels",
     "uses_torch_kernels",
@@ -90,15 +90,15 @@ def address_key() -> int:
 
 
 @contextlib.contextmanager
-def beside_torch() -> Iterator[None]:
-    """Let the kernels that are made meanwhile share their work between torch's threads: those of
-    a session with kernels of torch in it."""
-    switch = ctypes.CDLL(custom_ops_library()).make_kernels_beside_torch
-    switch(1)
+def kernels_for(threads: int, *, beside_torch: bool = False) -> Iterator[None]:
+    """Let the kernels that are made meanwhile share their work between that many threads of a
+    session, or between torch's: those of a session with kernels of torch in it."""
+    say = ctypes.CDLL(custom_ops_library()).make_kernels_for
+    say(ctypes.c_int64(threads), int(beside_torch))
     try:
         yield
     finally:
-        switch(0)
+        say(ctypes.c_int64(1), 0)
 
 
 def register(options: onnxruntime.SessionOptions) -> None:

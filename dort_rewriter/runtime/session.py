@@ -21,7 +21,7 @@ from dort_rewriter.graph.schemas import TORCH_CALL, qualified
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
 from dort_rewriter.runtime.custom_kernels import (
-    beside_torch,
+    kernels_for,
     register,
     uses_custom_kernels,
     uses_torch_kernels,
@@ -148,11 +148,12 @@ def create_session(
     passed = [_with_stream(p, stream) for p in chosen]
     if options is None:
         options = session_options()
-    if uses_custom_kernels(model):
-        register(options)
     threads = options.intra_op_num_threads or os.cpu_count() or 1
     with_torch = uses_torch_kernels(model)
-    shared = beside_torch() if with_torch and threads > 1 else contextlib.nullcontext()
+    shared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if uses_custom_kernels(model):
+        register(options)
+        shared = kernels_for(threads, beside_torch=with_torch and threads > 1)
     with serialized(model) as source, shared:
         session = _build(source, passed, options, model)
     give_back_after(session, options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["has_function", "torch_library"]
+__all__ = ["has_function", "multiplies_faster", "torch_library"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,3 +33,22 @@ def has_function(name: str) -> bool:
     """Tell whether torch exports a function of its C interface."""
     library = torch_library()
     return library is not None and hasattr(library, name)
+
+
+@functools.cache
+def multiplies_faster() -> bool:
+    """Tell whether MKL comes with torch, and is on a processor of its maker.
+
+    NOTE: on others, where it takes other ways, the products of onnxruntime are the faster ones. On
+    a Xeon with AVX-512 those of MKL take 0.7 to 1 of their time, the larger the less.
+    """
+    if not (has_function("sgemm_") and has_function("MKL_Set_Num_Threads_Local")):
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            maker = next((line for line in lines if line.startswith("vendor_id")), "")
+    except OSError:
+        return False
+    return maker.strip().endswith("GenuineIntel")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from packaging.version import Version
 
-from dort_rewriter import OrtBackend, OrtBackendOptions, to_onnx
-from dort_rewriter.capture import placement
+from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
+from dort_rewriter.backends import recipe
 from dort_rewriter.capture.placement import Place
-from dort_rewriter.graph.schemas import TORCH_PRODUCTS
+from dort_rewriter.graph.schemas import MKL_PRODUCT, TORCH_PRODUCTS
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -60,21 +60,50 @@ def chosen(dumped: Path) -> set[str]:
     return set(operators(dumped)) & TORCH_PRODUCTS
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_large_products_of_float32_with_one_thread(
-    dumped: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+def made_here(**options: Any) -> None:
+    """Train a layer that MKL is faster for."""
+    layer, x = torch.nn.Linear(512, 512), torch.randn(512, 512)
+    expected, got = layer(x), compiled(layer, **options)(x)
+    torch.testing.assert_close(got, expected)
+    for a, b in zip(
+        *(torch.autograd.grad(y.sum(), list(layer.parameters())) for y in (expected, got)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+OPTIONS: dict[str, tuple[bool, int, dict[str, Any]]] = {
+    "where it is faster": (True, 2, {}),
+    "elsewhere": (False, 0, {}),
+    "without our kernels": (True, 0, {"optimization": {"patterns": "default+onnxruntime"}}),
+    "by ONNX Runtime": (True, 0, {"placement": {"aten::mm": "onnxruntime"}}),
+    "all by ONNX Runtime": (True, 0, {"placement": {"*": "onnxruntime"}}),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_large_products_of_float32(
+    case: str, dumped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where torch multiplies faster: bit for bit those of eager mode."""
-    monkeypatch.setattr(placement, "_multiplies_faster", lambda: faster)
-    monkeypatch.setattr(placement, "LARGE_PRODUCT", 1e6)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    layer, x = torch.nn.Linear(128, 128), torch.randn(64, 128)
-    expected, got = layer(x), compiled(layer)(x)
-    gradients = [torch.autograd.grad(y.sum(), list(layer.parameters())) for y in (expected, got)]
-    if faster:
-        assert torch.equal(got, expected)
-    torch.testing.assert_close((got, gradients[1]), (expected, gradients[0]))
-    assert chosen(dumped) == ({"mm", "addmm"} if faster else set())
+    """By MKL, in models that run here."""
+    faster, expected, options = OPTIONS[case]
+    monkeypatch.setattr(recipe, "multiplies_faster", lambda: faster)
+    made_here(**options)
+    assert operators(dumped).count(MKL_PRODUCT) == expected
+
+
+def test_files_have_no_products_by_mkl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor have saved models: they may run where there is none."""
+    monkeypatch.setattr(recipe, "multiplies_faster", lambda: True)
+    layer, x = torch.nn.Linear(512, 512), torch.randn(512, 512)
+    file = to_onnx(layer, (x,), options={"patterns": "default+onnxruntime+kernels"})
+    assert MKL_PRODUCT not in {n.op_type for n in file.graph.node}
+    with torch.no_grad():
+        ours = compiled(layer)
+        ours(x)
+        save(ours, tmp_path / "saved", x)
+    (path,) = (tmp_path / "saved").glob("*.onnx")
+    assert MKL_PRODUCT not in {n.op_type for n in onnx.load(path).graph.node}
 
 
 @pytest.mark.usefixtures("silent")

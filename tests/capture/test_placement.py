@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.capture import placement
 from dort_rewriter.capture.placement import choose_place, work_of
 
 SOFTMAX = "aten::_softmax_backward_data"
@@ -78,40 +76,6 @@ def test_products_of_halves_go_to_torchs_kernels(dtype: torch.dtype) -> None:
     assert choose_place(_product(dtype), "aten::mm") == "torch kernel"
     assert choose_place(_product(dtype), "aten::mm", {"*": "onnxruntime"}) == "onnxruntime"
     assert choose_place(_product(torch.float32), "aten::mm") == "onnxruntime"
-
-
-def _large_product(width: int, mode: str = "fake") -> torch.fx.Node:
-    """``2 * 512 * width * width`` operations, the last of them in the way a layer has them."""
-    x, w, b = torch.zeros(512, width), torch.zeros(width, width), torch.zeros(width)
-    graph = make_fx(torch.addmm, tracing_mode=mode)(b, x, w)
-    return next(n for n in graph.graph.nodes if n.target is torch.ops.aten.addmm.default)
-
-
-@pytest.mark.parametrize("mode", ["fake", "symbolic"])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("faster", [True, False])
-def test_large_products_are_torchs_where_it_multiplies_faster(
-    mode: str, threads: int, faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(placement, "_multiplies_faster", lambda: faster)
-    place = "torch kernel" if faster and threads == 1 else "onnxruntime"
-    assert choose_place(_large_product(512, mode), "aten::addmm") == place
-    assert choose_place(_large_product(384, mode), "aten::addmm") == "onnxruntime"
-    chosen = {"aten::addmm": "onnxruntime"}
-    assert choose_place(_large_product(512, mode), "aten::addmm", chosen) == "onnxruntime"
-
-
-def test_who_multiplies_faster_is_asked_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = placement._multiplies_faster.__wrapped__
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    for maker, expected in (("GenuineIntel", True), ("AuthenticAMD", False)):
-        text = f"processor\t: 0\nvendor_id\t: {maker}\nflags\t: avx512f\n"
-        monkeypatch.setattr("builtins.open", lambda *a, text=text, **k: io.StringIO(text))
-        assert ask() is expected
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert not ask()
 
 
 def _attention(length: int, dtype: torch.dtype, mode: str = "fake") -> list[torch.fx.Node]:

@@ -21,8 +21,8 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import TORCH_PRODUCTS
 from dort_rewriter.runtime.custom_kernels import (
     DOMAIN,
-    beside_torch,
     custom_ops_library,
+    kernels_for,
     uses_torch_kernels,
 )
 from dort_rewriter.runtime.installed import bindings
@@ -378,7 +378,7 @@ def test_other_kernels_share_the_threads_of_torch() -> None:
     """The same bits as in those of onnxruntime, also when several threads call."""
     feeds = {name: torch.randn(700, 300).numpy() for name in "xy"}
     expected = _build(SHARED).run(None, feeds)
-    with beside_torch():
+    with kernels_for(2, beside_torch=True):
         session = _build(SHARED)
     with ThreadPoolExecutor(3) as callers:
         results = list(callers.map(lambda _: session.run(None, feeds), range(12)))

@@ -17,9 +17,8 @@
 
 class Context {
  public:
-  // With `openmp` work is shared between torch's threads, not those of ONNX Runtime.
-  explicit Context(OrtKernelContext* context, bool openmp = false)
-      : context_(context), openmp_(openmp) {}
+  Context(OrtKernelContext* context, const Threads& threads)
+      : context_(context), threads_(threads) {}
 
   size_t inputs() const {
     size_t n = 0;
@@ -72,6 +71,11 @@ class Context {
     return data;
   }
 
+  // How many threads share the work of a kernel.
+  int64_t threads() const {
+    return threads_.openmp ? OpenMp::get().threads() : threads_.count;
+  }
+
   // Call work(begin, end) on parts of 0..total, by several threads when there is enough to do.
   template <typename F>
   void parallel(int64_t total, int64_t part, F&& work) const {
@@ -79,25 +83,31 @@ class Context {
       if (total > 0) work(int64_t{0}, total);
       return;
     }
+    share(total / part + (total % part != 0), [&](int64_t i) {
+      int64_t begin = i * part;
+      work(begin, begin + std::min(part, total - begin));
+    });
+  }
+
+  // Call work(i) for 0..parts, by several threads.
+  template <typename F>
+  void share(int64_t parts, F&& work) const {
+    if (parts == 1) return work(int64_t{0});
     struct Job {
       F& work;
-      int64_t total, part;
       std::atomic<OrtStatus*> failure{nullptr};
-    } job{work, total, part};
+    } job{work};
     auto run = [](void* data, size_t i) {
       auto& job = *static_cast<Job*>(data);
-      int64_t begin = static_cast<int64_t>(i) * job.part;
-      int64_t end = begin + std::min(job.part, job.total - begin);
       // an exception must not leave a thread of ONNX Runtime
-      OrtStatus* status = guarded([&] { job.work(begin, end); });
+      OrtStatus* status = guarded([&] { job.work(static_cast<int64_t>(i)); });
       if (status == nullptr) return;
       if (OrtStatus* none = nullptr; !job.failure.compare_exchange_strong(none, status)) {
         api.ReleaseStatus(status);
       }
     };
-    int64_t parts = total / part + (total % part != 0);
     OrtStatus* status = nullptr;
-    if (openmp_ && OpenMp::get().is_there()) {
+    if (threads_.openmp && OpenMp::get().is_there()) {
       OpenMp::get().share(parts, [&](int64_t i) { run(&job, static_cast<size_t>(i)); });
     } else {
       status = api.KernelContext_ParallelFor(context_, run, parts, 0, &job);
@@ -111,7 +121,7 @@ class Context {
 
  private:
   OrtKernelContext* context_;
-  bool openmp_;
+  Threads threads_;
 };
 
 class Info {
@@ -319,12 +329,12 @@ constexpr size_t count_any(const ElementType (&types)[n]) {
   return found;
 }
 
-// A kernel, and whether it shares its work between torch's threads.
+// A kernel, and the threads that share its work.
 template <typename K>
 struct Made {
   explicit Made(const Info& info) : kernel(info) {}
   K kernel;
-  bool openmp = beside_torch;
+  Threads threads = threads_of_session;
 };
 
 // The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
@@ -380,7 +390,7 @@ const OrtCustomOp* operator_of() {
     o.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       return guarded([&] {
         const auto& made = *static_cast<const Made<K>*>(kernel);
-        made.kernel.compute(Context(context, made.openmp));
+        made.kernel.compute(Context(context, made.threads));
       });
     };
     o.GetMayInplace = [](int** inputs, int** outputs) -> size_t {

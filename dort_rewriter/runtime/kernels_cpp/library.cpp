@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "elementwise_at.h"
 #include "gelu.h"
+#include "mkl_products.h"
 #include "norms.h"
 #include "order.h"
 #include "reductions.h"
@@ -41,7 +42,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<TriMatrix>(), operator_of<Order>(), operator_of<DepthwiseConv>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
-      for (const auto& ops : {torch_products(), torch_attention(), torch_calls()}) {
+      for (const auto& ops : {torch_products(), mkl_products(), torch_attention(), torch_calls()}) {
         for (const OrtCustomOp* op : ops) check(api.CustomOpDomain_Add(created, op));
       }
       return created;
@@ -50,8 +51,11 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
   });
 }
 
-// Say whether kernels that this thread makes from now on are for a session with kernels of torch.
-EXPORTED void make_kernels_beside_torch(int wanted) { beside_torch = wanted != 0; }
+// Say what threads the sessions have that this thread makes from now on: how many, and whether
+// kernels share their work between those of torch instead.
+EXPORTED void make_kernels_for(int64_t threads, int beside_torch) {
+  threads_of_session = {beside_torch != 0, threads};
+}
 
 // The number that nodes name to be given addresses.
 EXPORTED int64_t address_key() { return key_of_addresses(); }

@@ -19,7 +19,9 @@ class OpenMp {
   }
 
   // Whether work can be shared here and now.
-  bool is_there() const { return run_ != nullptr && threads_ != nullptr && threads_() > 1; }
+  bool is_there() const { return threads() > 1; }
+
+  int64_t threads() const { return run_ != nullptr && threads_ != nullptr ? threads_() : 1; }
 
   // Call work(i) for 0..parts, which must not throw.
   template <typename F>
@@ -41,13 +43,19 @@ class OpenMp {
  private:
   OpenMp()
       : run_(reinterpret_cast<Run*>(torch_library::optional_symbol("GOMP_parallel"))),
-        threads_(reinterpret_cast<Threads*>(torch_library::optional_symbol("omp_get_max_threads"))) {}
+        threads_(reinterpret_cast<Count*>(torch_library::optional_symbol("omp_get_max_threads"))) {}
 
   using Run = void(void (*work)(void*), void* data, unsigned threads, unsigned flags);
-  using Threads = int();
+  using Count = int();
   Run* run_;
-  Threads* threads_;
+  Count* threads_;
 };
 
-// Whether kernels that are made by this thread now are for a session with kernels of torch.
-inline thread_local bool beside_torch = false;
+// The threads of a session.
+struct Threads {
+  bool openmp = false;  // those of torch, for a session with kernels of torch, not its own
+  int64_t count = 1;    // of its own
+};
+
+// Those that kernels share their work between which this thread makes now.
+inline thread_local Threads threads_of_session;

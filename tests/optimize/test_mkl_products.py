@@ -1,0 +1,83 @@
+"""Which products MKL computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from dort_rewriter.graph.schemas import MKL_PRODUCT
+from dort_rewriter.optimize.mkl_products import multiply_by_mkl
+
+
+def model_of(node: str, *inputs: str) -> ir.Model:
+    """A model of one node ``y = node``, of inputs such as ``float[2,3] a``."""
+    text = (
+        '<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>\n'
+        f"graph ({', '.join(inputs)}) => (float[] y) {{ y = {node} }}"
+    )
+    model = onnx.parser.parse_model(text)
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    return ir.from_proto(model)
+
+
+FUSED = "com.microsoft.FusedMatMul"
+PRODUCTS: dict[str, tuple[bool, str, list[str]]] = {
+    "of a layer": (True, "Gemm <transB=1> (a, b, c)", ["[512,512] a", "[512,512] b", "[512] c"]),
+    "of a smaller layer": (
+        *(False, "Gemm <transB=1> (a, b, c)"),
+        ["[128,512] a", "[512,512] b", "[512] c"],
+    ),
+    "of its gradient": (True, "MatMul (a, b)", ["[128,512] a", "[512,512] b"]),
+    "of a small gradient": (False, "MatMul (a, b)", ["[64,256] a", "[256,256] b"]),
+    "of the gradient of a weight": (
+        *(True, f"{FUSED} <transA=1> (a, b)"),
+        ["[128,128] a", "[128,128] b"],
+    ),
+    "of the gradient of a small weight": (
+        *(False, f"{FUSED} <transA=1> (a, b)"),
+        ["[16,32] a", "[16,32] b"],
+    ),
+    "of rows of three axes": (True, "MatMul (a, b)", ["[4,128,512] a", "[512,512] b"]),
+    "of batches": (False, "MatMul (a, b)", ["[64,512,512] a", "[64,512,512] b"]),
+    "of batches that are turned": (
+        *(False, f"{FUSED} <transA=1> (a, b)"),
+        ["[64,512,512] a", "[512,512] b"],
+    ),
+    "of axes that are turned": (
+        *(False, f"{FUSED} <transBatchA=1> (a, b)"),
+        ["[64,512,512] a", "[512,512] b"],
+    ),
+    "of a vector": (False, "MatMul (a, b)", ["[51200] a", "[51200,1000] b"]),
+    "of unknown rows": (True, "MatMul (a, b)", ["[N,1024] a", "[1024,1024] b"]),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_products_that_gain(case: str) -> None:
+    """By how their factors are read."""
+    expected, node, inputs = PRODUCTS[case]
+    model = model_of(node, *(f"float{i}" for i in inputs))
+    assert multiply_by_mkl(model) == expected
+    (left,) = model.graph
+    assert (left.op_type == MKL_PRODUCT) is expected
+    assert left.outputs[0].name == "y"
+    assert left.outputs[0].is_graph_output()
+
+
+@pytest.mark.parametrize("dtype", ["double", "float16", "bfloat16"])
+def test_other_types_stay(dtype: str) -> None:
+    model = model_of("MatMul (a, b)", f"{dtype}[512,512] a", f"{dtype}[512,512] b")
+    assert multiply_by_mkl(model) == 0
+
+
+def test_what_scales_a_product_goes_along() -> None:
+    """Zeros too: what is added may be no number."""
+    settings: dict[str, Any] = {"alpha": 0.5, "beta": 0.0, "transA": 1}
+    node = "Gemm <alpha=0.5, beta=0.0, transA=1> (a, b, c)"
+    model = model_of(node, "float[128,128] a", "float[128,128] b", "float[128] c")
+    assert multiply_by_mkl(model) == 1
+    (left,) = model.graph
+    assert {n: a.value for n, a in left.attributes.items()} == settings

@@ -33,6 +33,7 @@ def keep(name: str, data: Mapping[str, Any]) -> None:
     What an earlier run kept as a finding and is right in this one is right there from now on.
     """
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    kept.pop(name, None)  # this run stands for it
     counts: dict[str, Counter[str]] = {}
     findings: dict[str, str] = {}
     for model, records in data["models"].items():

@@ -42,3 +42,15 @@ def test_a_finding_is_settled_where_it_was_made(
     assert kept["first"]["findings"] == {"timm/b, training": "wrong: far"}
     assert kept["second"]["counts"]["timm"] == {"training: right": 1}
     assert "| timm | training | 1 | 1 |" in reliability.page("a note")
+
+
+def test_a_run_is_kept_once_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds right now is counted in it, not in the one it stands for."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    reliability = importlib.import_module("reliability")
+    monkeypatch.setattr(reliability, "KEPT", tmp_path / "kept.json")
+    reliability.keep("whole", found(a={"training": "wrong"}, b={"training": "right"}))
+    reliability.keep("whole", found(a={"training": "right"}, b={"training": "right"}))
+    assert "| timm | training | 2 | 0 |" in reliability.page("a note")

@@ -134,13 +134,20 @@ KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
 ONNX Runtime has no products of halves, and makes them in float32, at a third of the speed; torch's
 attention never makes the scores."""
 
-THREADED_SCORES = 512 * 512
+THREADED_SCORES = 200 * 200
 """The scores of a head from which attention in float32 is torch's when threads share the work.
 
-A session with a kernel of torch has threads that wait without spinning, which costs its other
-operators. Measured with two threads on two cores, training and inference: 128 tokens took 1.15 to
-1.35 times as long as with the kernels of ONNX Runtime, 512 tokens 0.97, 1,024 tokens 0.76 and
-2,048 tokens 0.6. With one thread torch's kernel was the faster one at each length.
+Measured with two threads on two cores, a Llama of width 256: of the time with the kernels of ONNX
+Runtime, inference took 1.02 (64 tokens), 0.98 (128), 0.88 (256) and 0.85 (384), training 1.01,
+0.99, 0.93 and 0.91; a ViT of 197 tokens 1.06 and 1.01, a BERT of 128 1.02 and 0.97. With one
+thread torch's kernel was the faster one at each length.
+"""
+
+OPENMP_SCORES = 512 * 512
+"""The same where torch's kernels share their work between OpenMP's threads.
+
+Those of the session wait without spinning then, which costs its other operators: 128 tokens took
+1.15 to 1.35 times as long, 512 tokens 0.97 and 1,024 tokens 0.76.
 """
 
 
@@ -177,14 +184,16 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
 
 
 def _pays(node: torch.fx.Node, name: str) -> bool:
-    """Whether torch's kernel is the faster one, and makes up for threads that do not spin."""
+    """Whether torch's kernel is the faster one."""
     if not name.startswith(_FLASH) or torch.get_num_threads() == 1:
         return True
     first = 1 if name.endswith("_backward") else 0
     query, key = (_value(node.args[first + i]) for i in range(2))
     if query.dtype in _HALVES:
         return True
-    return _size(query.shape[-2]) * _size(key.shape[-2]) >= THREADED_SCORES
+    # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
+    fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
+    return _size(query.shape[-2]) * _size(key.shape[-2]) >= fewest
 
 
 def _on_cpu(node: torch.fx.Node) -> bool:

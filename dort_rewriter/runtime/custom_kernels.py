@@ -15,6 +15,7 @@ from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_CALL, TORCH_KERNELS
 from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.kernel_library import kernel_library
 from dort_rewriter.runtime.stored_model import StoredModel, is_message
+from dort_rewriter.runtime.torch_library import works_alone
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -71,13 +72,13 @@ def uses_custom_kernels(model: Model) -> bool:
 
 
 def uses_torch_kernels(model: Model) -> bool:
-    """Tell whether kernels of torch compute nodes of a model, in torch's own threads."""
+    """Tell whether kernels of torch compute nodes of a model in torch's own threads."""
     if isinstance(model, StoredModel):
         return model.torch_kernels
     if isinstance(model, bytes):
         return False
     nodes: Iterable[Any] = model.graph.node if is_message(model) else model.graph
-    kernels = {*TORCH_KERNELS, TORCH_CALL}
+    kernels = {TORCH_CALL} if works_alone() else {*TORCH_KERNELS, TORCH_CALL}
     return any(n.domain == DOMAIN and n.op_type in kernels for n in nodes)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["has_function", "multiplies_faster", "torch_library"]
+__all__ = ["has_function", "multiplies_faster", "torch_library", "works_alone"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,13 @@ def has_function(name: str) -> bool:
     """Tell whether torch exports a function of its C interface."""
     library = torch_library()
     return library is not None and hasattr(library, name)
+
+
+@functools.cache
+def works_alone() -> bool:
+    """Tell whether torch's kernels can be told to work in the thread that calls them alone."""
+    names = ("_ZN2at15get_num_threadsEv", "omp_set_num_threads", "MKL_Set_Num_Threads_Local")
+    return all(map(has_function, names))
 
 
 @functools.cache

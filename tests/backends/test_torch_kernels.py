@@ -14,6 +14,7 @@ from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
 from dort_rewriter.backends import recipe
 from dort_rewriter.capture.placement import Place
 from dort_rewriter.graph.schemas import MKL_PRODUCT, TORCH_PRODUCTS
+from dort_rewriter.runtime import custom_kernels
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -338,17 +339,23 @@ def test_attention_with_dropout_is_left_to_torch(dumped: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options", "expected"),
+    ("alone", "dtype", "options", "expected"),
     [
-        (torch.bfloat16, {}, "0"),
-        (torch.float32, {}, "1"),
-        (torch.bfloat16, {"spinning": "on"}, "1"),
+        (False, torch.bfloat16, {}, "0"),
+        (False, torch.float32, {}, "1"),
+        (False, torch.bfloat16, {"spinning": "on"}, "1"),
+        (True, torch.bfloat16, {}, "1"),
     ],
 )
 def test_threads_do_not_spin_beside_those_of_torch(
-    dtype: torch.dtype, options: dict[str, Any], expected: str
+    alone: bool,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless a user wants them to."""
+    """Unless a user wants them to, or torch's kernels work in them."""
+    monkeypatch.setattr(custom_kernels, "works_alone", lambda: alone)
     backend = OrtBackend({"intra_op_threads": 2, **options})
     a = torch.randn(8, 8).to(dtype)
     torch.compile(lambda a: a @ a, backend=backend)(a)

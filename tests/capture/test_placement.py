@@ -110,11 +110,22 @@ def test_short_attention_of_threads_stays(
     mode: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In float32: threads that do not spin cost more than the scores; forward and backward."""
+    """In float32: the scores are few, and made by faster kernels; forward and backward."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     nodes = _attention(length, dtype, mode)
     names = [f"aten::{n.target.__name__.split('.')[0]}" for n in nodes]
     assert [choose_place(n, name) for n, name in zip(nodes, names, strict=True)] == [place, place]
+
+
+@pytest.mark.parametrize(("mkl", "place"), [(True, "torch kernel"), (False, "onnxruntime")])
+def test_threads_of_openmp_cost_more(
+    mkl: bool, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the session do not spin beside them."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    node, _ = _attention(256, torch.float32)
+    assert choose_place(node, "aten::_scaled_dot_product_flash_attention_for_cpu") == place
 
 
 @pytest.mark.parametrize("key", [SOFTMAX, "*"])

@@ -19,12 +19,8 @@ from onnx import helper
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import TORCH_PRODUCTS
-from dort_rewriter.runtime.custom_kernels import (
-    DOMAIN,
-    custom_ops_library,
-    kernels_for,
-    uses_torch_kernels,
-)
+from dort_rewriter.runtime import custom_kernels
+from dort_rewriter.runtime.custom_kernels import DOMAIN, custom_ops_library, uses_torch_kernels
 from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.ort_values import push
 from dort_rewriter.runtime.providers import ort_device
@@ -339,13 +335,16 @@ def test_results_of_other_types_are_refused() -> None:
             create_session(model_of(FLASH, [torch.float32] * 3, results))
 
 
-def test_a_session_says_that_torchs_threads_work_in_it() -> None:
+def test_a_session_says_that_torchs_threads_work_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not ended before a run, nor starved by threads that spin."""
+    monkeypatch.setattr(custom_kernels, "works_alone", lambda: False)
     types = [torch.bfloat16] * 2
     model = model_of("mm", types, types[:1])
     assert uses_torch_kernels(model)
     assert uses_torch_kernels(ir.from_proto(model))
     assert create_session(model).beside_torch
+    a = torch.randn(300, 200).bfloat16()
+    assert torch.equal(product("mm", a, a.t()), a @ a.t())
     other = model_of("Elementwise", [torch.float32], [torch.float32], program=[6, 0, -1, 0, 0])
     assert not uses_torch_kernels(other)
 
@@ -374,12 +373,12 @@ def _build(text: str) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_other_kernels_share_the_threads_of_torch() -> None:
+def test_other_kernels_share_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as in those of onnxruntime, also when several threads call."""
     feeds = {name: torch.randn(700, 300).numpy() for name in "xy"}
     expected = _build(SHARED).run(None, feeds)
-    with kernels_for(2, beside_torch=True):
-        session = _build(SHARED)
+    monkeypatch.setattr("dort_rewriter.runtime.session.uses_torch_kernels", lambda model: True)
+    session = _build(SHARED)
     with ThreadPoolExecutor(3) as callers:
         results = list(callers.map(lambda _: session.run(None, feeds), range(12)))
     for got in results:

@@ -14,6 +14,7 @@
 #include "half.h"
 #include "openmp.h"
 #include "tensors.h"
+#include "torch_threads.h"
 
 class Context {
  public:
@@ -70,6 +71,9 @@ class Context {
     check(api.GetTensorMutableData(value, &data));
     return data;
   }
+
+  // Whether torch's kernels are to work in the threads of the session, each alone.
+  bool works_alone() const { return !threads_.openmp && WorksAlone::is_possible(); }
 
   // How many threads share the work of a kernel.
   int64_t threads() const {

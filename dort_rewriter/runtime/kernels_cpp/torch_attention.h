@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "torch_library.h"
+#include "torch_threads.h"
 
 namespace torch_library {
 
@@ -96,42 +97,34 @@ class Attention {
   }
 
   void compute(const Context& context) const {
-    std::vector<Owned> tensors;
+    std::vector<Tensor> given;
     std::vector<Shape> shapes;
-    tensors.reserve(views_.size());
     for (size_t i = 0; i < views_.size(); ++i) {
-      Tensor tensor = context.input(i);
-      shapes.push_back(views_[i].sizes(tensor.shape));
-      tensors.emplace_back(tensor, views_[i]);
+      given.push_back(context.input(i));
+      shapes.push_back(views_[i].sizes(given[i].shape));
     }
     constexpr size_t q = gradient;
     const Attended of(shapes[q], shapes[q + 1], shapes[q + 2]);
     if (views_.size() > kFixed) of.check_mask(shapes[kFixed]);
-    Handle handles[kFixed + 1];
-    for (size_t i = 0; i < tensors.size(); ++i) handles[i] = tensors[i].get();
-    Handle* mask = tensors.size() > kFixed ? &handles[kFixed] : nullptr;
-    double scale = scale_;
-    double* scaled = std::isnan(scale) ? nullptr : &scale;
-    Owned made[kResults];
-    Error error;
     if constexpr (gradient) {
       const Shape like = of.of_query();
       if (shapes[0] != like || shapes[4] != like || shapes[kSums] != of.of_sums()) {
         fail(kInvalidArgument, "the sizes of the results do not fit");
       }
-      error = function_.call(handles[0], handles[1], handles[2], handles[3], handles[4],
-                             handles[5], 0.0, causal_, mask, scaled, made[0].place(),
-                             made[1].place(), made[2].place());
-    } else {
-      error = function_.call(handles[0], handles[1], handles[2], 0.0, causal_, mask, scaled,
-                             made[0].place(), made[1].place());
     }
-    Interface::get().check(error, name);
+    std::vector<typename torch_library::Result::Place> places;
     for (size_t i = 0; i < results_.size(); ++i) {
       Shape shape = gradient ? (i == 0 ? of.of_query() : of.of_key())
                              : (i == 0 ? of.of_query() : of.of_sums());
-      results_[i].take(context, made[i], shape, copy_);
+      places.push_back(results_[i].place(context, shape));
     }
+    if (!context.works_alone()) return attend(of, given, shapes, places, nullptr);
+    const Parts parts(of, context.threads());
+    context.share(parts.count, [&](int64_t i) {
+      const WorksAlone alone;
+      const Range part = parts[i];
+      attend(of, given, shapes, places, parts.count == 1 ? nullptr : &part);
+    });
   }
 
  private:
@@ -141,6 +134,70 @@ class Attention {
                         Handle*);
   using Backward = Error(Handle, Handle, Handle, Handle, Handle, Handle, double, int32_t, Handle*,
                          double*, Handle*, Handle*, Handle*);
+
+  // How attention is parted between threads: by batches, or by the heads of keys.
+  struct Parts {
+    // The work that a thread more is worth, in multiplications.
+    static constexpr double kWorthAThread = 300e3;
+    size_t axis = 0;
+    int64_t size, count;
+
+    Parts(const Attended& of, int64_t threads) {
+      const double work = double(of.batch) * double(of.heads) * double(of.queries) *
+                          double(of.keys) * double(of.width) * 2;
+      const double worth = std::max(1.0, std::min(work / kWorthAThread, double(threads)));
+      count = static_cast<int64_t>(worth);
+      auto longest = [&](int64_t n) { return double((n + count - 1) / count) / double(n); };
+      axis = longest(of.groups) < longest(of.batch) ? 1 : 0;
+      size = axis == 0 ? of.batch : of.groups;
+      count = std::min(count, size);
+    }
+
+    Range operator[](int64_t i) const { return {axis, i * size / count, (i + 1) * size / count}; }
+  };
+
+  // Compute a part, or all.
+  void attend(const Attended& of, const std::vector<Tensor>& given,
+              const std::vector<Shape>& shapes,
+              const std::vector<typename torch_library::Result::Place>& places,
+              const Range* part) const {
+    constexpr size_t q = gradient;
+    // The same part of a tensor with the heads of queries, or of keys.
+    Range ranges[2];
+    if (part != nullptr) {
+      const int64_t times = part->axis == 1 ? of.heads / of.groups : 1;
+      ranges[0] = {part->axis, part->begin * times, part->end * times};
+      ranges[1] = *part;
+    }
+    auto range = [&](bool of_keys) { return part == nullptr ? nullptr : &ranges[of_keys]; };
+    std::vector<Owned> tensors;
+    tensors.reserve(given.size());
+    for (size_t i = 0; i < given.size(); ++i) {
+      const bool repeats =
+          i == kFixed && (shapes[i].size() == 2 || (part != nullptr && shapes[i][part->axis] == 1));
+      const bool of_keys = i == q + 1 || i == q + 2;
+      tensors.emplace_back(given[i], views_[i], repeats ? nullptr : range(of_keys));
+    }
+    Handle handles[kFixed + 1];
+    for (size_t i = 0; i < tensors.size(); ++i) handles[i] = tensors[i].get();
+    Handle* mask = tensors.size() > kFixed ? &handles[kFixed] : nullptr;
+    double scale = scale_;
+    double* scaled = std::isnan(scale) ? nullptr : &scale;
+    Owned made[kResults];
+    Error error;
+    if constexpr (gradient) {
+      error = function_.call(handles[0], handles[1], handles[2], handles[3], handles[4],
+                             handles[5], 0.0, causal_, mask, scaled, made[0].place(),
+                             made[1].place(), made[2].place());
+    } else {
+      error = function_.call(handles[0], handles[1], handles[2], 0.0, causal_, mask, scaled,
+                             made[0].place(), made[1].place());
+    }
+    Interface::get().check(error, name);
+    for (size_t i = 0; i < results_.size(); ++i) {
+      results_[i].take(places[i], made[i], range(gradient && i > 0), copy_);
+    }
+  }
 
   Function<std::conditional_t<gradient, Backward, Forward>> function_;
   Copy copy_;

@@ -96,6 +96,9 @@ class View {
   ElementType type() const { return type_; }
   int32_t number() const { return number_; }
 
+  // The bytes of an element of a type that is computed in float.
+  int64_t width() const { return type_ == kFloat ? 4 : 2; }
+
   // Whether the last axis stays the last.
   bool keeps_last() const {
     return perm_.empty() || perm_.back() == static_cast<int64_t>(perm_.size()) - 1;
@@ -131,14 +134,24 @@ class View {
   Integers perm_;
 };
 
+// A part of a tensor along one of the axes that torch sees.
+struct Range {
+  size_t axis;
+  int64_t begin, end;
+};
+
 // A tensor of torch.
 class Owned {
  public:
   Owned() = default;
 
-  // Of memory that belongs to ONNX Runtime.
-  Owned(void* data, const Shape& shape, const View& view) {
+  // Of memory that belongs to ONNX Runtime, or of a part of it.
+  Owned(void* data, const Shape& shape, const View& view, const Range* part = nullptr) {
     Shape sizes = view.sizes(shape), strides = view.strides(shape);
+    if (part != nullptr) {
+      sizes[part->axis] = part->end - part->begin;
+      data = static_cast<char*>(data) + part->begin * strides[part->axis] * view.width();
+    }
     const Interface& torch = Interface::get();
     constexpr int32_t cpu = 0, index = -1;
     torch.check(torch.create.call(data, static_cast<int64_t>(sizes.size()), sizes.data(),
@@ -146,7 +159,8 @@ class Owned {
                 "tensor");
   }
 
-  Owned(const Tensor& tensor, const View& view) : Owned(tensor.data, tensor.shape, view) {}
+  Owned(const Tensor& tensor, const View& view, const Range* part = nullptr)
+      : Owned(tensor.data, tensor.shape, view, part) {}
 
   Owned(Owned&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
   Owned(const Owned&) = delete;
@@ -180,17 +194,26 @@ class Result {
     view_ = View(type, number_of(type), back);
   }
 
-  // Give ONNX Runtime what torch made, if anybody reads it.
-  void take(const Context& context, const Owned& made, const Shape& shape,
-            const Copy& copy) const {
-    Shape lies = shape;
+  // Where ONNX Runtime wants it, null if nobody reads it, and its sizes there.
+  struct Place {
+    void* data = nullptr;
+    Shape lies;
+  };
+
+  Place place(const Context& context, const Shape& shape) const {
+    Place found{nullptr, shape};
     if (!order_.empty()) {
       if (order_.size() != shape.size()) fail(kInvalidArgument, "an order of other axes");
-      for (size_t d = 0; d < shape.size(); ++d) lies[d] = shape[order_[d]];
+      for (size_t d = 0; d < shape.size(); ++d) found.lies[d] = shape[order_[d]];
     }
-    void* data = context.optional_output(index_, lies);
-    if (data == nullptr) return;
-    Owned to(data, lies, view_);
+    found.data = context.optional_output(index_, found.lies);
+    return found;
+  }
+
+  // Give ONNX Runtime what torch made of a part, or of all.
+  void take(const Place& place, const Owned& made, const Range* part, const Copy& copy) const {
+    if (place.data == nullptr) return;
+    Owned to(place.data, place.lies, view_, part);
     Interface::get().check(copy.call(to.get(), made.get(), 0), "copy");
   }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "torch_library.h"
+#include "torch_threads.h"
 
 template <bool batched, bool added>
 class TorchProduct {
@@ -46,22 +47,79 @@ class TorchProduct {
     Shape shape = left;
     shape[rank - 1] = right[rank - 1];
     if (added) check_addend(views_[0].sizes(given[0].shape), shape);
-    torch_library::Owned y(context.output(0, shape), shape, result_);
-    torch_library::Owned x(a, views_[added]), w(b, views_[1 + added]);
+    void* y = context.output(0, shape);
+    if (!context.works_alone() || count(shape) == 0) return multiply(given, y, shape, nullptr);
+    const Parts parts(shape, left[rank - 1], context.threads());
+    context.share(parts.count, [&](int64_t i) {
+      const WorksAlone alone;
+      const Range part = parts[i];
+      multiply(given, y, shape, parts.count == 1 ? nullptr : &part);
+    });
+  }
+
+ private:
+  using Handle = torch_library::Handle;
+  using Range = torch_library::Range;
+  using Out = std::conditional_t<
+      added, torch_library::Error(Handle, Handle, Handle, Handle, double, double),
+      torch_library::Error(Handle, Handle, Handle)>;
+
+  // How a product is parted between threads: by batches, rows or columns.
+  struct Parts {
+    // The work that a thread more is worth, in multiplications.
+    static constexpr double kWorthAThread = 600e3;
+    // Rows or columns that a part has a multiple of.
+    static constexpr int64_t kBlock = 16;
+    size_t axis = 0;
+    int64_t size, step, count;
+
+    Parts(const Shape& shape, int64_t inner, int64_t threads) {
+      const double work = double(::count(shape)) * double(std::max<int64_t>(inner, 1));
+      const double worth = std::max(1.0, std::min(work / kWorthAThread, double(threads)));
+      count = static_cast<int64_t>(worth);
+      int64_t block = 1;
+      if (!batched || shape[0] < count) {
+        axis = shape[batched] >= shape[batched + 1] ? batched : batched + 1;
+        block = kBlock;
+      }
+      size = shape[axis];
+      step = (size + count - 1) / count;
+      step = (step + block - 1) / block * block;
+      count = (size + step - 1) / step;
+    }
+
+    Range operator[](int64_t i) const {
+      return {axis, i * step, std::min(size, (i + 1) * step)};
+    }
+  };
+
+  // Compute a part of the result, or all.
+  void multiply(const Tensor (&given)[2 + added], void* result, const Shape& shape,
+                const Range* part) const {
+    constexpr size_t row = batched, column = row + 1;
+    // A factor has the batches, and the rows or the columns of the result.
+    auto without = [&](size_t axis) {
+      return part != nullptr && part->axis == axis ? nullptr : part;
+    };
+    torch_library::Owned y(result, shape, result_, part);
+    torch_library::Owned x(given[added], views_[added], without(column));
+    torch_library::Owned w(given[1 + added], views_[1 + added], without(row));
     const auto& torch = torch_library::Interface::get();
     if constexpr (added) {
-      torch_library::Owned c(given[0], views_[0]);
+      const Shape addend = views_[0].sizes(given[0].shape);
+      Range of_addend{};
+      bool repeats = part == nullptr;
+      if (!repeats) {
+        const size_t missing = shape.size() - addend.size();
+        repeats = part->axis < missing || addend[part->axis - missing] == 1;
+        of_addend = {part->axis - missing, part->begin, part->end};
+      }
+      torch_library::Owned c(given[0], views_[0], repeats ? nullptr : &of_addend);
       torch.check(out_.call(y.get(), c.get(), x.get(), w.get(), beta_, alpha_), name);
     } else {
       torch.check(out_.call(y.get(), x.get(), w.get()), name);
     }
   }
-
- private:
-  using Handle = torch_library::Handle;
-  using Out = std::conditional_t<
-      added, torch_library::Error(Handle, Handle, Handle, Handle, double, double),
-      torch_library::Error(Handle, Handle, Handle)>;
 
   static std::string named(const char* suffix) {
     return std::string("aoti_torch_cpu_") + name + suffix;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -65,6 +66,16 @@ def test_products_that_gain(case: str) -> None:
     assert (left.op_type == MKL_PRODUCT) is expected
     assert left.outputs[0].name == "y"
     assert left.outputs[0].is_graph_output()
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(256, 0), (512, 1)])
+def test_weights_that_are_packed_once(rows: int, expected: int) -> None:
+    """By ONNX Runtime, where they are constants."""
+    model = model_of("MatMul (a, b)", f"float[{rows},1024] a", "float[1024,1024] b")
+    weight = model.graph.inputs.pop()
+    weight.const_value = ir.tensor(np.zeros((1024, 1024), np.float32), name=weight.name)
+    model.graph.register_initializer(weight)
+    assert multiply_by_mkl(model) == expected
 
 
 @pytest.mark.parametrize("dtype", ["double", "float16", "bfloat16"])

@@ -293,9 +293,10 @@ def judge(outcome: Outcome, subject: Subject, way: str, got: Results, expected: 
     # So near to a kink, float64 crosses it too: what it gives for weights that are moved by a
     # rounding is as right.
     for i in range(1, MORE_DRAWS + 1):
-        if off:
-            moved_exact = run(subject, way, None, torch.float64, moved_by=i)
-            off = [n for n in off if gap(got[n], moved_exact.get(n), scale) > allowed[n]]
+        if not off:
+            break
+        moved_exact = run(subject, way, None, torch.float64, moved_by=i)
+        off = [n for n in off if gap(got[n], moved_exact.get(n), scale) > allowed[n]]
     usual: dict[str, float] = {}
     if off and all(firsts[name] <= farthest for name in off):
         moved = [run(subject, way, "onnxrt", moved_by=i + 1) for i in range(DRAWS)]

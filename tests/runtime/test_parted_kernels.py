@@ -11,12 +11,9 @@ import pytest
 import torch
 
 from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
-from dort_rewriter.runtime.installed import bindings
-from dort_rewriter.runtime.ort_values import push
-from dort_rewriter.runtime.providers import ort_device
-from dort_rewriter.runtime.session import Session, create_session
+from dort_rewriter.runtime.session import create_session
 from dort_rewriter.runtime.torch_library import works_alone
-from tests.runtime.test_torch_kernels import FLASH, model_of
+from tests.runtime.test_torch_kernels import FLASH, model_of, run_session
 
 pytestmark = pytest.mark.skipif(
     not works_alone(), reason="this torch was built without MKL: its own threads share the work"
@@ -32,23 +29,11 @@ def session(
     results: Sequence[torch.dtype],
     threads: int,
     **attributes: Any,
-) -> Session:
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    return create_session(model_of(name, types, results, **attributes), options=options)
-
-
-def run(made: Session, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    state = bindings()
-    feeds, fetches = state.OrtValueVector(), state.OrtValueVector()
-    for tensor in tensors:
-        push(feeds, tensor.contiguous())
-    names = [i.name for i in made.ort.get_inputs()], [o.name for o in made.ort.get_outputs()]
-    devices = [ort_device(None)] * len(names[1])
-    options = onnxruntime.RunOptions()
-    made.ort.run_with_ortvaluevector(options, names[0], feeds, names[1], fetches, devices)
-    return tuple(torch.from_dlpack(v.to_dlpack()) for v in fetches)
+    return create_session(model_of(name, types, results, **attributes), options=options).ort
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +59,14 @@ PRODUCTS = [(200, 96, 130), (130, 100, 300), (33, 400, 257), (1, 2048, 2000)]
 def test_products(sizes: tuple[int, int, int], dtype: torch.dtype, threads: int) -> None:
     m, k, n = sizes
     a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
-    (got,) = run(session("mm", [dtype] * 2, [dtype], threads), a, b)
+    (got,) = run_session(session("mm", [dtype] * 2, [dtype], threads), a, b)
     assert_near(got, a @ b)
     turned = session("mm", [dtype] * 2, [dtype], threads, perm0=[1, 0], perm1=[1, 0])
-    assert_near(run(turned, a.t(), b.t())[0], a @ b)
+    assert_near(run_session(turned, a.t(), b.t())[0], a @ b)
     for shape in ((m, n), (n,), (1, n), (m, 1), ()):
         c = torch.randn(shape).to(dtype)
         made = session("addmm", [dtype] * 3, [dtype], threads, beta=0.5, alpha=2.0)
-        assert_near(run(made, c, a, b)[0], torch.addmm(c, a, b, beta=0.5, alpha=2.0))
+        assert_near(run_session(made, c, a, b)[0], torch.addmm(c, a, b, beta=0.5, alpha=2.0))
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -90,12 +75,12 @@ def test_products(sizes: tuple[int, int, int], dtype: torch.dtype, threads: int)
 def test_products_of_batches(batch: int, dtype: torch.dtype, threads: int) -> None:
     for m, k, n in ((200, 64, 150), (40, 64, 800)):
         a, b = torch.randn(batch, m, k).to(dtype), torch.randn(batch, k, n).to(dtype)
-        (got,) = run(session("bmm", [dtype] * 2, [dtype], threads), a, b)
+        (got,) = run_session(session("bmm", [dtype] * 2, [dtype], threads), a, b)
         assert_near(got, torch.bmm(a, b))
         for shape in ((batch, m, n), (1, m, 1), (m, n), (n,), (batch, 1, 1)):
             c = torch.randn(shape).to(dtype)
             made = session("baddbmm", [dtype] * 3, [dtype], threads, beta=1.0, alpha=0.5)
-            assert_near(run(made, c, a, b)[0], torch.baddbmm(c, a, b, alpha=0.5))
+            assert_near(run_session(made, c, a, b)[0], torch.baddbmm(c, a, b, alpha=0.5))
 
 
 MASKS: dict[str, Any] = {
@@ -129,14 +114,14 @@ def test_attention(batch: int, mask: str, dtype: torch.dtype, threads: int) -> N
     types = [dtype] * (3 + len(given))
     order = {"order0": [0, 2, 1, 3]}
     made = session(FLASH, types, [dtype, torch.float32], threads, is_causal=0, **order)
-    got = run(made, q, k, v, *given.values())
+    got = run_session(made, q, k, v, *given.values())
     assert_near(got[0].transpose(1, 2), out)
     assert_near(got[1], sums)
     read = (torch.randn(out.shape).to(dtype), q, k, v, out, sums)
     expected = getattr(torch.ops.aten, f"{FLASH}_backward")(*read, 0.0, False, **given)
     types = [t.dtype for t in (*read, *given.values())]
     made = session(f"{FLASH}_backward", types, [dtype] * 3, threads, is_causal=0)
-    for a, b in zip(run(made, *read, *given.values()), expected, strict=True):
+    for a, b in zip(run_session(made, *read, *given.values()), expected, strict=True):
         assert_near(a, b)
 
 
@@ -149,7 +134,7 @@ def test_heads_in_groups() -> None:
     if not torch.allclose(getattr(torch.ops.aten, FLASH)(q, k, v)[0], expected, atol=1e-5):
         pytest.skip("the kernel of this torch takes no groups")
     made = session(FLASH, [torch.float32] * 3, [torch.float32] * 2, 3, is_causal=0)
-    got = run(made, q, k, v)
+    got = run_session(made, q, k, v)
     assert_near(got[0], expected)
     assert_near(got[1], sums)
 
@@ -160,7 +145,7 @@ def test_several_callers_at_once() -> None:
     a, b = torch.randn(300, 200).bfloat16(), torch.randn(200, 300).bfloat16()
 
     def call(_: int) -> tuple[torch.Tensor, int]:
-        (result,) = run(made, a, b)
+        (result,) = run_session(made, a, b)
         return result, torch.get_num_threads()
 
     with ThreadPoolExecutor(3) as callers:

@@ -53,7 +53,13 @@ def _info(name: str, dtype: torch.dtype) -> onnx.ValueInfoProto:
 
 def run(model: onnx.ModelProto, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a model, whatever the types."""
-    session = create_session(model).ort
+    return run_session(create_session(model).ort, *tensors)
+
+
+def run_session(
+    session: onnxruntime.InferenceSession, *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The same for a session that is there."""
     state = bindings()
     feeds, fetches = state.OrtValueVector(), state.OrtValueVector()
     for tensor in tensors:

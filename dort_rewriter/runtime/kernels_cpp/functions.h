@@ -6,13 +6,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "compiler.h"
+
 #if defined(__FMA__)
-inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+INLINED float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-inline float fused(float a, float b, float c) { return a * b + c; }
+INLINED float fused(float a, float b, float c) { return a * b + c; }
 #endif
 
-inline float exponential(float x) {
+INLINED float exponential(float x) {
   // e ** x = 2 ** n * e ** r with |r| <= ln(2) / 2, and the series of e ** r. Without a branch, so
   // that compilers use vectors. The sum with 3 * 2 ** 22 rounds, and leaves n in the last bits.
   constexpr float kRound = 12582912.0f, kHighest = 88.7f, kLowest = -87.3f;
@@ -37,11 +39,11 @@ inline float exponential(float x) {
   return x < kLowest ? 0.0f : p;
 }
 
-inline double exponential(double x) { return std::exp(x); }
+INLINED double exponential(double x) { return std::exp(x); }
 
 // The polynomials below were fitted to the functions at Chebyshev nodes, in many digits.
 
-inline float error_function(float x) {
+INLINED float error_function(float x) {
   // Near zero x times a polynomial of its square; else 1 - e ** -p(|x|), which is 1 from 4 on.
   constexpr float kSmall = 0.98f, kLargest = 4.1f;
   float size = std::fabs(x), square = x * x;
@@ -67,9 +69,9 @@ inline float error_function(float x) {
   return size < kSmall ? near * x : far;
 }
 
-inline double error_function(double x) { return std::erf(x); }
+INLINED double error_function(double x) { return std::erf(x); }
 
-inline float hyperbolic_tangent(float x) {
+INLINED float hyperbolic_tangent(float x) {
   constexpr float kSmall = 0.64f;
   float size = std::fabs(x), square = x * x;
   float p = 0.00224834851f;
@@ -83,9 +85,9 @@ inline float hyperbolic_tangent(float x) {
   return std::copysign(size < kSmall ? near : far, x);  // -0.0 too
 }
 
-inline double hyperbolic_tangent(double x) { return std::tanh(x); }
+INLINED double hyperbolic_tangent(double x) { return std::tanh(x); }
 
-inline float logarithm(float x) {
+INLINED float logarithm(float x) {
   // x = 2 ** n * (1 + m) with m around zero; tiny numbers are scaled first.
   constexpr float kTiny = 1.17549435e-38f, kScale = 33554432.0f;  // 2 ** 25
   bool tiny = x < kTiny;
@@ -115,4 +117,4 @@ inline float logarithm(float x) {
   return x < HUGE_VALF ? result : x;  // infinity and NaN
 }
 
-inline double logarithm(double x) { return std::log(x); }
+INLINED double logarithm(double x) { return std::log(x); }

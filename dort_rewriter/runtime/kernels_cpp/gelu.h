@@ -7,7 +7,7 @@
 #include "kernel.h"
 
 // The slope of x * P(x), P the normal distribution function: P(x) + x * P'(x).
-inline float gelu_slope(float x) {
+INLINED float gelu_slope(float x) {
   // P is half of erfc(|x| / sqrt(2)), or what is missing to 1. Of a large argument z the function
   // erfc(z) is e ** (-z * z) times something smooth, fitted as a polynomial of 1 / (1 + 0.4 * z).
   float size = std::fabs(x);
@@ -29,7 +29,7 @@ inline float gelu_slope(float x) {
 
 // The same of 0.5 * x * (1 + tanh(u)), u a polynomial of x: both the sum and the slope of the
 // tangent are quotients of e ** (-2 * |u|), without the difference of numbers near one.
-inline float gelu_tanh_slope(float x) {
+INLINED float gelu_tanh_slope(float x) {
   constexpr float kScale = 0.797884561f, kCube = 0.044715f;  // the root of 2 / pi
   float square = x * x;
   float u = kScale * (x + kCube * (square * x));

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "compiler.h"
+
 #if defined(__F16C__) || defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
@@ -17,12 +19,12 @@ struct Bfloat {
   uint16_t bits;
 };
 
-inline float widen(float value) { return value; }
-inline double widen(double value) { return value; }
-inline void narrow(float value, float& to) { to = value; }
-inline void narrow(double value, double& to) { to = value; }
+INLINED float widen(float value) { return value; }
+INLINED double widen(double value) { return value; }
+INLINED void narrow(float value, float& to) { to = value; }
+INLINED void narrow(double value, double& to) { to = value; }
 
-inline float widen(Bfloat half) {
+INLINED float widen(Bfloat half) {
   uint32_t bits = static_cast<uint32_t>(half.bits) << 16;
   float value;
   std::memcpy(&value, &bits, 4);
@@ -32,25 +34,25 @@ inline float widen(Bfloat half) {
 // The bits of a float whose upper half is the nearest bfloat16, ties to even; NaN stays one.
 //
 // NOTE: the instruction of AVX512_BF16 takes tiny numbers for zero, which torch does not.
-inline uint32_t round_to_bfloat(float value) {
+INLINED uint32_t round_to_bfloat(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
   return (bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded;
 }
 
-inline void narrow(float value, Bfloat& to) {
+INLINED void narrow(float value, Bfloat& to) {
   to.bits = static_cast<uint16_t>(round_to_bfloat(value) >> 16);
 }
 
 #if defined(__F16C__)
 
-inline float widen(Half half) { return _cvtsh_ss(half.bits); }
-inline void narrow(float value, Half& to) { to.bits = _cvtss_sh(value, 0); }
+INLINED float widen(Half half) { return _cvtsh_ss(half.bits); }
+INLINED void narrow(float value, Half& to) { to.bits = _cvtss_sh(value, 0); }
 
 #else
 
-inline float widen(Half half) {
+INLINED float widen(Half half) {
   uint32_t sign = static_cast<uint32_t>(half.bits & 0x8000) << 16;
   uint32_t magnitude = static_cast<uint32_t>(half.bits & 0x7fff) << 13;
   float value;
@@ -68,7 +70,7 @@ inline float widen(Half half) {
   return value;
 }
 
-inline void narrow(float value, Half& to) {
+INLINED void narrow(float value, Half& to) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   uint32_t sign = (bits >> 16) & 0x8000;

@@ -6,16 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "compiler.h"
 #include "ort_api.h"
 
 inline Api api;
-
-// Of functions that are called once or twice by a kernel: compiled once, not where they are called.
-#if defined(__GNUC__)
-#define ONCE __attribute__((noinline))
-#else
-#define ONCE
-#endif
 
 // An error of ONNX Runtime, carried through C++ until a function that returns it.
 struct StatusError {

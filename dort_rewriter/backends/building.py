@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, Providers
+from dort_rewriter.backends.mkl import compute_by_mkl
 from dort_rewriter.backends.models_on_disk import ModelEntry
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
@@ -24,7 +25,6 @@ from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.optimize.low_bits import lower_weights
-from dort_rewriter.optimize.mkl_products import multiply_by_mkl
 from dort_rewriter.optimize.own_factors import part_factors
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import (
@@ -200,8 +200,8 @@ def _convert(
         trace.reports.append(report)
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
-        if recipe.multiplies_by_mkl(provider):
-            multiply_by_mkl(model)
+        if recipe.may_call_mkl(provider):
+            compute_by_mkl(model, options)
     return model
 
 

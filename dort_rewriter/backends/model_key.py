@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dort_rewriter.backends import mkl
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.graph_data import MAX_CONSTANT
@@ -173,7 +174,7 @@ def _choices(recipe: Recipe, provider: str) -> Iterator[str]:
     optimization = recipe.options.optimization
     own = provider == CPU and uses_own_kernels(optimization)
     yield f"own kernels: {own}"  # a compiler may come and go
-    yield f"MKL: {recipe.multiplies_by_mkl(provider)}"
+    yield f"MKL: {mkl.described(recipe.options) if recipe.may_call_mkl(provider) else None}"
     if optimization.dump_applied_patterns is not None:
         raise NoKey("dump_applied_patterns")
     for field in dataclasses.fields(OptimizationOptions):

@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
+from dort_rewriter.backends.mkl import differentiates_by_mkl
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import (
     CALLED,
@@ -20,7 +21,6 @@ from dort_rewriter.capture.placement import (
     KERNEL,
     ONE_KERNEL,
     PLACED,
-    PRODUCTS,
     RUNNING,
     Place,
     choose_place,
@@ -36,7 +36,6 @@ from dort_rewriter.export.registry import builtin_converters, op_name
 from dort_rewriter.export.torch_calls import is_called, may_be_called
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.torch_library import multiplies_faster
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["Recipe", "RunBoxed"]
@@ -90,18 +89,15 @@ class Recipe:
         if node.op != "call_function":
             return "onnxruntime"
         name, overrides = op_name(node.target), self.options.placement
-        place = choose_place(node, name, overrides)
+        by_mkl = functools.partial(differentiates_by_mkl, self.options)
+        place = choose_place(node, name, overrides, by_mkl=by_mkl)
         if place == "torch" and _has_kernel(node) and uses_own_kernels(self.options.optimization):
             return choose_place(node, name, {"*": "onnxruntime", **(overrides or {})})
         return place
 
-    def multiplies_by_mkl(self, provider: str) -> bool:
-        """Tell whether large products of float32 are for the kernel that calls MKL."""
-        options = self.options
-        if any(find_override(p, options.placement) == "onnxruntime" for p in PRODUCTS):
-            return False
-        own = provider == CPU and uses_own_kernels(options.optimization)
-        return self.runs_here and own and multiplies_faster()
+    def may_call_mkl(self, provider: str) -> bool:
+        """Tell whether models run here, where MKL is."""
+        return self.runs_here and provider == CPU
 
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
         """Why a node of an ATen graph stays in torch; None when it does not."""

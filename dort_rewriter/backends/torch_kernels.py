@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
+from dort_rewriter.backends.mkl import differentiates_by_mkl
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import KERNEL, choose_place
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -24,7 +27,8 @@ def with_torch_kernels(dispatcher: Dispatcher, options: OrtBackendOptions) -> Di
     """
 
     def wants(node: torch.fx.Node) -> bool:
-        place = choose_place(node, op_name(node.target), options.placement)
+        by_mkl = functools.partial(differentiates_by_mkl, options)
+        place = choose_place(node, op_name(node.target), options.placement, by_mkl=by_mkl)
         return place == KERNEL and uses_own_kernels(options.optimization)
 
     described = str(sorted((options.placement or {}).items()))

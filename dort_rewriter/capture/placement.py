@@ -7,6 +7,7 @@ each part is a session of its own. ``scripts/calibrate.py`` measures the table a
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ __all__ = [
     "CHECK",
     "CHECKS",
     "COSTS",
+    "FLASH_BACKWARD",
     "KERNEL",
     "ONE_KERNEL",
     "PLACED",
@@ -122,13 +124,16 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 _FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
+FLASH_BACKWARD = f"{_FLASH}_backward"
+"""The gradient of attention."""
+
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 """Products of matrices."""
 
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
     **dict.fromkeys(PRODUCTS, _HALVES),
     _FLASH: (torch.float32, *_HALVES),
-    f"{_FLASH}_backward": (torch.float32, *_HALVES),
+    FLASH_BACKWARD: (torch.float32, *_HALVES),
 }
 """The operators that torch's kernels compute inside a model, by the types of their first results:
 ONNX Runtime has no products of halves, and makes them in float32, at a third of the speed; torch's
@@ -140,7 +145,8 @@ THREADED_SCORES = 200 * 200
 Measured with two threads on two cores, a Llama of width 256: of the time with the kernels of ONNX
 Runtime, inference took 1.02 (64 tokens), 0.98 (128), 0.88 (256) and 0.85 (384), training 1.01,
 0.99, 0.93 and 0.91; a ViT of 197 tokens 1.06 and 1.01, a BERT of 128 1.02 and 0.97. With one
-thread torch's kernel was the faster one at each length.
+thread torch's kernel was the faster one at each length. Where MKL computes the gradient, training
+takes 0.97 (a ViT of 65 tokens), 0.98 (a BERT of 128) and 0.95 (a GPT-2 and a Llama of 128).
 """
 
 OPENMP_SCORES = 512 * 512
@@ -152,16 +158,23 @@ Those of the session wait without spinning then, which costs its other operators
 
 
 def choose_place(
-    node: torch.fx.Node, name: str, overrides: Mapping[str, Place] | None = None
+    node: torch.fx.Node,
+    name: str,
+    overrides: Mapping[str, Place] | None = None,
+    *,
+    by_mkl: Callable[[], bool] = lambda: False,
 ) -> Place:
-    """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all."""
+    """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all.
+
+    ``by_mkl`` tells whether MKL computes the gradient of attention in place of torch's kernel.
+    """
     base = name.split(".")[0]
     chosen = find_override(name, overrides)
     if chosen is not None:
         return chosen
     if not _on_cpu(node):
         return "torch" if base in ON_CUDA else "onnxruntime"
-    if _has_type(node, KERNEL_TYPES.get(base, ())) and _pays(node, base):
+    if _has_type(node, KERNEL_TYPES.get(base, ())) and _pays(node, base, by_mkl):
         return KERNEL
     cost = COSTS.get(base)
     if cost is None:
@@ -183,17 +196,23 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
     return isinstance(first, torch.Tensor) and first.dtype in types
 
 
-def _pays(node: torch.fx.Node, name: str) -> bool:
+def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool]) -> bool:
     """Whether torch's kernel is the faster one."""
     if not name.startswith(_FLASH) or torch.get_num_threads() == 1:
         return True
-    first = 1 if name.endswith("_backward") else 0
+    is_backward = name == FLASH_BACKWARD
+    first = 1 if is_backward else 0
     query, key = (_value(node.args[first + i]) for i in range(2))
-    if query.dtype in _HALVES:
+    if query.dtype in _HALVES or ((is_backward or _is_differentiated(node)) and by_mkl()):
         return True
     # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
     fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
     return _size(query.shape[-2]) * _size(key.shape[-2]) >= fewest
+
+
+def _is_differentiated(node: torch.fx.Node) -> bool:
+    """Whether the sums of exponentials of an attention are read, which is for its gradient."""
+    return any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in node.users)
 
 
 def _on_cpu(node: torch.fx.Node) -> bool:

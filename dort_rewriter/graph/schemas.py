@@ -44,6 +44,9 @@ TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION
 MKL_PRODUCT = "MklProduct"
 """The operator of that domain that multiplies by MKL, which comes with torch."""
 
+MKL_ATTENTION_GRAD = "MklAttentionGrad"
+"""The gradient of attention by those products: it reads and gives what torch's kernel does."""
+
 TORCH_CALL = "TorchCall"
 """The operator of that domain that calls any operator of torch, through Python."""
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import (
+    MKL_ATTENTION_GRAD,
     MKL_PRODUCT,
     OWN_DOMAIN,
     TORCH_ATTENTION,
@@ -57,6 +58,7 @@ _OWN_NEVER_FAIL = (
         "GeluGrad",
         "LayerNorm",
         "LayerNormGrad",
+        MKL_ATTENTION_GRAD,
         MKL_PRODUCT,
         "RmsNorm",
         "RmsNormGrad",

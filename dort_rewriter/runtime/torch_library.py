@@ -9,7 +9,15 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["has_function", "multiplies_faster", "torch_library", "works_alone"]
+from dort_rewriter.runtime.kernel_build import features
+
+__all__ = [
+    "has_function",
+    "multiplies_bfloat16",
+    "multiplies_faster",
+    "torch_library",
+    "works_alone",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -59,3 +67,9 @@ def multiplies_faster() -> bool:
     except OSError:
         return False
     return maker.strip().endswith("GenuineIntel")
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Tell whether MKL multiplies matrices of bfloat16 by instructions for that."""
+    return has_function("gemm_bf16bf16f32_") and "amx_bf16" in features()

@@ -11,7 +11,7 @@ import torch
 from packaging.version import Version
 
 from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
-from dort_rewriter.backends import recipe
+from dort_rewriter.backends import mkl
 from dort_rewriter.capture.placement import Place
 from dort_rewriter.graph.schemas import MKL_PRODUCT, TORCH_PRODUCTS
 from dort_rewriter.runtime import custom_kernels
@@ -88,14 +88,14 @@ def test_large_products_of_float32(
 ) -> None:
     """By MKL, in models that run here."""
     faster, expected, options = OPTIONS[case]
-    monkeypatch.setattr(recipe, "multiplies_faster", lambda: faster)
+    monkeypatch.setattr(mkl, "multiplies_faster", lambda: faster)
     made_here(**options)
     assert operators(dumped).count(MKL_PRODUCT) == expected
 
 
 def test_files_have_no_products_by_mkl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor have saved models: they may run where there is none."""
-    monkeypatch.setattr(recipe, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(mkl, "multiplies_faster", lambda: True)
     layer, x = torch.nn.Linear(512, 512), torch.randn(512, 512)
     file = to_onnx(layer, (x,), options={"patterns": "default+onnxruntime+kernels"})
     assert MKL_PRODUCT not in {n.op_type for n in file.graph.node}
@@ -186,6 +186,8 @@ def test_files_have_none(patterns: str) -> None:
 
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+BY_TORCH: dict[str, Place] = {f"aten::{FLASH}_backward": "torch kernel"}
+"""Gradients of attention too, where MKL would compute them."""
 
 
 class Heads(torch.nn.Module):
@@ -212,7 +214,7 @@ class Heads(torch.nn.Module):
 def test_attention_runs_by_torchs_kernel(dtype: torch.dtype, kind: str, dumped: Path) -> None:
     """Forward and backward, sizes that are symbols too; no scores are made."""
     model = Heads().to(dtype)
-    ours = compiled(model)
+    ours = compiled(model, placement=BY_TORCH)
     weights = list(model.parameters())
     for length in (10, 17, 12):
         x = torch.randn(2, length, 32).to(dtype)
@@ -248,7 +250,8 @@ class WrittenOut(Heads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_causal_mask_that_is_written_out_is_not_made(dtype: torch.dtype, dumped: Path) -> None:
     model = WrittenOut().to(dtype)
-    ours = compiled(model, optimization={"patterns": "default+onnxruntime+kernels"})
+    patterns = {"patterns": "default+onnxruntime+kernels"}
+    ours = compiled(model, optimization=patterns, placement=BY_TORCH)
     x, weights = torch.randn(2, 48, 32).to(dtype), list(model.parameters())
     expected, got = model(x), ours(x)
     torch.testing.assert_close(got, expected)

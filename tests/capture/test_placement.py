@@ -117,6 +117,22 @@ def test_short_attention_of_threads_stays(
     assert [choose_place(n, name) for n, name in zip(nodes, names, strict=True)] == [place, place]
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_short_attention_whose_gradient_is_by_mkl(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes no scores, unless nobody reads what its gradient does."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    forward, backward = _attention(64, torch.float32, mode)
+    names = [f"aten::{n.target.__name__.split('.')[0]}" for n in (forward, backward)]
+    by_mkl = {"by_mkl": lambda: True}
+    assert choose_place(backward, names[1], **by_mkl) == "torch kernel"
+    assert choose_place(forward, names[0], **by_mkl) == "torch kernel"
+    (sums,) = (u for u in forward.users if u.args[1] == 1)
+    sums.replace_all_uses_with(next(iter(forward.users)))
+    assert choose_place(forward, names[0], **by_mkl) == "onnxruntime"
+
+
 @pytest.mark.parametrize(("mkl", "place"), [(True, "torch kernel"), (False, "onnxruntime")])
 def test_threads_of_openmp_cost_more(
     mkl: bool, place: str, monkeypatch: pytest.MonkeyPatch

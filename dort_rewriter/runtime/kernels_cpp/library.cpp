@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "elementwise_at.h"
 #include "gelu.h"
+#include "mkl_attention.h"
 #include "mkl_products.h"
 #include "norms.h"
 #include "order.h"
@@ -42,7 +43,8 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<TriMatrix>(), operator_of<Order>(), operator_of<DepthwiseConv>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
-      for (const auto& ops : {torch_products(), mkl_products(), torch_attention(), torch_calls()}) {
+      for (const auto& ops : {torch_products(), mkl_products(), torch_attention(), mkl_attention(),
+                              torch_calls()}) {
         for (const OrtCustomOp* op : ops) check(api.CustomOpDomain_Add(created, op));
       }
       return created;

@@ -1,54 +1,10 @@
-// Products of matrices of float32 by MKL, the library that torch multiplies by on some processors.
-//
-// NOTE: MKL's own threads would spin on the cores that those of the session need. Each thread of the
-// session calls it for a part of the rows or columns instead, and MKL works in that thread alone.
+// Products of matrices of float32 by MKL: each thread computes a part of the rows or columns.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "torch_library.h"
-
-class Mkl {
- public:
-  static const Mkl& get() {
-    static const Mkl found;  // tried again by the next kernel if it throws
-    return found;
-  }
-
-  // A matrix as it lies in memory, by rows that are `step` apart, or read the other way round.
-  struct Matrix {
-    const float* data;
-    int64_t step;
-    bool turned;
-
-    // Where the rows and the columns of what is read begin.
-    const float* row(int64_t i) const { return data + (turned ? i : i * step); }
-    const float* column(int64_t i) const { return data + (turned ? i * step : i); }
-  };
-
-  // y = alpha * a b + beta * y, of m by k and k by n numbers, in the calling thread alone.
-  void multiply(int64_t m, int64_t n, int64_t k, float alpha, Matrix a, Matrix b, float beta,
-                float* y, int64_t step) const {
-    const int before = threads_.call(1);
-    // MKL counts by columns: the product of b and a, turned, is that of a and b by rows.
-    const int rows = narrow(m), columns = narrow(n), inner = narrow(k), out = narrow(step);
-    const int of_a = narrow(a.step), of_b = narrow(b.step);
-    multiply_.call(b.turned ? "T" : "N", a.turned ? "T" : "N", &columns, &rows, &inner, &alpha,
-                   b.data, &of_b, a.data, &of_a, &beta, y, &out);
-    threads_.call(before);
-  }
-
- private:
-  using Multiply = void(const char*, const char*, const int*, const int*, const int*,
-                        const float*, const float*, const int*, const float*, const int*,
-                        const float*, float*, const int*);
-
-  static int narrow(int64_t size) { return static_cast<int>(size); }
-
-  torch_library::Function<Multiply> multiply_{"sgemm_"};
-  torch_library::Function<int(int)> threads_{"MKL_Set_Num_Threads_Local"};
-};
+#include "mkl.h"
 
 // alpha * op(a) op(b) + beta * c: what MatMul, FusedMatMul and Gemm compute. What is added is for
 // matrices, without batches.
@@ -201,7 +157,7 @@ class MklProduct {
   void multiply(const Sizes& of, const Parts& parts, int64_t job, const float* a, const float* b,
                 const Addend& added, float* y) const {
     const int64_t batch = job / parts.splits, first = job % parts.splits * parts.step;
-    Mkl::Matrix left{a, of.step_a, turn_a_}, right{b, of.step_b, turn_b_};
+    Mkl::Matrix<float> left{a, of.step_a, turn_a_}, right{b, of.step_b, turn_b_};
     if (of.batches > 1) {
       left.data += Sizes::begin(of.batches_of_a, of.shape, batch, of.m * of.k);
       right.data += Sizes::begin(of.batches_of_b, of.shape, batch, of.k * of.n);

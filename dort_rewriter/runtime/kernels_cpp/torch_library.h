@@ -210,6 +210,9 @@ class Result {
     return found;
   }
 
+  // The steps along the axes that torch sees, to a result that lies there.
+  Shape strides(const Place& place) const { return view_.strides(place.lies); }
+
   // Give ONNX Runtime what torch made of a part, or of all.
   void take(const Place& place, const Owned& made, const Range* part, const Copy& copy) const {
     if (place.data == nullptr) return;

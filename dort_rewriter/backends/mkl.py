@@ -1,0 +1,43 @@
+"""What MKL, which comes with torch, computes in models that run in the process that makes them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.capture.placement import FLASH_BACKWARD, PRODUCTS, find_override
+from dort_rewriter.optimize.mkl_attention import differentiate_by_mkl
+from dort_rewriter.optimize.mkl_products import multiply_by_mkl
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.runtime.torch_library import multiplies_bfloat16, multiplies_faster
+
+__all__ = ["compute_by_mkl", "described", "differentiates_by_mkl", "multiplies_by_mkl"]
+
+
+def multiplies_by_mkl(options: OrtBackendOptions) -> bool:
+    """Tell whether large products of float32 are for the kernel that calls MKL."""
+    elsewhere = any(find_override(p, options.placement) == "onnxruntime" for p in PRODUCTS)
+    return not elsewhere and _may_call_mkl(options)
+
+
+def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
+    """Tell whether gradients of attention are: where nobody asks for torch's kernel."""
+    return find_override(FLASH_BACKWARD, options.placement) is None and _may_call_mkl(options)
+
+
+def _may_call_mkl(options: OrtBackendOptions) -> bool:
+    return multiplies_faster() and uses_own_kernels(options.optimization)
+
+
+def described(options: OrtBackendOptions) -> str:
+    """All that decides what it computes."""
+    decided = multiplies_by_mkl(options), differentiates_by_mkl(options), multiplies_bfloat16()
+    return "{} {} {}".format(*decided)
+
+
+def compute_by_mkl(model: ir.Model, options: OrtBackendOptions) -> None:
+    """Change a model in place."""
+    if multiplies_by_mkl(options):
+        multiply_by_mkl(model)
+    if differentiates_by_mkl(options):
+        differentiate_by_mkl(model, of_bfloat16=multiplies_bfloat16())

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.capture.placement import FLASH_BACKWARD, PRODUCTS, find_override
 from dort_rewriter.optimize.mkl_attention import differentiate_by_mkl
-from dort_rewriter.optimize.mkl_products import multiply_by_mkl
+from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_by_mkl
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.torch_library import multiplies_bfloat16, multiplies_faster
 
@@ -25,19 +25,27 @@ def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
     return find_override(FLASH_BACKWARD, options.placement) is None and _may_call_mkl(options)
 
 
+def multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
+    """Tell whether small products of bfloat16 are: where nobody asks for torch's kernels."""
+    asked = any(find_override(p, options.placement) is not None for p in PRODUCTS)
+    return not asked and multiplies_bfloat16() and _may_call_mkl(options)
+
+
 def _may_call_mkl(options: OrtBackendOptions) -> bool:
     return multiplies_faster() and uses_own_kernels(options.optimization)
 
 
 def described(options: OrtBackendOptions) -> str:
     """All that decides what it computes."""
-    decided = multiplies_by_mkl(options), differentiates_by_mkl(options), multiplies_bfloat16()
-    return "{} {} {}".format(*decided)
+    decided = multiplies_by_mkl, multiplies_small_by_mkl, differentiates_by_mkl
+    return f"{[d(options) for d in decided]}, of bfloat16: {multiplies_bfloat16()}"
 
 
 def compute_by_mkl(model: ir.Model, options: OrtBackendOptions) -> None:
     """Change a model in place."""
     if multiplies_by_mkl(options):
         multiply_by_mkl(model)
+    if multiplies_small_by_mkl(options):
+        multiply_small_by_mkl(model)
     if differentiates_by_mkl(options):
         differentiate_by_mkl(model, of_bfloat16=multiplies_bfloat16())

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from dort_rewriter.graph.schemas import MKL_PRODUCT
-from dort_rewriter.optimize.mkl_products import multiply_by_mkl
+from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_by_mkl
 
 
 def model_of(node: str, *inputs: str) -> ir.Model:
@@ -92,3 +92,21 @@ def test_what_scales_a_product_goes_along() -> None:
     assert multiply_by_mkl(model) == 1
     (left,) = model.graph
     assert {n: a.value for n, a in left.attributes.items()} == settings
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "baddbmm"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float"])
+def test_small_products_of_bfloat16(dtype: str, name: str) -> None:
+    """Of two matrices; the kernel knows which are small."""
+    given = ["c"] * ("add" in name) + ["a", "b"]
+    text = (
+        '<ir_version: 8, opset_import: ["" : 18, "dort_rewriter" : 1]>\n'
+        f"graph ({', '.join(f'{dtype}[M,N] {x}' for x in given)}) => ({dtype}[M,N] y) "
+        f"{{ y = dort_rewriter.{name} <perm0 = [1, 0]> ({', '.join(given)}) }}"
+    )
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    expected = int(dtype == "bfloat16" and name in ("mm", "addmm"))
+    assert multiply_small_by_mkl(model) == expected
+    (node,) = model.graph
+    assert ("small_by_mkl" in node.attributes) is bool(expected)
+    assert node.attributes["perm0"].value == (1, 0)

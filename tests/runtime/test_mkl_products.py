@@ -19,6 +19,7 @@ from dort_rewriter.graph.schemas import MKL_PRODUCT, OWN_DOMAIN
 from dort_rewriter.runtime import torch_library
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.runtime.torch_library import has_function
+from tests.runtime.test_torch_kernels import model_of, run_session
 
 pytestmark = pytest.mark.skipif(
     not (has_function("sgemm_") and has_function("MKL_Set_Num_Threads_Local")),
@@ -183,6 +184,73 @@ def test_a_node_that_nobody_wrote_is_refused(case: str) -> None:
 def test_sizes_that_do_not_fit_are_refused(shapes: Sequence[tuple[int, ...]]) -> None:
     with pytest.raises(Exception, match=r"do not fit|no matrix|does not broadcast"):
         product(*(random(*s) for s in shapes))
+
+
+def halves(
+    *given: torch.Tensor, threads: int = 1, name: str = "", **attributes: Any
+) -> torch.Tensor:
+    """A product by torch's kernel, which leaves small ones to MKL."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    name = name or ("mm" if len(given) == 2 else "addmm")
+    types = [t.dtype for t in given]
+    model = model_of(name, types, types[:1], small_by_mkl=1, **attributes)
+    (result,) = run_session(create_session(model, options=options).ort, *given)
+    return result
+
+
+HALVES = [(1, 1, 1), (5, 7, 3), (64, 96, 33), (1, 40, 900), (900, 40, 1), (200, 100, 300)]
+
+
+@pytest.mark.skipif(not has_function("gemm_bf16bf16f32_"), reason="this MKL has no such product")
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("sizes", HALVES)
+def test_small_products_of_bfloat16(sizes: tuple[int, int, int], threads: int) -> None:
+    """Rounded once, of factors and addends that lie in any order, written in parts."""
+    m, k, n = sizes
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator).bfloat16()
+
+    a, b = drawn(m, k), drawn(k, n)
+    exact = a.double() @ b.double()
+    for turn_a, turn_b in itertools.product((0, 1), (0, 1)):
+        given = (a.t() if turn_a else a), (b.t() if turn_b else b)
+        perms = {f"perm{i}": [1, 0] for i, turn in enumerate((turn_a, turn_b)) if turn}
+        got = halves(*(t.contiguous() for t in given), threads=threads, **perms)
+        torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-4)
+    for shape in ((), (1,), (n,), (1, n), (m, 1), (m, n)):
+        c = drawn(*shape)
+        got = halves(c, a, b, threads=threads, beta=0.5, alpha=2.0)
+        expected = 0.5 * c.double() + 2 * exact
+        torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-4)
+        none = halves(torch.full_like(c, torch.nan), a, b, threads=threads, beta=0.0, alpha=1.0)
+        torch.testing.assert_close(none.double(), exact, rtol=2**-8, atol=1e-4)
+    turned = halves(c.t().contiguous(), a, b, perm0=[1, 0], beta=0.5, alpha=2.0)
+    torch.testing.assert_close(turned.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.skipif(not has_function("gemm_bf16bf16f32_"), reason="this MKL has no such product")
+def test_large_products_of_bfloat16_stay_with_torch() -> None:
+    """Bit for bit with one thread: of many multiplications, or of many results."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for m, k, n in ((300, 500, 200), (300, 4, 300)):
+            a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+            assert torch.equal(halves(a, b), a @ b)
+        empty = halves(torch.ones(3, 0).bfloat16(), torch.ones(0, 2).bfloat16())
+        assert torch.equal(empty, torch.zeros(3, 2).bfloat16())
+        assert halves(torch.ones(3, 2).bfloat16(), torch.ones(2, 0).bfloat16()).shape == (3, 0)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("mm", torch.float16), ("bmm", torch.bfloat16)])
+def test_other_products_are_not_by_mkl(name: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ExecutionError):
+        halves(torch.ones(2, 2).to(dtype), torch.ones(2, 2).to(dtype), name=name)
 
 
 def test_who_multiplies_faster_is_asked_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

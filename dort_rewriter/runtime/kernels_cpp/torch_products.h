@@ -1,8 +1,13 @@
 // Products of matrices by torch's kernels: mm, bmm, and with a tensor that is added.
 //
 // Transposed inputs are read as they lie, results are written where ONNX Runtime wants them.
+//
+// NOTE: torch makes primitives of oneDNN, which takes as long as a small product. Where a node says
+// `small_by_mkl`, MKL multiplies small matrices of bfloat16, and the results are rounded once.
 #pragma once
 
+#include "floats.h"
+#include "mkl.h"
 #include "torch_library.h"
 #include "torch_threads.h"
 
@@ -32,6 +37,11 @@ class TorchProduct {
       alpha_ = info.number("alpha");
     }
     torch_library::Interface::get();
+    by_mkl_ = info.flag("small_by_mkl", false);
+    if (by_mkl_) {
+      if (batched || type != kBFloat16) fail(kInvalidArgument, "MKL multiplies two of bfloat16");
+      Mkl::check<Bfloat>();
+    }
   }
 
   void compute(const Context& context) const {
@@ -93,9 +103,68 @@ class TorchProduct {
     }
   };
 
+  // The multiplications and results up to which MKL is the faster one: measured.
+  static constexpr double kMostByMkl = 2e7;
+  static constexpr int64_t kMostResults = 1 << 16;
+
+  // A matrix of bfloat16 as torch sees it, from a row and a column on.
+  static Mkl::Matrix<Bfloat> matrix(const Tensor& tensor, const torch_library::View& view,
+                                    int64_t row, int64_t column) {
+    const Shape sizes = view.sizes(tensor.shape), steps = view.strides(tensor.shape);
+    const Bfloat* from = tensor.as<Bfloat>() + row * steps[0] + column * steps[1];
+    const bool turned = steps[1] != 1;
+    // MKL wants no step less than what lies in a row, not even where there is one row.
+    return {from, std::max<int64_t>({steps[turned], sizes[!turned], 1}), turned};
+  }
+
+  // Compute a part that is small, or all; false if it is not.
+  bool multiply_by_mkl(const Tensor (&given)[2 + added], void* result, const Shape& shape,
+                       const Range* part) const {
+    int64_t begin[2] = {0, 0}, size[2] = {shape[0], shape[1]};
+    if (part != nullptr) {
+      begin[part->axis] = part->begin;
+      size[part->axis] = part->end - part->begin;
+    }
+    const int64_t m = size[0], n = size[1];
+    const int64_t k = views_[added].sizes(given[added].shape)[1];
+    if (m > kMostResults / n || double(m) * double(n) * double(k) > kMostByMkl) return false;
+    const auto a = matrix(given[added], views_[added], begin[0], 0);
+    const auto b = matrix(given[1 + added], views_[1 + added], 0, begin[1]);
+    if (std::max(a.step, b.step) > INT32_MAX) return false;
+    float* sums = room(0, m * n);
+    Mkl::get().multiply(m, n, k, static_cast<float>(alpha_), a, b, 0, sums, n);
+    Bfloat* y = static_cast<Bfloat*>(result) + begin[0] * shape[1] + begin[1];
+    for (int64_t i = 0; i < m; ++i) {
+      if (added && beta_ != 0) add_row(given[0], begin[0] + i, begin[1], n, sums + i * n);
+      narrow_all(sums + i * n, y + i * shape[1], n);
+    }
+    return true;
+  }
+
+  // Add a part of a row of what is added.
+  void add_row(const Tensor& addend, int64_t row, int64_t column, int64_t n, float* sums) const {
+    const Shape sizes = views_[0].sizes(addend.shape), steps = views_[0].strides(addend.shape);
+    auto step = [&](size_t from_last) {
+      const size_t rank = sizes.size();
+      return rank < from_last || sizes[rank - from_last] == 1 ? 0 : steps[rank - from_last];
+    };
+    const int64_t along = step(1);
+    const Bfloat* from = addend.as<Bfloat>() + row * step(2) + column * along;
+    const auto factor = static_cast<float>(beta_);
+    if (along == 1) {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) sums[j] += factor * widen(from[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) sums[j] += factor * widen(from[j * along]);
+    }
+  }
+
   // Compute a part of the result, or all.
   void multiply(const Tensor (&given)[2 + added], void* result, const Shape& shape,
                 const Range* part) const {
+    if constexpr (!batched) {
+      if (by_mkl_ && count(shape) != 0 && multiply_by_mkl(given, result, shape, part)) return;
+    }
     constexpr size_t row = batched, column = row + 1;
     // A factor has the batches, and the rows or the columns of the result.
     auto without = [&](size_t axis) {
@@ -138,6 +207,7 @@ class TorchProduct {
   torch_library::View views_[2 + added];
   torch_library::View result_;
   double beta_ = 1, alpha_ = 1;
+  bool by_mkl_ = false;
 };
 
 inline std::vector<const OrtCustomOp*> torch_products() {

@@ -56,8 +56,8 @@ def save(
     What is saved is the graph of one call in inference: of the call with these arguments, or of
     the last call that was compiled, when there are none. Sizes that were compiled for any number
     stay so. :func:`load` makes it callable in another process, without tracing; its numbers are
-    those of the compiled model, bit for bit. Saving runs the model, on its parameters and buffers
-    as they are, and leaves them so.
+    those of the compiled model: bit for bit, but within rounding where MKL computes in that one.
+    Saving runs the model, on its parameters and buffers as they are, and leaves them so.
 
     With ``training=True`` it is the graph of a training step, and that of its gradients: what is
     loaded is called and derived as the compiled model is.

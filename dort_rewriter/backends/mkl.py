@@ -11,10 +11,10 @@ from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.torch_library import multiplies_bfloat16, multiplies_faster
 
-__all__ = ["compute_by_mkl", "described", "differentiates_by_mkl", "multiplies_by_mkl"]
+__all__ = ["compute_by_mkl", "described", "differentiates_by_mkl"]
 
 
-def multiplies_by_mkl(options: OrtBackendOptions) -> bool:
+def _multiplies_by_mkl(options: OrtBackendOptions) -> bool:
     """Tell whether large products of float32 are for the kernel that calls MKL."""
     elsewhere = any(find_override(p, options.placement) == "onnxruntime" for p in PRODUCTS)
     return not elsewhere and _may_call_mkl(options)
@@ -25,7 +25,7 @@ def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
     return find_override(FLASH_BACKWARD, options.placement) is None and _may_call_mkl(options)
 
 
-def multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
+def _multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
     """Tell whether small products of bfloat16 are: where nobody asks for torch's kernels."""
     asked = any(find_override(p, options.placement) is not None for p in PRODUCTS)
     return not asked and multiplies_bfloat16() and _may_call_mkl(options)
@@ -37,15 +37,15 @@ def _may_call_mkl(options: OrtBackendOptions) -> bool:
 
 def described(options: OrtBackendOptions) -> str:
     """All that decides what it computes."""
-    decided = multiplies_by_mkl, multiplies_small_by_mkl, differentiates_by_mkl
+    decided = _multiplies_by_mkl, _multiplies_small_by_mkl, differentiates_by_mkl
     return f"{[d(options) for d in decided]}, of bfloat16: {multiplies_bfloat16()}"
 
 
 def compute_by_mkl(model: ir.Model, options: OrtBackendOptions) -> None:
     """Change a model in place."""
-    if multiplies_by_mkl(options):
+    if _multiplies_by_mkl(options):
         multiply_by_mkl(model)
-    if multiplies_small_by_mkl(options):
+    if _multiplies_small_by_mkl(options):
         multiply_small_by_mkl(model)
     if differentiates_by_mkl(options):
         differentiate_by_mkl(model, of_bfloat16=multiplies_bfloat16())

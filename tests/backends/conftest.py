@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,13 @@ def onnxrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         _forget()
         yield
         _forget()
+
+
+@pytest.fixture
+def dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the models are written."""
+    monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "model"))
+    return tmp_path
 
 
 @pytest.fixture

@@ -20,13 +20,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(name="dumped", autouse=True)
-def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the models are written."""
-    monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "model"))
-    return tmp_path
-
-
 @pytest.fixture(autouse=True)
 def multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""

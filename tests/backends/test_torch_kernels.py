@@ -32,13 +32,6 @@ class Products(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the models are written."""
-    monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "model"))
-    return tmp_path
-
-
-@pytest.fixture(autouse=True)
 def leave_small_products_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor: MKL's are within rounding."""
     monkeypatch.setattr(mkl, "multiplies_bfloat16", lambda: False)

@@ -6,6 +6,7 @@ each part is a session of its own. ``scripts/calibrate.py`` measures the table a
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping
@@ -130,8 +131,12 @@ FLASH_BACKWARD = f"{_FLASH}_backward"
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 """Products of matrices."""
 
+CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+"""Convolutions, and their gradients."""
+
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
     **dict.fromkeys(PRODUCTS, _HALVES),
+    **dict.fromkeys(CONVOLUTIONS, _HALVES),
     _FLASH: (torch.float32, *_HALVES),
     FLASH_BACKWARD: (torch.float32, *_HALVES),
 }
@@ -198,6 +203,8 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
 
 def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool]) -> bool:
     """Whether torch's kernel is the faster one."""
+    if name in CONVOLUTIONS:
+        return _convolves(_value(node.args[0]).dtype)
     if not name.startswith(_FLASH) or torch.get_num_threads() == 1:
         return True
     is_backward = name == FLASH_BACKWARD
@@ -205,9 +212,25 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool]) -> bool:
     query, key = (_value(node.args[first + i]) for i in range(2))
     if query.dtype in _HALVES or ((is_backward or _is_differentiated(node)) and by_mkl()):
         return True
-    # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
-    fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
+    fewest = THREADED_SCORES if _works_alone() else OPENMP_SCORES
     return _size(query.shape[-2]) * _size(key.shape[-2]) >= fewest
+
+
+def _works_alone() -> bool:
+    """Whether torch's kernels work beside threads of a session, if it has several.
+
+    NOTE: where torch has no MKL, they cannot be told to.
+    """
+    return torch.get_num_threads() == 1 or torch.backends.mkl.is_available()
+
+
+@functools.cache
+def _convolves(dtype: torch.dtype) -> bool:
+    """Whether the processor has what oneDNN needs for a type; torch has slow loops beside it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    short = "bf16" if dtype is torch.bfloat16 else "fp16"
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{short}_supported")())
 
 
 def _is_differentiated(node: torch.fx.Node) -> bool:

@@ -6,14 +6,15 @@ never an export to a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from dort_rewriter.export.converters.windows import spread
 from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, make_converter, op_name
+from dort_rewriter.export.registry import Converter, Refused, make_converter, op_name
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.values import Value
 
@@ -146,6 +147,67 @@ def _attention_backward(
     return results
 
 
+def _takes_convolution(node: torch.fx.Node) -> bool:
+    """It is of float64, or its numbers are computed by the graph."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    types = {v.dtype if isinstance(v, torch.Tensor) else None for v in values}
+    return len(types) == 1 and types <= {torch.float32, torch.bfloat16, torch.float16}
+
+
+def _windows(
+    rank: int, stride: Any, padding: Any, dilation: Any, output_padding: Any, groups: Any
+) -> dict[str, Any]:
+    if not isinstance(groups, int):
+        raise Refused("the number of groups is symbolic")
+    lists = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "output_padding": output_padding,
+    }
+    return {"groups": groups, **{name: spread(v, rank) for name, v in lists.items()}}
+
+
+def _convolution(
+    op: Recorder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: Any,
+) -> Value:
+    how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
+    given = [v for v in (input, weight, bias) if v is not None]
+    result: Value = op.call(
+        "convolution", *given, domain=OWN_DOMAIN, transposed=int(transposed), **how
+    )
+    return result
+
+
+def _convolution_backward(
+    op: Recorder,
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Sequence[Any] | None,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: Any,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
+    how |= {"transposed": int(transposed), "domain": OWN_DOMAIN, "outputs": 3}
+    results = op.call("convolution_backward", grad_output, input, weight, **how)
+    return tuple([r if asked else None for r, asked in zip(results, output_mask, strict=True)])
+
+
 _KERNELS: Mapping[str, Converter] = {
     f"aten::{name}": make_converter(f"aten::{name}", function, when)
     for name, function, when in (
@@ -155,5 +217,7 @@ _KERNELS: Mapping[str, Converter] = {
         ("baddbmm", _added_product("baddbmm"), _of_numbers),
         (_FLASH, _attention, _takes_attention),
         (f"{_FLASH}_backward", _attention_backward, _takes_attention),
+        ("convolution", _convolution, _takes_convolution),
+        ("convolution_backward", _convolution_backward, _takes_convolution),
     )
 }

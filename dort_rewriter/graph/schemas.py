@@ -18,6 +18,7 @@ __all__ = [
     "OWN_MOST_AXES",
     "TORCH_ATTENTION",
     "TORCH_CALL",
+    "TORCH_CONVOLUTIONS",
     "TORCH_FLASH",
     "TORCH_KERNELS",
     "TORCH_PRODUCTS",
@@ -39,7 +40,10 @@ TORCH_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 TORCH_ATTENTION = frozenset({TORCH_FLASH, f"{TORCH_FLASH}_backward"})
 """The same for attention, where the last axis stays the last; results too have any order."""
 
-TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION
+TORCH_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+"""The same for convolutions, whose inputs and results have any order."""
+
+TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION | TORCH_CONVOLUTIONS
 
 MKL_PRODUCT = "MklProduct"
 """The operator of that domain that multiplies by MKL, which comes with torch."""

@@ -16,6 +16,7 @@
 #include "softmax.h"
 #include "torch_attention.h"
 #include "torch_call.h"
+#include "torch_convolution.h"
 #include "torch_products.h"
 #include "transpose.h"
 #include "tri_matrix.h"
@@ -44,7 +45,7 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
         check(api.CustomOpDomain_Add(created, op));
       }
       for (const auto& ops : {torch_products(), mkl_products(), torch_attention(), mkl_attention(),
-                              torch_calls()}) {
+                              torch_convolutions(), torch_calls()}) {
         for (const OrtCustomOp* op : ops) check(api.CustomOpDomain_Add(created, op));
       }
       return created;

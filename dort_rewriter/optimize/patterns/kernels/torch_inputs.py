@@ -7,7 +7,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION, TORCH_KERNELS
+from dort_rewriter.graph.schemas import (
+    OWN_DOMAIN,
+    TORCH_ATTENTION,
+    TORCH_CONVOLUTIONS,
+    TORCH_KERNELS,
+)
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
@@ -41,9 +46,9 @@ class TransposeTorch(Rule):
 
 class TorchTranspose(Rule):
     """``Transpose(attention(...), perm) -> attention<order0=perm>(...)``   for each result that
-    only Transposes of one order read."""
+    only Transposes of one order read; of convolutions too."""
 
-    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_ATTENTION))
+    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_ATTENTION | TORCH_CONVOLUTIONS))
     lowers = "Transposes of results of torch's kernels"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -78,11 +83,14 @@ def _perm(node: ir.Node, graph: GraphView) -> list[int]:
     return graph.order(node) or []
 
 
-def _call(op: Any, node: ir.Node, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+def _call(
+    op: Any, node: ir.Node, inputs: Sequence[Any], attributes: Mapping[str, Any]
+) -> list[ir.Value]:
     """The same node with other inputs and attributes; its results have the types they had."""
     types = [result.type for result in node.outputs]
     count = len(types)
     made = op.call(node.op_type, *inputs, domain=OWN_DOMAIN, outputs=count, **attributes)
-    for result, known in zip(made if count > 1 else (made,), types, strict=True):
+    results = list(made) if count > 1 else [made]
+    for result, known in zip(results, types, strict=True):
         result.type = known
-    return made
+    return results

@@ -144,14 +144,24 @@ KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
 ONNX Runtime has no products of halves, and makes them in float32, at a third of the speed; torch's
 attention never makes the scores."""
 
+SHORT = 32
+"""The tokens up to which attention in float32 is not torch's, where their number is fixed: there
+are few scores, and its kernel is slow to start.
+
+Measured with one thread, a Llama of width 16 to 128: of the time with torch's kernel, inference
+took 0.80 (8 tokens), 0.87 and 0.94 (16), 0.93 (32) and 0.98 (64), training 0.94, 0.99, 0.98 and
+0.99.
+"""
+
 THREADED_SCORES = 200 * 200
 """The scores of a head from which attention in float32 is torch's when threads share the work.
 
 Measured with two threads on two cores, a Llama of width 256: of the time with the kernels of ONNX
 Runtime, inference took 1.02 (64 tokens), 0.98 (128), 0.88 (256) and 0.85 (384), training 1.01,
 0.99, 0.93 and 0.91; a ViT of 197 tokens 1.06 and 1.01, a BERT of 128 1.02 and 0.97. With one
-thread torch's kernel was the faster one at each length. Where MKL computes the gradient, training
-takes 0.97 (a ViT of 65 tokens), 0.98 (a BERT of 128) and 0.95 (a GPT-2 and a Llama of 128).
+thread torch's kernel was the faster one at each of these lengths. Where MKL computes the
+gradient, training takes 0.97 (a ViT of 65 tokens), 0.98 (a BERT of 128) and 0.95 (a GPT-2 and a
+Llama of 128).
 """
 
 OPENMP_SCORES = 512 * 512
@@ -205,15 +215,22 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool]) -> bool:
     """Whether torch's kernel is the faster one."""
     if name in CONVOLUTIONS:
         return _convolves(_value(node.args[0]).dtype)
-    if not name.startswith(_FLASH) or torch.get_num_threads() == 1:
+    if not name.startswith(_FLASH):
         return True
     is_backward = name == FLASH_BACKWARD
     first = 1 if is_backward else 0
     query, key = (_value(node.args[first + i]) for i in range(2))
-    if query.dtype in _HALVES or ((is_backward or _is_differentiated(node)) and by_mkl()):
+    if query.dtype in _HALVES:
         return True
-    fewest = THREADED_SCORES if _works_alone() else OPENMP_SCORES
-    return _size(query.shape[-2]) * _size(key.shape[-2]) >= fewest
+    lengths = [x.shape[-2] for x in (query, key)]
+    if all(isinstance(n, int) and n <= SHORT for n in lengths):
+        return False
+    if torch.get_num_threads() == 1:
+        return True
+    if (is_backward or _is_differentiated(node)) and by_mkl():
+        return True
+    scores = math.prod(map(_size, lengths))
+    return scores >= (THREADED_SCORES if _works_alone() else OPENMP_SCORES)
 
 
 def _works_alone() -> bool:

@@ -279,7 +279,7 @@ def test_attention_copies_no_heads(dumped: Path) -> None:
     """Transposes before and behind it are steps through memory."""
     ours = compiled(Heads())
     with torch.no_grad():
-        ours(torch.randn(2, 10, 32))
+        ours(torch.randn(2, 256, 32))
     found = operators(dumped)
     assert FLASH in found
     assert "Transpose" not in found

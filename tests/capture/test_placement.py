@@ -97,6 +97,7 @@ def _attention(length: int, dtype: torch.dtype, mode: str = "fake") -> list[torc
     ("length", "dtype", "threads", "place"),
     [
         (64, torch.float32, 1, "torch kernel"),
+        (32, torch.bfloat16, 1, "torch kernel"),
         (64, torch.float32, 2, "onnxruntime"),
         (512, torch.float32, 2, "torch kernel"),
         (64, torch.bfloat16, 2, "torch kernel"),
@@ -131,6 +132,20 @@ def test_short_attention_whose_gradient_is_by_mkl(
     (sums,) = (u for u in forward.users if u.args[1] == 1)
     sums.replace_all_uses_with(next(iter(forward.users)))
     assert choose_place(forward, names[0], **by_mkl) == "onnxruntime"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("mode", "place"), [("fake", "onnxruntime"), ("symbolic", "torch kernel")]
+)
+def test_few_tokens_are_not_torchs(
+    mode: str, place: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are not more of them at another call."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for node in _attention(32, torch.float32, mode):
+        name = f"aten::{node.target.__name__.split('.')[0]}"
+        assert choose_place(node, name, by_mkl=lambda: True) == place
 
 
 @pytest.mark.parametrize(("mkl", "place"), [(True, "torch kernel"), (False, "onnxruntime")])

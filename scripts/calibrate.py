@@ -1,11 +1,13 @@
 """Measure operators that may run faster in torch: the table of ``capture/placement.py``.
 
-usage: python scripts/calibrate.py [--ops a,b] [--json FILE] [--repeat N]
+usage: python scripts/calibrate.py [--ops a,b] [--types a,b] [--json FILE] [--repeat N]
 
-Each operator is captured alone, converted, and timed in ONNX Runtime and in torch, in turn, on one
-thread each, several sizes. A figure is nanoseconds of CPU per unit of work (``work_of``): of the
-process, so that a busy machine does not count. Operators whose ratio is above 1.1 at every size
-are printed as lines for the table, with the largest size's figures; those above 2 belong there.
+Each operator is captured alone, converted, and timed in ONNX Runtime, in a session that calls
+torch's kernel where there is such a node, and in torch, in turn, on one thread each, several
+sizes. A figure is nanoseconds of CPU per unit of work (``work_of``): of the process, so that a
+busy machine does not count. Operators whose ratio is above 1.1 at every size are printed as lines
+for the table, with the largest size's figures; those above 2 belong there.
+Of torch's kernels in sessions the worst and the best ratio to ONNX Runtime are printed by type.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.capture.placement import work_of
+from dort_rewriter.backends.torch_kernels import with_torch_kernels
+from dort_rewriter.capture.placement import KERNEL, KERNEL_TYPES, Place, work_of
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.providers import CPU
@@ -156,6 +159,16 @@ def attention() -> Iterator[Case]:
         yield "aten::_scaled_dot_product_flash_attention_for_cpu_backward", backward, given
 
 
+def products() -> Iterator[Case]:
+    for m, k, n in ((32, 64, 64), (128, 512, 512), (512, 1024, 1024)):
+        a, b, row = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+        yield "aten::mm", lambda a, b: [torch.mm(a, b)], (a, b)
+        yield "aten::addmm", lambda *given: [torch.addmm(*given)], (row, a, b)
+    for batch, m, k, n in ((8, 64, 64, 64), (8, 256, 64, 256)):
+        a, b = torch.randn(batch, m, k), torch.randn(batch, k, n)
+        yield "aten::bmm", lambda a, b: [torch.bmm(a, b)], (a, b)
+
+
 def elementwise() -> Iterator[Case]:
     x, y = torch.randn(512, 1024), torch.randn(512, 1024)
     functions = {
@@ -182,34 +195,50 @@ def elementwise() -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     for family in (
-        convolutions, forward_convolutions, pools, norms, embeddings, attention, elementwise,
+        convolutions, forward_convolutions, products, pools, norms, embeddings, attention,
+        elementwise,
     ):  # fmt: skip
         yield from family()
 
 
-def compiled(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, float]:
-    """The operator in ONNX Runtime, and its work."""
+def cases_of(types: Sequence[torch.dtype]) -> Iterator[tuple[torch.dtype, Case]]:
+    """The cases, their tensors in each type."""
+    before = torch.get_default_dtype()
+    for dtype in types:
+        torch.set_default_dtype(dtype)
+        try:
+            made = list(cases())
+        finally:
+            torch.set_default_dtype(before)
+        yield from ((dtype, case) for case in made)
+
+
+def compiled(function: Callable[..., Any], args: Sequence[Any], place: Place) -> tuple[Any, float]:
+    """The operator in a session, and its work."""
     graph = make_fx(
         torch.func.functionalize(lambda *given: function(*given)), tracing_mode="fake"
     )(*args)
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     node = next((n for n in calls if "getitem" not in str(n.target)), None)
     assert node is not None
+    options = OrtBackendOptions(intra_op_threads=1, fallback=False, placement={"*": place})
     recipe = Recipe(
-        dispatcher=OxsDispatcher(),
-        options=OrtBackendOptions(
-            intra_op_threads=1, fallback=False, placement={"*": "onnxruntime"}
-        ),
+        dispatcher=with_torch_kernels(OxsDispatcher(), options),
+        options=options,
+        runs_here=True,
         select_providers=lambda graph, args: [(CPU, {})],
     )
     base = str(node.target).split(".")
     return compile_graph(graph, recipe), work_of(node, f"{base[0]}::{base[1]}")
 
 
-def measure(case: Case, repeat: int) -> dict[str, Any] | None:
+def measure(case: Case, repeat: int, dtype: torch.dtype) -> dict[str, Any]:
     name, function, args = case
-    run, work = compiled(function, args)
+    run, work = compiled(function, args, "onnxruntime")
     contenders = {"onnxruntime": lambda: run(list(args)), "torch": lambda: function(*args)}
+    if name.split()[0] in KERNEL_TYPES:
+        by_torch, _ = compiled(function, args, KERNEL)
+        contenders[KERNEL] = lambda: by_torch(list(args))
     spent: dict[str, list[float]] = {c: [] for c in contenders}
     for _ in range(repeat + 1):
         for key, call in contenders.items():
@@ -222,39 +251,50 @@ def measure(case: Case, repeat: int) -> dict[str, Any] | None:
     seconds = {c: statistics.median(v[1:]) for c, v in spent.items()}
     return {
         "op": name,
+        "type": str(dtype).removeprefix("torch."),
         "shapes": [list(a.shape) for a in args],
         "work": work,
         "us": {c: s * 1e6 for c, s in seconds.items()},
         "ratio": seconds["onnxruntime"] / seconds["torch"],
+        "kernel": seconds["onnxruntime"] / seconds[KERNEL] if KERNEL in seconds else None,
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", default="", help="only operators with one of these in the name")
+    parser.add_argument("--types", default="float32", help="float32, bfloat16, float16")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     wanted = [w for w in arguments.ops.split(",") if w]
     rows = []
-    for case in cases():
-        if wanted and not any(w in case[0] for w in wanted):
+    types = [getattr(torch, name) for name in arguments.types.split(",")]
+    for dtype, case in cases_of(types):
+        name, *_ = case
+        if wanted and not any(w in name for w in wanted):
             continue
-        row = measure(case, arguments.repeat)
-        if row is None:
+        if dtype is not torch.float32 and name.split()[0] not in KERNEL_TYPES:
             continue
+        row = measure(case, arguments.repeat, dtype)
         rows.append(row)
+        kernel = f" kernel x{row['kernel']:6.2f}" if row["kernel"] else ""
         print(
             f"{row['op']:56} {row['us']['onnxruntime']:10.1f} {row['us']['torch']:10.1f} us "
-            f"x{row['ratio']:6.2f}  work {row['work']:.2g} {row['shapes'][0]}",
+            f"x{row['ratio']:6.2f}{kernel}  work {row['work']:.2g} {row['type']} "
+            f"{row['shapes'][0]}",
             flush=True,
         )
-    for name in dict.fromkeys(r["op"].split()[0] for r in rows):
-        mine = [r for r in rows if r["op"].split()[0] == name]
-        if min(r["ratio"] for r in mine) > 1.1:
+    for name, kind in dict.fromkeys((r["op"].split()[0], r["type"]) for r in rows):
+        mine = [r for r in rows if (r["op"].split()[0], r["type"]) == (name, kind)]
+        if ratios := [r["kernel"] for r in mine if r["kernel"]]:
+            print(f"    {name} of {kind}: torch's kernel x{min(ratios):.2f} to x{max(ratios):.2f}")
+        if kind == "float32" and min(r["ratio"] for r in mine) > 1.1:
             largest = max(mine, key=lambda r: r["work"])
-            ours, theirs = (largest["us"][c] * 1e-6 / largest["work"] for c in largest["us"])
+            ours, theirs = (
+                largest["us"][c] * 1e-6 / largest["work"] for c in ("onnxruntime", "torch")
+            )
             print(f'    "{name}": Cost(onnxruntime={ours:.2g}, torch={theirs:.2g}),')
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2))

@@ -136,13 +136,17 @@ CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
     **dict.fromkeys(PRODUCTS, _HALVES),
-    **dict.fromkeys(CONVOLUTIONS, _HALVES),
+    **dict.fromkeys(CONVOLUTIONS, (torch.bfloat16,)),
     _FLASH: (torch.float32, *_HALVES),
     FLASH_BACKWARD: (torch.float32, *_HALVES),
 }
 """The operators that torch's kernels compute inside a model, by the types of their first results:
 ONNX Runtime has no products of halves, and makes them in float32, at a third of the speed; torch's
-attention never makes the scores."""
+attention never makes the scores.
+
+NOTE: torch's gradients of convolutions of float16 take 40 to 600 times as long as those of
+float32.
+"""
 
 SHORT = 32
 """The tokens up to which attention in float32 is not torch's, where their number is fixed: there
@@ -214,7 +218,9 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
 def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool]) -> bool:
     """Whether torch's kernel is the faster one."""
     if name in CONVOLUTIONS:
-        return _convolves(_value(node.args[0]).dtype)
+        weight = _value(node.args[2 if name == CONVOLUTIONS[1] else 1])
+        # Windows of one element took 1.1 to 3 times as long.
+        return _convolves_bfloat16() and math.prod(map(_size, weight.shape[2:])) > 1
     if not name.startswith(_FLASH):
         return True
     is_backward = name == FLASH_BACKWARD
@@ -242,12 +248,11 @@ def _works_alone() -> bool:
 
 
 @functools.cache
-def _convolves(dtype: torch.dtype) -> bool:
-    """Whether the processor has what oneDNN needs for a type; torch has slow loops beside it."""
+def _convolves_bfloat16() -> bool:
+    """Whether the processor has what oneDNN needs for that; torch has slow loops beside it."""
     if not torch.backends.mkldnn.is_available():
         return False
-    short = "bf16" if dtype is torch.bfloat16 else "fp16"
-    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{short}_supported")())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _is_differentiated(node: torch.fx.Node) -> bool:

@@ -75,7 +75,9 @@ def convolutions() -> Iterator[Case]:
 
 def forward_convolutions() -> Iterator[Case]:
     for batch, channels, out, size, kernel in (
-        (16, 16, 32, 16, 3), (4, 64, 64, 16, 3), (4, 256, 64, 8, 1),
+        (16, 16, 32, 16, 3), (4, 64, 64, 16, 3), (4, 256, 64, 8, 1), (4, 96, 576, 3, 1),
+        (4, 40, 240, 6, 1), (4, 24, 88, 12, 1), (4, 16, 72, 24, 1), (1, 64, 64, 28, 1),
+        (8, 64, 128, 28, 1),
     ):  # fmt: skip
         x = torch.randn(batch, channels, size, size)
         w = torch.randn(out, channels, kernel, kernel)

@@ -6,9 +6,11 @@ never an export to a file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters.windows import spread
@@ -181,10 +183,43 @@ def _convolution(
     groups: Any,
 ) -> Value:
     how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
+    if not transposed and _is_product(op, input, weight, how):
+        return _product_of_pixels(op, input, weight, bias)
     given = [v for v in (input, weight, bias) if v is not None]
     result: Value = op.call(
         "convolution", *given, domain=OWN_DOMAIN, transposed=int(transposed), **how
     )
+    return result
+
+
+def _is_product(op: Recorder, input: Value, weight: Value, how: Mapping[str, Any]) -> bool:
+    """Whether each pixel is multiplied alone, by one matrix, where channels come first.
+
+    torch's convolution of bfloat16 takes two to seven times as long as this product, unless the
+    channels are last.
+    """
+    image = op.fx_node.args[0] if op.fx_node is not None else None
+    alone = all(k == 1 for k in weight.dims[2:]) and {*how["stride"], how["groups"]} == {1}
+    fixed = all(isinstance(n, int) for n in (*input.dims[1:], *weight.dims))
+    if not alone or any(how["padding"]) or not fixed or not isinstance(image, torch.fx.Node):
+        return False
+    return bool(image.meta["val"].is_contiguous())
+
+
+def _product_of_pixels(op: Recorder, input: Value, weight: Value, bias: Value | None) -> Value:
+    """A convolution with windows of one element as a product of matrices."""
+    batch, read, *sizes = input.dims
+    made, pixels = weight.dims[0], math.prod(n for n in sizes if isinstance(n, int))
+    rows = op.Reshape(weight, [1, made, read])
+    columns = op.Reshape(input, [0, read, pixels])
+    if bias is None:
+        product = op.call("bmm", rows, columns, domain=OWN_DOMAIN)
+    else:
+        addend = op.Reshape(bias, [1, made, 1])
+        factors: dict[str, Any] = {"beta": 1.0, "alpha": 1.0}
+        product = op.call("baddbmm", addend, rows, columns, domain=OWN_DOMAIN, **factors)
+    product.type, product.shape = input.type, ir.Shape([batch, made, pixels])
+    result: Value = op.Reshape(product, [0, made, *sizes])
     return result
 
 

@@ -111,7 +111,6 @@ def test_it_depends_on_the_processor(dumped: Path, monkeypatch: pytest.MonkeyPat
 CHOICES: dict[str, tuple[torch.dtype, int, dict[str, Any]]] = {
     "float32": (torch.float32, 3, {}),
     "float16, for which torch has slow loops": (torch.float16, 3, {}),
-    "windows of one element": (torch.bfloat16, 1, {}),
     "by ONNX Runtime": (torch.bfloat16, 3, {"placement": {"aten::convolution": "onnxruntime"}}),
     "without our kernels": (torch.bfloat16, 3, {"optimization": {"patterns": "default"}}),
 }
@@ -125,6 +124,39 @@ def test_others_stay(case: str, dumped: Path) -> None:
         compiled(torch.nn.Conv2d(3, 4, window), **options)(torch.randn(1, 3, 8, 8))
     assert "Conv" in operators(dumped)
     assert not KERNELS & operators(dumped)
+
+
+@pytest.mark.skipif(
+    not placement._convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_windows_of_one_element_are_products(bias: bool, dumped: Path) -> None:
+    """Where they are worth it; channels that are last are read as they lie."""
+    name = "baddbmm" if bias else "bmm"
+    large = torch.randn(4, 64, 16, 15)
+    cases: list[tuple[str, dict[str, Any], torch.Tensor]] = [
+        (name, {}, large),
+        ("convolution", {}, large.to(memory_format=torch.channels_last)),
+        ("Conv", {"stride": 2}, large),
+        ("Conv", {}, torch.randn(400, 64, 3, 3)),  # few pixels
+        ("Conv", {}, torch.randn(1, 64, 6, 6)),  # little work
+    ]
+    for expected, how, x in cases:
+        layer = torch.nn.Conv2d(64, 96, 1, bias=bias, **how).bfloat16()
+        for path in dumped.glob("*.onnx"):
+            path.unlink()
+        got = compiled(layer)
+        for image in (x, x[:3]):
+            for a, b in zip(
+                *(torch.autograd.grad(f(image.bfloat16()).float().square().sum(), layer.weight)
+                  for f in (got, layer)),
+                strict=True,
+            ):  # fmt: skip
+                scale = b.abs().max()
+                torch.testing.assert_close(a / scale, b / scale, rtol=0, atol=2e-2)
+            y = got(image.bfloat16())
+            torch.testing.assert_close(y, layer(image.bfloat16()), rtol=2e-2, atol=2e-2)
+        assert expected in operators(dumped)
 
 
 def test_a_user_may_ask_for_them(dumped: Path) -> None:

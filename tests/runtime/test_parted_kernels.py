@@ -55,6 +55,19 @@ PRODUCTS = [(200, 96, 130), (130, 100, 300), (33, 400, 257), (1, 2048, 2000)]
 
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [(2, 130, 96, 200), (5, 64, 96, 130), (2, 33, 400, 40)])
+def test_a_matrix_for_all_batches(
+    sizes: tuple[int, ...], dtype: torch.dtype, threads: int
+) -> None:
+    """Parted by batches, or by rows or columns where these are few."""
+    batch, m, k, n = sizes
+    a, b = torch.randn(1, m, k).to(dtype), torch.randn(batch, k, n).to(dtype)
+    (got,) = run_session(session("bmm", [dtype] * 2, [dtype], threads), a, b)
+    assert_near(got, torch.matmul(a, b))
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sizes", PRODUCTS)
 def test_products(sizes: tuple[int, int, int], dtype: torch.dtype, threads: int) -> None:
     m, k, n = sizes

@@ -126,6 +126,20 @@ def test_transposed_factors_are_read_as_they_lie(dtype: torch.dtype) -> None:
     assert torch.equal(got, torch.bmm(c.permute(1, 0, 2), d))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("perm", [None, [0, 2, 1]])
+def test_a_matrix_for_all_batches(perm: list[int] | None, dtype: torch.dtype) -> None:
+    """Of which there is one, as it lies or transposed; and something is added."""
+    a, b = torch.randn(1, 6, 7).to(dtype), torch.randn(5, 7, 3).to(dtype)
+    lies = a if perm is None else a.permute(perm)
+    order = {} if perm is None else {"perm0": perm}
+    torch.testing.assert_close(product("bmm", lies, b, **order), torch.matmul(a, b))
+    x = torch.randn(1, 6, 1).to(dtype)
+    order = {} if perm is None else {"perm1": perm}
+    got = product("baddbmm", x, lies, b, beta=1.0, alpha=1.0, **order)
+    torch.testing.assert_close(got, torch.baddbmm(x, a.expand(5, -1, -1), b))
+
+
 BAD_NODES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one factor": ("mm", 1, {}),
     "three factors": ("bmm", 3, {}),

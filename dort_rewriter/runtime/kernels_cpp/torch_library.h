@@ -146,8 +146,14 @@ class Owned {
   Owned() = default;
 
   // Of memory that belongs to ONNX Runtime, or of a part of it.
-  Owned(void* data, const Shape& shape, const View& view, const Range* part = nullptr) {
+  Owned(void* data, const Shape& shape, const View& view, const Range* part = nullptr,
+        int64_t times = 0) {
     Shape sizes = view.sizes(shape), strides = view.strides(shape);
+    if (times > 0 && sizes[0] == 1) {
+      sizes[0] = times;
+      strides[0] = 0;
+      if (part != nullptr && part->axis == 0) part = nullptr;
+    }
     if (part != nullptr) {
       sizes[part->axis] = part->end - part->begin;
       data = static_cast<char*>(data) + part->begin * strides[part->axis] * view.width();
@@ -161,6 +167,10 @@ class Owned {
 
   Owned(const Tensor& tensor, const View& view, const Range* part = nullptr)
       : Owned(tensor.data, tensor.shape, view, part) {}
+
+  // The same, whose first axis repeats what there is of it so often where that is one.
+  Owned(const Tensor& tensor, const View& view, const Range* part, int64_t times)
+      : Owned(tensor.data, tensor.shape, view, part, times) {}
 
   Owned(Owned&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
   Owned(const Owned&) = delete;

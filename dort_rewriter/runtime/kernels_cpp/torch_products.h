@@ -16,7 +16,8 @@ class TorchProduct {
  public:
   static constexpr const char* name =
       batched ? (added ? "baddbmm" : "bmm") : (added ? "addmm" : "mm");
-  // what is added, if anything, and two factors, all of one type
+  // what is added, if anything, and two factors, all of one type; the first one may be one matrix
+  // for all batches
   static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
@@ -50,6 +51,7 @@ class TorchProduct {
     const Tensor &a = given[added], &b = given[1 + added];
     Shape left = views_[added].sizes(a.shape), right = views_[1 + added].sizes(b.shape);
     constexpr size_t rank = batched ? 3 : 2;
+    if (batched && left.size() == rank && right.size() == rank && left[0] == 1) left[0] = right[0];
     if (left.size() != rank || right.size() != rank || left[rank - 1] != right[rank - 2] ||
         (batched && left[0] != right[0])) {
       fail(kInvalidArgument, "the sizes of the factors do not fit");
@@ -171,7 +173,9 @@ class TorchProduct {
       return part != nullptr && part->axis == axis ? nullptr : part;
     };
     torch_library::Owned y(result, shape, result_, part);
-    torch_library::Owned x(given[added], views_[added], without(column));
+    int64_t batches = batched ? shape[0] : 0;
+    if (batched && part != nullptr && part->axis == 0) batches = part->end - part->begin;
+    torch_library::Owned x(given[added], views_[added], without(column), batches);
     torch_library::Owned w(given[1 + added], views_[1 + added], without(row));
     const auto& torch = torch_library::Interface::get();
     if constexpr (added) {

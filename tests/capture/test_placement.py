@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend
+from dort_rewriter.capture import placement
 from dort_rewriter.capture.placement import choose_place, work_of
 
 SOFTMAX = "aten::_softmax_backward_data"
@@ -63,6 +64,35 @@ def test_a_gradient_of_a_convolution_is_torchs_on_cuda() -> None:
     assert choose_place(node, name) == "torch"
     assert choose_place(node, name, {name: "onnxruntime"}) == "onnxruntime"
     assert choose_place(node, "aten::mm") == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("groups", "stride", "place"),
+    [
+        (1, 1, "torch kernel"),
+        (1, 2, "torch kernel"),
+        (4, 1, "torch kernel"),
+        (4, 2, "onnxruntime"),
+    ],
+)
+def test_gradients_of_groups_that_leave_out_pixels_stay(
+    groups: int, stride: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's kernel is slow there; in bfloat16."""
+    monkeypatch.setattr(placement, "_convolves_bfloat16", lambda: True)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        steps = [stride, stride]
+        y = torch.ops.aten.convolution(x, w, None, steps, [1, 1], [1, 1], False, [0, 0], groups)
+        return torch.ops.aten.convolution_backward(
+            y, x, w, None, steps, [1, 1], [1, 1], False, [0, 0], groups, [True, True, False]
+        )
+
+    args = (torch.ones(1, 4, 8, 8).bfloat16(), torch.ones(4, 4 // groups, 3, 3).bfloat16())
+    graph = make_fx(function, tracing_mode="fake")(*args)
+    forward, backward = (n for n in graph.graph.nodes if "convolution" in str(n.target))
+    assert choose_place(forward, "aten::convolution") == "torch kernel"
+    assert choose_place(backward, "aten::convolution_backward") == place
 
 
 def _product(dtype: torch.dtype) -> torch.fx.Node:

@@ -134,6 +134,7 @@ def test_a_matrix_for_all_batches(perm: list[int] | None, dtype: torch.dtype) ->
     lies = a if perm is None else a.permute(perm)
     order = {} if perm is None else {"perm0": perm}
     torch.testing.assert_close(product("bmm", lies, b, **order), torch.matmul(a, b))
+    assert product("bmm", lies, b[:0], **order).shape == (0, 6, 3)
     x = torch.randn(1, 6, 1).to(dtype)
     order = {} if perm is None else {"perm1": perm}
     got = product("baddbmm", x, lies, b, beta=1.0, alpha=1.0, **order)

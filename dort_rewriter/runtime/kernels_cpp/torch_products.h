@@ -60,7 +60,8 @@ class TorchProduct {
     shape[rank - 1] = right[rank - 1];
     if (added) check_addend(views_[0].sizes(given[0].shape), shape);
     void* y = context.output(0, shape);
-    if (!context.works_alone() || count(shape) == 0) return multiply(given, y, shape, nullptr);
+    if (count(shape) == 0) return;
+    if (!context.works_alone()) return multiply(given, y, shape, nullptr);
     const Parts parts(shape, left[rank - 1], context.threads());
     context.share(parts.count, [&](int64_t i) {
       const WorksAlone alone;

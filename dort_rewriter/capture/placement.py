@@ -238,16 +238,9 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool]) -> bool:
         return True
     if (is_backward or _is_differentiated(node)) and by_mkl():
         return True
-    scores = math.prod(map(_size, lengths))
-    return scores >= (THREADED_SCORES if _works_alone() else OPENMP_SCORES)
-
-
-def _works_alone() -> bool:
-    """Whether torch's kernels work beside threads of a session, if it has several.
-
-    NOTE: where torch has no MKL, they cannot be told to.
-    """
-    return torch.get_num_threads() == 1 or torch.backends.mkl.is_available()
+    # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
+    fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
+    return math.prod(map(_size, lengths)) >= fewest
 
 
 def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
@@ -266,8 +259,9 @@ def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
     if math.prod(map(_size, window)) > 1:
         return True
     stride, padding, transposed, groups = (arguments[i] for i in (3, 4, 6, 8))
-    alike = ((1, (groups, *stride)), (0, (*padding,)))
-    if transposed or not all(isinstance(n, int) and n == k for k, ns in alike for n in ns):
+    if not all(isinstance(n, int) for n in (groups, *stride, *padding)):
+        return False
+    if transposed or groups != 1 or any(n != 1 for n in stride) or any(padding):
         return False
     made = _value(node)
     pixels = math.prod(map(_size, made.shape[2:]))

@@ -13,10 +13,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.converters.windows import spread
+from dort_rewriter.export.converters.windows import group_count, spread
 from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, Refused, make_converter, op_name
+from dort_rewriter.export.registry import Converter, make_converter, op_name
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.values import Value
 
@@ -159,15 +159,13 @@ def _takes_convolution(node: torch.fx.Node) -> bool:
 def _windows(
     rank: int, stride: Any, padding: Any, dilation: Any, output_padding: Any, groups: Any
 ) -> dict[str, Any]:
-    if not isinstance(groups, int):
-        raise Refused("the number of groups is symbolic")
     lists = {
         "stride": stride,
         "padding": padding,
         "dilation": dilation,
         "output_padding": output_padding,
     }
-    return {"groups": groups, **{name: spread(v, rank) for name, v in lists.items()}}
+    return {"groups": group_count(groups), **{name: spread(v, rank) for name, v in lists.items()}}
 
 
 def _convolution(

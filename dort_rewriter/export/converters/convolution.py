@@ -10,6 +10,7 @@ import torch
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.windows import (
     Windows,
+    group_count,
     spatial_sizes,
     spread,
     transposed_convolution,
@@ -34,12 +35,6 @@ def _kernel(weight: Value) -> list[int]:
     return [int(k) for k in kernel]  # type: ignore[arg-type]
 
 
-def _count(groups: Any) -> int:
-    if not isinstance(groups, int):
-        raise Refused("the number of groups is symbolic")
-    return groups
-
-
 @converter("aten::convolution", when=_is_floating)
 def convolution(
     op: Recorder,
@@ -60,7 +55,7 @@ def convolution(
         "strides": spread(stride, rank),
         "pads": [*pads, *pads],
         "dilations": spread(dilation, rank),
-        "group": _count(groups),
+        "group": group_count(groups),
     }
     if not transposed:
         return op.Conv(input, weight, bias, **attributes)
@@ -117,7 +112,7 @@ def convolution_backward(
 ) -> tuple[Value | None, Value | None, Value | None]:
     """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     rank = weight.rank - 2
-    kernel, groups = _kernel(weight), _count(groups)
+    kernel, groups = _kernel(weight), group_count(groups)
     strides, pads, dilations = (spread(v, rank) for v in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     seen = grad_output

@@ -30,6 +30,13 @@ def spread(values: Sequence[Any] | int | None, rank: int, default: Any = None) -
     return items if len(items) == rank else items * rank
 
 
+def group_count(groups: Any) -> int:
+    """The groups of channels, whose number has to be known."""
+    if not isinstance(groups, int):
+        raise Refused("the number of groups is symbolic")
+    return groups
+
+
 def extent(kernel: int, dilation: int) -> int:
     """How many elements a dilated window spans."""
     return dilation * (kernel - 1) + 1

@@ -145,7 +145,8 @@ class Owned {
  public:
   Owned() = default;
 
-  // Of memory that belongs to ONNX Runtime, or of a part of it.
+  // Of memory that belongs to ONNX Runtime, or of a part of it. With `times` the first axis
+  // repeats what there is of it so often, where that is one.
   Owned(void* data, const Shape& shape, const View& view, const Range* part = nullptr,
         int64_t times = 0) {
     Shape sizes = view.sizes(shape), strides = view.strides(shape);
@@ -165,11 +166,7 @@ class Owned {
                 "tensor");
   }
 
-  Owned(const Tensor& tensor, const View& view, const Range* part = nullptr)
-      : Owned(tensor.data, tensor.shape, view, part) {}
-
-  // The same, whose first axis repeats what there is of it so often where that is one.
-  Owned(const Tensor& tensor, const View& view, const Range* part, int64_t times)
+  Owned(const Tensor& tensor, const View& view, const Range* part = nullptr, int64_t times = 0)
       : Owned(tensor.data, tensor.shape, view, part, times) {}
 
   Owned(Owned&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.traced_sizes import hint_of
+from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
 __all__ = [
     "CALLED",
@@ -255,17 +255,20 @@ def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
         if groups != 1 and any(n != 1 for n in stride):
             return False  # 1.2 and 2.4 times as long with a filter for each channel
         return math.prod(map(_size, _value(node.args[2]).shape[2:])) > 1
-    _, read, *window = _value(node.args[1]).shape
-    if math.prod(map(_size, window)) > 1:
+    image, weight = (_value(node.args[i]) for i in range(2))
+    if math.prod(map(_size, weight.shape[2:])) > 1:
         return True
     stride, padding, transposed, groups = (arguments[i] for i in (3, 4, 6, 8))
     if not all(isinstance(n, int) for n in (groups, *stride, *padding)):
         return False
     if transposed or groups != 1 or any(n != 1 for n in stride) or any(padding):
         return False
+    fixed = all(isinstance(n, int) for n in (*image.shape[1:], *weight.shape))
+    if not fixed and is_contiguous(image):
+        return False  # no product of pixels that are not counted, see `export/torch_kernels.py`
     made = _value(node)
     pixels = math.prod(map(_size, made.shape[2:]))
-    return pixels >= LEAST_PIXELS and _count(made) * _size(read) >= LEAST_MULTIPLIED
+    return pixels >= LEAST_PIXELS and _count(made) * _size(weight.shape[1]) >= LEAST_MULTIPLIED
 
 
 @functools.cache

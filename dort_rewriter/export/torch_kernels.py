@@ -19,6 +19,7 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, make_converter, op_name
 from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.values import Value
+from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["TorchKernels"]
 
@@ -201,7 +202,7 @@ def _is_product(op: Recorder, input: Value, weight: Value, how: Mapping[str, Any
     fixed = all(isinstance(n, int) for n in (*input.dims[1:], *weight.dims))
     if not alone or any(how["padding"]) or not fixed or not isinstance(image, torch.fx.Node):
         return False
-    return bool(image.meta["val"].is_contiguous())
+    return is_contiguous(image.meta["val"])
 
 
 def _product_of_pixels(op: Recorder, input: Value, weight: Value, bias: Value | None) -> Value:

@@ -95,6 +95,24 @@ def test_gradients_of_groups_that_leave_out_pixels_stay(
     assert choose_place(backward, "aten::convolution_backward") == place
 
 
+@pytest.mark.parametrize(
+    ("mode", "place"), [("fake", "torch kernel"), ("symbolic", "onnxruntime")]
+)
+def test_windows_of_one_element_of_fixed_images(
+    mode: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are products where the pixels are known, and torch's convolution is slow elsewhere."""
+    monkeypatch.setattr(placement, "_convolves_bfloat16", lambda: True)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+    args = (torch.ones(4, 64, 16, 15).bfloat16(), torch.ones(96, 64, 1, 1).bfloat16())
+    graph = make_fx(function, tracing_mode=mode)(*args)
+    (node,) = (n for n in graph.graph.nodes if "convolution" in str(n.target))
+    assert choose_place(node, "aten::convolution") == place
+
+
 def _product(dtype: torch.dtype) -> torch.fx.Node:
     graph = make_fx(torch.mm)(torch.zeros(2, 3, dtype=dtype), torch.zeros(3, 4, dtype=dtype))
     return next(n for n in graph.graph.nodes if n.op == "call_function")

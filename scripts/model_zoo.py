@@ -14,19 +14,22 @@ Exits with 1 when a model is wrong, in error, or was given up to torch.
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
 import json
 import logging
+import multiprocessing
 import os
 import resource
-import select
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +69,44 @@ def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterat
         yield {"way": way, **dataclasses.asdict(zoo_check.check(subject, way))}
 
 
+def measure_in_child(
+    records: Connection,
+    label: str,
+    name: str,
+    ways: Sequence[str],
+    limit: float,
+    device: str,
+) -> None:
+    """Send what is measured as it is; what was sent before the process died is kept."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
+    prepare()
+    library = libraries()[label]
+    library.load()
+    for record in measure(library, name, ways, device):
+        records.send(record)
+
+
 def in_a_process(
-    library: Any, name: str, ways: Sequence[str], limit: float, device: str = "cpu"
+    label: str, name: str, ways: Sequence[str], limit: float, device: str = "cpu"
 ) -> list[Record]:
-    """Measure a model in a fork of this process; what it did before it died or hung is kept."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-        with open(writing, "w", encoding="utf-8") as lines:
-            for record in measure(library, name, ways, device):
-                print(json.dumps(record), file=lines, flush=True)
-        os._exit(0)
-    os.close(writing)
-    text, ended = read_until_closed(reading, time.monotonic() + WAITING * limit)
+    """Measure a model in a process of its own: a fork, which has the libraries already.
+
+    On a device it is a new process: the libraries that were imported may have used the device,
+    and what has used CUDA is lost to its forks.
+    """
+    context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(
+        target=measure_in_child, args=(sender, label, name, ways, limit, device)
+    )
+    child.start()
+    sender.close()
+    records, ended = receive_until_closed(receiver, time.monotonic() + WAITING * limit)
     if not ended:
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        child.kill()
+    child.join()
+    status = child.exitcode
     ended = ended and status not in (-signal.SIGXCPU, -signal.SIGKILL)
-    records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     if records and records[-1]["way"] == "all":
         return records
     for way in ways[len(records) :]:
@@ -94,17 +115,14 @@ def in_a_process(
     return records
 
 
-def read_until_closed(source: int, deadline: float) -> tuple[str, bool]:
-    """Read a pipe until its other end is closed, or the time is over."""
-    parts: list[bytes] = []
-    with os.fdopen(source, "rb", buffering=0) as pipe:
-        while (left := deadline - time.monotonic()) > 0:
-            if not select.select([pipe], [], [], left)[0]:
-                break
-            if not (part := pipe.read(65536)):
-                return b"".join(parts).decode(), True
-            parts.append(part)
-    return b"".join(parts).decode(), False
+def receive_until_closed(source: Connection, deadline: float) -> tuple[list[Record], bool]:
+    """Receive records until the other end is closed, or the time is over."""
+    records: list[Record] = []
+    with source, contextlib.suppress(EOFError):
+        while (left := deadline - time.monotonic()) > 0 and source.poll(left):
+            records.append(source.recv())
+        return records, False
+    return records, True
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -114,13 +132,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     data.setdefault("versions", versions())
     data.setdefault("left out", {})
     found: dict[str, list[Record]] = data.setdefault("models", {})
-    for library, name, index in chosen(options, data):
-        key = f"{library.label}/{name}"
+    for label, name, index in chosen(options, data):
+        key = f"{label}/{name}"
         if key in found and not (options.again and is_finding(found[key])):
             continue
-        every = index % EVERY == 0 or library.label == "plain torch"
+        every = index % EVERY == 0 or label == "plain torch"
         ways = options.ways or (zoo_check.WAYS if every else zoo_check.WAYS[:2])
-        found[key] = in_a_process(library.source, name, ways, options.limit, options.device)
+        found[key] = in_a_process(label, name, ways, options.limit, options.device)
         print(key, *(f"{r['way']}: {r['status']}" for r in found[key]), flush=True)
         path.write_text(json.dumps(data, indent=1, sort_keys=True))
     return data
@@ -130,18 +148,9 @@ def is_finding(records: Sequence[Record]) -> bool:
     return any(r["status"] not in ("right", "left out") for r in records)
 
 
-@dataclasses.dataclass
-class Chosen:
-    """A library with the name it is shown by."""
-
-    label: str
-    source: Any
-
-
-def chosen(options: argparse.Namespace, data: dict[str, Any]) -> Iterator[tuple[Chosen, str, int]]:
+def chosen(options: argparse.Namespace, data: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """Yield the models to run, the libraries in turn, so that a part of a run says something."""
     lists = []
-    zoo_libraries.declare_torchvision()
     for label, source in libraries().items():
         if options.libraries and label not in options.libraries:
             continue
@@ -152,15 +161,28 @@ def chosen(options: argparse.Namespace, data: dict[str, Any]) -> Iterator[tuple[
             data["left out"][label] = zoo_check.brief(e)
             continue
         names = [n for n in names if not options.names or n in options.names]
-        lists.append([(i / len(names), i, n, Chosen(label, source)) for i, n in enumerate(names)])
-    for _, index, name, library in sorted((m for some in lists for m in some), key=lambda m: m[0]):
-        yield library, name, index
+        lists.append([(i / len(names), i, n, label) for i, n in enumerate(names)])
+    for _, index, name, label in sorted((m for some in lists for m in some), key=lambda m: m[0]):
+        yield label, name, index
 
 
 def versions() -> dict[str, str]:
     """The versions that a result depends on."""
     names = ("torch", "onnxruntime", "transformers", "timm", "torch_geometric", "diffusers")
     return {n: importlib.metadata.version(n) for n in names if importlib.util.find_spec(n)}
+
+
+def prepare() -> None:
+    """What a process needs before it builds a model."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    logging.getLogger("dort_rewriter").propagate = False
+    os.environ["DORT_CACHE"] = "0"
+    os.environ.setdefault("ONNXRT_CHANGE_REWRITER", "1")
+    zoo_libraries.declare_torchvision()
+    import dort_rewriter
+
+    dort_rewriter.install()
 
 
 def main() -> int:
@@ -178,19 +200,13 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="where they run: cpu, cuda")
     parser.add_argument("--keep", metavar="NAME", help="add the results to docs/reliability.json")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    # A device that this process has used is lost to its forks: this way asking is no use of it.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    logging.getLogger("dort_rewriter").propagate = False
-    os.environ["DORT_CACHE"] = "0"
-    os.environ.setdefault("ONNXRT_CHANGE_REWRITER", "1")
-    import dort_rewriter
-
-    dort_rewriter.install()
+    prepare()
+    if "onnxrt" not in torch._dynamo.list_backends(exclude_tags=()):
+        parser.error("dort-rewriter is not installed: its entry point names the backend onnxrt")
     data = run(options)
     findings = {k: r for k, r in data["models"].items() if is_finding(r)}
-    print(f"{len(data['models'])} models, {len(findings)} findings")
+    runs = collections.Counter(r["status"] for v in data["models"].values() for r in v)
+    print(f"{len(data['models'])} models, {len(findings)} findings; runs: {dict(runs)}")
     if options.keep:
         keep(options.keep, data)
     return int(bool(findings))

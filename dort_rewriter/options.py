@@ -271,7 +271,8 @@ class OrtBackendOptions:
     spinning: Literal["on", "stop", "off"] = "stop"
     """Whether threads spin while they wait: ``on``, ``stop`` (during a run only), ``off``. Threads
     that spin between runs starve those of torch in a training loop; where kernels of torch run
-    inside a model, ``stop`` is ``off``."""
+    inside a model in threads of their own, and with more threads than cores, ``stop`` is ``off``.
+    """
     pause_torch_threads: bool = True
     """End the waiting OpenMP threads of torch before a run in several threads, if it takes more
     than a moment: they would spin for milliseconds on the cores it needs. OpenMP makes new ones

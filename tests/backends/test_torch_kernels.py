@@ -14,7 +14,7 @@ from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
 from dort_rewriter.backends import mkl
 from dort_rewriter.capture.placement import Place
 from dort_rewriter.graph.schemas import MKL_PRODUCT, TORCH_PRODUCTS
-from dort_rewriter.runtime import custom_kernels
+from dort_rewriter.runtime import custom_kernels, threads
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -358,6 +358,7 @@ def test_threads_do_not_spin_beside_those_of_torch(
 ) -> None:
     """Unless a user wants them to, or torch's kernels work in them."""
     monkeypatch.setattr(custom_kernels, "works_alone", lambda: alone)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     backend = OrtBackend({"intra_op_threads": 2, **options})
     a = torch.randn(8, 8).to(dtype)
     torch.compile(lambda a: a @ a, backend=backend)(a)

@@ -107,7 +107,7 @@ def test_threads_follow_torch() -> None:
     ("spinning", "allowed", "stops"), [("on", "1", None), ("stop", "1", "1"), ("off", "0", None)]
 )
 def test_spinning_entries(spinning, allowed, stops) -> None:
-    options = session_options(threads=ThreadPolicy(spinning=spinning))
+    options = session_options(threads=ThreadPolicy(spinning=spinning, intra_op_threads=1))
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == allowed
     if stops:
         assert options.get_session_config_entry("session.force_spinning_stop") == stops

@@ -12,9 +12,16 @@ import torch
 
 from dort_rewriter.backends import building
 from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.runtime import threads as policies
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session, session_options
-from dort_rewriter.runtime.threads import PAUSE_SOFT, ThreadPolicy, omp_pause, shortest_run
+from dort_rewriter.runtime.threads import (
+    PAUSE_SOFT,
+    ThreadPolicy,
+    omp_pause,
+    shortest_run,
+    usable_cores,
+)
 from tests.runtime.graphs import parse, result, signature, tensor
 
 MODEL = "(float[N,64] x, float[64,64] w) => (float[N,64] y) { h = MatMul(x, w) y = Relu(h) }"
@@ -131,3 +138,52 @@ def test_autograd_through_both_with_more_threads_than_before(torch_threads: int)
         wanted = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
         for a, b in zip(got, wanted, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("threads", "spinning", "allowed"),
+    [(2, "stop", "1"), (3, "stop", "0"), (3, "on", "1"), (2, "off", "0")],
+)
+def test_more_threads_than_cores_do_not_spin(
+    threads: int, spinning: Any, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a user wants them to."""
+    monkeypatch.setattr(policies, "usable_cores", lambda: 2)
+    policy = ThreadPolicy(intra_op_threads=threads, spinning=spinning)
+    options = session_options(threads=policy)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == allowed
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu.max": ""}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "0\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n"}, 8),
+    ],
+)
+def test_usable_cores_are_those_of_the_container(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="ascii")
+    monkeypatch.setattr(policies, "_CGROUP", tmp_path)
+    monkeypatch.setattr(policies.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert usable_cores() == expected
+
+
+def test_usable_cores_where_there_is_no_affinity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "_CGROUP", tmp_path)
+    monkeypatch.delattr(policies.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(policies.os, "cpu_count", lambda: 4)
+    assert usable_cores() == 4

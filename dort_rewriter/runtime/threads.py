@@ -7,7 +7,7 @@ at its end: as fast as spinning for ONNX Runtime alone, as fast as not spinning 
 (``scripts/bench_threads.py`` measures both). torch's threads would spin into a run, for
 milliseconds; they are ended before it, and OpenMP makes new ones when torch needs them next.
 Threads that spin on cores that others work on (more threads than cores, a busy machine) make a run
-4 to 18 times as long: so they spin for a moment only, and not at all where that can be known.
+3 to 19 times as long: so they spin for a moment only, and not at all where that can be known.
 """
 
 from __future__ import annotations

@@ -111,6 +111,7 @@ def test_spinning_entries(spinning, allowed, stops) -> None:
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == allowed
     if stops:
         assert options.get_session_config_entry("session.force_spinning_stop") == stops
+        assert int(options.get_session_config_entry("session.intra_op.spin_duration_us")) > 0
     check(create_session(weighted(), options=options))
 
 

@@ -118,7 +118,7 @@ def in_a_process(
 def receive_until_closed(source: Connection, deadline: float) -> tuple[list[Record], bool]:
     """Receive records until the other end is closed, or the time is over."""
     records: list[Record] = []
-    with source, contextlib.suppress(EOFError):
+    with source, contextlib.suppress(EOFError, OSError):  # closed, or within a record
         while (left := deadline - time.monotonic()) > 0 and source.poll(left):
             records.append(source.recv())
         return records, False

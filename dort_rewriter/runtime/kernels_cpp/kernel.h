@@ -83,8 +83,35 @@ class Context {
   // Call work(begin, end) on parts of 0..total, by several threads when there is enough to do.
   template <typename F>
   void parallel(int64_t total, int64_t part, F&& work) const {
+    parallel_of(total, part, Work<int64_t, int64_t>(work));
+  }
+
+  // Call work(i) for 0..parts, by several threads.
+  template <typename F>
+  void share(int64_t parts, F&& work) const {
+    share_of(parts, Work<int64_t>(work));
+  }
+
+ private:
+  // A function of its caller, for what is compiled once and not for each function.
+  template <typename... A>
+  class Work {
+   public:
+    template <typename F>
+    explicit Work(F& function)
+        : function_(&function),
+          call_([](const void* f, A... given) { (*static_cast<F*>(const_cast<void*>(f)))(given...); }) {}
+
+    void operator()(A... given) const { call_(function_, given...); }
+
+   private:
+    const void* function_;
+    void (*call_)(const void*, A...);
+  };
+
+  ONCE void parallel_of(int64_t total, int64_t part, Work<int64_t, int64_t> work) const {
     if (total <= 2 * part) {
-      if (total > 0) work(int64_t{0}, total);
+      if (total > 0) work(0, total);
       return;
     }
     share(total / part + (total % part != 0), [&](int64_t i) {
@@ -93,12 +120,10 @@ class Context {
     });
   }
 
-  // Call work(i) for 0..parts, by several threads.
-  template <typename F>
-  void share(int64_t parts, F&& work) const {
-    if (parts == 1) return work(int64_t{0});
+  ONCE void share_of(int64_t parts, Work<int64_t> work) const {
+    if (parts == 1) return work(0);
     struct Job {
-      F& work;
+      Work<int64_t> work;
       std::atomic<OrtStatus*> failure{nullptr};
     } job{work};
     auto run = [](void* data, size_t i) {
@@ -123,7 +148,6 @@ class Context {
     check(status);
   }
 
- private:
   OrtKernelContext* context_;
   Threads threads_;
 };

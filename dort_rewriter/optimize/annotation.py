@@ -14,6 +14,8 @@ def refine_shapes(graph: GraphView) -> None:
     """Complete the shape of each first result, the sizes that shapes computed at run time hold
     included; what is known stays."""
     for node in graph.graph:
+        if node.op_type == "Cast":
+            _complete_source(node)
         if node.domain or "axes" in node.attributes:  # axes are inputs where infer_shape knows
             continue
         result = node.outputs[0]
@@ -28,6 +30,13 @@ def refine_shapes(graph: GraphView) -> None:
         if result.shape is not None:
             dims = tuple(a if _is_known(a) else b for a, b in zip(result.shape, dims, strict=True))
         result.shape = ir.Shape(dims)
+
+
+def _complete_source(cast: ir.Node) -> None:
+    """What is cast has the shape of the result: results of our own kernels have none else."""
+    source, result = cast.inputs[0], cast.outputs[0]
+    if source is not None and source.shape is None and result.shape is not None:
+        source.shape = result.shape
 
 
 def _is_known(dim: Dim) -> bool:

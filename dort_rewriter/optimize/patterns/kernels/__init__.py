@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.kernels.batch_norm import BatchNormProduct
 from dort_rewriter.optimize.patterns.kernels.casts import (
     KernelCasts,
     NarrowNorms,
@@ -39,6 +40,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     MaskedShapeScatterND,
     TriMatrix,
     DepthwiseConv,
+    BatchNormProduct,
     CrossEntropyGrad,
     RmsNormGrad,
     NarrowNorms,

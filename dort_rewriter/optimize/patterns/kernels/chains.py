@@ -94,11 +94,16 @@ def _is_worth(group: _Group) -> bool:
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
     if not is_instruction(node) or None in _key(node)[1]:
         return False
-    if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs):
+    if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs) and not _is_scaled(node, graph):
         return False
     value = node.outputs[0]
     program: dict[str, Any] = {"program": [0, 0, -1, -1, 0], "results": [0]}
     return graph.runs("Elementwise", [value], outputs=[value], domain=OWN_DOMAIN, **program)
+
+
+def _is_scaled(node: ir.Node, graph: GraphView) -> bool:
+    """Tell whether a node multiplies by what is no constant: no weights take that in."""
+    return node.op_type == "Mul" and all(graph.constant(v) is None for v in node.inputs)
 
 
 def _key(node: ir.Node) -> Key:

@@ -1,0 +1,83 @@
+"""Batch normalization in inference, as factors of what is elementwise around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dort_rewriter.optimize.patterns.kernels.batch_norm import BatchNormProduct
+from tests.optimize.rewrites import assert_refuses, assert_rewrites
+
+SIZES = "2,8,64,64"
+
+
+def _graph(before: str, after: str, sizes: str = SIZES, constant: bool = False) -> str:
+    parameters = ", ".join(f"float[8] {name}" for name in "wbmv")
+    held = ""
+    if constant:
+        held = ", ".join(f"float[8] {n} = {{1, 2, 3, 4, 5, 6, 7, 8}}" for n in "wbmv")
+    given = "" if constant else f", {parameters}"
+    return (
+        f"(float[{sizes}] x, float[8,8,1,1] k{given}) => (float[{sizes}] z) "
+        f"<{held}> {{ {before} {after} }}".replace("<>", "")
+    )
+
+
+NORM = "y = BatchNormalization<epsilon = 0.5>({x}, w, b, m, v)"
+PRODUCT = (
+    "s = Add(v, half) d = Sqrt(s) r = Reciprocal(d) f = Mul(w, r) n = Mul(m, f) o = Sub(b, n)"
+    " {columns} p = Mul({x}, {f}) y = Add(p, {o})"
+)
+COLUMNS = "g = Reshape(f, to) h = Reshape(o, to)"
+HELD = "<float half = {0.5}, int64[3] to = {8, 1, 1}>"
+
+
+def _product(x: str) -> str:
+    return PRODUCT.format(x=x, columns=COLUMNS, f="g", o="h")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "x"),
+    [("", "z = Relu(y)", "x"), ("a = Neg(x)", "z = Identity(y)", "a")],
+    ids=["something reads it", "it reads something"],
+)
+def test_it_is_a_product_and_a_sum(before: str, after: str, x: str) -> None:
+    given = _graph(f"{before} {NORM.format(x=x)}", after)
+    wanted = _graph(f"{before} {_product(x)}", after).replace(" { ", f" {HELD} {{ ", 1)
+    assert_rewrites(BatchNormProduct, given, wanted)
+
+
+def test_rows_need_no_columns() -> None:
+    """Two axes: the factors are along the last one."""
+    product = PRODUCT.format(x="x", columns="", f="f", o="o")
+    given = _graph(NORM.format(x="x"), "z = Relu(y)", "8192,8")
+    wanted = _graph(product, "z = Relu(y)", "8192,8")
+    wanted = wanted.replace(" { ", " <float half = {0.5}> { ", 1)
+    assert_rewrites(BatchNormProduct, given, wanted)
+
+
+def test_behind_a_convolution_with_weights_that_change() -> None:
+    given = _graph(f"a = Conv(x, k) {NORM.format(x='a')}", "z = Relu(y)")
+    wanted = _graph(f"a = Conv(x, k) {_product('a')}", "z = Relu(y)")
+    wanted = wanted.replace(" { ", f" {HELD} {{ ", 1)
+    assert_rewrites(BatchNormProduct, given, wanted, rtol=1e-4, atol=1e-5)
+
+
+KEPT = {
+    "a convolution takes it": _graph(
+        f"a = Conv(x, k) {NORM.format(x='a')}", "z = Relu(y)", constant=True
+    ),
+    "nothing around it is elementwise": _graph(
+        NORM.format(x="x"), "z = Transpose<perm = [0, 1, 2, 3]>(y)"
+    ),
+    "it is small, or of unknown sizes": _graph(NORM.format(x="x"), "z = Relu(y)", "N,8,64,64"),
+}
+
+
+@pytest.mark.parametrize("reason", KEPT)
+def test_what_stays(reason: str) -> None:
+    assert_refuses(BatchNormProduct, KEPT[reason], reason)
+
+
+def test_where_there_is_no_kernel() -> None:
+    given = _graph(NORM.format(x="x"), "z = Relu(y)")
+    assert_refuses(BatchNormProduct, given, "no kernel", kernels=False)

@@ -12,6 +12,7 @@ import torch
 from dort_rewriter.runtime.kernel_build import features
 
 __all__ = [
+    "comes_with_mkl",
     "has_function",
     "multiplies_bfloat16",
     "multiplies_faster",
@@ -51,15 +52,21 @@ def works_alone() -> bool:
 
 
 @functools.cache
+def comes_with_mkl() -> bool:
+    """Tell whether MKL comes with torch, and is on a processor with AVX-512."""
+    if not (has_function("sgemm_") and has_function("MKL_Set_Num_Threads_Local")):
+        return False
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@functools.cache
 def multiplies_faster() -> bool:
-    """Tell whether MKL comes with torch, and is on a processor of its maker.
+    """Tell whether MKL is there, on a processor of its maker.
 
     NOTE: on others, where it takes other ways, the products of onnxruntime are the faster ones. On
     a Xeon with AVX-512 those of MKL take 0.7 to 1 of their time, the larger the less.
     """
-    if not (has_function("sgemm_") and has_function("MKL_Set_Num_Threads_Local")):
-        return False
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not comes_with_mkl():
         return False
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

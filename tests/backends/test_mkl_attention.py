@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""
-    monkeypatch.setattr(mkl, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(mkl, "comes_with_mkl", lambda: True)
 
 
 def gradients(model: Any, *args: Any) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""
-    monkeypatch.setattr(mkl, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(mkl, "comes_with_mkl", lambda: True)
     monkeypatch.setattr(mkl, "multiplies_bfloat16", lambda: True)
 
 

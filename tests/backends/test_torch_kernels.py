@@ -87,6 +87,7 @@ def test_large_products_of_float32(
 ) -> None:
     """By MKL, in models that run here."""
     faster, expected, options = OPTIONS[case]
+    monkeypatch.setattr(mkl, "comes_with_mkl", lambda: True)
     monkeypatch.setattr(mkl, "multiplies_faster", lambda: faster)
     made_here(**options)
     assert operators(dumped).count(MKL_PRODUCT) == expected
@@ -94,6 +95,7 @@ def test_large_products_of_float32(
 
 def test_files_have_no_products_by_mkl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor have saved models: they may run where there is none."""
+    monkeypatch.setattr(mkl, "comes_with_mkl", lambda: True)
     monkeypatch.setattr(mkl, "multiplies_faster", lambda: True)
     layer, x = torch.nn.Linear(512, 512), torch.randn(512, 512)
     file = to_onnx(layer, (x,), options={"patterns": "default+onnxruntime+kernels"})

@@ -255,11 +255,13 @@ def test_other_products_are_not_by_mkl(name: str, dtype: torch.dtype) -> None:
 
 def test_who_multiplies_faster_is_asked_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = torch_library.multiplies_faster.__wrapped__
+    monkeypatch.setattr(torch_library, "comes_with_mkl", torch_library.comes_with_mkl.__wrapped__)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     for maker, expected in (("GenuineIntel", True), ("AuthenticAMD", False)):
         text = f"processor\t: 0\nvendor_id\t: {maker}\nflags\t: avx512f\n"
         monkeypatch.setattr("builtins.open", lambda *a, text=text, **k: io.StringIO(text))
         assert ask() is expected
+        assert torch_library.comes_with_mkl()  # gradients of attention ask for no more
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert not ask()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")

@@ -33,7 +33,7 @@ def refine_shapes(graph: GraphView) -> None:
 
 
 def _complete_source(cast: ir.Node) -> None:
-    """What is cast has the shape of the result: results of our own kernels have none else."""
+    """What is cast has the shape of the result: results of our own kernels may have none."""
     source, result = cast.inputs[0], cast.outputs[0]
     if source is not None and source.shape is None and result.shape is not None:
         source.shape = result.shape

@@ -7,9 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.kernels.programs import is_instruction
+from dort_rewriter.optimize.patterns.kernels.programs import has_kernel, is_instruction
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["BatchNormProduct"]
@@ -44,11 +43,8 @@ class BatchNormProduct(Rule):
         dims = graph.static(x)
         if dims is None or len(dims) < 2 or math.prod(dims) < _FEWEST:
             return Refusal("it is small, or of unknown sizes", graph.dims(x))
-        program: dict[str, Any] = {"program": [0, 0, -1, -1, 0], "results": [0]}
         types = {v.dtype for v in node.inputs if v is not None}
-        if len(types) > 1 or not graph.runs(
-            "Elementwise", [x], outputs=[y], domain=OWN_DOMAIN, **program
-        ):
+        if len(types) > 1 or not has_kernel(y, graph):
             return Refusal("no kernel", types)
         scale, bias, mean, variance = parameters
         epsilon = graph.attribute(node, "epsilon", 1e-5)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
@@ -19,6 +18,7 @@ from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.kernels.programs import (
     computed_in,
     conditions,
+    has_kernel,
     is_instruction,
     is_narrow,
     operands,
@@ -96,9 +96,7 @@ def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
         return False
     if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs) and not _is_scaled(node, graph):
         return False
-    value = node.outputs[0]
-    program: dict[str, Any] = {"program": [0, 0, -1, -1, 0], "results": [0]}
-    return graph.runs("Elementwise", [value], outputs=[value], domain=OWN_DOMAIN, **program)
+    return has_kernel(node.outputs[0], graph)
 
 
 def _is_scaled(node: ir.Node, graph: GraphView) -> bool:

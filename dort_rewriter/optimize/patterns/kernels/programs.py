@@ -13,14 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
+
+from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.optimize.view import GraphView
 
 __all__ = [
     "OPERATIONS",
     "Program",
     "computed_in",
     "conditions",
+    "has_kernel",
     "is_instruction",
     "is_narrow",
     "operands",
@@ -105,6 +110,12 @@ def is_narrow(node: ir.Node) -> bool:
 def widens(node: ir.Node) -> bool:
     """Tell whether a node reads 16-bit numbers as float32, which most kernels of ours do too."""
     return node.op_type == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT
+
+
+def has_kernel(value: ir.Value, graph: GraphView) -> bool:
+    """Tell whether programs compute such a value where the model runs."""
+    program: dict[str, Any] = {"program": [0, 0, -1, -1, 0], "results": [0]}
+    return graph.runs("Elementwise", [value], outputs=[value], domain=OWN_DOMAIN, **program)
 
 
 def operands(node: ir.Node) -> list[ir.Value]:

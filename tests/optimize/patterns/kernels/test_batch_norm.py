@@ -10,15 +10,14 @@ from tests.optimize.rewrites import assert_refuses, assert_rewrites
 SIZES = "2,8,64,64"
 
 
-def _graph(before: str, after: str, sizes: str = SIZES, constant: bool = False) -> str:
-    parameters = ", ".join(f"float[8] {name}" for name in "wbmv")
-    held = ""
-    if constant:
-        held = ", ".join(f"float[8] {n} = {{1, 2, 3, 4, 5, 6, 7, 8}}" for n in "wbmv")
-    given = "" if constant else f", {parameters}"
+GIVEN = ", float[8] w, float[8] b, float[8] m, float[8] v"
+CONSTANT = ", ".join(f"float[8] {name} = {{1, 2, 3, 4, 5, 6, 7, 8}}" for name in "wbmv")
+
+
+def _graph(nodes: str, sizes: str = SIZES, held: str = "", given: str = GIVEN) -> str:
+    held = f"<{held}>" if held else ""
     return (
-        f"(float[{sizes}] x, float[8,8,1,1] k{given}) => (float[{sizes}] z) "
-        f"<{held}> {{ {before} {after} }}".replace("<>", "")
+        f"(float[{sizes}] x, float[8,8,1,1] k{given}) => (float[{sizes}] z) {held} {{ {nodes} }}"
     )
 
 
@@ -28,7 +27,8 @@ PRODUCT = (
     " {columns} p = Mul({x}, {f}) y = Add(p, {o})"
 )
 COLUMNS = "g = Reshape(f, to) h = Reshape(o, to)"
-HELD = "<float half = {0.5}, int64[3] to = {8, 1, 1}>"
+HALF = "float half = {0.5}"
+HELD = f"{HALF}, int64[3] to = {{8, 1, 1}}"
 
 
 def _product(x: str) -> str:
@@ -41,35 +41,33 @@ def _product(x: str) -> str:
     ids=["something reads it", "it reads something"],
 )
 def test_it_is_a_product_and_a_sum(before: str, after: str, x: str) -> None:
-    given = _graph(f"{before} {NORM.format(x=x)}", after)
-    wanted = _graph(f"{before} {_product(x)}", after).replace(" { ", f" {HELD} {{ ", 1)
+    given = _graph(f"{before} {NORM.format(x=x)} {after}")
+    wanted = _graph(f"{before} {_product(x)} {after}", held=HELD)
     assert_rewrites(BatchNormProduct, given, wanted)
 
 
 def test_rows_need_no_columns() -> None:
     """Two axes: the factors are along the last one."""
     product = PRODUCT.format(x="x", columns="", f="f", o="o")
-    given = _graph(NORM.format(x="x"), "z = Relu(y)", "8192,8")
-    wanted = _graph(product, "z = Relu(y)", "8192,8")
-    wanted = wanted.replace(" { ", " <float half = {0.5}> { ", 1)
+    given = _graph(f"{NORM.format(x='x')} z = Relu(y)", "8192,8")
+    wanted = _graph(f"{product} z = Relu(y)", "8192,8", HALF)
     assert_rewrites(BatchNormProduct, given, wanted)
 
 
 def test_behind_a_convolution_with_weights_that_change() -> None:
-    given = _graph(f"a = Conv(x, k) {NORM.format(x='a')}", "z = Relu(y)")
-    wanted = _graph(f"a = Conv(x, k) {_product('a')}", "z = Relu(y)")
-    wanted = wanted.replace(" { ", f" {HELD} {{ ", 1)
+    given = _graph(f"a = Conv(x, k) {NORM.format(x='a')} z = Relu(y)")
+    wanted = _graph(f"a = Conv(x, k) {_product('a')} z = Relu(y)", held=HELD)
     assert_rewrites(BatchNormProduct, given, wanted, rtol=1e-4, atol=1e-5)
 
 
 KEPT = {
     "a convolution takes it": _graph(
-        f"a = Conv(x, k) {NORM.format(x='a')}", "z = Relu(y)", constant=True
+        f"a = Conv(x, k) {NORM.format(x='a')} z = Relu(y)", held=CONSTANT, given=""
     ),
     "nothing around it is elementwise": _graph(
-        NORM.format(x="x"), "z = Transpose<perm = [0, 1, 2, 3]>(y)"
+        f"{NORM.format(x='x')} z = Transpose<perm = [0, 1, 2, 3]>(y)"
     ),
-    "it is small, or of unknown sizes": _graph(NORM.format(x="x"), "z = Relu(y)", "N,8,64,64"),
+    "it is small, or of unknown sizes": _graph(f"{NORM.format(x='x')} z = Relu(y)", "N,8,64,64"),
 }
 
 
@@ -79,5 +77,5 @@ def test_what_stays(reason: str) -> None:
 
 
 def test_where_there_is_no_kernel() -> None:
-    given = _graph(NORM.format(x="x"), "z = Relu(y)")
+    given = _graph(f"{NORM.format(x='x')} z = Relu(y)")
     assert_refuses(BatchNormProduct, given, "no kernel", kernels=False)

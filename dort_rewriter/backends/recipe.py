@@ -90,7 +90,7 @@ class Recipe:
             return "onnxruntime"
         name, overrides = op_name(node.target), self.options.placement
         by_mkl = functools.partial(differentiates_by_mkl, self.options)
-        place = choose_place(node, name, overrides, by_mkl=by_mkl)
+        place = choose_place(node, name, overrides, by_mkl=by_mkl, frozen=self.options.freeze)
         if place == "torch" and _has_kernel(node) and uses_own_kernels(self.options.optimization):
             return choose_place(node, name, {"*": "onnxruntime", **(overrides or {})})
         return place

@@ -28,8 +28,11 @@ def with_torch_kernels(dispatcher: Dispatcher, options: OrtBackendOptions) -> Di
 
     def wants(node: torch.fx.Node) -> bool:
         by_mkl = functools.partial(differentiates_by_mkl, options)
-        place = choose_place(node, op_name(node.target), options.placement, by_mkl=by_mkl)
+        place = choose_place(
+            node, op_name(node.target), options.placement, by_mkl=by_mkl, frozen=options.freeze
+        )
         return place == KERNEL and uses_own_kernels(options.optimization)
 
-    described = str(sorted((options.placement or {}).items()))
+    placed = sorted((options.placement or {}).items())
+    described = f"{placed}, frozen: {options.freeze}"
     return TorchCalls(TorchKernels(dispatcher, wants, has_function, described), register_call)

@@ -159,6 +159,40 @@ def test_windows_of_one_element_are_products(bias: bool, dumped: Path) -> None:
         assert expected in operators(dumped)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_large_ones_of_float32(
+    frozen: bool, dumped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the batch norm and the sum behind them, and their gradients; not of constants."""
+    monkeypatch.setattr(placement, "_convolves_float32", lambda: True)
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = torch.nn.Conv2d(256, 256, 3, padding=1, bias=False)
+            self.norm = torch.nn.BatchNorm2d(256)
+            self.small = torch.nn.Conv2d(256, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.small(torch.relu(self.norm(self.large(x)) + x))
+
+    model, x = Block(), torch.randn(4, 256, 4, 4)
+    model.eval()
+    with torch.no_grad():
+        got = compiled(model, freeze=frozen)(x)
+        torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
+    found = operators(dumped)
+    assert ("convolution" in found) is not frozen
+    if not frozen:
+        assert "Conv" in found
+        expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        y = compiled(model)(x)
+        for a, b in zip(
+            torch.autograd.grad(y.square().sum(), list(model.parameters())), expected, strict=True
+        ):
+            torch.testing.assert_close(a / b.abs().max(), b / b.abs().max(), rtol=0, atol=1e-5)
+
+
 def test_a_user_may_ask_for_them(dumped: Path) -> None:
     """In float32, where they are eager mode's bit for bit."""
     asked = dict.fromkeys(("aten::convolution", "aten::convolution_backward"), "torch kernel")

@@ -113,6 +113,41 @@ def test_windows_of_one_element_of_fixed_images(
     assert choose_place(node, "aten::convolution") == place
 
 
+@pytest.mark.parametrize(
+    ("image", "weight", "stride", "place"),
+    [
+        pytest.param((4, 256, 4, 4), (256, 256, 3, 3), 1, "torch kernel", id="many-channels"),
+        pytest.param((4, 64, 16, 16), (128, 64, 3, 3), 2, "torch kernel", id="leaves-out-pixels"),
+        pytest.param((1, 128, 14, 14), (32, 128, 3, 3), 1, "onnxruntime", id="little-work"),
+        pytest.param((1, 3, 224, 224), (64, 3, 7, 7), 2, "onnxruntime", id="few-channels"),
+        pytest.param((8, 512, 16, 16), (128, 512, 1, 1), 1, "onnxruntime", id="products"),
+        pytest.param((8, 64, 64, 64), (64, 1, 3, 3), 1, "onnxruntime", id="by-channel"),
+        pytest.param((2, 256, 1000), (256, 256, 3), 1, "onnxruntime", id="one-axis"),
+        pytest.param((2, 32, 8, 32, 32), (32, 32, 3, 3, 3), 1, "onnxruntime", id="three-axes"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_large_convolutions_whose_weights_are_no_constants(
+    image: tuple[int, ...], weight: tuple[int, ...], stride: int, place: str, mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of float32: those are torch's that it computes faster."""
+    monkeypatch.setattr(placement, "_convolves_float32", lambda: True)
+    axes, groups = len(weight) - 2, image[1] // weight[1]
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        one, none = [1] * axes, [0] * axes
+        steps, padding = [stride] * axes, [weight[2] // 2] * axes
+        return torch.ops.aten.convolution(x, w, None, steps, padding, one, False, none, groups)
+
+    graph = make_fx(function, tracing_mode=mode)(torch.ones(image), torch.ones(weight))
+    (node,) = (n for n in graph.graph.nodes if "aten.convolution" in str(n.target))
+    name = "aten::convolution"
+    assert choose_place(node, name) == place
+    assert choose_place(node, name, frozen=True) == "onnxruntime"
+    assert choose_place(node, name, {name: "onnxruntime"}) == "onnxruntime"
+
+
 def _product(dtype: torch.dtype) -> torch.fx.Node:
     graph = make_fx(torch.mm)(torch.zeros(2, 3, dtype=dtype), torch.zeros(3, 4, dtype=dtype))
     return next(n for n in graph.graph.nodes if n.op == "call_function")

@@ -136,6 +136,21 @@ def test_threads_share_it(case: str, dtype: torch.dtype, batch: int, threads: in
         assert_near(got, expected)
 
 
+@pytest.mark.skipif(not works_alone(), reason="this torch was built without MKL")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("case", ["plain", "of groups", "transposed"])
+def test_threads_share_weights_that_are_larger_than_the_pictures(case: str, bias: bool) -> None:
+    """By channels of results, however many pictures there are; groups by pictures."""
+    how, (read, made, groups, transposed, *_) = windows(case, 2), CASES[case]
+    x = torch.randn(5, 32 * read, 3, 3)
+    channels = (32 * read, 32 * made // groups) if transposed else (32 * made, 32 * read // groups)
+    w, b = torch.randn(*channels, 3, 3) / 60, torch.randn(32 * made)
+    given = [x, w, b] if bias else [x, w]
+    model = session("convolution", [torch.float32] * len(given), [torch.float32], 3, **how)
+    (got,) = run_session(model, *given)
+    assert_near(got, by_torch(case, x, w, b if bias else None))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
 def test_what_nobody_reads_is_not_made(wanted: tuple[int, ...], threads: int) -> None:

@@ -186,7 +186,9 @@ class Convolution {
       }
       part(parts, call.wanted, false, batch, 1);
     } else {
-      const bool by_channels = batch < threads && most_channels > batch;
+      // Each part reads all weights, or all pictures: torch brings them into an order of its own.
+      const bool reads_less = count(call.shapes[kImage + 1]) > count(call.shapes[kImage]);
+      const bool by_channels = most_channels > std::min(batch, threads - 1) && (batch < threads || reads_less);
       part(parts, call.wanted, by_channels, by_channels ? most_channels : batch, threads);
     }
     return parts;

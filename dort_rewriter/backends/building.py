@@ -33,6 +33,7 @@ from dort_rewriter.optimize.provider_fit import (
     fit_to_standard,
 )
 from dort_rewriter.optimize.substitutes import substitute
+from dort_rewriter.optimize.unread_results import leave_out_unread_results
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
@@ -200,6 +201,7 @@ def _convert(
         trace.reports.append(report)
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
+        leave_out_unread_results(model)
         if recipe.may_call_mkl(provider):
             compute_by_mkl(model, options)
     return model

@@ -136,14 +136,13 @@ CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
     **dict.fromkeys(PRODUCTS, _HALVES),
-    CONVOLUTIONS[0]: (torch.float32, torch.bfloat16),
-    CONVOLUTIONS[1]: (torch.bfloat16,),
+    **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
     _FLASH: (torch.float32, *_HALVES),
     FLASH_BACKWARD: (torch.float32, *_HALVES),
 }
-"""The operators that torch's kernels compute inside a model, by the types of their first results:
-ONNX Runtime has no products of halves, and makes them in float32, at a third of the speed; torch's
-attention never makes the scores.
+"""The operators that torch's kernels compute inside a model, by the type of the first result that
+is asked for: ONNX Runtime has no products of halves, and makes them in float32, at a third of the
+speed; torch's attention never makes the scores.
 
 NOTE: torch's gradients of convolutions of float16 take 40 to 600 times as long as those of
 float32.
@@ -155,17 +154,27 @@ LEAST_MULTIPLIED = 2e6
 with windows of one element is a product."""
 
 LEAST_WORK = 15e6
-LEAST_CHANNELS = 32
+LEAST_CHANNELS = {CONVOLUTIONS[0]: 32, CONVOLUTIONS[1]: 8}
+LEAST_SUMMED = 256
 """The multiplications in all, and the channels of an image, from which a convolution of float32
-over two axes is torch's, where the weights are not frozen: onnxruntime has its fast layout for
-constants alone, and multiplies each picture for itself.
+over two axes is torch's, and its gradient: where weights are not frozen, since onnxruntime has its
+fast layout for constants alone, and multiplies each picture for itself. A gradient of weights is
+to be a sum of so many pixels.
 
-Measured with two threads on an EPYC with AVX-512, windows of 3 x 3: of the time of onnxruntime's,
-torch's took 0.75 to 0.95 for planes of 14 to 56, 0.3 to 0.6 for planes of 2 to 8 with 256 and 512
-channels; but 1.0 to 1.4 below this work, 1.4 to 1.8 with 1 to 16 channels, 1.1 to 1.5 for windows
-of one element, 1.0 to 1.5 over one axis and 2.5 over three. A ResNet-18 took 0.71 of the time in
-inference and 0.92 in training, with one thread 0.78 and 0.93.
+Measured with two threads on an EPYC with AVX-512, windows of 3 x 3, of the time without torch's:
+0.75 to 0.95 for planes of 14 to 56, 0.3 to 0.6 for planes of 2 to 8 with 256 and 512 channels; but
+1.0 to 1.4 below this work, 1.4 to 1.8 with 1 to 16 channels, 1.1 to 1.5 for windows of one
+element, 1.0 to 1.5 over one axis and 2.5 over three. Gradients took 0.23 to 0.77 with 16 to 64
+channels, 0.75 to 0.91 with more, 1.0 to 1.2 below this work; 1.0 to 1.6 for planes of 2 to 4, 0.96
+to 1.4 where pixels are left out, 2.8 with 3 channels.
 """
+
+LEAST_WORK_OF_WEIGHTS = 3e7
+"""The same of a gradient of weights alone, as of a first layer: of any channels. It took 0.5 to
+0.76 of the time, and 0.97 to 1.17 below."""
+
+CHANNELS_AT_ONCE = 16
+"""Of so many channels a thread computes all that it does, see `runtime/kernels_cpp`."""
 
 SHORT = 32
 """The tokens up to which attention in float32 is not torch's, where their number is fixed: there
@@ -232,15 +241,16 @@ def find_override(name: str, overrides: Mapping[str, Place] | None) -> Place | N
 
 def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
     value = node.meta.get("val")
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    return isinstance(first, torch.Tensor) and first.dtype in types
+    results = value if isinstance(value, list | tuple) else [value]
+    first = next((r for r in results if isinstance(r, torch.Tensor)), None)
+    return first is not None and first.dtype in types
 
 
 def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bool) -> bool:
     """Whether torch's kernel is the faster one."""
     if name in CONVOLUTIONS:
         if _has_type(node, (torch.float32,)):
-            return not frozen and _convolves_float32() and _is_large(node)
+            return not frozen and _convolves_float32() and _is_large(node, name)
         return _convolves_bfloat16() and _convolves_faster(node, name)
     if not name.startswith(_FLASH):
         return True
@@ -289,15 +299,26 @@ def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
     return pixels >= LEAST_PIXELS and _count(made) * _size(weight.shape[1]) >= LEAST_MULTIPLIED
 
 
-def _is_large(node: torch.fx.Node) -> bool:
-    """Whether a convolution of float32 is one of those that torch computes faster."""
-    weight, transposed, groups = _value(node.args[1]), node.args[6], node.args[8]
+def _is_large(node: torch.fx.Node, name: str) -> bool:
+    """Whether a convolution of float32, or its gradient, is one that torch computes faster."""
+    arguments: Sequence[Any] = node.args
+    is_gradient = name == CONVOLUTIONS[1]
+    made = _value(arguments[0]) if is_gradient else _value(node)
+    weight = _value(arguments[1 + is_gradient])
+    stride, _, _, transposed, _, groups = arguments[3 + is_gradient : 9 + is_gradient]
     window = weight.shape[2:]
     if transposed or groups != 1 or len(window) != 2 or math.prod(map(_size, window)) == 1:
         return False
-    channels = _size(weight.shape[1])
-    work = _count(_value(node)) * channels * math.prod(map(_size, window))
-    return work >= LEAST_WORK and channels >= LEAST_CHANNELS
+    batch, channels, *plane = map(_size, made.shape)
+    if max(batch, channels // CHANNELS_AT_ONCE) < torch.get_num_threads():
+        return False  # some threads would have nothing to do
+    summed = batch * math.prod(plane)
+    work = summed * _count(weight)
+    if is_gradient and not arguments[10][0]:
+        return work >= LEAST_WORK_OF_WEIGHTS
+    if is_gradient and (summed < LEAST_SUMMED or any(n != 1 for n in stride)):
+        return False
+    return work >= LEAST_WORK and _size(weight.shape[1]) >= LEAST_CHANNELS[name]
 
 
 def _convolves_float32() -> bool:

@@ -108,6 +108,19 @@ def test_it_depends_on_the_processor(dumped: Path, monkeypatch: pytest.MonkeyPat
         )
 
 
+@pytest.mark.skipif(
+    not placement._convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
+)
+def test_gradients_that_nobody_asks_for_are_not_made(dumped: Path) -> None:
+    """That of the image which a first layer reads, and that of a bias that is not there."""
+    layer, x = torch.nn.Conv2d(3, 16, 3, bias=False).bfloat16(), torch.randn(2, 3, 9, 9).bfloat16()
+    expected = torch.autograd.grad(layer(x).float().square().sum(), layer.weight)
+    got = torch.autograd.grad(compiled(layer)(x).float().square().sum(), layer.weight)
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+    (node,) = (n for n in nodes(dumped) if n.op_type == "convolution_backward")
+    assert [bool(name) for name in node.output][:3] in ([False, True], [False, True, False])
+
+
 CHOICES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32": (torch.float32, {}),
     "float16, for which torch has slow loops": (torch.float16, {}),
@@ -185,12 +198,14 @@ def test_large_ones_of_float32(
     assert ("convolution" in found) is not frozen
     if not frozen:
         assert "Conv" in found
+        model, x = model.train(), torch.randn(4, 256, 9, 8)
         expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
         y = compiled(model)(x)
         for a, b in zip(
             torch.autograd.grad(y.square().sum(), list(model.parameters())), expected, strict=True
         ):
             torch.testing.assert_close(a / b.abs().max(), b / b.abs().max(), rtol=0, atol=1e-5)
+        assert operators(dumped) >= KERNELS
 
 
 def test_a_user_may_ask_for_them(dumped: Path) -> None:

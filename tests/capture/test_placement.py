@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.capture import placement
-from dort_rewriter.capture.placement import choose_place, work_of
+from dort_rewriter.capture.placement import CONVOLUTIONS, choose_place, work_of
 
 SOFTMAX = "aten::_softmax_backward_data"
 
@@ -114,38 +114,73 @@ def test_windows_of_one_element_of_fixed_images(
 
 
 @pytest.mark.parametrize(
-    ("image", "weight", "stride", "place"),
+    ("image", "weight", "stride", "place", "gradient"),
     [
-        pytest.param((4, 256, 4, 4), (256, 256, 3, 3), 1, "torch kernel", id="many-channels"),
-        pytest.param((4, 64, 16, 16), (128, 64, 3, 3), 2, "torch kernel", id="leaves-out-pixels"),
-        pytest.param((1, 128, 14, 14), (32, 128, 3, 3), 1, "onnxruntime", id="little-work"),
-        pytest.param((1, 3, 224, 224), (64, 3, 7, 7), 2, "onnxruntime", id="few-channels"),
-        pytest.param((8, 512, 16, 16), (128, 512, 1, 1), 1, "onnxruntime", id="products"),
-        pytest.param((8, 64, 64, 64), (64, 1, 3, 3), 1, "onnxruntime", id="by-channel"),
-        pytest.param((2, 256, 1000), (256, 256, 3), 1, "onnxruntime", id="one-axis"),
-        pytest.param((2, 32, 8, 32, 32), (32, 32, 3, 3, 3), 1, "onnxruntime", id="three-axes"),
+        pytest.param((8, 64, 28, 28), (64, 64, 3, 3), 1, True, True, id="large"),
+        pytest.param((4, 256, 4, 4), (256, 256, 3, 3), 1, True, False, id="few-pixels"),
+        pytest.param((4, 64, 16, 16), (128, 64, 3, 3), 2, True, False, id="leaves-out-pixels"),
+        pytest.param((16, 16, 16, 16), (32, 16, 3, 3), 1, False, True, id="few-channels"),
+        pytest.param((1, 128, 14, 14), (32, 128, 3, 3), 1, False, False, id="little-work"),
+        pytest.param((1, 3, 224, 224), (64, 3, 7, 7), 1, False, False, id="three-channels"),
+        pytest.param((8, 512, 16, 16), (128, 512, 1, 1), 1, False, False, id="products"),
+        pytest.param((8, 64, 64, 64), (64, 1, 3, 3), 1, False, False, id="by-channel"),
+        pytest.param((2, 256, 1000), (256, 256, 3), 1, False, False, id="one-axis"),
+        pytest.param((2, 32, 8, 32, 32), (32, 32, 3, 3, 3), 1, False, False, id="three-axes"),
     ],
 )
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_large_convolutions_whose_weights_are_no_constants(
-    image: tuple[int, ...], weight: tuple[int, ...], stride: int, place: str, mode: str,
-    monkeypatch: pytest.MonkeyPatch,
+    image: tuple[int, ...], weight: tuple[int, ...], stride: int, place: bool, gradient: bool,
+    mode: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of float32: those are torch's that it computes faster."""
+    """Of float32: those, and those gradients, are torch's that it computes faster."""
     monkeypatch.setattr(placement, "_convolves_float32", lambda: True)
     axes, groups = len(weight) - 2, image[1] // weight[1]
 
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         one, none = [1] * axes, [0] * axes
-        steps, padding = [stride] * axes, [weight[2] // 2] * axes
-        return torch.ops.aten.convolution(x, w, None, steps, padding, one, False, none, groups)
+        how = [stride] * axes, [weight[2] // 2] * axes, one, False, none, groups
+        y = torch.ops.aten.convolution(x, w, None, *how)
+        return torch.ops.aten.convolution_backward(y, x, w, None, *how, [True, True, False])
 
     graph = make_fx(function, tracing_mode=mode)(torch.ones(image), torch.ones(weight))
-    (node,) = (n for n in graph.graph.nodes if "aten.convolution" in str(n.target))
-    name = "aten::convolution"
-    assert choose_place(node, name) == place
-    assert choose_place(node, name, frozen=True) == "onnxruntime"
-    assert choose_place(node, name, {name: "onnxruntime"}) == "onnxruntime"
+    nodes = [n for n in graph.graph.nodes if "aten.convolution" in str(n.target)]
+    for node, name, faster in zip(nodes, CONVOLUTIONS, (place, gradient), strict=True):
+        assert choose_place(node, name) == ("torch kernel" if faster else "onnxruntime")
+        assert choose_place(node, name, frozen=True) == "onnxruntime"
+        assert choose_place(node, name, {name: "onnxruntime"}) == "onnxruntime"
+
+
+def _gradient_of_weights(
+    image: tuple[int, ...], weight: tuple[int, ...], dtype: torch.dtype
+) -> torch.fx.Node:
+    def function(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        how = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        return torch.ops.aten.convolution_backward(y, x, w, None, *how, [False, True, False])
+
+    x, w = torch.ones(image, dtype=dtype), torch.ones(weight, dtype=dtype)
+    y = torch.nn.functional.conv2d(x, w, padding=1)
+    graph = make_fx(function, tracing_mode="fake")(y, x, w)
+    return next(n for n in graph.graph.nodes if "convolution" in str(n.target))
+
+
+def test_gradients_of_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a first layer are torch's where they are large, of bfloat16 in any case."""
+    for of in ("float32", "bfloat16"):
+        monkeypatch.setattr(placement, f"_convolves_{of}", lambda: True)
+    for batch, of_floats in ((16, "torch kernel"), (2, "onnxruntime")):
+        shapes = (batch, 3, 48, 48), (64, 3, 3, 3)
+        for dtype, place in ((torch.float32, of_floats), (torch.bfloat16, "torch kernel")):
+            assert choose_place(_gradient_of_weights(*shapes, dtype), CONVOLUTIONS[1]) == place
+
+
+def test_as_many_parts_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pictures or of channels: where there are fewer, ONNX Runtime's threads share the work."""
+    monkeypatch.setattr(placement, "_convolves_float32", lambda: True)
+    node = _gradient_of_weights((4, 3, 96, 96), (64, 3, 3, 3), torch.float32)
+    for threads, place in ((4, "torch kernel"), (5, "onnxruntime")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert choose_place(node, CONVOLUTIONS[1]) == place
 
 
 def _product(dtype: torch.dtype) -> torch.fx.Node:

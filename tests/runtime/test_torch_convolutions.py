@@ -140,7 +140,7 @@ def test_threads_share_it(case: str, dtype: torch.dtype, batch: int, threads: in
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("case", ["plain", "of groups", "transposed"])
 def test_threads_share_weights_that_are_larger_than_the_pictures(case: str, bias: bool) -> None:
-    """By channels of results, however many pictures there are; groups by pictures."""
+    """By channels, however many pictures there are; groups by pictures."""
     how, (read, made, groups, transposed, *_) = windows(case, 2), CASES[case]
     x = torch.randn(5, 32 * read, 3, 3)
     channels = (32 * read, 32 * made // groups) if transposed else (32 * made, 32 * read // groups)
@@ -148,7 +148,15 @@ def test_threads_share_weights_that_are_larger_than_the_pictures(case: str, bias
     given = [x, w, b] if bias else [x, w]
     model = session("convolution", [torch.float32] * len(given), [torch.float32], 3, **how)
     (got,) = run_session(model, *given)
-    assert_near(got, by_torch(case, x, w, b if bias else None))
+    y = by_torch(case, x, w, b if bias else None)
+    assert_near(got, y)
+    results = [torch.float32] * len(given)
+    back = session("convolution_backward", [torch.float32] * 3, results, 3, **how)
+    y = y.contiguous() / 100
+    for got, expected in zip(
+        run_session(back, y, x, w), gradients(case, y, x, w, b)[: len(given)], strict=True
+    ):
+        assert_near(got, expected)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

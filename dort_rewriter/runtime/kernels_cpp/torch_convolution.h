@@ -151,20 +151,27 @@ class Convolution {
     bool wanted[3] = {};
   };
 
-  // What a thread makes: some pictures, or some channels of results; all where there is no end.
+  // The channels that oneDNN works on at once: for fewer it has slow loops.
+  static constexpr int64_t kChannels = 16;
+
+  // What work is divided along: pictures, channels of results, or channels of images.
+  enum Along { kPictures, kMade, kRead };
+
+  // What a thread makes; all where there is no end.
   struct Part {
     bool wanted[3];
-    bool of_channels = false;
+    Along along = kPictures;
     int64_t begin = 0, end = 0;
   };
 
   // Results of the same pictures or channels, in so many parts.
-  static void part(std::vector<Part>& parts, const bool (&wanted)[3], bool of_channels, int64_t size,
+  static void part(std::vector<Part>& parts, const bool (&wanted)[3], Along along, int64_t size,
                    int64_t most) {
-    const int64_t n = std::max<int64_t>(1, std::min(size, most));
+    const int64_t grain = along == kPictures ? 1 : kChannels, grains = (size + grain - 1) / grain;
+    const int64_t n = std::max<int64_t>(1, std::min(grains, most));
     for (int64_t i = 0; i < n; ++i) {
-      Part one{{wanted[0], wanted[1], wanted[2]}, of_channels};
-      if (n > 1) one.begin = i * size / n, one.end = (i + 1) * size / n;
+      Part one{{wanted[0], wanted[1], wanted[2]}, along};
+      if (n > 1) one.begin = i * grains / n * grain, one.end = std::min((i + 1) * grains / n * grain, size);
       parts.push_back(one);
     }
   }
@@ -173,45 +180,51 @@ class Convolution {
                               int64_t channels) const {
     std::vector<Part> parts;
     const int64_t most_channels = windows_.groups == 1 ? channels : 1;
+    // Each part reads all weights, or all pictures: torch brings them into an order of its own.
+    const Shape &image = call.shapes[kImage], &weight = call.shapes[kImage + 1];
+    const bool reads_less = most_channels > 1 && count(weight) > count(image);
     if constexpr (gradient) {
       // Each picture has its own gradient, those of weights and bias are sums over all pictures.
       const bool sums = call.wanted[1] || call.wanted[2];
       if (threads > 1 || !sums || !call.wanted[0]) {
         const bool of_image[3] = {call.wanted[0], false, false};
         const bool of_weights[3] = {false, call.wanted[1], call.wanted[2]};
-        const int64_t first = sums ? threads / 2 : threads;
-        if (call.wanted[0]) part(parts, of_image, false, batch, first);
-        if (sums) part(parts, of_weights, true, most_channels, call.wanted[0] ? threads - first : threads);
+        const bool both = sums && call.wanted[0] && !reads_less;
+        const int64_t first = both ? threads / 2 : threads;
+        if (call.wanted[0]) {
+          part(parts, of_image, reads_less ? kRead : kPictures, reads_less ? image[1] : batch, first);
+        }
+        if (sums) part(parts, of_weights, kMade, most_channels, both ? threads - first : threads);
         return parts;
       }
-      part(parts, call.wanted, false, batch, 1);
+      part(parts, call.wanted, kPictures, batch, 1);
     } else {
-      // Each part reads all weights, or all pictures: torch brings them into an order of its own.
-      const bool reads_less = count(call.shapes[kImage + 1]) > count(call.shapes[kImage]);
-      const bool by_channels = most_channels > std::min(batch, threads - 1) && (batch < threads || reads_less);
-      part(parts, call.wanted, by_channels, by_channels ? most_channels : batch, threads);
+      const bool by_channels =
+          most_channels > std::min(batch, threads - 1) && (batch < threads || reads_less);
+      part(parts, call.wanted, by_channels ? kMade : kPictures, by_channels ? most_channels : batch,
+           threads);
     }
     return parts;
   }
 
   void convolve(const Call& call, const Part& part) const {
     const auto& [given, shapes, places, wanted] = call;
-    // The part of a tensor along the axis of pictures or of channels, if it has one.
-    auto range = [&](size_t pictures, size_t channels, Range& found) -> const Range* {
-      const size_t axis = part.of_channels ? channels : pictures;
+    // The part of a tensor along its axis of pictures or of channels, if it has one.
+    auto range = [&](size_t pictures, size_t made, size_t read, Range& found) -> const Range* {
+      const size_t axis = part.along == kPictures ? pictures : part.along == kMade ? made : read;
       if (part.end == 0 || axis == kNone) return nullptr;
       found = {axis, part.begin, part.end};
       return &found;
     };
     Range space{};
-    const size_t made_by = windows_.made_by();
+    const size_t made_by = windows_.made_by(), read_by = 1 - made_by;
     std::vector<Owned> tensors;
     tensors.reserve(given.size());
     for (size_t i = 0; i < given.size(); ++i) {
-      const Range* here = i + 1 == kImage ? range(0, 1, space)
-                          : i == kImage   ? range(0, kNone, space)
-                          : i < kFixed    ? range(kNone, made_by, space)
-                                          : range(kNone, 0, space);
+      const Range* here = i + 1 == kImage ? range(0, 1, kNone, space)
+                          : i == kImage   ? range(0, kNone, 1, space)
+                          : i < kFixed    ? range(kNone, made_by, read_by, space)
+                                          : range(kNone, 0, kNone, space);
       tensors.emplace_back(given[i], views_[i], here);
     }
     auto of = [](const Integers& numbers) { return numbers.data(); };
@@ -220,8 +233,8 @@ class Convolution {
     Error error;
     if constexpr (gradient) {
       const int32_t mask[3] = {part.wanted[0], part.wanted[1], part.wanted[2]};
-      const int64_t channels = part.of_channels && part.end != 0 ? part.end - part.begin
-                                                                 : windows_.channels(shapes[kImage + 1]);
+      const bool some = part.along == kMade && part.end != 0;
+      const int64_t channels = some ? part.end - part.begin : windows_.channels(shapes[kImage + 1]);
       const int64_t* sizes = &channels;
       error = function_.call(tensors[0].get(), tensors[1].get(), tensors[2].get(),
                              part.wanted[2] ? &sizes : nullptr, part.wanted[2] ? 1 : 0,
@@ -238,10 +251,10 @@ class Convolution {
     Interface::get().check(error, name);
     for (size_t i = 0; i < places.size(); ++i) {
       if (!part.wanted[i]) continue;
-      const Range* there = !gradient ? range(0, 1, space)
-                           : i == 0  ? range(0, kNone, space)
-                           : i == 1  ? range(kNone, made_by, space)
-                                     : range(kNone, 0, space);
+      const Range* there = !gradient ? range(0, 1, kNone, space)
+                           : i == 0  ? range(0, kNone, 1, space)
+                           : i == 1  ? range(kNone, made_by, kNone, space)
+                                     : range(kNone, 0, kNone, space);
       results_[i].take(places[i], made[i], there, copy_);
     }
   }

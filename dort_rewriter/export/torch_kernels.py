@@ -182,7 +182,7 @@ def _convolution(
     groups: Any,
 ) -> Value:
     how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
-    if not transposed and _is_product(op, input, weight, how):
+    if not transposed and _is_product(op, input, weight, how, images=1):
         return _product_of_pixels(op, input, weight, bias)
     given = [v for v in (input, weight, bias) if v is not None]
     result: Value = op.call(
@@ -191,18 +191,21 @@ def _convolution(
     return result
 
 
-def _is_product(op: Recorder, input: Value, weight: Value, how: Mapping[str, Any]) -> bool:
-    """Whether each pixel is multiplied alone, by one matrix, where channels come first.
+def _is_product(
+    op: Recorder, input: Value, weight: Value, how: Mapping[str, Any], images: int
+) -> bool:
+    """Whether each pixel is multiplied alone, by one matrix, where channels come first in what
+    the first ``images`` arguments are.
 
     torch's convolution of bfloat16 takes two to seven times as long as this product, unless the
     channels are last.
     """
-    image = op.fx_node.args[0] if op.fx_node is not None else None
+    read = op.fx_node.args[:images] if op.fx_node is not None else ()
     alone = all(k == 1 for k in weight.dims[2:]) and {*how["stride"], how["groups"]} == {1}
     fixed = all(isinstance(n, int) for n in (*input.dims[1:], *weight.dims))
-    if not alone or any(how["padding"]) or not fixed or not isinstance(image, torch.fx.Node):
+    if not alone or any(how["padding"]) or not fixed or not read:
         return False
-    return is_contiguous(image.meta["val"])
+    return all(isinstance(n, torch.fx.Node) and is_contiguous(n.meta["val"]) for n in read)
 
 
 def _product_of_pixels(op: Recorder, input: Value, weight: Value, bias: Value | None) -> Value:
@@ -222,6 +225,31 @@ def _product_of_pixels(op: Recorder, input: Value, weight: Value, bias: Value | 
     return result
 
 
+def _gradients_of_pixels(
+    op: Recorder, grad_output: Value, input: Value, weight: Value, mask: Sequence[bool]
+) -> tuple[Value | None, ...]:
+    """The gradients of such a product: that of the weights sums over the pictures as well."""
+    (made, read), (batch, _, *sizes) = weight.dims[:2], input.dims
+    pixels = math.prod(n for n in sizes if isinstance(n, int))
+    of_input = of_weight = of_bias = None
+    if mask[0]:
+        turned = op.Transpose(op.Reshape(weight, [1, made, read]), perm=[0, 2, 1])
+        columns = op.Reshape(grad_output, [0, made, pixels])
+        product = op.call("bmm", turned, columns, domain=OWN_DOMAIN)
+        product.type, product.shape = input.type, ir.Shape([batch, read, pixels])
+        of_input = op.Reshape(product, [0, read, *sizes])
+    if mask[1]:
+        swapped = [1, 0, *range(2, weight.rank)]
+        rows = op.Reshape(op.Transpose(grad_output, perm=swapped), [made, -1])
+        others = op.Reshape(op.Transpose(input, perm=swapped), [read, -1])
+        product = op.call("mm", rows, op.Transpose(others, perm=[1, 0]), domain=OWN_DOMAIN)
+        product.type, product.shape = weight.type, ir.Shape([made, read])
+        of_weight = op.Reshape(product, list(weight.dims))
+    if mask[2]:
+        of_bias = op.ReduceSum(grad_output, [0, *range(2, weight.rank)], keepdims=0)
+    return of_input, of_weight, of_bias
+
+
 def _convolution_backward(
     op: Recorder,
     grad_output: Value,
@@ -237,6 +265,8 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
+    if not transposed and _is_product(op, input, weight, how, images=2):
+        return _gradients_of_pixels(op, grad_output, input, weight, output_mask)
     how |= {"transposed": int(transposed), "domain": OWN_DOMAIN, "outputs": 3}
     results = op.call("convolution_backward", grad_output, input, weight, **how)
     return tuple([r if asked else None for r, asked in zip(results, output_mask, strict=True)])

@@ -94,14 +94,17 @@ def _is_worth(group: _Group) -> bool:
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
     if not is_instruction(node) or None in _key(node)[1]:
         return False
-    if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs) and not _is_scaled(node, graph):
+    if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs) and _may_be_taken(node, graph):
         return False
     return has_kernel(node.outputs[0], graph)
 
 
-def _is_scaled(node: ir.Node, graph: GraphView) -> bool:
-    """Tell whether a node multiplies by what is no constant: no weights take that in."""
-    return node.op_type == "Mul" and all(graph.constant(v) is None for v in node.inputs)
+def _may_be_taken(node: ir.Node, graph: GraphView) -> bool:
+    """Tell whether onnxruntime may take a node into a convolution before it: no choice, and no
+    product with what is not constant."""
+    if node.op_type == "Mul":
+        return any(graph.constant(v) is not None for v in node.inputs)
+    return node.op_type != "Where"
 
 
 def _key(node: ir.Node) -> Key:

@@ -308,6 +308,19 @@ def test_a_comparison_others_read_stays() -> None:
     assert sorted(n.op_type for n in model.graph) == ["Elementwise", "Less"]
 
 
+def test_a_choice_behind_a_convolution() -> None:
+    """As in the gradient of Relu: onnxruntime takes no Where into a convolution."""
+    head = """(float[1,1,4,4] x, float[1,1,3,3] w, float[1,1,6,6] g) => (float[1,1,6,6] z)
+        <float zero = {0}> { a = ConvTranspose(x, w)"""
+    program = "program = [15,0,-1,-2,0, 18,0,0,-2,-3], results = [0]"
+    assert_rewrites(
+        ElementwiseChains,
+        f"{head} c = LessOrEqual(g, zero) z = Where(c, zero, a) }}",
+        f"{head} z = dort_rewriter.Elementwise<{program}>(g, zero, a) }}",
+        reference=False,
+    )
+
+
 REFUSED = {
     "one node": "(float[4] x) => (float[4] z) {z = Neg(x)}",
     "integers": "(int64[4] x) => (int64[4] z) {a = Neg(x) z = Abs(a)}",

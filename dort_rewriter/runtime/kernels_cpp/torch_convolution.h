@@ -164,10 +164,12 @@ class Convolution {
     int64_t begin = 0, end = 0;
   };
 
+  static int64_t grains_of(int64_t size, int64_t grain) { return (size + grain - 1) / grain; }
+
   // Results of the same pictures or channels, in so many parts.
   static void part(std::vector<Part>& parts, const bool (&wanted)[3], Along along, int64_t size,
                    int64_t most) {
-    const int64_t grain = along == kPictures ? 1 : kChannels, grains = (size + grain - 1) / grain;
+    const int64_t grain = along == kPictures ? 1 : kChannels, grains = grains_of(size, grain);
     const int64_t n = std::max<int64_t>(1, std::min(grains, most));
     for (int64_t i = 0; i < n; ++i) {
       Part one{{wanted[0], wanted[1], wanted[2]}, along};
@@ -199,8 +201,8 @@ class Convolution {
       }
       part(parts, call.wanted, kPictures, batch, 1);
     } else {
-      const bool by_channels =
-          most_channels > std::min(batch, threads - 1) && (batch < threads || reads_less);
+      const bool by_channels = grains_of(most_channels, kChannels) > std::min(batch, threads - 1) &&
+                               (batch < threads || reads_less);
       part(parts, call.wanted, by_channels ? kMade : kPictures, by_channels ? most_channels : batch,
            threads);
     }

@@ -13,6 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from dort_rewriter.capture.aliases import let_layouts_vary, results_of
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
+from dort_rewriter.capture.forgotten_orders import keep_orders
 from dort_rewriter.capture.gradient_layouts import keep_gradients_apart
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.known_masks import name_known_masks
@@ -81,9 +82,10 @@ def compile_with_aot(
     drawing: list[bool] = []
     make = functools.partial(_make_compiler, finish, watched)
     keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    flat = flatten_interface(graph_module)
     for node in overlapping_writes(graph_module.graph):
         raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
+    keep_orders(graph_module)
+    flat = flatten_interface(graph_module)
     traced, unread = return_unread_draws(graph_module if flat is None else flat.graph_module)
     if key is not None:
         from dort_rewriter.capture.kept_graphs import keep, make_keeper

@@ -12,8 +12,8 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, RunBoxed, Runner
-from dort_rewriter.backends.mkl import differentiates_by_mkl
 from dort_rewriter.backends.own_kernels import uses_own_kernels
+from dort_rewriter.backends.torch_kernels import place_of
 from dort_rewriter.capture.placement import (
     CALLED,
     CHECK,
@@ -88,11 +88,10 @@ class Recipe:
         """Where a node of an ATen graph is to run, if it can."""
         if node.op != "call_function":
             return "onnxruntime"
-        name, overrides = op_name(node.target), self.options.placement
-        by_mkl = functools.partial(differentiates_by_mkl, self.options)
-        place = choose_place(node, name, overrides, by_mkl=by_mkl, frozen=self.options.freeze)
+        place = place_of(node, self.options)
         if place == "torch" and _has_kernel(node) and uses_own_kernels(self.options.optimization):
-            return choose_place(node, name, {"*": "onnxruntime", **(overrides or {})})
+            kept = {"*": "onnxruntime", **(self.options.placement or {})}
+            return choose_place(node, op_name(node.target), kept)
         return place
 
     def may_call_mkl(self, provider: str) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from dort_rewriter.backends.mkl import differentiates_by_mkl
 from dort_rewriter.backends.own_kernels import uses_own_kernels
-from dort_rewriter.capture.placement import KERNEL, choose_place
+from dort_rewriter.capture.placement import KERNEL, Place, choose_place
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.export.torch_calls import TorchCalls
@@ -17,7 +17,18 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.torch_calls import register_call
 from dort_rewriter.runtime.torch_library import has_function
 
-__all__ = ["with_torch_kernels"]
+__all__ = ["place_of", "with_torch_kernels"]
+
+
+def place_of(node: torch.fx.Node, options: OrtBackendOptions) -> Place:
+    """Where a backend with these options runs a node of an ATen graph."""
+    return choose_place(
+        node,
+        op_name(node.target),
+        options.placement,
+        by_mkl=functools.partial(differentiates_by_mkl, options),
+        frozen=options.freeze,
+    )
 
 
 def with_torch_kernels(dispatcher: Dispatcher, options: OrtBackendOptions) -> Dispatcher:
@@ -27,11 +38,7 @@ def with_torch_kernels(dispatcher: Dispatcher, options: OrtBackendOptions) -> Di
     """
 
     def wants(node: torch.fx.Node) -> bool:
-        by_mkl = functools.partial(differentiates_by_mkl, options)
-        place = choose_place(
-            node, op_name(node.target), options.placement, by_mkl=by_mkl, frozen=options.freeze
-        )
-        return place == KERNEL and uses_own_kernels(options.optimization)
+        return place_of(node, options) == KERNEL and uses_own_kernels(options.optimization)
 
     placed = sorted((options.placement or {}).items())
     described = f"{placed}, frozen: {options.freeze}"

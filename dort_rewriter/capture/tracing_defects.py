@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from dort_rewriter.capture.count_types import correct_count_types
+from dort_rewriter.capture.lost_checks import keep_checks
 from dort_rewriter.capture.margin_loss import correct_margin_loss
 from dort_rewriter.capture.norm_sizes import correct_norm_sizes
 from dort_rewriter.capture.quotient_types import correct_quotient_types
@@ -26,5 +27,6 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
         correct_count_types(),
         correct_norm_sizes(),
         correct_quotient_types(traced),
+        keep_checks(),
     ):
         yield

@@ -29,6 +29,13 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "conv_transpose2d": lambda x: F.conv_transpose2d(
         x[None, :, None] * 2, torch.ones(4, 1, 1, 3), output_padding=1
     ),
+    "class below 0": lambda x: F.one_hot((x * 0 - 1).long(), 3),
+    "class of too few": lambda x: F.one_hot((x * 0 + 3).long(), 3) * x[..., None],
+    "no inverse": lambda x: torch.linalg.inv(x[:, :4] * 0) + 1,
+    "no solution": lambda x: torch.linalg.solve(x[:, :4] * 0, x),
+    "not positive": lambda x: torch.linalg.cholesky(x[:, :4] * 0 - torch.eye(4)).sin(),
+    "no factors": lambda x: torch.linalg.lu_factor(x[:, :4] * 0)[0],
+    "no values": lambda x: torch.linalg.eigh(x[:, :4] / 0)[0],
     "max": lambda x: (x * 2)[:0].max(),
     "min of integers": lambda x: (x * 2)[:0].long().min(),
     "celu": lambda x: F.celu(x * 2, 0.0),

@@ -1,0 +1,55 @@
+"""Checks of torch's operators that an older torch loses while it traces.
+
+What only looks at its arguments has no result: AOTAutograd drops it, or an operator leaves it out
+where its arguments have no elements yet. Numbers come out then where eager mode raises an
+exception. Newer versions of torch keep these two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dort_rewriter.capture.python_kernels import KERNELS_LOCK, replaced
+
+__all__ = ["keep_checks"]
+
+aten = torch.ops.aten
+
+_ONE_HOT = aten.one_hot.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_FACTORS = aten._linalg_check_errors.default
+
+
+@contextlib.contextmanager
+def keep_checks() -> Iterator[None]:
+    """Trace the checks of classes (``one_hot``) and of factorizations (``linalg.inv``)."""
+    _order_check_of_factors()
+    with KERNELS_LOCK:
+        has_check = _COMPOSITE in _ONE_HOT.py_kernels
+        kernels = contextlib.nullcontext() if has_check else replaced(_ONE_HOT, _one_hot)
+        with kernels:
+            yield
+
+
+def _one_hot(index: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
+    if num_classes != -1:
+        aten._assert_async.msg((index >= 0).all(), "Class values must be non-negative.")
+        known = (index < num_classes).all()
+        aten._assert_async.msg(known, "Class values must be smaller than num_classes.")
+    return _ONE_HOT._op_dk(_COMPOSITE, index, num_classes)
+
+
+def _order_check_of_factors() -> None:
+    """Let AOTAutograd keep the check, and its order among others, as newer versions do.
+
+    Not only while it traces: what runs the graph later looks whether the check is one of these.
+    """
+    from torch._higher_order_ops import effects
+
+    ordered = getattr(effects, "SIDE_EFFECTS", None)
+    if ordered is not None and _FACTORS not in ordered:
+        effects._register_effectful_op(_FACTORS, effects._EffectType.ORDERED)

@@ -45,6 +45,7 @@ ONE_KERNEL = frozenset(
         "aten::gcd",
         "prims::gcd",
         "aten::binary_cross_entropy",
+        "aten::repeat_interleave.Tensor",
         "aten::_fft_c2c",
         "aten::_fft_c2r",
         "aten::_fft_r2c",

@@ -92,6 +92,16 @@ INDEXED: dict[str, tuple[Function, torch.Tensor, torch.Tensor]] = {
     "index_add": (lambda x, i: x.index_add(1, i, ROWS), I(0, 4), I(0, -1)),
     "index_copy": (lambda x, i: x.index_copy(1, i, ROWS), I(0, 4), I(0, -1)),
     "index_fill": (lambda x, i: x.index_fill(1, i, 2.0), I(-5, 4), I(0, 5)),
+    "repeat_interleave": (
+        lambda x, i: x.sin().repeat_interleave(i, 0, output_size=5).exp(),
+        I(2, 0, 2, 1),
+        I(2, 0, 2, 2),
+    ),
+    "repeat_interleave_negative": (
+        lambda x, i: x.sin().repeat_interleave(i, 1, output_size=3).exp(),
+        I(2, 0, 0, 1, 0),
+        I(-1, 2, 0, 2, 0),
+    ),
     "floor_divide": (lambda x, i: x + 7 // i, I(3, -1, 2, 1, 4), I(3, 0, 2, 1, 4)),
     "remainder": (lambda x, i: x + 7 % i, I(3, -1, 2, 1, 4), I(3, 0, 2, 1, 4)),
     "fmod": (lambda x, i: x + torch.fmod(i, i), I(3, -1, 2, 1, 4), I(3, 0, 2, 1, 4)),

@@ -147,7 +147,11 @@ def _follow(node: torch.fx.Node) -> None:
         return
     leaves, structure = tree_flatten(node.meta["val"])
     given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    pairs = zip(leaves, tree_leaves(computed), strict=True)
+    made = tree_leaves(computed)
+    if len(made) != len(leaves):  # parts of what has another length
+        node.meta["val"] = computed
+        return
+    pairs = zip(leaves, made, strict=True)
     changed = [_settle(recorded, new, given) for recorded, new in pairs]
     if any(a is not b for a, b in zip(leaves, changed, strict=True)):
         node.meta["val"] = tree_unflatten(changed, structure)

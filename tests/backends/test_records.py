@@ -101,6 +101,20 @@ def test_norms_over_one_element(name: str) -> None:
     torch.testing.assert_close(compiled(x), NORMS[name](x))
 
 
+def test_parts_of_a_norm_over_one_element() -> None:
+    """Dynamo itself takes it for a row, which is one part."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool1d(x.squeeze(), 2)
+        return torch.linalg.vector_norm(x, 1, -1).transpose(0, -1).split(2)[0]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=OrtBackend(), dynamic=True)
+    for n in (4, 6):
+        x = torch.linspace(-2, 2, 3 * n).view(n, 3)
+        torch.testing.assert_close(compiled(x), program(x))
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_norms_over_one_element_are_differentiated(dynamic: bool) -> None:
     """AOTAutograd looks at the results before it traces them, and makes their gradients like."""

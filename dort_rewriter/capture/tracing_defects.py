@@ -12,6 +12,7 @@ from dort_rewriter.capture.lost_checks import keep_checks
 from dort_rewriter.capture.margin_loss import correct_margin_loss
 from dort_rewriter.capture.norm_sizes import correct_norm_sizes
 from dort_rewriter.capture.quotient_types import correct_quotient_types
+from dort_rewriter.capture.scalar_arguments import keep_scalar_writes
 
 __all__ = ["correct_tracing"]
 
@@ -28,5 +29,6 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
         correct_norm_sizes(),
         correct_quotient_types(traced),
         keep_checks(),
+        keep_scalar_writes(),
     ):
         yield

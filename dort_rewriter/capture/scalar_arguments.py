@@ -1,0 +1,68 @@
+"""Arguments that are one number of float64, which torch takes for numbers of Python.
+
+Each has a symbol. After AOTAutograd has traced, a pass of torch notes the symbols that it cannot
+compute with, and starts Dynamo again, which takes what shows such a symbol and has no reader for
+an argument that nobody reads: in ``a.add_(1)`` the result shows it, and the write was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from dort_rewriter.capture.python_kernels import KERNELS_LOCK
+
+__all__ = ["keep_scalar_writes"]
+
+_PASS = "tensorify_python_scalars"
+_CALLERS = ("graph_compile", "jit_compile_runtime_wrappers")
+"""The modules of AOTAutograd that call it, the newest first."""
+
+
+@contextlib.contextmanager
+def keep_scalar_writes() -> Iterator[None]:
+    """Trace without starting again for numbers that no node of the graph reads."""
+    from torch._functorch import _aot_autograd
+
+    with KERNELS_LOCK, contextlib.ExitStack() as stack:
+        for name in _CALLERS:
+            try:
+                caller = importlib.import_module(f"{_aot_autograd.__name__}.{name}")
+            except ImportError:
+                continue
+            if (found := getattr(caller, _PASS, None)) is not None:
+                setattr(caller, _PASS, _of_what_is_read(found))
+                stack.callback(setattr, caller, _PASS, found)
+        yield
+
+
+def _of_what_is_read(run: Callable[..., None]) -> Callable[..., None]:
+    """The pass, to which only the numbers that a graph reads are shown."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    def shown(graph_module: torch.fx.GraphModule, shape_env: Any, fake_mode: Any) -> None:
+        known = getattr(shape_env, "backed_var_to_val", None)
+        values: dict[Any, Any] = shape_env.var_to_val if known is None else known
+        read = {s for n in graph_module.graph.nodes for s in _symbols(n.meta.get("val"))}
+        unread = [s for s in values if symbol_is_type(s, SymT.FLOAT) and s not in read]
+        hidden = {s: values.pop(s) for s in unread}
+        try:
+            run(graph_module, shape_env, fake_mode)
+        finally:
+            values.update(hidden)
+
+    return shown
+
+
+def _symbols(value: Any) -> Iterator[Any]:
+    """The symbols of what a node gives: of numbers, and of the sizes of tensors."""
+    for leaf in tree_leaves(value):
+        for number in leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,):
+            if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool):
+                # NOTE: ``expr`` would be the number itself, where it is known by now.
+                yield from number.node._expr.free_symbols

@@ -46,6 +46,8 @@ _UNTAGGED = frozenset(
         aten.fill.Tensor,
         aten.flip.default,
         aten.full_like.default,
+        aten.index_fill.int_Scalar,
+        aten.index_fill.int_Tensor,
         aten.max_pool2d_with_indices.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,

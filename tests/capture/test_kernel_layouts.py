@@ -82,6 +82,29 @@ def test_strides_are_seen_through_views_and_copies(name: str, dynamic: bool) -> 
     assert got._is_view() == expected._is_view()
 
 
+OF_PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "filled": lambda x: x.index_fill(0, torch.tensor([0]), 2),
+    "filled with a tensor": lambda x: x.index_fill(1, torch.tensor([1]), torch.tensor(2.0)),
+    "drawn": lambda x: torch.rand_like(x.index_fill(0, torch.tensor([0]), 2)),
+    "computed": lambda x: x.index_fill(0, torch.tensor([0]), 2) * 2,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_strides_of_what_has_gaps(name: str, dynamic: bool) -> None:
+    """Its order is kept, not its gaps."""
+    program = OF_PARTS[name]
+    x = torch.randn(3, 4, dtype=torch.float64).t()[::2]
+    torch._dynamo.reset()
+    results = []
+    for run in (program, torch.compile(program, backend=OrtBackend(), dynamic=dynamic)):
+        torch.manual_seed(3)
+        results.append(run(x))
+    torch.testing.assert_close(results[1], results[0])
+    assert results[1].stride() == results[0].stride()
+
+
 PADDED = {
     "padded": lambda x: torch.nn.functional.pad(x, (1, 2)),
     "put side by side": lambda x: torch.cat([x, x], -1),

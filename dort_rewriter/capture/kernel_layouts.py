@@ -27,6 +27,8 @@ __all__ = ["asks_for_format", "correct_layouts"]
 
 aten = torch.ops.aten
 
+_FILLING = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+
 _UNTAGGED = frozenset(
     {
         aten.floor_divide.default,
@@ -46,8 +48,7 @@ _UNTAGGED = frozenset(
         aten.fill.Tensor,
         aten.flip.default,
         aten.full_like.default,
-        aten.index_fill.int_Scalar,
-        aten.index_fill.int_Tensor,
+        *_FILLING,
         aten.max_pool2d_with_indices.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
@@ -298,27 +299,30 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
-    small = _Small([n.meta["val"] for n in call.all_input_nodes])
+    # The first place is one wherever there is any.
+    filled = 0 if call.target in _FILLING else 1
+    small = _Small([n.meta["val"] for n in call.all_input_nodes], filled)
     args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
     kept = torch.random.fork_rng(devices=[])  # what is asked may draw
     with _disable_current_modes(), torch.no_grad(), kept:
         try:
             result = call.target(*args, **kwargs)  # type: ignore[operator]
-        except (RuntimeError, TypeError, ValueError):  # it does not take numbers like these
-            return None
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return None  # it does not take numbers like these
         return _exact_order(result[0] if isinstance(result, tuple) else result)
 
 
 class _Small:
-    """Makes small tensors that lie as the operands of a kernel."""
+    """Makes small tensors of one number that lie as the operands of a kernel."""
 
-    def __init__(self, operands: Sequence[Any]) -> None:
+    def __init__(self, operands: Sequence[Any], filled: int) -> None:
+        self.filled = filled
         tensors = [v for v in operands if isinstance(v, torch.Tensor)]
         sizes = {hint_of(s) for v in tensors for s in v.shape} - {0, 1}
         self.sizes = {n: i for i, n in enumerate(sorted(sizes), 2)} | {0: 0, 1: 1}
 
     def like(self, value: Any) -> Any:
-        """A tensor of ones in the order of memory of another; a number for a size."""
+        """A tensor in the order of memory of another; a number for a size."""
         if not isinstance(value, torch.Tensor):
             return 1 if isinstance(value, torch.SymInt | torch.SymFloat) else value
         shape = [hint_of(s) for s in value.shape]
@@ -326,7 +330,8 @@ class _Small:
         strides = self._strides(shape, [hint_of(s) for s in value.stride()], small)
         extent = 1 + sum((n - 1) * s for n, s in zip(small, strides, strict=True))
         with _disable_current_modes():
-            return torch.ones(max(extent, 0), dtype=value.dtype).as_strided(small, strides)
+            memory = torch.full((max(extent, 0),), self.filled, dtype=value.dtype)
+            return memory.as_strided(small, strides)
 
     def _strides(
         self, shape: Sequence[int], strides: Sequence[int], small: Sequence[int]

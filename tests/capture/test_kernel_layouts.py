@@ -87,6 +87,7 @@ OF_PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "filled with a tensor": lambda x: x.index_fill(1, torch.tensor([1]), torch.tensor(2.0)),
     "drawn": lambda x: torch.rand_like(x.index_fill(0, torch.tensor([0]), 2)),
     "computed": lambda x: x.index_fill(0, torch.tensor([0]), 2) * 2,
+    "of one": lambda x: x[None, :1].index_fill(1, torch.tensor([0]), 2),
 }
 
 

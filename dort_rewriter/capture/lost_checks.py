@@ -51,5 +51,6 @@ def _order_check_of_factors() -> None:
     from torch._higher_order_ops import effects
 
     ordered = getattr(effects, "SIDE_EFFECTS", None)
-    if ordered is not None and _FACTORS not in ordered:
-        effects._register_effectful_op(_FACTORS, effects._EffectType.ORDERED)
+    register = getattr(effects, "_register_effectful_op", None)
+    if ordered is not None and register is not None and _FACTORS not in ordered:
+        register(_FACTORS, effects._EffectType.ORDERED)

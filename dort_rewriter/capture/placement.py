@@ -57,7 +57,8 @@ ONE_KERNEL = frozenset(
     }
 )
 """What is a loop, a product with a large matrix or a slow kernel in ONNX, and one in torch; or
-what torch's kernel looks at before it computes: a probability beyond one is an error.
+what torch's kernel looks at before it computes: a probability beyond one, or a count below zero,
+is an error.
 """
 
 RUNNING = frozenset(f"aten::{name}" for name in ("cumprod", "cummax", "cummin", "logcumsumexp"))

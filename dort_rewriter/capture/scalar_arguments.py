@@ -8,8 +8,10 @@ an argument that nobody reads: in ``a.add_(1)`` the result shows it, and the wri
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,24 +23,28 @@ __all__ = ["keep_scalar_writes"]
 
 _PASS = "tensorify_python_scalars"
 _CALLERS = ("graph_compile", "jit_compile_runtime_wrappers")
-"""The modules of AOTAutograd that call it, the newest first."""
+"""The modules of AOTAutograd that may call it, the newest first."""
 
 
 @contextlib.contextmanager
 def keep_scalar_writes() -> Iterator[None]:
     """Trace without starting again for numbers that no node of the graph reads."""
-    from torch._functorch import _aot_autograd
-
     with KERNELS_LOCK, contextlib.ExitStack() as stack:
-        for name in _CALLERS:
-            try:
-                caller = importlib.import_module(f"{_aot_autograd.__name__}.{name}")
-            except ImportError:
-                continue
-            if (found := getattr(caller, _PASS, None)) is not None:
-                setattr(caller, _PASS, _of_what_is_read(found))
-                stack.callback(setattr, caller, _PASS, found)
+        for caller in _callers():
+            found = getattr(caller, _PASS)
+            setattr(caller, _PASS, _of_what_is_read(found))
+            stack.callback(setattr, caller, _PASS, found)
         yield
+
+
+@functools.cache
+def _callers() -> tuple[ModuleType, ...]:
+    """The modules that this torch has: Python looks for one that is not there each time."""
+    found = []
+    for name in _CALLERS:
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(f"torch._functorch._aot_autograd.{name}"))
+    return tuple(module for module in found if hasattr(module, _PASS))
 
 
 def _of_what_is_read(run: Callable[..., None]) -> Callable[..., None]:

@@ -5,46 +5,103 @@ usage: python scripts/fuzz.py [--programs 5000] [--first SEED]
 Values, types, strides, aliases, what was written, gradients: ``tests/backends/program_check.py``
 says what is compared. Each failure prints its seed and the program, shrunk, as Python. Where
 torch's AOTAutograd alone does the same as the backend, the seed is said to be torch's, and counted
-apart. Exits with 1 if there is a failure.
+apart. A program that ends the process is a failure as well, where eager mode does not end it, too;
+the seeds after it go on in another process. Exits with 1 if there is a failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+FORKS = multiprocessing.get_context("fork")
 
-def run(seeds: Iterable[int], steps: tuple[int, int], shrinking: float) -> Counter[str]:
+
+def run(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Counter[str]:
     """Judge the programs of some seeds, and return how many there are of each verdict."""
+    from tests.backends.program_check import run_eager
+    from tests.backends.random_programs import generate
+
+    kinds: Counter[str] = Counter()
+    while seeds:
+        found, status = judge_in_a_process(seeds, steps, shrinking)
+        kinds.update(found)
+        seeds = seeds[len(found) :]
+        if not seeds:
+            break
+        program = generate(seeds[0], steps)
+        alone = FORKS.Process(target=run_eager, args=(program,))
+        alone.start()
+        alone.join()
+        kind = "torch's" if alone.exitcode else "wrong"
+        kinds[kind] += 1
+        print(f"# seed {seeds[0]} is {kind}: the process ended with {status}", flush=True)
+        if kind == "wrong":
+            print(program.text(), flush=True)
+        seeds = seeds[1:]
+    return kinds
+
+
+def judge_in_a_process(
+    seeds: Sequence[int], steps: tuple[int, int], shrinking: float
+) -> tuple[list[str], int | None]:
+    """The verdicts on the first programs, until one of them ends the process; how that ended."""
+    receiver, sender = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=send_verdicts, args=(sender, seeds, steps, shrinking))
+    child.start()
+    sender.close()
+    found = []
+    with receiver, contextlib.suppress(EOFError):
+        while True:
+            found.append(receiver.recv())
+    child.join()
+    return found, child.exitcode
+
+
+def send_verdicts(
+    verdicts: Connection, seeds: Sequence[int], steps: tuple[int, int], shrinking: float
+) -> None:
+    """Send the kind of each verdict as it is found."""
+    for kind in judge_each(seeds, steps, shrinking):
+        verdicts.send(kind)
+
+
+def judge_each(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Iterator[str]:
+    """Yield the verdict on the program of each seed."""
     from tests.backends.program_check import judge, shrink
     from tests.backends.random_programs import RandomProgram, generate
 
-    kinds: Counter[str] = Counter()
+    # What the interpreter has loaded is not looked through again and again for garbage.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
     for seed in seeds:
         program = generate(seed, steps)
         try:
             verdict = judge(program)
         except Exception:  # a defect of the judge: the other seeds are judged all the same
-            kinds["judge failed"] += 1
             print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
+            yield "judge failed"
             continue
-        kinds[verdict.kind] += 1
         if verdict.kind in ("left", "torch's"):
             first = " ".join(verdict.text.splitlines()[:2])[:200]
             print(f"# seed {seed} is {verdict.kind}: {first}", flush=True)
         if not verdict.failed:
+            yield verdict.kind
             continue
         until = time.monotonic() + shrinking
 
@@ -56,7 +113,7 @@ def run(seeds: Iterable[int], steps: tuple[int, int], shrinking: float) -> Count
         print(f"# seed {seed} {' '.join(switches)}\n{small.text()}", flush=True)
         lines = (judge(small).text or verdict.text).splitlines()
         print("\n".join(f"# {line}" for line in lines), flush=True)
-    return kinds
+        yield verdict.kind
 
 
 def main() -> int:
@@ -82,9 +139,6 @@ def main() -> int:
     dort_rewriter.install()
     seeds = options.seeds or range(options.first, options.first + options.programs)
     start = time.monotonic()
-    # What the interpreter has loaded is not looked through again and again for garbage.
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
     kinds = run(seeds, tuple(options.steps), options.shrinking)
     failed = kinds["wrong"] + kinds["given up"] + kinds["judge failed"]
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

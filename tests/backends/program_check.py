@@ -25,7 +25,7 @@ from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import ExactResults, Roundings
 from tests.backends.shrinking import smallest
 
-__all__ = ["Verdict", "judge", "shrink"]
+__all__ = ["Verdict", "judge", "run_eager", "shrink"]
 
 Facts = dict[str, Any]
 
@@ -89,6 +89,11 @@ def judge(program: RandomProgram) -> Verdict:
     if watch.text and not is_left and not stands:
         return Verdict("given up", watch.text)
     return Verdict("torch's", watch.text or _lines(differing, got, expected))
+
+
+def run_eager(program: RandomProgram) -> None:
+    """Run a program in eager mode alone: what ends the process there is none of ours."""
+    _run(program, None)
 
 
 def _lines(found: set[tuple[int, str]], got: list[Facts], expected: list[Facts]) -> str:

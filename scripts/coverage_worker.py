@@ -155,7 +155,7 @@ class Graph:
 def _has_ties(node: torch.fx.Node) -> bool:
     """Tell whether a result depends on an order of torch's kernel: ours for it is not asked."""
     name = op_name(node.target)
-    return node.op == "call_function" and has_torchs_order(node, name, has_kernel=False)
+    return node.op == "call_function" and has_torchs_order(node, name, has_kernel=lambda: False)
 
 
 def _in_reals(values: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -41,6 +40,7 @@ import zoo_check  # noqa: E402
 import zoo_libraries  # noqa: E402
 import zoo_plain  # noqa: E402
 import zoo_transformers  # noqa: E402
+from child_records import receive_until_closed  # noqa: E402
 from reliability import keep  # noqa: E402
 
 EVERY = 4
@@ -113,16 +113,6 @@ def in_a_process(
         detail = "too slow" if not ended else f"the process ended with {status}"
         records.append({"way": way, "status": "error" if ended else "too slow", "detail": detail})
     return records
-
-
-def receive_until_closed(source: Connection, deadline: float) -> tuple[list[Record], bool]:
-    """Receive records until the other end is closed, or the time is over."""
-    records: list[Record] = []
-    with source, contextlib.suppress(EOFError, OSError):  # closed, or within a record
-        while (left := deadline - time.monotonic()) > 0 and source.poll(left):
-            records.append(source.recv())
-        return records, False
-    return records, True
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,8 +19,10 @@ class Given:
     """What it is for torch: complex tensors, and numbers that the graph computes, are tensors of
     reals in a model."""
     order: tuple[int, ...] | None = None
-    """Its axes as they lie in eager mode's memory, the outermost first; None where that is the
-    order of its sizes."""
+    """Its axes from the largest stride to the smallest; None where that is the order of its
+    sizes."""
+    has_gaps: bool = False
+    """Whether it is not dense: its elements are not next to each other in any order."""
 
 
 @dataclass(frozen=True)

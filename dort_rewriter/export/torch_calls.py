@@ -21,7 +21,7 @@ from dort_rewriter.export.registry import Converter, Refused, op_name, python_na
 from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.graph.values import Value
 from dort_rewriter.torch_call import Given, Result, TorchCall
-from dort_rewriter.traced_sizes import hint_of
+from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
 __all__ = ["TorchCalls", "is_called", "mark_called", "may_be_called", "unmark_called"]
 
@@ -236,14 +236,17 @@ def _computed(value: Any, meta: Any, inputs: list[Value]) -> Any:
     inputs.append(value)
     index = len(inputs) - 1
     if isinstance(meta, torch.Tensor):
-        return Given(index, "complex" if meta.is_complex() else "tensor", order=_order(meta))
+        order = _order(meta)
+        dense = is_contiguous(meta if order is None else meta.permute(order))
+        kind = "complex" if meta.is_complex() else "tensor"
+        return Given(index, kind, order=order, has_gaps=not dense)
     if isinstance(meta, bool | torch.SymBool):
         return Given(index, "bool")
     return Given(index, "int" if isinstance(meta, int | torch.SymInt) else "float")
 
 
 def _order(meta: torch.Tensor) -> tuple[int, ...] | None:
-    """The axes of a tensor as they lie in memory, the outermost first."""
+    """The axes of a tensor from the largest stride to the smallest; None for their own order."""
     steps = [hint_of(s) for s in meta.stride()]
     order = tuple(sorted(range(meta.ndim), key=lambda d: -steps[d]))
     return None if order == tuple(range(meta.ndim)) else order

@@ -5,8 +5,9 @@ session that runs it, and by the graph that it was made of; here it is only know
 
 NOTE: inputs of torch's own operators are tensors of memory that belongs to ONNX Runtime, and that
 is used again when the kernel returns: no operator of torch's keeps what it is given, nor does an
-exception of theirs that leaves here. Anybody else's operator gets copies. Results belong to torch
-until the kernel has copied them.
+exception of theirs that leaves here. Operators of others get copies, and so do those of torch
+whose arguments were traced with other strides. Results belong to torch until the kernel has copied
+them.
 """
 
 from __future__ import annotations
@@ -154,18 +155,26 @@ def _filled(argument: Any, tensors: list[torch.Tensor], lends: bool) -> Any:
             tensor = torch.view_as_complex(tensor)
         elif argument.kind != "tensor":
             return tensor.item()
-        return tensor if lends else _copy(tensor, argument.order)
+        is_as_traced = argument.order is None and not argument.has_gaps
+        return tensor if lends and is_as_traced else _copy(tensor, argument)
     if isinstance(argument, list):
         return [_filled(a, tensors, lends) for a in argument]
     return argument
 
 
-def _copy(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """A copy that lies in memory as in eager mode."""
-    if order is None:
-        return tensor.clone()
+def _copy(tensor: torch.Tensor, traced: Given) -> torch.Tensor:
+    """A copy with the strides that were traced: what is computed may depend on them.
+
+    ``linalg.det`` factors a matrix or its transpose, whichever is contiguous, and its gradient was
+    traced for one of the two.
+    """
+    order = traced.order or tuple(range(tensor.ndim))
     back = sorted(range(len(order)), key=order.__getitem__)
-    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+    ordered = tensor.permute(order)
+    if traced.has_gaps and tensor.ndim:
+        wide = ordered.new_empty((*ordered.shape[:-1], 2 * ordered.shape[-1]))
+        return wide[..., ::2].copy_(ordered).permute(back)
+    return ordered.clone(memory_format=torch.contiguous_format).permute(back)
 
 
 def _result(call: TorchCall, value: Any, expected: Any) -> tuple[torch.Tensor, int, int, Any]:

@@ -181,7 +181,7 @@ def judge(
         ]
         try:
             return evaluate(function, copies)
-        except Exception as error:
+        except Exception as error:  # whatever is raised is compared
             return error
 
     expected = outcome(call)

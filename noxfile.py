@@ -101,9 +101,19 @@ def run_at_random(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Lint, types, layers, the documentation, then the whole suite on both stacks."""
+    """Lint, types, layers, the documentation, then the suite on both stacks.
+
+    Tables of combinations are sampled, in another way on each stack: see ``tests-exhaustive``.
+    """
     for name in ("lint", "docs", "tests-new", "tests-old"):
         session.notify(name)
+
+
+@nox.session(name="tests-exhaustive", venv_backend="none")
+def tests_exhaustive(session: nox.Session) -> None:
+    """Test every combination of each table on both stacks: before a release or a large change."""
+    for name in ("tests-new", "tests-old"):
+        session.notify(name, ("--exhaustive", *session.posargs))
 
 
 @nox.session

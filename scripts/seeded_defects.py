@@ -388,7 +388,7 @@ def fails(tests: list[str], copy: Path, expected: float) -> bool:
 def collected(copy: Path, options: list[str]) -> set[str]:
     """The tests that pytest finds."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-qq", *options],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *options],
         cwd=copy,
         env=environment(copy),
         capture_output=True,

@@ -5,8 +5,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
+from packaging.version import Version
+
+from tests.sampling import sample
 
 # What a test compiles comes from the code under test, not from an earlier run.
 os.environ["DORT_CACHE"] = "0"
@@ -19,10 +23,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--run-large", action="store_true", help="run what needs 12 GB of memory as well"
     )
     parser.addoption(
-        "--every-view",
+        "--exhaustive",
         action="store_true",
-        help="compile each program of views in every way, not in one of them",
+        help="run every combination of each table, not a sample (tests/sampling.py)",
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # what the command line deselects is no part of a table's sample
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_named = any("[" in argument for argument in config.args)
+    if config.getoption("--exhaustive") or config.getoption("keyword") or is_named:
+        return
+    kept = sample(items, second=Version(metadata.version("torch")).release < (2, 9))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

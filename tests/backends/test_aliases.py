@@ -371,8 +371,8 @@ WAYS: tuple[Mode, ...] = ("no_grad", "grad")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each program to one way of compiling it, or to every way with ``--every-view``."""
-    every = metafunc.config.getoption("--every-view")
+    """Give each program to one way of compiling it, or to every way with ``--exhaustive``."""
+    every = metafunc.config.getoption("--exhaustive")
     match metafunc.function.__name__:
         case "test_known_sizes":
             pairs = [

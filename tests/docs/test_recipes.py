@@ -15,6 +15,8 @@ import pytest
 
 from tests.gates.sources import ROOT
 
+pytestmark = pytest.mark.alternating
+
 RECIPES = ROOT / "docs" / "recipes"
 PROGRAMS = sorted(RECIPES.glob("*.py"))
 EXTRA = ("accelerate", "lightning", "peft")

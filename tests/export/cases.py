@@ -87,6 +87,7 @@ def table_test(cases: Sequence[Case], *, static: bool = True) -> Callable[..., N
         if (case.dynamic if dynamic else case.static and static)
     ]
 
+    @pytest.mark.by_value
     @pytest.mark.parametrize(("case", "dynamic"), params)
     def test_op(case: Case, dynamic: bool) -> None:
         check(case, dynamic=dynamic)

@@ -23,6 +23,8 @@ from dort_rewriter.runtime.installed import max_opset
 from tests.export.cases import Case, compare, expect, run, trace
 from tests.export.converters.test_activations import IMPLICIT
 
+pytestmark = pytest.mark.alternating
+
 OPSETS = range(19, 24)
 
 

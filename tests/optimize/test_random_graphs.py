@@ -7,6 +7,8 @@ import pytest
 
 from tests.optimize.random_graphs import failure, generate, shrink
 
+pytestmark = pytest.mark.alternating
+
 BATCHES, SIZE = 6, 25
 
 

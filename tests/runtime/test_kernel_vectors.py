@@ -11,6 +11,8 @@ import pytest
 
 from dort_rewriter.runtime import kernel_build
 
+pytestmark = pytest.mark.alternating
+
 COMPILER = kernel_build.find_compiler("g++")
 LEVEL = kernel_build.processor_levels("x86_64")[1]
 MARK = "#pragma GCC ivdep"

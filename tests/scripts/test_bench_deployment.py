@@ -12,7 +12,7 @@ import pytest
 
 from dort_rewriter.runtime.low_bits import BITS, has_low_bit_products
 
-pytestmark = pytest.mark.load_sensitive
+pytestmark = [pytest.mark.alternating, pytest.mark.load_sensitive]
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-pytestmark = pytest.mark.load_sensitive
+pytestmark = [pytest.mark.alternating, pytest.mark.load_sensitive]
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

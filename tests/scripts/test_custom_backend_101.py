@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dort_rewriter.tools.dot import find_dot
 from tests.entry_points import environment_with_entry_points
 from tests.gates.sources import ROOT
+
+pytestmark = pytest.mark.alternating
 
 SCRIPT = ROOT / "scripts/examples/custom_backend_101.py"
 

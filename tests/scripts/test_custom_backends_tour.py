@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.entry_points import environment_with_entry_points
 from tests.gates.sources import ROOT
+
+pytestmark = pytest.mark.alternating
 
 SCRIPT = ROOT / "scripts/examples/custom_backends_tour.py"
 SMALL = ["--image", "32", "--batch", "2", "--growth", "8", "--blocks", "2", "2"]

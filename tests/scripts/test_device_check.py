@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.alternating
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/device_check.py"
 
 

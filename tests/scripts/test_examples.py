@@ -11,8 +11,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import onnx
+import pytest
 
 from tests.gates.sources import ROOT
+
+pytestmark = pytest.mark.alternating
 
 EXAMPLES = ROOT / "scripts" / "examples"
 

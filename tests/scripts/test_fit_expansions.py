@@ -7,6 +7,8 @@ import pytest
 
 from dort_rewriter.export.converters import expansions
 
+pytestmark = pytest.mark.alternating
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/fit_expansions.py"
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.backends import program_check
 
+pytestmark = pytest.mark.alternating
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DEADLY = 2
 """The seed whose program ends the process."""

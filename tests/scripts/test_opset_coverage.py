@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.alternating
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/opset_coverage.py"
 
 WORKER = """

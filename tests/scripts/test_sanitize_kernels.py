@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alternating
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/sanitize_kernels.py"
 LIBRARY = SCRIPT.parents[1] / "dort_rewriter/runtime/kernels_cpp/library.cpp"
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.alternating
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 

@@ -20,6 +20,8 @@ from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.demo_page import write_page
 from dort_rewriter.tools.dot import find_dot
 
+pytestmark = pytest.mark.alternating
+
 SMALL = [
     "--steps",
     "50",

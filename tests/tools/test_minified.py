@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alternating
+
 PLANTED = """
 def refuse_erf(model):
     if any(n.op_type == "Erf" for n in model.graph.node):

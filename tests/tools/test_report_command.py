@@ -11,6 +11,8 @@ import pytest
 
 from tests.gates.sources import ROOT
 
+pytestmark = pytest.mark.alternating
+
 PROGRAM = """
 import sys
 import torch

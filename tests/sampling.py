@@ -1,0 +1,85 @@
+"""Which tests run where: each stack of torch takes a sample of what both need not run whole.
+
+A test with several parameters is tried with a few of their combinations: each value of each
+parameter occurs, the values of the others in turn. The other stack takes the combinations that are
+left, as far as there are such. A test marked ``alternating`` is slow, and hardly depends on the
+version of torch: every other one of them runs on each stack. ``--exhaustive`` runs all; what is
+named on the command line (``test_x.py::test_name[...]``, ``-k``) runs as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+
+import pytest
+
+__all__ = ["choose", "sample"]
+
+ALTERNATING = "alternating"
+EVERY = "every_combination"
+"""Marks a test whose combinations all run."""
+BY_VALUE = "by_value"
+"""Marks a test whose combinations are listed, several parameters at a time: equal values of a
+parameter are one."""
+
+Row = tuple[Hashable, ...]
+
+
+def sample(items: Sequence[pytest.Item], *, second: bool) -> set[pytest.Item]:
+    """The tests that the first or the second of two stacks runs."""
+    tables: dict[str, list[pytest.Function]] = defaultdict(list)
+    kept: set[pytest.Item] = set()
+    alternating = [i for i in items if i.get_closest_marker(ALTERNATING) is not None]
+    kept.update(alternating[second::2])
+    for item in items:
+        if item in alternating:
+            continue
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+        else:
+            kept.add(item)
+    for table in tables.values():
+        if table[0].get_closest_marker(EVERY) is not None:
+            kept.update(table)
+            continue
+        by_value = table[0].get_closest_marker(BY_VALUE) is not None
+        chosen = choose([_row(item, by_value) for item in table], backwards=second)
+        kept.update(table[i] for i in chosen)
+    return kept
+
+
+def _row(item: pytest.Function, by_value: bool) -> Row:
+    given = item.callspec
+    return tuple(map(id, given.params.values()) if by_value else given.indices.values())
+
+
+def choose(rows: Sequence[Row], *, backwards: bool) -> list[int]:
+    """Which of the rows hold each value of each column, pairs of values as different as can be.
+
+    Columns that say the same, as those of one ``parametrize`` for two names, count once; a table
+    of one column is chosen whole. ``backwards`` prefers the rows at the end to those before.
+    """
+    columns = list(dict.fromkeys(zip(*rows, strict=True)))
+    if len(columns) < 2:
+        return list(range(len(rows)))
+    values = [tuple(enumerate(row)) for row in zip(*columns, strict=True)]
+    order = list(range(len(rows)))[:: -1 if backwards else 1]
+    used: Counter[Hashable] = Counter()
+    missing = {value for row in values for value in row}
+    chosen: list[int] = []
+    while missing:
+
+        def is_late(i: int) -> tuple[int, int, int]:
+            row = values[i]
+            new = sum(value in missing for value in row)
+            return -new, sum(used[v] for v in row), sum(used[p] for p in combinations(row, 2))
+
+        best = min(order, key=is_late)
+        order.remove(best)
+        chosen.append(best)
+        missing.difference_update(values[best])
+        used.update(values[best])
+        used.update(combinations(values[best], 2))
+    return sorted(chosen)

@@ -1,5 +1,5 @@
-"""Write the pages of ``docs/`` that say what the code says: options, variables, versions; and what
-runs of the zoo found.
+"""Write the pages of ``docs/`` that say what the code says: options, variables, versions, defects
+of torch; and what runs of the zoo found.
 
 usage: python scripts/make_docs.py [--check]
 
@@ -188,12 +188,49 @@ def version_of(name: str, pins: list[str]) -> str:
     return "(the newest)"
 
 
+DEFECTS = """torch answers wrongly in these places, whichever backend compiles through AOTAutograd:
+`aot_eager` shows each. This package repairs or refuses them. `dort_rewriter/torch_defects/` has a
+file for each, with a probe that says whether the torch that is installed still has it. What is
+changed in torch itself is changed while a graph is traced, and another thread that compiles with
+another backend meanwhile sees torch as it is; where that does not hold, it is said.
+
+Resizing operators are traced whole, which is faster and no defect: their decompositions are put
+aside while a graph is traced, for the whole process."""
+
+
+def defects_page() -> str:
+    """A section for each record of ``torch_defects/``, read without being imported."""
+    folder = ROOT / "dort_rewriter" / "torch_defects"
+    found = [(path.stem, defect_of(path)) for path in sorted(folder.glob("*.py"))]
+    sections = [section_of(name, known) for name, known in found if known]
+    return "\n\n".join([NOTE, "# Defects of torch", DEFECTS, *sections]) + "\n"
+
+
+def defect_of(path: Path) -> dict[str, Any]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DEFECT":
+            assert isinstance(node.value, ast.Call)
+            return {str(k.arg): ast.literal_eval(k.value) for k in node.value.keywords}
+    return {}
+
+
+def section_of(name: str, known: dict[str, Any]) -> str:
+    return f"""## `{name}`
+
+- **Where**: {known["operators"]}
+- **What differs**: {known["effect"]}
+- **Seen in**: torch {", ".join(known["seen_in"])}
+- **Here**: {known["remedy"]}.
+- **Upstream**: {known["upstream"]}"""
+
+
 def pages() -> dict[Path, str]:
     docs = ROOT / "docs"
     return {
         docs / "options.md": options_page(),
         docs / "environment.md": environment_page(),
         docs / "versions.md": versions_page(),
+        docs / "torch_defects.md": defects_page(),
         docs / "reliability.md": page(NOTE),
     }
 

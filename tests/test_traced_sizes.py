@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from dort_rewriter.capture.layouts import is_dense, overlaps, storage_order
+from dort_rewriter.aten.layouts import is_dense, overlaps, storage_order
 from dort_rewriter.traced_sizes import COUNTED, hint_of, is_contiguous, is_same_size
 
 Make = Callable[[torch.Tensor], torch.Tensor]

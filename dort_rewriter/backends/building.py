@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten.layouts import input_orders
 from dort_rewriter.backends.blocks import BuiltBlock, ExportedBlock, Providers
 from dort_rewriter.backends.mkl import compute_by_mkl
 from dort_rewriter.backends.models_on_disk import ModelEntry
@@ -17,7 +18,6 @@ from dort_rewriter.backends.own_kernels import uses_own_kernels
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.transforms import before_transforms, check_results, transform
 from dort_rewriter.backends.written_arguments import find_addresses, find_writes
-from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph

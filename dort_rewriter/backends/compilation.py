@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.autotune import Autotuned
-from dort_rewriter.backends.building import shared_in_torch
-from dort_rewriter.backends.conventions import boxed, boxed_module
-from dort_rewriter.backends.lazy_block import Block
-from dort_rewriter.backends.recipe import Recipe, RunBoxed
-from dort_rewriter.backends.safety_net import guarded
-from dort_rewriter.capture.aliases import (
+from dort_rewriter.aten.aliases import (
     reads_by_place,
     reads_gaps,
     rebase_strided,
@@ -29,7 +23,12 @@ from dort_rewriter.capture.aliases import (
     settle_blocks,
     writes_overlapping,
 )
-from dort_rewriter.capture.kernel_layouts import correct_layouts
+from dort_rewriter.backends.autotune import Autotuned
+from dort_rewriter.backends.building import shared_in_torch
+from dort_rewriter.backends.conventions import boxed, boxed_module
+from dort_rewriter.backends.lazy_block import Block
+from dort_rewriter.backends.recipe import Recipe, RunBoxed
+from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.capture.outputs import SHARED, plan_outputs
 from dort_rewriter.capture.partition import (
     Partition,
@@ -40,12 +39,13 @@ from dort_rewriter.capture.partition import (
 )
 from dort_rewriter.capture.placement import CHECK, PLACED
 from dort_rewriter.capture.randomness import draw_in_between, hoist_random
-from dort_rewriter.capture.records import correct_records
 from dort_rewriter.capture.ties import TIES
 from dort_rewriter.errors import UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.dispatcher import RANDOM
 from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
+from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
+from dort_rewriter.torch_defects.metadata import correct_records
 from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = [

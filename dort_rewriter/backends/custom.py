@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dort_rewriter.aten.operators import is_mutation
 from dort_rewriter.backends.arguments import (
     CustomBackendOptions,
     level_name,
@@ -26,7 +27,6 @@ from dort_rewriter.backends.provider_choice import select_providers
 from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
 from dort_rewriter.backends.user_storage import StorageKeeper
-from dort_rewriter.capture.aliases import is_write
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.capture.lowering import is_lowered
@@ -172,5 +172,5 @@ def _needs_aot(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
         return False
     tensors = [*(a for a in args if isinstance(a, torch.Tensor)), *graph_module.parameters()]
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    writes = any(map(is_write, graph_module.graph.nodes))
+    writes = any(map(is_mutation, graph_module.graph.nodes))
     return trains or writes or has_tree(graph_module)

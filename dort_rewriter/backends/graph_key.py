@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dort_rewriter import env
 from dort_rewriter.backends.model_key import NoKey, constant, installed
 from dort_rewriter.backends.tf32 import precisions
-from dort_rewriter.capture.view_replays import share_memory
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.torch_defects.view_replays import share_memory
 
 __all__ = ["graph_key"]
 

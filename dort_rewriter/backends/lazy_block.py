@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
 
+from dort_rewriter.aten.operators import is_random
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.conventions import boxed_module, returns_tuple
@@ -27,7 +28,6 @@ from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import guarded
 from dort_rewriter.backends.verification import calls_to_verify, verified
 from dort_rewriter.capture.metadata import retrace
-from dort_rewriter.capture.randomness import is_draw
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
 from dort_rewriter.export.torch_calls import is_called, unmark_called
 from dort_rewriter.forks import SafeLock, at_fork
@@ -70,7 +70,7 @@ class Block:
         self._builds = 0
         self._thawed = 0
         self._numbers_vary = False
-        self._draws = any(map(is_draw, graph_module.graph.nodes))
+        self._draws = any(map(is_random, graph_module.graph.nodes))
         _blocks.add(self)
 
     def __call__(self, *args: Any) -> Any:

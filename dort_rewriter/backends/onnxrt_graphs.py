@@ -35,20 +35,20 @@ from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.backends.torch_kernels import with_torch_kernels
 from dort_rewriter.backends.verification import copies
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.kernel_layouts import asks_for_format
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.capture.overlapping_writes import (
-    REASON,
-    name_of,
-    overlapping_writes,
-    raises_in_eager_mode,
-)
 from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.low_bits import require_low_bit_products
+from dort_rewriter.torch_defects.kernel_layouts import asks_for_format
+from dort_rewriter.torch_defects.overlapping_writes import (
+    REASON,
+    name_of,
+    overlapping_writes,
+    raises_in_eager_mode,
+)
 
 __all__ = [
     "accelerated_call",

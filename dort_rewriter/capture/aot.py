@@ -10,30 +10,31 @@ from typing import Any
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dort_rewriter.capture.aliases import let_layouts_vary, results_of
+from dort_rewriter.aten.aliases import let_layouts_vary, results_of
+from dort_rewriter.aten.operators import is_random
 from dort_rewriter.capture.copies import drop_copies
 from dort_rewriter.capture.duplicates import merge_duplicates
-from dort_rewriter.capture.forgotten_orders import keep_orders
-from dort_rewriter.capture.gradient_layouts import keep_gradients_apart
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.known_masks import name_known_masks
-from dort_rewriter.capture.margin_loss import corrected
-from dort_rewriter.capture.overlapping_writes import REASON, name_of, overlapping_writes
-from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, is_draw
-from dort_rewriter.capture.records import correct_records
+from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
-from dort_rewriter.capture.tracing_defects import correct_tracing
-from dort_rewriter.capture.unread_draws import return_unread_draws, without_last
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
-from dort_rewriter.capture.view_replays import (
+from dort_rewriter.errors import CaptureError
+from dort_rewriter.progress import shown
+from dort_rewriter.torch_defects.forgotten_orders import keep_orders
+from dort_rewriter.torch_defects.gradient_layouts import keep_gradients_apart
+from dort_rewriter.torch_defects.margin_loss import corrected
+from dort_rewriter.torch_defects.metadata import correct_records
+from dort_rewriter.torch_defects.overlapping_writes import REASON, name_of, overlapping_writes
+from dort_rewriter.torch_defects.tracing import correct_tracing
+from dort_rewriter.torch_defects.unread_draws import return_unread_draws, without_last
+from dort_rewriter.torch_defects.view_replays import (
     drop_wrong_replays,
     share_memory,
     view_written_arguments,
 )
-from dort_rewriter.errors import CaptureError
-from dort_rewriter.progress import shown
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 
@@ -70,10 +71,10 @@ def compile_with_aot(
     def finish(
         graph: torch.fx.GraphModule, given: Sequence[Any], traced: Traced
     ) -> Callable[..., Any]:
-        drawing.append(traced.kind != "backward" and any(map(is_draw, graph.graph.nodes)))
+        drawing.append(traced.kind != "backward" and any(map(is_random, graph.graph.nodes)))
         if traced.kind != "backward":
-            drop_wrong_replays(shared=shared)
-            keep_gradients_apart()
+            drop_wrong_replays(metadata_of_compilation(), shared=shared)
+            keep_gradients_apart(metadata_of_compilation())
         if traced.kind != "inference" or compile_inference is None:
             return apply_updates(compile_graph(graph, given), traced.updated)
         return apply_updates(compile_inference(graph, traced.weights), traced.updated)
@@ -123,7 +124,7 @@ def _make_compiler(
 
 
 def _prepare_forward(graph_module: torch.fx.GraphModule) -> Traced:
-    view_written_arguments(graph_module.graph)
+    view_written_arguments(graph_module.graph, metadata_of_compilation())
     _release_updates(graph_module)
     return Traced("forward")
 
@@ -133,7 +134,7 @@ def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
 
 
 def _prepare_inference(graph_module: torch.fx.GraphModule) -> Traced:
-    view_written_arguments(graph_module.graph)
+    view_written_arguments(graph_module.graph, metadata_of_compilation())
     _release_updates(graph_module)
     name_known_masks(graph_module.graph)
     updated = take_updates(graph_module)

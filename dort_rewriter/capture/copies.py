@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from dort_rewriter.capture.aliases import exposed, is_write, lineage
+from dort_rewriter.aten.aliases import exposed, lineage
+from dort_rewriter.aten.operators import is_mutation
 
 __all__ = ["drop_copies"]
 
@@ -22,7 +23,7 @@ def drop_copies(graph: torch.fx.Graph) -> int:
     source is an argument, or a view, whose layout the copy may change.
     """
     nodes = list(graph.nodes)
-    if any(is_write(node) for node in nodes):
+    if any(is_mutation(node) for node in nodes):
         return 0
     seen_by_caller = exposed(graph)
     dropped = 0

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import exposed, is_write
+from dort_rewriter.aten.aliases import exposed
+from dort_rewriter.aten.operators import is_mutation
 
 __all__ = ["merge_duplicates"]
 
@@ -27,7 +28,7 @@ def merge_duplicates(graph: torch.fx.Graph) -> int:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if is_write(node):
+        if is_mutation(node):
             writes += 1  # what reads the same tensor may read something else from here on
             continue
         if node in seen_by_caller or not _is_pure(node.target):

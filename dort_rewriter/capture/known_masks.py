@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dort_rewriter.capture.aliases import is_write
-from dort_rewriter.capture.randomness import is_draw
+from dort_rewriter.aten.operators import is_mutation, is_random
 
 __all__ = ["name_known_masks"]
 
@@ -112,7 +111,7 @@ def _may_run(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    if is_write(node) or is_draw(node):
+    if is_mutation(node) or is_random(node):
         return False
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return all(

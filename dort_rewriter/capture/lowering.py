@@ -25,11 +25,11 @@ from dort_rewriter.capture.dim_names import (
     read_shapes,
     without_names,
 )
-from dort_rewriter.capture.margin_loss import corrected
 from dort_rewriter.capture.metadata import propagate
 from dort_rewriter.capture.resizing import keep_resizing
-from dort_rewriter.capture.tracing_defects import correct_tracing
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.torch_defects.margin_loss import corrected
+from dort_rewriter.torch_defects.tracing import correct_tracing
 
 __all__ = ["LoweredGraph", "is_lowered", "lower"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import (
+from dort_rewriter.aten.aliases import (
     is_layout_free,
     is_tracked,
     lineage,
@@ -26,7 +26,7 @@ from dort_rewriter.capture.aliases import (
     results_of,
     rewriting,
 )
-from dort_rewriter.capture.layouts import covers, is_dense, lies_as_ordered, storage_order
+from dort_rewriter.aten.layouts import covers, is_dense, lies_as_ordered, storage_order
 from dort_rewriter.capture.replaying import Unknown, is_static, lay_out, replay, strided
 from dort_rewriter.capture.sizes import ArgumentSizes
 from dort_rewriter.signature import OutputSlot, ViewStep, as_returned, describe_value

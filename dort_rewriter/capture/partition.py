@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import is_write, lineage
-from dort_rewriter.capture.randomness import is_draw
+from dort_rewriter.aten.aliases import lineage
+from dort_rewriter.aten.operators import is_mutation, is_random
 from dort_rewriter.errors import UnsupportedOp
 
 __all__ = [
@@ -81,7 +81,7 @@ def _depends_on_order(calls: Sequence[torch.fx.Node]) -> bool:
     for node in calls:
         for argument in node.all_input_nodes:
             readers[lineage(argument)[-1]].add(node)
-    writes = [n for n in calls if is_write(n)]
+    writes = [n for n in calls if is_mutation(n)]
     return any(readers[lineage(a)[-1]] != {n} for n in writes for a in _written(n))
 
 
@@ -188,7 +188,7 @@ def _keeps_its_place(node: torch.fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-        return is_draw(node)
+        return is_random(node)
     return has_a_place(node.target)
 
 

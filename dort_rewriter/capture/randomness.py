@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dort_rewriter.capture.layouts import storage_order
+from dort_rewriter.aten.layouts import storage_order
+from dort_rewriter.aten.operators import is_random
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random", "is_draw"]
+__all__ = ["RANDOM_DECOMPOSITIONS", "draw_in_between", "hoist_random"]
 
 aten = torch.ops.aten
 
@@ -107,7 +108,7 @@ def _with_all_draws(graph: torch.fx.Graph, made: Collection[torch.fx.Node]) -> l
     if not made:
         return []
     results = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
-    lost = {n for n in _ancestors(results) if is_draw(n)} - _ancestors(results, made)
+    lost = {n for n in _ancestors(results) if is_random(n)} - _ancestors(results, made)
     return [n for n in made if not lost or not lost & (_ancestors([n]) - {n})]
 
 
@@ -125,21 +126,6 @@ def _ancestors(
         if node not in free:
             waiting.extend(node.all_input_nodes)
     return found
-
-
-def is_draw(node: torch.fx.Node) -> bool:
-    """Tell whether a node draws random numbers: attention does where it drops something."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    names = [a.name for a in target._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    place = names.index("dropout_p")
-    dropped = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(dropped != 0)
 
 
 def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:

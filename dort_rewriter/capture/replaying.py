@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.layouts import lies_as_ordered, overlaps, storage_order
+from dort_rewriter.aten.layouts import lies_as_ordered, overlaps, storage_order
 from dort_rewriter.capture.sizes import ArgumentSizes
 from dort_rewriter.signature import ViewStep, inverse_order
 from dort_rewriter.traced_sizes import is_contiguous

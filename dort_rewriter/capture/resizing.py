@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
+from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 
 __all__ = ["keep_resizing"]
 

@@ -9,7 +9,7 @@ from collections.abc import Set
 import torch
 import torch.utils.checkpoint
 
-from dort_rewriter.capture.aliases import lineage, results_of
+from dort_rewriter.aten.aliases import lineage, results_of
 
 __all__ = ["mark_saved"]
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import is_write, let_layouts_vary, lineage, results_of
+from dort_rewriter.aten.aliases import let_layouts_vary, lineage, results_of
+from dort_rewriter.aten.operators import is_mutation
 
 __all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
 
@@ -103,7 +104,7 @@ def _may_come_last(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node]) -> bo
     written = {c.args[0] for c in copies}
     done = set(copies)
     nodes = [n for n in graph.nodes if n.op != "output"]
-    if any(is_write(n) for n in nodes if n not in done):
+    if any(is_mutation(n) for n in nodes if n not in done):
         return False
     later = (n for n in nodes[nodes.index(copies[0]) :] if n not in done)
     read = {argument for n in later for argument in n.all_input_nodes}

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.aten.layouts import storage_order
 from dort_rewriter.backends.building import build_block
 from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.capture.layouts import storage_order
 from dort_rewriter.capture.stages import metadata_of_compilation
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
 from dort_rewriter.deployment.interface import shows_same

@@ -238,8 +238,9 @@ def _computed(value: Any, meta: Any, inputs: list[Value]) -> Any:
     if isinstance(meta, torch.Tensor):
         order = _order(meta)
         dense = is_contiguous(meta if order is None else meta.permute(order))
-        kind = "complex" if meta.is_complex() else "tensor"
-        return Given(index, kind, order=order, has_gaps=not dense)
+        return Given(
+            index, "complex" if meta.is_complex() else "tensor", order=order, has_gaps=not dense
+        )
     if isinstance(meta, bool | torch.SymBool):
         return Given(index, "bool")
     return Given(index, "int" if isinstance(meta, int | torch.SymInt) else "float")

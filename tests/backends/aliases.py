@@ -18,7 +18,8 @@ from typing import Any, Literal, cast
 import torch
 from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
-from dort_rewriter.capture.view_replays import drop_wrong_replays, share_memory
+from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.torch_defects.view_replays import drop_wrong_replays, share_memory
 
 __all__ = ["MODES", "Mode", "Program", "aot_alone", "check", "observe"]
 
@@ -100,7 +101,7 @@ def aot_alone(
     shared = share_memory(args)
 
     def compiler(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
-        drop_wrong_replays(shared=shared)
+        drop_wrong_replays(metadata_of_compilation(), shared=shared)
         prepare(graph)
         return cast("Callable[..., Any]", boxed_nop(graph, given))
 

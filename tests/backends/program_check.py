@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dort_rewriter.backends.compilation import forget_what_was_told
-from dort_rewriter.capture.tracing_defects import correct_tracing
+from dort_rewriter.torch_defects.tracing import correct_tracing
 from tests.backends.aliases import MODES, Program, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import ExactResults, Roundings

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dort_rewriter.capture import quotient_types
+from dort_rewriter.torch_defects import quotient_types
 from tests.backends.ways import compile_strictly
 
 READERS: dict[str, Callable[..., torch.Tensor]] = {

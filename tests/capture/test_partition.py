@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.capture.aliases import is_write
+from dort_rewriter.aten.operators import is_mutation
 from dort_rewriter.capture.partition import partition_graph
 from dort_rewriter.errors import UnsupportedOp
 
@@ -41,7 +41,7 @@ def test_blocks_that_are_too_small_stay() -> None:
 
 
 def refuse_writes(node: torch.fx.Node) -> UnsupportedOp | None:
-    return UnsupportedOp(str(node.target), "a test", node=node.name) if is_write(node) else None
+    return UnsupportedOp(str(node.target), "a test", node=node.name) if is_mutation(node) else None
 
 
 def test_a_graph_that_reads_what_it_writes_is_not_cut() -> None:

@@ -20,11 +20,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.backends.building import add_casts
-from dort_rewriter.capture.count_types import correct_count_types
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.torch_defects.count_types import correct_count_types
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 2e-3}
 

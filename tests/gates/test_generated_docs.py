@@ -36,7 +36,8 @@ def test_pages_are_current(page: Path) -> None:
 def test_the_versions_are_those_of_the_sessions() -> None:
     text: str = make_docs.versions_page()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `tests")}
-    assert set(rows) == {name for name in nox_sessions() if name.startswith("tests-")}
+    sessions = {name for name in nox_sessions() if name.startswith("tests-")}
+    assert set(rows) == sessions - {"tests-exhaustive"}  # it starts others
     assert {name for name, row in rows.items() if " always " in row} == {"tests-new", "tests-old"}
     assert "| 2.8.0 | onnxruntime-training 1.19.2 |" in rows["tests-old"]
 

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.layouts import is_dense, overlaps
-from dort_rewriter.capture.randomness import is_draw
+from dort_rewriter.aten.layouts import is_dense, overlaps
+from dort_rewriter.aten.operators import is_random
 from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = [
     "exposed",
     "is_layout_free",
     "is_tracked",
-    "is_write",
     "let_layouts_vary",
     "lineage",
     "reads_by_place",
@@ -98,11 +97,6 @@ def rewriting(node: torch.fx.Node) -> list[torch.fx.Node]:
         assert isinstance(first, torch.fx.Node)
         found += lineage(first)
     return found[::-1] if found[-1].op == "placeholder" and len(found) > 1 else []
-
-
-def is_write(node: torch.fx.Node) -> bool:
-    """Tell whether an operator changes one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def is_tracked(node: torch.fx.Node) -> bool:
@@ -201,7 +195,7 @@ def _takes_values(
         given = {p for p, a in zip(inside, user.args, strict=True) if a is node}
         leaves = [n for n in results_of(graph) if isinstance(n, torch.fx.Node)]
         return all(is_layout_free(n) or given.isdisjoint(lineage(n)) for n in leaves)
-    if reads_storage(user) or is_draw(user):  # one that draws fills memory in the same order
+    if reads_storage(user) or is_random(user):  # one that draws fills memory in the same order
         return False
     copied = user.target in _WRITE_PART and user.args[0] is node  # with its layout
     if copied or _base(user) is node:

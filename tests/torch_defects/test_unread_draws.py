@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.capture.unread_draws import return_unread_draws
+from dort_rewriter.torch_defects.unread_draws import return_unread_draws
 from tests.dynamo_graphs import graph_of_dynamo
 
 Tensor = torch.Tensor

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dort_rewriter.aten.layouts import input_orders
 from dort_rewriter.backends.custom import onnx_custom_backend
 from dort_rewriter.backends.debug import onnx_debug_backend
 from dort_rewriter.backends.onnxrt import OrtBackend
-from dort_rewriter.capture.layouts import input_orders
 from dort_rewriter.runtime import executor
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.reference import ReferenceExecutor

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from dort_rewriter.capture.count_types import correct_count_types
-from dort_rewriter.capture.lost_checks import keep_checks
-from dort_rewriter.capture.margin_loss import correct_margin_loss
-from dort_rewriter.capture.norm_sizes import correct_norm_sizes
-from dort_rewriter.capture.quotient_types import correct_quotient_types
-from dort_rewriter.capture.scalar_arguments import keep_scalar_writes
+from dort_rewriter.torch_defects.count_types import correct_count_types
+from dort_rewriter.torch_defects.lost_checks import keep_checks
+from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
+from dort_rewriter.torch_defects.norm_sizes import correct_norm_sizes
+from dort_rewriter.torch_defects.quotient_types import correct_quotient_types
+from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
 
 __all__ = ["correct_tracing"]
 

@@ -15,9 +15,24 @@ import torch
 from torch._decomp import decomposition_table
 from torch._subclasses import FakeTensorMode, fake_impls
 
-from dort_rewriter.capture.python_kernels import KERNELS_LOCK, forget_records
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, forget_records, in_this_thread
 
-__all__ = ["correct_norm_sizes"]
+__all__ = ["DEFECT", "correct_norm_sizes", "present"]
+
+DEFECT = Defect(
+    operators="linalg.vector_norm",
+    effect=(
+        "A dimension of one element that is counted from the last stays in the traced result."
+    ),
+    seen_in=("2.8",),
+    remedy=(
+        "torch's kernel of fake tensors and its decomposition count from the first, for the "
+        "thread that traces, while it does"
+    ),
+    upstream="(see below)",
+)
+
 
 _NORM = torch.ops.aten.linalg_vector_norm.default
 
@@ -26,14 +41,16 @@ _NORM = torch.ops.aten.linalg_vector_norm.default
 def correct_norm_sizes() -> Iterator[None]:
     """Trace norms with the sizes that kernels give."""
     with KERNELS_LOCK:
-        if not _is_wrong():
+        if not present():
             yield
             return
         # What has symbolic sizes asks the table, before it asks for a kernel.
         kernels, decompose = fake_impls.op_implementations_dict, decomposition_table[_NORM]
         forget_records(FakeTensorMode.cache, _NORM)
-        kernels[_NORM] = _call
-        decomposition_table[_NORM] = functools.partial(_decomposed, decompose)
+        kernels[_NORM] = in_this_thread(_call, _no_kernel)
+        decomposition_table[_NORM] = in_this_thread(
+            functools.partial(_decomposed, decompose), decompose
+        )
         try:
             yield
         finally:
@@ -41,6 +58,10 @@ def correct_norm_sizes() -> Iterator[None]:
             decomposition_table[_NORM] = decompose
             # Other compilers stay with torch's sizes, all of them.
             forget_records(FakeTensorMode.cache, _NORM)
+
+
+def _no_kernel(*_: Any, **__: Any) -> Any:
+    return NotImplemented
 
 
 def _call(mode: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +85,7 @@ def _over_counted(
 
 
 @functools.cache
-def _is_wrong() -> bool:
+def present() -> bool:
+    """Whether this torch keeps a dimension of one that is counted from the last."""
     with FakeTensorMode():
         return torch.linalg.vector_norm(torch.empty(2, 1), 1, -1).dim() != 1

@@ -20,21 +20,36 @@ import torch
 from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dort_rewriter.capture.aliases import lineage, results_of
-from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.aten.aliases import lineage, results_of
+from dort_rewriter.torch_defects.defect import Defect
 
-__all__ = ["drop_wrong_replays", "share_memory", "view_written_arguments"]
+__all__ = ["DEFECT", "drop_wrong_replays", "present", "share_memory", "view_written_arguments"]
+
+DEFECT = Defect(
+    operators=(
+        "results that are views of other results, of mutated arguments, of arguments that "
+        "share memory"
+    ),
+    effect=(
+        "The view is made again from a tensor that it is no view of: other elements, an "
+        "exception, or the end of the process."
+    ),
+    seen_in=("2.8", "2.13"),
+    remedy="AOTAutograd's metadata of the compilation, and the graph, are corrected",
+    upstream="(see below)",
+)
+
 
 _RECORDS = ("view_meta_sequence", "functional_tensor")
 """The name in torch 2.9, and the one before."""
 
 
-def drop_wrong_replays(*, shared: bool) -> None:
+def drop_wrong_replays(metadata: Any, *, shared: bool) -> None:
     """Let the graph under compilation have no record that its bases do not fit.
 
-    ``shared`` says that some of its arguments are of the same memory.
+    ``metadata`` is AOTAutograd's of that graph, or None; with ``shared``, some of its arguments
+    share memory.
     """
-    metadata = metadata_of_compilation()
     if metadata is None:
         return
     merged = shared and any(info.mutates_data for info in metadata.input_info)
@@ -54,13 +69,12 @@ def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bo
     return results[info.base_idx].output_type is not OutputType.non_alias
 
 
-def view_written_arguments(graph: torch.fx.Graph) -> None:
+def view_written_arguments(graph: torch.fx.Graph, metadata: Any) -> None:
     """Let the results that are views of new values of arguments be views of the arguments.
 
     Their numbers are those before the writes, which nobody reads: torch makes each view again,
     once the argument is written.
     """
-    metadata = metadata_of_compilation()
     arguments = [n for n in graph.nodes if n.op == "placeholder"]
     if metadata is None or len(arguments) != len(metadata.input_info):
         return  # its arguments are not those that the results are said to be views of
@@ -117,3 +131,14 @@ def share_memory(args: Sequence[Any]) -> bool:
         if isinstance(a, torch.Tensor) and a.layout is torch.strided and not is_subclass(a)
     ]
     return len(set(storages)) < len(storages)
+
+
+def present() -> bool:
+    """Whether a view of a result that is a view is made of another tensor."""
+    x = torch.randn(3, 3, requires_grad=True)
+    return not torch.equal(torch.compile(_views, backend="aot_eager")(x)[1], (x * 2).t())
+
+
+def _views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    w = (x * 2).t()
+    return w, w.detach()

@@ -1,12 +1,14 @@
-"""Other Python kernels than torch's for an operator, for a while.
+"""Other Python kernels than torch's for an operator, while one thread traces.
 
-torch has such kernels for some operators, which AOTAutograd runs while it traces, before its
-decomposition table is asked.
+torch keeps them in tables of the process. What is put there calls torch's own in all other
+threads: one that compiles with another backend meanwhile sees torch as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from dort_rewriter.forks import SafeLock
 
-__all__ = ["AUTOGRAD_KEYS", "KERNELS_LOCK", "forget_records", "replaced"]
+__all__ = ["AUTOGRAD_KEYS", "KERNELS_LOCK", "forget_records", "in_this_thread", "replaced"]
 
 AUTOGRAD_KEYS = (
     torch._C.DispatchKey.Autograd,
@@ -26,18 +28,35 @@ KERNELS_LOCK = SafeLock()
 operators: with two, threads that take them in another order would wait for each other."""
 
 
+def in_this_thread(
+    kernel: Callable[..., Any], elsewhere: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function that is ``kernel`` for the calling thread and ``elsewhere`` for all others."""
+    owner = threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = kernel if threading.get_ident() == owner else elsewhere
+        return chosen(*args, **kwargs)
+
+    return call
+
+
 @contextlib.contextmanager
 def replaced(
     op: torch._ops.OpOverload,
     kernel: Callable[..., Any] | None,
     keys: Sequence[Any] = AUTOGRAD_KEYS,
 ) -> Iterator[None]:
-    """Put a kernel (or none) in the place of an operator's Python kernels."""
+    """Put a kernel (or none) in the place of an operator's Python kernels.
+
+    NOTE: without one, other threads have none either: nothing says "as if there was none" to
+    torch from inside of a kernel.
+    """
     found = {key: op.py_kernels[key] for key in keys if key in op.py_kernels}
     for key in keys:
-        op.py_kernels.pop(key, None)
+        before = op.py_kernels.pop(key, functools.partial(op._op_dk, key))
         if kernel is not None:
-            op.py_kernels[key] = kernel
+            op.py_kernels[key] = in_this_thread(kernel, before)
     op._dispatch_cache.clear()
     try:
         yield

@@ -14,16 +14,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dort_rewriter.capture.aliases import is_layout_free, lineage, reads_storage, results_of
-from dort_rewriter.capture.layouts import is_dense, lies_as_ordered, storage_order
-from dort_rewriter.capture.randomness import is_draw
+from dort_rewriter.aten.aliases import is_layout_free, lineage, reads_storage, results_of
+from dort_rewriter.aten.layouts import is_dense, lies_as_ordered, storage_order
+from dort_rewriter.aten.operators import is_random
 from dort_rewriter.signature import inverse_order
+from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
-__all__ = ["asks_for_format", "correct_layouts"]
+__all__ = ["DEFECT", "asks_for_format", "correct_layouts", "present"]
+
+DEFECT = Defect(
+    operators="logsigmoid, floor_divide, logaddexp, copysign and others",
+    effect="Results are traced with other strides than kernels give them.",
+    seen_in=("2.8", "2.13"),
+    remedy="the metadata of the graph is corrected: a kernel is asked on small tensors",
+    upstream="(see below)",
+)
+
 
 aten = torch.ops.aten
 
@@ -138,7 +149,7 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
-    seen.update(read for n in graph.nodes if is_draw(n) for read in n.all_input_nodes)
+    seen.update(read for n in graph.nodes if is_random(n) for read in n.all_input_nodes)
     return _read_by(graph, seen)
 
 
@@ -354,3 +365,10 @@ class _Small:
             last = (strides[axis], step)
             full, step = strides[axis] * shape[axis], step * small[axis]
         return found
+
+
+def present() -> bool:
+    """Whether a result is traced with the strides of its argument, which the kernel drops."""
+    with FakeTensorMode():
+        traced = torch.nn.functional.logsigmoid(torch.empty(3, 4).t())
+    return traced.stride() != (3, 1)

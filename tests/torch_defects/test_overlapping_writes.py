@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, UnsupportedOpError, onnx_debug_backend
-from dort_rewriter.capture.overlapping_writes import overlapping_writes
+from dort_rewriter.torch_defects.overlapping_writes import overlapping_writes
 
 Tensor = torch.Tensor
 Writes = Callable[[Tensor], Any]

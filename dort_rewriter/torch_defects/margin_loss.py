@@ -13,9 +13,22 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from dort_rewriter.capture.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 
-__all__ = ["correct_margin_loss", "corrected"]
+__all__ = ["DEFECT", "correct_margin_loss", "corrected", "present"]
+
+DEFECT = Defect(
+    operators="multilabel_margin_loss",
+    effect=("The decomposition also adds the margins of targets behind the -1 that ends a row."),
+    seen_in=("2.8", "2.13"),
+    remedy=(
+        "another decomposition takes its place in the table of the compilation, and for the "
+        "thread that traces"
+    ),
+    upstream="(see below)",
+)
+
 
 Decomposition = Callable[..., Any]
 
@@ -63,3 +76,10 @@ def _margin_loss(
     elif reduction == _SUM or input.dim() < 2:
         losses = losses.sum()
     return losses, is_target.to(input.dtype).reshape(target.shape)
+
+
+def present() -> bool:
+    """Whether torch's decomposition reads a target behind the end of a row."""
+    given, target = torch.tensor([0.1, 0.2, 0.4, 0.8]), torch.tensor([3, 0, -1, 1])
+    decomposed, kernel = (f(given, target, _SUM)[0] for f in (decomposition_table[_OP], _OP))
+    return not torch.allclose(decomposed, kernel)

@@ -11,18 +11,33 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.aliases import is_write
-from dort_rewriter.capture.layouts import overlaps
+from dort_rewriter.aten.layouts import overlaps
+from dort_rewriter.aten.operators import is_mutation
+from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.traced_sizes import hint_of
 
 __all__ = [
+    "DEFECT",
     "REASON",
     "is_in_place",
     "name_of",
     "overlapping_writes",
+    "present",
     "raises_in_eager_mode",
     "traced_value",
 ]
+
+DEFECT = Defect(
+    operators="in-place mutation of an expanded tensor",
+    effect=(
+        "Each place that an element is seen at counts: other numbers, or numbers where eager "
+        "mode raises an exception."
+    ),
+    seen_in=("2.8", "2.13"),
+    remedy="the graph runs in eager mode",
+    upstream="(see below)",
+)
+
 
 REASON = "it writes in place to elements that are one in memory (of an expanded tensor)"
 """Why such a node is left to eager mode."""
@@ -73,7 +88,7 @@ def is_in_place(node: torch.fx.Node) -> bool:
     if node.op not in ("call_method", "call_function") or not node.args:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return is_write(node)
+        return is_mutation(node)
     name = name_of(node)
     if name.strip("_") in _OPERATORS:
         return True
@@ -99,3 +114,12 @@ def _written(node: torch.fx.Node) -> list[torch.Tensor]:
     if any(isinstance(i, torch.Tensor | list) for i in items):
         return [value]  # a copy would be read; what is written may overlap
     return [value[index]]
+
+
+def present() -> bool:
+    """Whether zeros written to an expanded tensor are something else."""
+    return bool(torch.compile(_clear, backend="aot_eager")(torch.ones(3)).any())
+
+
+def _clear(x: torch.Tensor) -> torch.Tensor:
+    return x.expand(2, 3).zero_()

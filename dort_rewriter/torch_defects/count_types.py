@@ -13,11 +13,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses import fake_impls
+from torch._subclasses import FakeTensorMode, fake_impls
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dort_rewriter.capture.python_kernels import KERNELS_LOCK
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, in_this_thread
 
-__all__ = ["COUNTING", "correct_count_types", "with_count_types"]
+__all__ = ["COUNTING", "DEFECT", "correct_count_types", "present", "with_count_types"]
+
+DEFECT = Defect(
+    operators="unique, unique_consecutive, bincount",
+    effect=(
+        "Indices, counts and bins are traced with the dtype of the elements (2.8); a dimension "
+        "counted from the last gives other sizes."
+    ),
+    seen_in=("2.8", "2.13"),
+    remedy=(
+        "torch's kernels of fake tensors are corrected, for the thread that traces, while it does"
+    ),
+    upstream="(see below)",
+)
+
 
 aten = torch.ops.aten
 
@@ -37,11 +53,15 @@ def correct_count_types() -> Iterator[None]:
     kernels: dict[Any, Callable[..., Any]] = getattr(fake_impls, "op_implementations_dict", {})
     with KERNELS_LOCK:
         found = {op: kernels[op] for op in COUNTING if op in kernels}
-        kernels.update({op: functools.partial(_call, kernel) for op, kernel in found.items()})
+        kernels.update({op: _corrected(kernel) for op, kernel in found.items()})
         try:
             yield
         finally:
             kernels.update(found)
+
+
+def _corrected(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    return in_this_thread(functools.partial(_call, kernel), kernel)
 
 
 def _call(kernel: Callable[..., Any], mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,3 +88,10 @@ def with_count_types(op: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _of_type(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value if value.dtype is dtype else value.new_empty(value.shape, dtype=dtype)
+
+
+def present() -> bool:
+    """Whether this torch takes a dimension that is counted from the last for another one."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        elements = aten.unique_consecutive.default(torch.empty(2, 3), False, False, -1)[0]
+    return elements.dim() != 2

@@ -9,11 +9,24 @@ from __future__ import annotations
 
 import torch
 
-from dort_rewriter.capture.layouts import overlaps
-from dort_rewriter.capture.overlapping_writes import name_of, traced_value
+from dort_rewriter.aten.layouts import overlaps
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.overlapping_writes import name_of, traced_value
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["keep_orders"]
+__all__ = ["DEFECT", "keep_orders", "present"]
+
+DEFECT = Defect(
+    operators="masked_fill_, index_add_, scatter_, tril_, addmm_ and eleven more; rrelu",
+    effect=(
+        "The result of an in-place operator on a tensor that is not contiguous is contiguous: "
+        "other strides, other random numbers after it."
+    ),
+    seen_in=("2.8", "2.13"),
+    remedy="Dynamo's graph is changed: `x.index_add_(...)` is `x.copy_(x.index_add(...))`",
+    upstream="(see below)",
+)
+
 
 _SUMS = frozenset({"cumprod_", "cumsum_"})
 """Those that widen integers where they write nothing."""
@@ -85,3 +98,14 @@ def _has_order(node: object) -> bool:
     if not isinstance(value, torch._subclasses.FakeTensor) or value.layout is not torch.strided:
         return False
     return value.dim() > 1 and not is_contiguous(value) and not overlaps(value)
+
+
+def present() -> bool:
+    """Whether what is filled in place loses its strides."""
+    x = torch.zeros(3, 4).t()
+    return torch.compile(_fill, backend="aot_eager")(x).stride() != _fill(x).stride()
+
+
+def _fill(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    return y.masked_fill_(y > 0, 1.0)

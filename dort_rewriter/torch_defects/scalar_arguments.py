@@ -17,9 +17,22 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dort_rewriter.capture.python_kernels import KERNELS_LOCK
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, in_this_thread
 
-__all__ = ["keep_scalar_writes"]
+__all__ = ["DEFECT", "keep_scalar_writes", "present"]
+
+DEFECT = Defect(
+    operators="in-place mutation of an argument of float64 without dimensions",
+    effect="The mutation is lost where its result is not used.",
+    seen_in=("2.8", "2.13"),
+    remedy=(
+        "torch's pass over such arguments is shown the used ones only, for the thread that "
+        "traces, while it does"
+    ),
+    upstream="(see below)",
+)
+
 
 _PASS = "tensorify_python_scalars"
 _CALLERS = ("graph_compile", "jit_compile_runtime_wrappers")
@@ -32,7 +45,7 @@ def keep_scalar_writes() -> Iterator[None]:
     with KERNELS_LOCK, contextlib.ExitStack() as stack:
         for caller in _callers():
             found = getattr(caller, _PASS)
-            setattr(caller, _PASS, _of_what_is_read(found))
+            setattr(caller, _PASS, in_this_thread(_of_what_is_read(found), found))
             stack.callback(setattr, caller, _PASS, found)
         yield
 
@@ -72,3 +85,15 @@ def _symbols(value: Any) -> Iterator[Any]:
             if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool):
                 # NOTE: ``expr`` would be the number itself, where it is known by now.
                 yield from number.node._expr.free_symbols
+
+
+def present() -> bool:
+    """Whether a mutation whose result is not used is lost."""
+    x = torch.zeros((), dtype=torch.float64)
+    torch.compile(_mutate, backend="aot_eager")(x)
+    return x.item() != 1
+
+
+def _mutate(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x + 1

@@ -15,9 +15,21 @@ import torch
 from torch._subclasses import FakeTensorMode, fake_impls
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dort_rewriter.capture.python_kernels import KERNELS_LOCK, forget_records
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, forget_records, in_this_thread
 
-__all__ = ["correct_quotient_types"]
+__all__ = ["DEFECT", "correct_quotient_types", "present"]
+
+DEFECT = Defect(
+    operators="div of integers",
+    effect="A quotient of integers of symbolic sizes is traced as an integer.",
+    seen_in=("2.8",),
+    remedy=(
+        "torch's fast path of fake tensors is corrected, for the thread that traces, while it does"
+    ),
+    upstream="(see below)",
+)
+
 
 _QUOTIENT = torch.ops.aten.div.Tensor
 
@@ -29,12 +41,12 @@ def correct_quotient_types(traced: torch.fx.GraphModule | None = None) -> Iterat
     ``traced`` is the graph that is traced again, if it is one.
     """
     with KERNELS_LOCK:
-        if not _is_wrong():
+        if not present():
             yield
             return
         kernels = _kernels()
         kernel = kernels[_QUOTIENT]
-        kernels[_QUOTIENT] = functools.partial(_divided, kernel)
+        kernels[_QUOTIENT] = in_this_thread(functools.partial(_divided, kernel), kernel)
         # What Dynamo recorded of quotients before.
         forget_records(FakeTensorMode.cache, _QUOTIENT)
         symbols = None if traced is None else _symbols_of(traced)
@@ -43,10 +55,12 @@ def correct_quotient_types(traced: torch.fx.GraphModule | None = None) -> Iterat
             yield
         finally:
             kernels[_QUOTIENT] = kernel
+            # Other compilers stay with torch's types, all of them.
+            forget_records(FakeTensorMode.cache, _QUOTIENT)
 
 
 @functools.cache
-def _is_wrong() -> bool:
+def present() -> bool:
     """Tell whether this torch takes the type of such a quotient from its operands."""
     if _QUOTIENT not in _kernels():
         return False

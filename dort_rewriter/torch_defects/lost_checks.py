@@ -13,9 +13,25 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.capture.python_kernels import KERNELS_LOCK, replaced
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, replaced
 
-__all__ = ["keep_checks"]
+__all__ = ["DEFECT", "keep_checks", "present"]
+
+DEFECT = Defect(
+    operators="one_hot, linalg.inv, solve, cholesky, lu_factor",
+    effect=(
+        "Checks of the arguments are lost in tracing: numbers come out where eager mode raises "
+        "an exception."
+    ),
+    seen_in=("2.8",),
+    remedy=(
+        "`one_hot` is traced with its checks, for the thread that traces; the check of "
+        "factorizations is registered as one with an effect, for the process"
+    ),
+    upstream="(see below)",
+)
+
 
 aten = torch.ops.aten
 
@@ -54,3 +70,8 @@ def _order_check_of_factors() -> None:
     register = getattr(effects, "_register_effectful_op", None)
     if ordered is not None and register is not None and _FACTORS not in ordered:
         register(_FACTORS, effects._EffectType.ORDERED)
+
+
+def present() -> bool:
+    """Whether this torch traces ``one_hot`` without its checks."""
+    return _COMPOSITE not in _ONE_HOT.py_kernels

@@ -13,10 +13,23 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from dort_rewriter.capture.aliases import results_of
-from dort_rewriter.capture.overlapping_writes import is_in_place, name_of, traced_value
+from dort_rewriter.aten.aliases import results_of
+from dort_rewriter.torch_defects.defect import Defect
+from dort_rewriter.torch_defects.overlapping_writes import is_in_place, name_of, traced_value
 
-__all__ = ["return_unread_draws", "without_last"]
+__all__ = ["DEFECT", "present", "return_unread_draws", "without_last"]
+
+DEFECT = Defect(
+    operators="dropout and all random operators",
+    effect=(
+        "A random operator whose result is not used is removed: later random numbers are "
+        "others than in eager mode for a seed."
+    ),
+    seen_in=("2.8", "2.13"),
+    remedy="its result is returned by Dynamo's graph, and dropped after each call",
+    upstream="(see below)",
+)
+
 
 _DRAWING = frozenset(
     {
@@ -108,3 +121,18 @@ def _storages(node: Any) -> Iterator[int]:
             continue
         if value.layout is torch.strided:
             yield value.untyped_storage()._cdata
+
+
+def present() -> bool:
+    """Whether unused random numbers are not drawn."""
+    with torch.random.fork_rng(devices=[]):
+        found = []
+        for function in (_draw_twice, torch.compile(_draw_twice, backend="aot_eager")):
+            torch.manual_seed(0)
+            found.append(function(torch.ones(4)))
+    return not torch.equal(*found)
+
+
+def _draw_twice(x: torch.Tensor) -> torch.Tensor:
+    torch.nn.functional.dropout(x)
+    return torch.rand_like(x)

@@ -10,12 +10,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dort_rewriter.capture.count_types import COUNTING, with_count_types
+from dort_rewriter.torch_defects.count_types import COUNTING, with_count_types
+from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.traced_sizes import is_same_size
 
-__all__ = ["correct_records"]
+__all__ = ["DEFECT", "correct_records", "present"]
+
+DEFECT = Defect(
+    operators="layer_norm, group_norm, batch_norm of 16-bit numbers with weights of 32 bits",
+    effect=(
+        "Statistics, and gradients of weights, are traced with 16 bits; kernels on the CPU "
+        "give 32."
+    ),
+    seen_in=("2.8", "2.13"),
+    remedy="the metadata of the graph is corrected",
+    upstream="(see below)",
+)
+
 
 aten = torch.ops.aten
 
@@ -184,3 +198,11 @@ def _like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # NOTE: what is a view of a part lies where it lay; ``to`` would let it begin at zero.
     whole = value.new_empty((value.untyped_storage().nbytes() // value.itemsize,), dtype=dtype)
     return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def present() -> bool:
+    """Whether statistics are traced with 16 bits where the kernel gives 32."""
+    with FakeTensorMode():
+        x, weight = torch.empty(2, 3, dtype=torch.bfloat16), torch.empty(3)
+        mean = aten.native_layer_norm.default(x, [3], weight, weight, 1e-5)[1]
+    return mean.dtype is torch.bfloat16

@@ -1,0 +1,1 @@
+"""What an ATen graph says about its values: aliases, layouts, random operators."""

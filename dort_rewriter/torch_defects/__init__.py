@@ -1,0 +1,1 @@
+"""Wrong answers of torch that are repaired or refused here, one file each."""

@@ -1,0 +1,38 @@
+"""What the two stacks take of a table of combinations."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.sampling import choose
+
+TABLES = {
+    "two columns": list(itertools.product(range(7), range(2))),
+    "three columns": list(itertools.product(range(5), range(3), range(2))),
+    "with holes": [(i, j) for i, j in itertools.product(range(6), range(3)) if (i + j) % 3],
+    "one column twice": [(i, i, j) for i, j in itertools.product(range(4), range(2))],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_value_is_tried(name: str) -> None:
+    rows = TABLES[name]
+    for backwards in (False, True):
+        chosen = [rows[i] for i in choose(rows, backwards=backwards)]
+        assert len(chosen) == max(len(set(column)) for column in zip(*rows, strict=True))
+        for column, tried in zip(zip(*rows, strict=True), zip(*chosen, strict=True), strict=True):
+            assert set(tried) == set(column)
+
+
+def test_the_stacks_take_what_is_left() -> None:
+    rows = TABLES["two columns"]
+    first, second = (set(choose(rows, backwards=b)) for b in (False, True))
+    assert first | second == set(range(len(rows)))
+
+
+def test_one_parameter_is_tried_whole() -> None:
+    rows = [(i,) for i in range(9)]
+    assert choose(rows, backwards=False) == list(range(9))
+    assert choose([(i, i) for i in range(9)], backwards=True) == list(range(9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 
@@ -27,3 +28,19 @@ def test_children_of_a_process_that_ran_models(threads: int, patterns: str) -> N
     assert done.returncode == 0, done.stderr
     ends = json.loads(done.stdout.splitlines()[-1])
     assert {name: end for name, end in ends.items() if end != "done"} == {}, done.stderr
+
+
+@pytest.mark.parametrize(("autoload", "ways"), [("0", "pool loader"), ("1", "fork executor")])
+def test_children_of_a_process_that_imported_torch_only(autoload: str, ways: str) -> None:
+    """torch worked in parallel before this package was there to see the fork."""
+    command = [sys.executable, "-m", "tests.backends.late_forks", *ways.split()]
+    environment = os.environ | {
+        "ONNXRT_CHANGE_REWRITER": "1",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload,
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout.splitlines()[-1])
+    assert ends == dict.fromkeys(ways.split(), "done"), done.stderr

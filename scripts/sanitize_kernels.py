@@ -7,6 +7,11 @@ sizes, types, numbers of inputs and integers replaced by what nobody would write
 end and memory without limit end the run, with the case that did it.
 
     python scripts/sanitize_kernels.py --cases 20000 --seed 1
+
+With ``--saved`` descriptions of saved models are changed (``saved_mutations.py``) and loaded, with
+the libraries as they are installed: each is refused by an ExecutionError, or is right.
+
+    python scripts/sanitize_kernels.py --saved 2000 --seed 1
 """
 
 from __future__ import annotations
@@ -76,28 +81,50 @@ def draw_all(cases: int, seed: int, only: Sequence[str]) -> Iterator[tuple[str, 
         yield op, draw(r, op).line(r.randrange(2**31))
 
 
+def mutate_saved(cases: int, seed: int) -> Counter[str]:
+    """Count what became of changed descriptions; an exception for a crash or another error."""
+    environment = {**os.environ, "DORT_CACHE": "0", "ONNXRT_CHANGE_REWRITER": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(HERE / "saved_mutations.py"), folder, str(cases), str(seed)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+    if done.returncode != 0:
+        raise AssertionError(f"it ended by {done.returncode}, after\n{done.stderr[-2000:]}")
+    answers = Counter(json.loads(done.stdout.splitlines()[-1]))
+    if wrong := [name for name in answers if " raised " in name]:
+        raise AssertionError(f"no ExecutionError: {wrong}")
+    return answers
+
+
 def main() -> int:
     """Compile, feed, and print the answers by operator as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--saved", type=int, default=0, help="descriptions of saved models only")
     parser.add_argument("--only", default=",".join(MAKERS), help="operators, by name")
     parser.add_argument("--compiler", default="c++")
     parser.add_argument(
         "--flags", default="-march=native", help="for the processor; '' for a portable library"
     )
     options = parser.parse_args()
+    try:
+        answers = mutate_saved(options.saved, options.seed) if options.saved else feed(options)
+    except AssertionError as found:
+        print(found, file=sys.stderr)
+        return 1
+    print(json.dumps(dict(sorted(answers.items())), indent=1))
+    return 0
+
+
+def feed(options: argparse.Namespace) -> Counter[str]:
+    """Compile the operators, and feed them."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "sanitized")
         build(options.compiler, options.flags.split(), program)
-        try:
-            lines = draw_all(options.cases, options.seed, options.only.split(","))
-            answers = sanitize(program, lines)
-        except AssertionError as found:
-            print(found, file=sys.stderr)
-            return 1
-    print(json.dumps(dict(sorted(answers.items())), indent=1))
-    return 0
+        lines = draw_all(options.cases, options.seed, options.only.split(","))
+        return sanitize(program, lines)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def outcome(work: Callable[[], list[Any]], expected: list[Any]) -> str:
         return "right" if _alike(work(), expected) else "other"
     except ExecutionError:
         return "refused"
-    except Exception as error:
+    except Exception as error:  # counted, and told at the end
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"raised {type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
 

@@ -105,7 +105,7 @@ def main(ways: list[str]) -> dict[str, str]:
     for way in ways:
         try:
             ends[way] = "done" if WAYS[way]() else "wrong"
-        except Exception as error:  # noqa: PERF203 - the caller is told
+        except Exception as error:  # the caller is told  # noqa: PERF203
             ends[way] = f"{type(error).__name__}: {error}"
     return ends
 

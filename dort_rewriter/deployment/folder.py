@@ -26,7 +26,7 @@ from dort_rewriter.deployment.notation import MOST_DIMENSIONS, read_dtype, spell
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.installed import describe
-from dort_rewriter.runtime.model_files import Model, check_message, from_message
+from dort_rewriter.runtime.model_files import Model, check_message, from_message, map_weights
 from dort_rewriter.runtime.stored_model import StoredModel
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.staging import staged
@@ -290,12 +290,14 @@ class ModelFiles:
         try:
             if self._data is not None:
                 checked_file(self._folder, self._data)
-                self._with_data = from_message(message, self._folder)
-                return self._with_data
+                model = from_message(message, self._folder)
+                map_weights(model)
+                self._with_data = model
+                return model
             if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
                 return check_message(message)
             return StoredModel(message, self._path, torch_kernels=self._torch_kernels)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise ExecutionError(f"{self._folder} holds a damaged model: {error}.") from error
 
     def keep(self) -> None:

@@ -126,7 +126,7 @@ def _graph(data: Any, more: tuple[str, ...]) -> SavedGraph:
     for provider in items(data["providers"]):
         name, given = items(provider, "provider", 2)
         options = mapping(given, "list of options of a provider").items()
-        providers.append((text(name), {k: text(str(v)) for k, v in options}))
+        providers.append((text(name), {k: _option(k, v) for k, v in options}))
     return SavedGraph(
         name=text(data["name"], "name"),
         signature=signature,
@@ -134,6 +134,13 @@ def _graph(data: Any, more: tuple[str, ...]) -> SavedGraph:
         providers=tuple(providers),
         torch_kernels=flag(data["torch_kernels"]),
     )
+
+
+def _option(name: str, value: Any) -> str:
+    """An option of a provider: some of them name libraries to load, and folders to write to."""
+    found = text(value if isinstance(value, str) else str(value))
+    expect("/" not in found and "\\" not in found, f"{name} of a provider", found)
+    return found
 
 
 def _settings(data: Any) -> dict[str, Any]:

@@ -102,6 +102,9 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another list for a dictionary": lambda c: c.update(graph=[]),
     "gradients of a list": lambda c: c.update(backward=[1]),
     "an update of nothing": lambda c: c.update(updates=[77]),
+    "a library of a provider": lambda c: c["graph"]["providers"].insert(
+        0, ["QNNExecutionProvider", {"backend_path": "/tmp/evil.so"}]
+    ),
     "more threads than there are": lambda c: c["options"].update(intra_op_threads=10**6),
     "a keyword as a name": lambda c: _output(c).update(
         views=_view("aten::t", ["tuple", "class", 1])

@@ -19,6 +19,7 @@ import dort_rewriter
 from dort_rewriter import ExecutionError, OrtBackend
 from dort_rewriter.deployment import loading
 from dort_rewriter.deployment.leftovers import ASIDE, saving_to
+from dort_rewriter.runtime import model_files
 from tests.gates.sources import ROOT
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
@@ -65,6 +66,39 @@ def test_a_child_goes_on_with_what_its_parent_loaded(
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert torch.equal(loaded(X), expected)
+
+
+@needs_fork
+@pytest.mark.load_sensitive
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_children_go_on_with_weights_in_a_file_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of models of 2 GB; a child of a child, too."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(model_files, "INLINE_LIMIT", 10)
+    model = nn.Linear(4, 2).requires_grad_(False)
+    compiled = torch.compile(model, backend=OrtBackend({"freeze": True, "intra_op_threads": 2}))
+    expected, folder = compiled(X), tmp_path / "saved"
+    dort_rewriter.save(compiled, folder, X)
+    assert list(folder.glob("*.onnx.data"))
+    loaded = dort_rewriter.load(folder)
+    shutil.rmtree(folder)
+
+    def in_child(work: Callable[[], bool]) -> bool:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if work() else 1)
+            finally:
+                os._exit(2)
+        return os.waitpid(child, 0)[1] == 0
+
+    def right() -> bool:
+        return torch.equal(loaded(X), expected)
+
+    assert in_child(lambda: right() and in_child(right))
+    torch._dynamo.reset()
 
 
 def test_the_description_is_read_again_when_its_files_are_gone(

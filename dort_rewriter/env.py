@@ -8,10 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["IMPORTED_AT", "VARIABLES", "Variable", "extended", "is_on", "read", "temporarily"]
+__all__ = [
+    "IMPORTED_AT",
+    "TELEMETRY",
+    "VARIABLES",
+    "Variable",
+    "extended",
+    "is_on",
+    "is_set",
+    "read",
+    "set_default",
+    "temporarily",
+]
 
 IMPORTED_AT = time.time()
 """When this package was imported: what is changed on the disk later is not what runs."""
+
+
+TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,13 @@ VARIABLES: dict[str, Variable] = {
             "1: the package stays inert: nothing is hooked when torch is imported.",
         ),
         Variable(
+            TELEMETRY,
+            "1",
+            "A variable of onnxruntime, whose builds of 1.29 and newer send events to Microsoft "
+            "unless it is 1. Where nothing has set it, and onnxruntime is not imported yet, this "
+            "package sets it to 1 before it imports onnxruntime; 0 leaves that to onnxruntime.",
+        ),
+        Variable(
             "CXX",
             "c++",
             "The C++ compiler of our own kernels (patterns 'kernels'), as for torch's: when the "
@@ -113,6 +134,16 @@ def read(name: str) -> str:
 def is_on(name: str) -> bool:
     """Tell whether a variable of the table is exactly ``1``."""
     return read(name) == "1"
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable of the table has a value of its own."""
+    return VARIABLES[name].name in os.environ
+
+
+def set_default(name: str) -> None:
+    """Give a variable of the table its default, for other libraries, if it has no value."""
+    os.environ.setdefault(VARIABLES[name].name, VARIABLES[name].default)
 
 
 def extended(**variables: str) -> dict[str, str]:

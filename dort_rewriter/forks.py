@@ -7,12 +7,14 @@ there, and pools of threads have none left.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
-__all__ = ["SafeLock", "at_fork", "forked_alone"]
+__all__ = ["SafeLock", "at_fork", "forked_alone", "may_lack_threads_of_torch"]
 
 
 def at_fork(
@@ -60,6 +62,39 @@ _locks: weakref.WeakSet[SafeLock] = weakref.WeakSet()
 _alone = False
 
 
+def _torch_is_loaded() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+_unwatched = _torch_is_loaded()
+"""Whether there may have been forks before this file was imported, that torch's threads saw."""
+_forked_with_torch = False
+_process = os.getpid()
+
+
+def may_lack_threads_of_torch() -> bool:
+    """Whether torch may have started threads that only a parent of this process has.
+
+    torch does not know that they are gone: who waits for them waits for ever.
+    """
+    return _forked_with_torch or os.getpid() != _process or (_unwatched and _is_forked())
+
+
+_FORKED = 0x40
+"""``PF_FORKNOEXEC`` of Linux: no other program was started since the fork."""
+
+
+def _is_forked() -> bool:
+    """Whether this process is a fork of another; True where the system does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        flags = int(fields[6])
+    except (OSError, ValueError, IndexError):
+        return True
+    return not flags or bool(flags & _FORKED)
+
+
 def forked_alone() -> bool:
     """Tell a child whether its parent had a single thread of Python, as far as is known.
 
@@ -80,6 +115,8 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
+    global _forked_with_torch, _process
+    _forked_with_torch, _process = "torch" in sys.modules, os.getpid()
     for lock in list(_locks):
         lock.free_in_child()
 

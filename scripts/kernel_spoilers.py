@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Callable, Mapping
 
 from kernel_cases import EDGES, INT64, MAKERS, TYPES, Case, Tensor
 
@@ -75,9 +76,9 @@ SPOILERS = (_spoil_attribute, _spoil_sizes, _spoil_content, _spoil_signature)
 MOST_ELEMENTS = 2**20
 
 
-def draw(r: random.Random, op: str) -> Case:
+def draw(r: random.Random, op: str, makers: Mapping[str, Callable[..., Case]] = MAKERS) -> Case:
     """A case: half of them are spoiled, in one way or several."""
-    case = MAKERS[op](r, op)
+    case = makers[op](r, op)
     case.inputs = [Tensor(x.type, list(x.dims), list(x.content)) for x in case.inputs]
     if r.random() < 0.5:
         for spoil in r.choices(SPOILERS, (4, 2, 2, 1), k=r.randint(1, 3)):

@@ -6,10 +6,14 @@ it is written last, so that a folder always has one complete model, the old or t
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
+import math
 import os
+import stat
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,23 +22,26 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.deployment.notation import read_dtype, spell_dtype
+from dort_rewriter.deployment.notation import MOST_DIMENSIONS, read_dtype, spell_dtype
+from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.installed import describe
-from dort_rewriter.runtime.model_files import Model, check_message, from_message
+from dort_rewriter.runtime.model_files import Model, check_message, from_message, map_weights
 from dort_rewriter.runtime.stored_model import StoredModel
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.staging import staged
 
 __all__ = [
     "DESCRIPTION",
+    "ModelFiles",
     "StoredTensor",
     "checked_file",
     "file_entry",
+    "file_name",
+    "files_of",
     "made_by",
     "map_tensors",
     "read_description",
-    "stored_model",
     "write_description",
     "write_tensors",
 ]
@@ -68,7 +75,7 @@ class StoredTensor:
     @property
     def bytes(self) -> int:
         """How much memory it takes."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def spell(self) -> dict[str, Any]:
         """The tensor as plain data."""
@@ -84,23 +91,25 @@ class StoredTensor:
         }
 
     @staticmethod
-    def read(data: Mapping[str, Any]) -> StoredTensor:
+    def read(data: Any) -> StoredTensor:
         """The tensor of plain data; :class:`ValueError` when it is none."""
-        shape, order = tuple(map(int, data["shape"])), tuple(map(int, data["order"]))
+        data = mapping(data, "tensor", [f.name for f in dataclasses.fields(StoredTensor)])
+        shape = tuple(whole(d, "size") for d in items(data["shape"]))
+        order = tuple(whole(d, "dimension", limit=len(shape)) for d in items(data["order"]))
+        expect(len(shape) <= MOST_DIMENSIONS, "shape", shape)
+        expect(sorted(order) == list(range(len(shape))), f"order of {shape}", order)
+        device = torch.device(text(data["device"], "device"))
+        expect(device.type in ("cpu", "cuda"), "device of a tensor", str(device))
         offset = data["offset"]
-        if min(shape, default=0) < 0 or sorted(order) != list(range(len(shape))):
-            raise ValueError(f"a tensor is of shape {shape}, in the order {order}")
-        if offset is not None and (type(offset) is not int or offset < 0):
-            raise ValueError(f"a tensor begins at {offset!r}")
         return StoredTensor(
-            name=str(data["name"]),
-            kind=str(data["kind"]),
+            name=text(data["name"], "name"),
+            kind=text(data["kind"], "kind", ("parameter", "buffer", "constant")),
             dtype=read_dtype(data["dtype"]),
             shape=shape,
-            device=torch.device(str(data["device"])),
-            written=bool(data["written"]),
+            device=device,
+            written=flag(data["written"]),
             order=order,
-            offset=offset,
+            offset=None if offset is None else whole(offset, "place in a file"),
         )
 
 
@@ -124,10 +133,10 @@ def write_description(content: Mapping[str, Any], folder: Path, aside: Path) -> 
     """
     text = json.dumps({"format": FORMAT, **content}, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    before = _files_of(folder)
+    before = files_of(folder)
     new = {entry["file"] for entry in content["files"].values()}
     whole = f'{{"sha256": "{digest}",\n"content": {text}}}\n'
-    with staged(folder, last=DESCRIPTION) as last:
+    with staged(folder, prefix=aside.name, last=DESCRIPTION) as last:
         for name in new:
             os.replace(aside / name, last / name)
         (last / DESCRIPTION).write_text(whole, encoding="utf-8")
@@ -135,11 +144,11 @@ def write_description(content: Mapping[str, Any], folder: Path, aside: Path) -> 
         (folder / name).unlink(missing_ok=True)
 
 
-def _files_of(folder: Path) -> set[str]:
-    """The files that the description in a folder names, as far as it can be read."""
+def files_of(folder: Path) -> set[str]:
+    """The files that the description in a folder names; none when it cannot be read."""
     try:
         content = read_description(folder)
-        return {_file_name(f["file"]) for f in content["files"].values()}
+        return {file_name(f["file"]) for f in content["files"].values()}
     except (ExecutionError, LookupError, TypeError, ValueError, AttributeError):
         return set()
 
@@ -147,17 +156,20 @@ def _files_of(folder: Path) -> set[str]:
 def read_description(folder: Path) -> dict[str, Any]:
     """The description in a folder; :class:`ExecutionError` when there is none that is whole."""
     path = folder / DESCRIPTION
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    if not path.exists():
         raise ExecutionError(
             f"{folder} holds no saved model: {DESCRIPTION} is missing. "
             "dort_rewriter.save(compiled, path) writes one."
-        ) from error
+        )
+    handle = _open_file(path)
+    try:
+        found = _read_all(handle).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutionError(f"{path} cannot be read: {error}.") from error
+    finally:
+        os.close(handle)
     try:
-        whole = json.loads(text)
+        whole = json.loads(found)
         content = whole["content"]
         spelled = json.dumps(content, sort_keys=True)
         is_whole = hashlib.sha256(spelled.encode()).hexdigest() == whole["sha256"]
@@ -173,7 +185,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _file_name(name: Any) -> str:
+def file_name(name: Any) -> str:
     """The name of a file in the folder; :class:`ValueError` for a way out of it."""
     if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
         raise ValueError(f"{name!r} names no file of the folder")
@@ -185,58 +197,113 @@ def file_entry(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "digest": _crc(path)}
 
 
-def _checked_bytes(folder: Path, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
-    """The path and the content of a file that a description names, read once.
-
-    Raises as :func:`checked_file` does.
-    """
-    path = checked_file(folder, entry, whole=False)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ExecutionError(f"{path} cannot be read: {error}.") from error
-    if zlib.crc32(content) != entry["digest"]:
-        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
-    return path, content
-
-
 def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) -> Path:
     """The path of a file that a description names.
 
     :class:`ExecutionError` when it is missing, of another size, or, read as a whole, another.
     """
-    path = folder / _file_name(entry["file"])
+    path = folder / file_name(entry["file"])
     try:
-        size = path.stat().st_size
+        status = path.lstat()
     except OSError as error:
         raise ExecutionError(f"{path} is missing: save the model again ({error}).") from error
-    if size != entry["bytes"] or path.is_symlink() or not path.is_file():
+    if not stat.S_ISREG(status.st_mode):
+        raise ExecutionError(f"{path} is damaged: it is no file; save the model again.")
+    if status.st_size != entry["bytes"]:
         raise ExecutionError(
-            f"{path} is damaged: it has {size} bytes, not {entry['bytes']}; save the model again."
+            f"{path} is damaged: it has {status.st_size} bytes, not {entry['bytes']}; save the "
+            "model again."
         )
     if whole and _crc(path) != entry["digest"]:
-        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+        raise _damaged(path)
     return path
 
 
-def stored_model(
-    folder: Path, files: Mapping[str, Any], kind: str, *, torch_kernels: bool
-) -> Model:
-    """A model of a folder (`kind` is ``model`` or ``backward``): its bytes, where those name no
-    other file.
+def _damaged(path: Path) -> ExecutionError:
+    return ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
 
-    NOTE: what reads them takes longer to import than all else that is done here.
+
+def _open_file(path: Path) -> int:
+    """A handle of a file, to read it; :class:`ExecutionError` when it is none.
+
+    NOTE: to open a pipe waits for who writes to it, unless it is opened so.
     """
-    path, message = _checked_bytes(folder, files[kind])
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        if f"{kind} data" in files:
-            checked_file(folder, files[f"{kind} data"])
-            return from_message(message, folder)
-        if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
-            return check_message(message)
-        return StoredModel(message, path, torch_kernels=torch_kernels)
-    except ValueError as error:
-        raise ExecutionError(f"{folder} holds a damaged model: {error}.") from error
+        handle = os.open(path, flags)
+    except OSError as error:
+        raise ExecutionError(f"{path} cannot be read: {error}.") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ExecutionError(f"{path} is damaged: it is no file; save the model again.")
+    return handle
+
+
+def _read_all(handle: int) -> bytes:
+    """The content of a file, wherever another process that has the handle reads."""
+    pieces, position = [], 0
+    while piece := _read_at(handle, _CHUNK, position):
+        pieces.append(piece)
+        position += len(piece)
+    return b"".join(pieces)
+
+
+def _read_at(handle: int, size: int, position: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(handle, size, position)
+    os.lseek(handle, position, os.SEEK_SET)
+    return os.read(handle, size)
+
+
+class ModelFiles:
+    """A model of a folder (`kind` is ``model`` or ``backward``), read when it is asked for.
+
+    Its files stay open where processes fork: a child builds a session of its own, also when the
+    folder has another model by then, or is gone.
+    """
+
+    def __init__(
+        self, folder: Path, files: Mapping[str, Any], kind: str, *, torch_kernels: bool
+    ) -> None:
+        self._folder = folder
+        self._entry = files[kind]
+        self._data = files.get(f"{kind} data")
+        self._torch_kernels = torch_kernels
+        self._path = checked_file(folder, self._entry, whole=False)
+        self._handle = _open_file(self._path)
+        self._close = weakref.finalize(self, os.close, self._handle)
+        self._with_data: Model | None = None
+        """A model with weights in a file of their own, which it has mapped."""
+
+    def read(self) -> Model:
+        """The model: its bytes, where those name no other file.
+
+        Raises :class:`ExecutionError` when it is damaged.
+
+        NOTE: what reads them takes longer to import than all else that is done here.
+        """
+        if self._with_data is not None:
+            return self._with_data
+        message = _read_all(self._handle)
+        if len(message) != self._entry["bytes"] or zlib.crc32(message) != self._entry["digest"]:
+            raise _damaged(self._path)
+        try:
+            if self._data is not None:
+                checked_file(self._folder, self._data)
+                model = from_message(message, self._folder)
+                map_weights(model)
+                self._with_data = model
+                return model
+            if _PLACE_OF_WEIGHTS in message:  # of weights in another file, or by chance
+                return check_message(message)
+            return StoredModel(message, self._path, torch_kernels=self._torch_kernels)
+        except (OSError, ValueError) as error:
+            raise ExecutionError(f"{self._folder} holds a damaged model: {error}.") from error
+
+    def keep(self) -> None:
+        """Note that its session is built: where nothing forks the files are closed."""
+        if not hasattr(os, "fork"):
+            self._close()
 
 
 _PLACE_OF_WEIGHTS = b"location"

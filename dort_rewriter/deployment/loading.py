@@ -10,51 +10,31 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.deployment.folder import (
-    StoredTensor,
-    made_by,
-    read_description,
-    stored_model,
-)
-from dort_rewriter.deployment.interface import (
-    from_size,
-)
-from dort_rewriter.deployment.notation import (
-    read_signature,
-    read_writes,
-)
+from dort_rewriter.deployment.folder import ModelFiles, made_by, read_description
+from dort_rewriter.deployment.interface import from_size
 from dort_rewriter.deployment.reading import (
-    read_interface,
-    read_plan,
+    DAMAGE,
+    Description,
+    SavedGraph,
+    damage_is_named,
+    read_whole,
     state_of,
     tensors_by_name,
 )
 from dort_rewriter.deployment.steps import Step, gradients_of_ones, write_back
-from dort_rewriter.deployment.structures import leaves, rebuild
-from dort_rewriter.errors import CallMismatchError, ExecutionError
+from dort_rewriter.errors import CallMismatchError, DortError, ExecutionError
 from dort_rewriter.forks import SafeLock, at_fork
-from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.runtime.session_settings import session_settings
 
 __all__ = [
-    "SESSION_OPTIONS",
     "SavedModel",
     "load",
     "settings_now",
     "spell_settings",
 ]
-
-SESSION_OPTIONS = (
-    "arena",
-    "intra_op_threads",
-    "ort_optimization_level",
-    "pause_torch_threads",
-    "preallocate_output",
-    "spinning",
-)
-"""The options that a session is built with each time."""
 
 
 class SavedModel:
@@ -66,29 +46,24 @@ class SavedModel:
     """
 
     def __init__(
-        self, folder: Path, content: Mapping[str, Any], named: Mapping[str, Any], *, check: bool
+        self, folder: Path, saved: Description, named: Mapping[str, Any], *, check: bool
     ) -> None:
         self.folder = folder
-        self._content = content
+        self._saved = saved
         self._lock = SafeLock()
-        self._run_graph: Executor | Step | None = None
-        try:
-            stored = [StoredTensor.read(t) for t in content["tensors"]]
-            self._signature = read_signature(content["graph"]["signature"])
-            self._interface = read_interface(content, len(self._signature.inputs))
-            self._updates = [int(i) for i in content["updates"]]
-            self._plan = read_plan(content["backward"], self._signature)
-            self._rebuild = rebuild(content["result"])
-            self._check_places(len(stored))
-            self._state = state_of(folder, content, stored, named, check=check)
-            self._let_derive(stored)
-            self._run_graph = self._build()
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ExecutionError(
-                f"{folder} holds a damaged model: save it again ({error})."
-            ) from error
-        self._names = [t.name for t in stored]
-        self._settings = content["settings"]
+        self._signature = saved.forward.signature
+        self._interface = saved.interface
+        self._plan = saved.plan
+        self._rebuild = saved.rebuild
+        self._models = {
+            kind: ModelFiles(folder, saved.files, kind, torch_kernels=graph.torch_kernels)
+            for kind, graph in (("model", saved.forward), ("backward", saved.backward))
+            if graph is not None and kind in saved.files
+        }
+        self._state = state_of(folder, saved, named, check=check)
+        self._let_derive()
+        self._run_graph: Executor | Step | None = self._build()
+        self._names = [t.name for t in saved.stored]
         inputs = self._interface.inputs
         self._template = [self._state[v] if kind == "state" else None for kind, v in inputs]
         self._fed = [(i, v) for i, (kind, v) in enumerate(inputs) if kind == "argument"]
@@ -105,9 +80,16 @@ class SavedModel:
 
         Raises :class:`CallMismatchError` for arguments that it was not saved for.
         """
-        tensors = self._interface.tensors_of(args, kwargs)
-        results = self._run(self._arguments(tensors))
-        return self._rebuild({"result": results, "argument": tensors, "state": self._state})
+        try:
+            tensors = self._interface.tensors_of(args, kwargs)
+            results = self._run(self._arguments(tensors))
+            return self._rebuild({"result": results, "argument": tensors, "state": self._state})
+        except (DortError, torch.cuda.OutOfMemoryError):
+            raise
+        except DAMAGE as error:
+            raise ExecutionError(
+                f"{self.folder} holds a model that cannot be called so ({error})."
+            ) from error
 
     def compute(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -141,9 +123,9 @@ class SavedModel:
         """The arguments of the graph, checked."""
         if torch.is_grad_enabled():
             self._check_gradients(tensors)
-        if (now := settings_now()) != self._settings:
+        if (now := settings_now()) != self._saved.settings:
             raise CallMismatchError(
-                f"It was saved under {spell_settings(self._settings)}, and is called under "
+                f"It was saved under {spell_settings(self._saved.settings)}, and is called under "
                 f"{spell_settings(now)}."
             )
         if self._interface.same or self._interface.apart:
@@ -185,7 +167,7 @@ class SavedModel:
         run = self._run_graph or self._prepare()
         if isinstance(run, Step):
             return run(given)
-        updated = [given[i] for i in self._updates]
+        updated = [given[i] for i in self._saved.updates]
         results = list(run.boxed(given))
         first = len(results) - len(updated)
         if updated:
@@ -201,21 +183,21 @@ class SavedModel:
             return self._run_graph
 
     def _build(self) -> Executor | Step:
-        content = self._content
-        forward = _build(self.folder, content, "model", content["graph"])
-        if self._plan is None:
+        saved, models = self._saved, self._models
+        forward = _build(saved.forward, models.get("model"), saved.options)
+        if self._plan is None or saved.backward is None:
             return forward
-        backward = _build(self.folder, content, "backward", content["backward"])
+        backward = _build(saved.backward, models.get("backward"), saved.options)
         return Step(self._plan, forward, backward)
 
-    def _let_derive(self, stored: Sequence[StoredTensor]) -> None:
+    def _let_derive(self) -> None:
         """Let what gets a gradient require one."""
         if self._plan is None:
             self._state = [t.detach() if t.requires_grad else t for t in self._state]
             return
         inputs = self._interface.inputs
         wanted = {inputs[i][1] for i in self._plan.wanted if inputs[i][0] == "state"}
-        for place, (tensor, known) in enumerate(zip(self._state, stored, strict=True)):
+        for place, (tensor, known) in enumerate(zip(self._state, self._saved.stored, strict=True)):
             if known.offset is not None:
                 tensor.requires_grad_(place in wanted)
             elif tensor.requires_grad != (place in wanted):
@@ -224,23 +206,6 @@ class SavedModel:
                     f"{known.name!r} of the model required {required} gradient when it was saved: "
                     "give the module as it was, or save it again."
                 )
-
-    def _check_places(self, stored: int) -> None:
-        """Refuse a description of which a part names something that there is not."""
-        tensors, inputs = len(self._interface.tensors), len(self._signature.inputs)
-        limits = {"argument": tensors, "state": stored}
-        places = [p for p in self._interface.inputs if p[0] in limits]
-        made = len(self._signature.outputs) - len(self._updates)
-        if self._plan is not None:  # behind those of the call is what the backward graph needs
-            made = self._plan.results
-        for kind, place in (*places, *leaves(self._content["result"])):
-            limit = limits.get(kind, made if kind == "result" else None)
-            if limit is not None and not 0 <= int(place) < limit:
-                raise ValueError(f"{kind} {place} is named, of {limit}")
-        if len(self._interface.inputs) != inputs or made < 0:
-            raise ValueError("the graph has other arguments or results")
-        if not all(0 <= i < inputs for i in self._updates):
-            raise ValueError("an argument is changed that there is not")
 
     def forget_inherited(self) -> None:
         """In a forked child, leave the session of the parent alone: the next call builds one."""
@@ -279,15 +244,29 @@ def load(
     """
     folder = Path(path).absolute()
     content = read_description(folder)
+    try:
+        return _load(folder, content, model, check=check)
+    except ExecutionError:
+        if (again := read_description(folder)) == content:
+            raise
+        return _load(folder, again, model, check=check)  # another process has saved meanwhile
+
+
+def _load(folder: Path, content: Mapping[str, Any], model: object, *, check: bool) -> SavedModel:
     made, here = content.get("made_by"), made_by()
     if not isinstance(made, dict) or made != here:
-        other = {k: str(v) for k, v in dict(made or {}).items() if here.get(k) != v}
+        known = made if isinstance(made, dict) else {}
+        other = {k: str(v) for k, v in known.items() if here.get(k) != v}
         mine = {k: here.get(k, "none") for k in other}
         raise ExecutionError(
             f"{folder} was saved with {_spell_versions(other)}; here is {_spell_versions(mine)}: "
             "a model is loaded by the versions that saved it. Save it again."
         )
-    return SavedModel(folder, content, tensors_by_name(content, model, folder), check=check)
+    with damage_is_named(folder):
+        saved = read_whole(content)
+    named = tensors_by_name(saved, model, folder)
+    with damage_is_named(folder):
+        return SavedModel(folder, saved, named, check=check)
 
 
 def _spell_versions(versions: Mapping[str, str]) -> str:
@@ -317,26 +296,19 @@ def spell_settings(settings: Mapping[str, Any]) -> str:
 # -- reading ------------------------------------------------------------------------------------
 
 
-def _build(
-    folder: Path, content: Mapping[str, Any], kind: str, graph: Mapping[str, Any]
-) -> Executor:
+def _build(graph: SavedGraph, files: ModelFiles | None, options: OrtBackendOptions) -> Executor:
     """Build the session of a graph of a saved model."""
-    files = content["files"]
-    options = from_mapping(
-        OrtBackendOptions, {name: content["options"][name] for name in SESSION_OPTIONS}
-    )
     session: Session | None = None
-    if kind in files:
-        model = stored_model(folder, files, kind, torch_kernels=bool(graph["torch_kernels"]))
-        providers = [(str(name), dict(given)) for name, given in graph["providers"]]
-        settings = session_settings(options, model, providers)
-        session = create_session(model, providers=providers, options=settings)
-    signature = read_signature(graph["signature"])
+    if files is not None:
+        model = files.read()
+        settings = session_settings(options, model, graph.providers)
+        session = create_session(model, providers=graph.providers, options=settings)
+        files.keep()
     return Executor(
         session,
-        signature,
-        name=str(graph["name"]),
-        writes=read_writes(graph["writes"], signature),
+        graph.signature,
+        name=graph.name,
+        writes=graph.writes,
         preallocate=options.preallocate_output,
         pause_torch_threads=options.pause_torch_threads,
     )

@@ -12,9 +12,11 @@ from typing import Any, get_args
 
 import torch
 
-from dort_rewriter.runtime.spelling import find_step
+from dort_rewriter.deployment.plain import expect, items, mapping, text, whole
+from dort_rewriter.deployment.view_steps import checked_step, is_saved, is_size
+from dort_rewriter.dtypes import is_convertible
+from dort_rewriter.errors import CaptureError
 from dort_rewriter.signature import (
-    FROM_PAIRS,
     GraphSignature,
     InputDim,
     InputSize,
@@ -27,6 +29,7 @@ from dort_rewriter.signature import (
 )
 
 __all__ = [
+    "MOST_DIMENSIONS",
     "read_dtype",
     "read_signature",
     "read_size",
@@ -37,10 +40,12 @@ __all__ = [
     "spell_writes",
 ]
 
+MOST_DIMENSIONS = 64
+"""What torch takes."""
+
 _KINDS = get_args(SlotKind)
 _SOURCES = ("model", "input", "output", "constant", "size")
 _OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "min", "max")
-_OWN_STEPS = (FROM_PAIRS, "getitem", "lay_out", "permute_")
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -88,6 +93,11 @@ def spell(value: Any) -> Any:
         case SizeExpression(op, args):
             return ["SizeExpression", op, *map(spell, args)]
         case ViewStep(op, args, kwargs):
+            if not is_saved(op):
+                raise CaptureError(
+                    f"A result is a view by {op}, which a saved model does not take: return a "
+                    "copy of it (clone())."
+                )
             return ["ViewStep", op, spell(args), spell(kwargs)]
     raise TypeError(f"a signature holds a {type(value).__name__}: {value!r}")
 
@@ -100,67 +110,88 @@ def read_dtype(name: Any) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise ValueError(f"there is no element type {name!r}")
+    # Memory that shows a quantized type without its scales ends the process.
+    known = found.is_floating_point or found.is_complex or is_convertible(found)
+    expect(known, "element type", name)
     return found
 
 
 def read_signature(data: Any) -> GraphSignature:
     """The signature of plain data; :class:`ValueError` when it is none."""
-    inputs = tuple(_input(slot) for slot in data["inputs"])
+    data = mapping(data, "signature", ("inputs", "outputs"))
+    inputs = tuple(map(_input, items(data["inputs"])))
     outputs = tuple(
-        _output(slot, len(inputs), position) for position, slot in enumerate(data["outputs"])
+        _output(slot, len(inputs), position)
+        for position, slot in enumerate(items(data["outputs"]))
     )
     return GraphSignature(inputs=inputs, outputs=outputs)
 
 
 def read_writes(data: Any, signature: GraphSignature) -> Writes:
     """What may be written in place; :class:`ValueError` when it does not fit the signature."""
-    arguments = {_name(k): _index(v, len(signature.inputs)) for k, v in data["arguments"].items()}
-    if not set(arguments) <= set(signature.output_names):
-        raise ValueError("a result is written in place that there is not")
-    return Writes(arguments=arguments, checks=frozenset(_name(c) for c in data["checks"]))
+    data = mapping(data, "list of writes", ("arguments", "checks"))
+    written = mapping(data["arguments"], "list of writes")
+    arguments = {text(k): _index(v, len(signature.inputs)) for k, v in written.items()}
+    made = {s.name: s for s in signature.outputs if s.source == "model"}
+    for name, index in arguments.items():
+        slot = signature.inputs[index]
+        expect(name in made and slot.name is not None, "result that is written in place", name)
+        # onnxruntime compares the sizes when it runs.
+        given, result = (slot.dtype, slot.device), (made[name].made_dtype, made[name].device)
+        fits = slot.kind == "tensor" and slot.order is None and not slot.is_complex
+        expect(fits and given == result, "argument to write to", name)
+    expect(len(set(arguments.values())) == len(arguments), "list of writes", arguments)
+    return Writes(arguments=arguments, checks=frozenset(map(text, items(data["checks"]))))
 
 
 def read_size(data: Any, inputs: int) -> Any:
     """A number, or how to compute it from the inputs of a graph."""
     size = _read(data)
-    if type(size) not in (int, InputSize, InputDim, SizeExpression):
-        raise ValueError(f"{data!r} is no size")
+    expect(is_size(size), "size", data)
     _check_places(size, inputs)
     return size
 
 
 def _input(data: Any) -> InputSlot:
-    slot = InputSlot(**{name: _read(value) for name, value in data.items()})
-    _expect(slot.kind in _KINDS, "kind", slot.kind)
+    given = mapping(data, "argument", [f.name for f in dataclasses.fields(InputSlot)])
+    slot = InputSlot(**{name: _read(value) for name, value in given.items()})
+    expect(slot.kind in _KINDS, "kind", slot.kind)
     if slot.name is not None:
-        _name(slot.name)
+        text(slot.name)
     _check_common(slot)
     if slot.order is not None:
-        ranks = tuple(range(len(slot.shape)))
-        _expect(tuple(sorted(slot.order)) == ranks, "order", slot.order)
+        ranks = list(range(len(slot.shape)))
+        is_order = isinstance(slot.order, tuple) and sorted(slot.order) == ranks
+        expect(is_order and all(type(d) is int for d in slot.order), "order", slot.order)
     return slot
 
 
 def _output(data: Any, inputs: int, position: int) -> OutputSlot:
-    slot = OutputSlot(**{name: _read(value) for name, value in data.items()})
-    _expect(slot.kind in _KINDS and slot.source in _SOURCES, "source", slot.source)
-    _name(slot.name)
+    given = mapping(data, "result", [f.name for f in dataclasses.fields(OutputSlot)])
+    slot = OutputSlot(**{name: _read(value) for name, value in given.items()})
+    expect(slot.kind in _KINDS and slot.source in _SOURCES, "source", slot.source)
+    text(slot.name)
     _check_common(slot)
     limit = {"input": inputs, "output": position}.get(slot.source, 1_000_000)
     _index(slot.index, limit)
-    _expect(slot.value is None or type(slot.value) in (bool, int, float), "value", slot.value)
+    expect(slot.value is None or type(slot.value) in (bool, int, float), "value", slot.value)
+    expect((slot.size is None) is (slot.source != "size"), "size", slot.size)
     if slot.size is not None:
-        read_size(spell(slot.size), inputs)
-    _expect(all(isinstance(step, ViewStep) for step in slot.views), "views", slot.views)
+        expect(is_size(slot.size), "size", slot.size)
+        _check_places(slot.size, inputs)
+    steps = isinstance(slot.views, tuple) and all(isinstance(v, ViewStep) for v in slot.views)
+    expect(steps, "list of views", slot.views)
     _check_places(slot.views, inputs)
     return slot
 
 
 def _check_common(slot: InputSlot | OutputSlot) -> None:
-    _expect(slot.dtype is None or isinstance(slot.dtype, torch.dtype), "dtype", slot.dtype)
-    _expect(slot.device is None or isinstance(slot.device, torch.device), "device", slot.device)
-    sizes = all(type(d) in (int, str) for d in slot.shape)
-    _expect(isinstance(slot.shape, tuple) and sizes, "shape", slot.shape)
+    expect(slot.dtype is None or isinstance(slot.dtype, torch.dtype), "dtype", slot.dtype)
+    expect(slot.device is None or isinstance(slot.device, torch.device), "device", slot.device)
+    shape = slot.shape
+    sizes = isinstance(shape, tuple) and all(type(d) in (int, str) for d in shape)
+    expect(sizes and len(shape) <= MOST_DIMENSIONS, "shape", shape)
+    expect(slot.kind != "tensor" or slot.dtype is not None, "type of a tensor", slot.dtype)
 
 
 def _check_places(value: Any, inputs: int) -> None:
@@ -180,7 +211,7 @@ def _check_places(value: Any, inputs: int) -> None:
 def _read(data: Any) -> Any:
     if data is None or type(data) in (bool, int, float, str):
         return data
-    kind, *rest = data
+    kind, *rest = items(data)
     match kind:
         case "tuple":
             return tuple(map(_read, rest))
@@ -190,7 +221,7 @@ def _read(data: Any) -> Any:
             return torch.device(str(rest[0]))
         case "layout" | "memory_format":
             found = getattr(torch, str(rest[0]), None)
-            _expect(isinstance(found, torch.layout | torch.memory_format), kind, rest)
+            expect(isinstance(found, torch.layout | torch.memory_format), kind, rest)
             return found
         case "InputSize":
             return InputSize(_index(rest[0]))
@@ -198,42 +229,13 @@ def _read(data: Any) -> Any:
             return InputDim(_index(rest[0]), _index(rest[1]))
         case "SizeExpression":
             operands = tuple(map(_read, rest[1:]))
-            _expect(rest[0] in _OPERATIONS and len(operands) > 1, "operation", rest[0])
-            return SizeExpression(rest[0], operands)
+            expect(all(map(is_size, operands)) and len(operands) > 1, "size", operands)
+            return SizeExpression(text(rest[0], "operation", _OPERATIONS), operands)  # type: ignore[arg-type]
         case "ViewStep":
-            return _step(*rest)
+            op, args, kwargs = rest
+            return checked_step(op, _read(args), _read(kwargs))
     raise ValueError(f"a signature holds a {kind!r}")
 
 
-def _step(op: Any, args: Any, kwargs: Any) -> ViewStep:
-    """A view: an operator of ATen that aliases its first argument and writes nothing."""
-    _name(op)
-    if op not in _OWN_STEPS:
-        _expect(op.startswith("aten::"), "view", op)
-        first, *others = find_step(op)._schema.arguments  # type: ignore[attr-defined]
-        is_view = first.alias_info is not None and not first.alias_info.is_write
-        written = any(o.alias_info is not None and o.alias_info.is_write for o in others)
-        _expect((is_view or op in _RESHAPING) and not written, "view", op)
-    named = _read(kwargs)
-    for name, _ in named:
-        _expect(isinstance(name, str) and name.isidentifier(), "argument", name)
-    return ViewStep(op, _read(args), named)
-
-
-_RESHAPING = ("aten::as_strided_",)
-"""Steps that change what a tensor shows in place."""
-
-
 def _index(value: Any, limit: int = 1_000_000) -> int:
-    _expect(type(value) is int and 0 <= value < limit, "place", value)
-    return int(value)
-
-
-def _name(value: Any) -> str:
-    _expect(isinstance(value, str), "name", value)
-    return str(value)
-
-
-def _expect(holds: bool, what: str, value: Any) -> None:
-    if not holds:
-        raise ValueError(f"{value!r} is no {what}")
+    return whole(value, "place", limit=limit)

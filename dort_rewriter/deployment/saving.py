@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import secrets
 import tempfile
@@ -26,8 +27,10 @@ from dort_rewriter.deployment.folder import (
     write_description,
     write_tensors,
 )
-from dort_rewriter.deployment.loading import SESSION_OPTIONS, SavedModel, settings_now
+from dort_rewriter.deployment.leftovers import ASIDE, saving_to
+from dort_rewriter.deployment.loading import SavedModel, settings_now
 from dort_rewriter.deployment.notation import spell_signature, spell_writes
+from dort_rewriter.deployment.reading import SESSION_OPTIONS, read_whole
 from dort_rewriter.errors import (
     CaptureError,
     DivergenceError,
@@ -78,7 +81,7 @@ def save(
     described = describe_call(captured, found.target, found.module, given, named)
     try:
         folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".dort-", dir=folder) as aside:
+        with saving_to(folder), tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
             files = _write(captured, described, found, Path(aside), inside=weights == "inside")
             _compare(captured, described, files, Path(aside), given, named)
             write_description(files, folder, Path(aside))
@@ -218,7 +221,8 @@ def _compare(
     for stored, tensor in zip(described.stored, described.state, strict=True):
         # The state of the caller stays what it is.
         named[stored.name] = copy_of(tensor) if stored.written else tensor
-    saved = SavedModel(folder, content, named, check=True)
+    written = read_whole(json.loads(json.dumps(content)))
+    saved = SavedModel(folder, written, named, check=True)
     copies = {id(captured.args[i]): copy_of(captured.args[i]) for i in captured.updates}
 
     def replaced(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.errors import DortError, ExecutionError
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.signature import inverse_order
 
@@ -99,7 +100,13 @@ class _TwoGraphs(torch.autograd.Function):
                 _laid_out(gradients[i], order)
                 for i, order in zip(plan.derived, plan.orders, strict=True)
             ]
-            results = ctx.step.backward.boxed([*ctx.numbers, *ctx.saved_tensors, *given])
+            needed = ctx.saved_tensors
+            try:
+                results = ctx.step.backward.boxed([*ctx.numbers, *needed, *given])
+            except (DortError, torch.cuda.OutOfMemoryError):
+                raise
+            except (LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise ExecutionError(f"The gradients cannot be computed: {error}.") from error
         if torch.is_grad_enabled():  # somebody is going to derive them
             apply: Any = _DerivedOnce.apply
             results = apply(torch.empty(0, requires_grad=True), *results)

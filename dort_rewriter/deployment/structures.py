@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.deployment.plain import expect, items, mapping, text, whole
 from dort_rewriter.errors import CallMismatchError, CaptureError
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "collect",
     "describe_arguments",
     "describe_results",
+    "leaves",
     "rebuild",
+    "tensors_in",
 ]
 
 _PLAIN = (bool, int, float, str)
@@ -154,6 +157,25 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
+def tensors_in(description: Any) -> Iterator[int]:
+    """Yield the places of the tensors of an argument, in the order of its description.
+
+    Raises :class:`ValueError` for what is no description.
+    """
+    ((kind, wanted),) = mapping(description, "argument").items()
+    if kind == "tensor":
+        yield whole(wanted, "tensor of a call")
+    elif kind in ("list", "tuple"):
+        for part in items(wanted):
+            yield from tensors_in(part)
+    elif kind == "dict":
+        for key, part in map(items, items(wanted)):
+            expect(type(key) in (str, int), "key", key)
+            yield from tensors_in(part)
+    elif kind != "object":
+        _constant(kind, wanted)
+
+
 # -- results ------------------------------------------------------------------------------------
 
 
@@ -214,31 +236,33 @@ def rebuild(description: Any) -> Callable[[Mapping[str, list[Any]]], Any]:
 
     Raises :class:`ValueError` for what is no description.
     """
-    (kind, wanted), *more = description.items()
-    if more:
-        raise ValueError(f"a result is described as {description!r}")
+    ((kind, wanted),) = mapping(description, "result").items()
     if kind in ("result", "argument", "state"):
-        index = int(wanted)
+        index = whole(wanted, "place")
         return lambda parts: parts[kind][index]
     if kind in ("list", "tuple"):
         return _sequence(list if kind == "list" else tuple, wanted)
     if kind in ("dict", "record"):
-        keys = [k for k, _ in wanted]
-        made = [rebuild(v) for _, v in wanted]
+        pairs = [items(pair, count=2) for pair in items(wanted)]
+        keys = [k for k, _ in pairs]
+        expect(all(type(k) in (str, int) for k in keys), "list of keys", keys)
+        expect(kind == "dict" or all(type(k) is str for k in keys), "list of fields", keys)
+        made = [rebuild(v) for _, v in pairs]
         cls = dict if kind == "dict" else Record
         return lambda parts: cls(zip(keys, (m(parts) for m in made), strict=True))
     if kind == "named":
-        name, fields = wanted
+        name, fields = items(wanted, count=2)
+        pairs = [items(pair, count=2) for pair in items(fields)]
         # NOTE: namedtuple() checks that these are identifiers.
-        named = collections.namedtuple(str(name), [str(n) for n, _ in fields])  # type: ignore[misc]
-        made = [rebuild(v) for _, v in fields]
+        named = collections.namedtuple(text(name), [text(n) for n, _ in pairs])  # type: ignore[misc]
+        made = [rebuild(v) for _, v in pairs]
         return lambda parts: named(*(m(parts) for m in made))
     constant = _constant(kind, wanted)
     return lambda parts: constant
 
 
 def _sequence(cls: type, wanted: Any) -> Callable[[Mapping[str, list[Any]]], Any]:
-    made = [rebuild(v) for v in wanted]
+    made = [rebuild(v) for v in items(wanted)]
     return lambda parts: cls(m(parts) for m in made)
 
 
@@ -246,10 +270,10 @@ def _constant(kind: str, wanted: Any) -> Any:
     if kind == "value" and (wanted is None or type(wanted) in _PLAIN):
         return wanted
     if kind == "torch":
-        name, text = wanted
+        name, word = map(text, items(wanted, count=2))
         if name == "device":
-            return torch.device(text)
-        found = getattr(torch, text, None)
+            return torch.device(word)
+        found = getattr(torch, word, None)
         if name in _TORCH and isinstance(found, _TORCH[name]):
             return found
     raise ValueError(f"a value is described as {kind} {wanted!r}")

@@ -17,7 +17,7 @@ from dort_rewriter.export.converters.windows import group_count, spread
 from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, make_converter, op_name
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.graph.schemas import CONVOLUTION_LIMITS, OWN_DOMAIN
 from dort_rewriter.graph.values import Value
 from dort_rewriter.traced_sizes import is_contiguous
 
@@ -151,9 +151,17 @@ def _attention_backward(
 
 
 def _takes_convolution(node: torch.fx.Node) -> bool:
-    """It is of float64, or its numbers are computed by the graph."""
+    """It is of float64, its numbers are computed by the graph, or larger than the kernel takes."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype if isinstance(v, torch.Tensor) else None for v in values}
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [a.name for a in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    for name, most in CONVOLUTION_LIMITS.items():
+        numbers = given[name]
+        assert isinstance(numbers, Sequence)
+        if not all(isinstance(n, int) and n <= most for n in numbers):
+            return False
     return len(types) == 1 and types <= {torch.float32, torch.bfloat16, torch.float16}
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import onnx_ir.schemas
 
 __all__ = [
+    "CONVOLUTION_LIMITS",
     "MKL_PRODUCT",
     "OWN_DOMAIN",
     "OWN_MOST_AXES",
@@ -42,6 +43,10 @@ TORCH_ATTENTION = frozenset({TORCH_FLASH, f"{TORCH_FLASH}_backward"})
 
 TORCH_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 """The same for convolutions, whose inputs and results have any order."""
+
+CONVOLUTION_LIMITS = {"stride": 1024, "padding": 8192, "dilation": 8192, "output_padding": 1024}
+"""The largest numbers that these take: ``kMostStride`` and ``kMostReach`` of
+``runtime/kernels_cpp/torch_convolution.h``."""
 
 TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION | TORCH_CONVOLUTIONS
 

@@ -13,6 +13,7 @@ import sys
 from types import ModuleType
 
 from dort_rewriter import env
+from dort_rewriter import forks as forks  # sees forks from here on
 from dort_rewriter.hook import imports
 
 __all__ = ["autoload", "hook_later"]

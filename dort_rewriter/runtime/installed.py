@@ -11,12 +11,14 @@ import functools
 import importlib
 import importlib.metadata
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
 
 if TYPE_CHECKING:
@@ -36,7 +38,12 @@ def load_onnxruntime() -> ModuleType:
     """Import onnxruntime and check that it exchanges tensors without a copy.
 
     Raises :class:`ExecutionError` that says what to install otherwise.
+
+    NOTE: nothing is to be sent by a program that only compiles a model: who imports onnxruntime
+    first, or sets the variable, decides for the process.
     """
+    if "onnxruntime" not in sys.modules:
+        env.set_default(env.TELEMETRY)
     try:
         with _quiet_import():
             ort = importlib.import_module("onnxruntime")

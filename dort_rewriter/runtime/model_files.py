@@ -32,6 +32,7 @@ __all__ = [
     "check_target",
     "check_tensor",
     "from_message",
+    "map_weights",
     "read_model",
     "save_model",
     "serialized",
@@ -92,6 +93,21 @@ def from_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -
     except _unreadable() as error:
         raise ValueError(_brief(error)) from error
     return model
+
+
+def map_weights(model: ir.Model) -> None:
+    """Keep the weights of a model that are in files mapped, also when these are gone or others.
+
+    NOTE: writing such a model lets go of what onnx_ir has mapped.
+    """
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(weight := value.const_value, ir.ExternalTensor):
+                value.const_value = ir.Tensor(
+                    weight.numpy(), dtype=weight.dtype, shape=weight.shape, name=weight.name
+                )
 
 
 def check_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -> onnx.ModelProto:

@@ -21,6 +21,7 @@ from dort_rewriter.signature import (
 )
 
 __all__ = [
+    "STRIDED",
     "arguments_needed",
     "find_step",
     "keys_of_results",
@@ -136,8 +137,19 @@ def _permute_in_place(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Ten
     return tensor.as_strided_(permuted.shape, permuted.stride())
 
 
+def _stride_in_place(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor:
+    tensor.as_strided(size, stride, offset)  # which looks at the storage; in place torch does not
+    return tensor.as_strided_(size, stride, offset)
+
+
+STRIDED = "as_strided_"
+"""``aten::as_strided_`` of arguments that nobody has checked."""
+
 _STEPS: dict[str, Callable[..., Any]] = {
     FROM_PAIRS: _from_pairs,
+    STRIDED: _stride_in_place,
     "getitem": operator.getitem,
     "lay_out": _lay_out,
     "permute_": _permute_in_place,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from dort_rewriter.errors import OptionError
-from dort_rewriter.forks import at_fork
+from dort_rewriter.forks import at_fork, may_lack_threads_of_torch
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -128,7 +128,8 @@ def omp_pause() -> Callable[[int], int] | None:
     there are none.
 
     NOTE: in a forked child it waits for ever for threads that only the parent has. They are ended
-    before a fork; a child that was forked without Python's knowledge gets None.
+    before a fork from the first call of this function on; a child that was forked before it, or
+    without Python's knowledge, gets None.
     """
     return _find_pause() if _state != "lost" else None
 
@@ -157,6 +158,8 @@ def _go_on_in_child() -> None:
 
 @functools.cache
 def _find_pause() -> Callable[[int], int] | None:
+    if may_lack_threads_of_torch():
+        return None
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         if not (library := folder / name).exists():

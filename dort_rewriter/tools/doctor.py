@@ -61,6 +61,8 @@ def examine(trial: bool = True) -> Iterator[Finding]:
         yield Finding("problem", "torch", f"cannot be imported: {failure}", "pip install torch")
         return
     if flavours:  # without one, everything below that needs it says the same again
+        mode = env.read(env.TELEMETRY) if env.is_set(env.TELEMETRY) else ""
+        yield from check_telemetry(_version(flavours[0]) or "", mode)
         yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "", flavours)
     importlib.import_module("torch.onnx")  # where the hook has its work
     yield from check_hook(status())
@@ -138,6 +140,19 @@ def check_onnxruntime(cuda: bool, numpy: str, names: Sequence[str] = ()) -> Iter
         return
     yield Finding("ok", "onnxruntime", text)
     yield from check_providers(providers.available(), cuda)
+
+
+def check_telemetry(version: str, mode: str) -> Iterator[Finding]:
+    """Whether onnxruntime may send anything; ``mode`` is what its variable says."""
+    if _numbers(version) < (1, 29):
+        return
+    if mode == "1":
+        yield Finding("ok", "telemetry", f"of onnxruntime is off: {env.TELEMETRY}=1")
+    else:
+        text = "of onnxruntime is on where a program imports it before this package does"
+        if mode:
+            text = f"of onnxruntime is on: {env.TELEMETRY}={mode}"
+        yield Finding("note", "telemetry", text, f"export {env.TELEMETRY}=1")
 
 
 def explain_import_failure(message: str, numpy: str, names: Sequence[str] = ()) -> Finding:

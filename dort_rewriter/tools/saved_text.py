@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,7 @@ from dort_rewriter.deployment.folder import (
 )
 from dort_rewriter.deployment.interface import Interface
 from dort_rewriter.deployment.loading import spell_settings
-from dort_rewriter.deployment.notation import read_signature
-from dort_rewriter.deployment.reading import read_interface
-from dort_rewriter.errors import ExecutionError
+from dort_rewriter.deployment.reading import damage_is_named, read_whole
 from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["SavedContent", "read_saved"]
@@ -147,24 +146,12 @@ def read_saved(folder: Path) -> SavedContent:
     Raises :class:`ExecutionError` when there is none, or when it is damaged.
     """
     content = read_description(folder)
-    try:
-        inputs = len(read_signature(content["graph"]["signature"]).inputs)
-        found = SavedContent(
-            folder,
-            content,
-            read_interface(content, inputs),
-            tuple(StoredTensor.read(t) for t in content["tensors"]),
-            {},
-        )
-        for name in ("made_by", "settings", "training", "weights", "result", "backward"):
-            content[name]
-        model = found.model
-        nodes = {} if model is None else count_nodes(load_model(model))
-        return SavedContent(folder, content, found.interface, found.stored, nodes)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ExecutionError(
-            f"{folder} holds a damaged model: save it again ({error})."
-        ) from error
+    with damage_is_named(folder):
+        saved = read_whole(content)
+        found = SavedContent(folder, content, saved.interface, saved.stored, {})
+        if (model := found.model) is None:
+            return found
+        return dataclasses.replace(found, nodes=count_nodes(load_model(model)))
 
 
 def _dtype(tensor: Any) -> str:

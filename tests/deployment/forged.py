@@ -26,11 +26,43 @@ def _output(content: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _view(op: str, *kwargs: Any) -> list[Any]:
-    return ["tuple", ["ViewStep", op, ["tuple"], ["tuple", *kwargs]]]
+def _view(op: str, *kwargs: Any, args: tuple[Any, ...] = ()) -> list[Any]:
+    return ["tuple", ["ViewStep", op, ["tuple", *args], ["tuple", *kwargs]]]
 
+
+def _strided(op: str, size: list[int], stride: list[int], offset: Any = None) -> Any:
+    """What is outside of a result of six numbers."""
+    args = (["tuple", *size], ["tuple", *stride], *([] if offset is None else [offset]))
+    return lambda c: _output(c).update(views=_view(op, args=args))
+
+
+OUT_OF_BOUNDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a reshaped alias": _strided("aten::_reshape_alias", [100, 100], [100, 1]),
+    "strides in place": _strided("aten::as_strided_", [10**6], [1], 0),
+    "an offset in place": _strided("aten::as_strided_", [2], [1], 2**40),
+    "an overflow in place": _strided("aten::as_strided_", [2**62], [4], 0),
+    "a place before it": _strided("aten::as_strided_", [2], [1], -64),
+    "strides": _strided("aten::as_strided", [10**6], [1], 0),
+    "an overflow": _strided("aten::as_strided", [2**62], [4], 0),
+    "a negative size": _strided("aten::as_strided_", [-1, 2**32], [3, 2], 0),
+    "an inverse of a slice": lambda c: _output(c).update(
+        views=_view("aten::slice_inverse", args=(["InputDim", 0, 0], 0, 0, 2**40, 1))
+    ),
+    "values of a sparse tensor": lambda c: _output(c).update(views=_view("aten::_values")),
+    "a cast": lambda c: _output(c).update(
+        views=_view("aten::to.dtype", args=(["dtype", "float64"],))
+    ),
+    "a quantized type": lambda c: _output(c).update(
+        views=_view("aten::view.dtype", args=(["dtype", "quint8"],))
+    ),
+    "a new layout": lambda c: _output(c).update(
+        views=_view("lay_out", args=(["tuple", 2**62, 2**62],))
+    ),
+}
+"""Views of what is not in the memory of a result."""
 
 FORGED_GRAPHS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **OUT_OF_BOUNDS,
     "code as an operator": lambda c: _output(c).update(views=_view("aten::t\nprint(1)")),
     "code as a name": lambda c: _output(c).update(
         views=_view("aten::t", ["tuple", "a=1)\nprint(1", 1])
@@ -52,6 +84,7 @@ FORGED_GRAPHS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 """Those of the graph."""
 
+
 FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     **FORGED_GRAPHS,
     "an unknown option": lambda c: c["options"].update(arena="nowhere"),
@@ -69,4 +102,31 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another list for a dictionary": lambda c: c.update(graph=[]),
     "gradients of a list": lambda c: c.update(backward=[1]),
     "an update of nothing": lambda c: c.update(updates=[77]),
+    "a library of a provider": lambda c: c["graph"]["providers"].insert(
+        0, ["QNNExecutionProvider", {"backend_path": "/tmp/evil.so"}]
+    ),
+    "more threads than there are": lambda c: c["options"].update(intra_op_threads=10**6),
+    "a keyword as a name": lambda c: _output(c).update(
+        views=_view("aten::t", ["tuple", "class", 1])
+    ),
+    "a size that divides by zero": lambda c: c["arguments"]["relations"].append(
+        ["eq", ["SizeExpression", "floordiv", ["InputDim", 4, 0], 0], 3]
+    ),
+    "a large number": lambda c: c["arguments"]["tensors"][0].update(shape=[10**400, 4]),
+    "no device": lambda c: c["tensors"][0].update(device="nowhere"),
+    "another device": lambda c: c["tensors"][0].update(device="meta"),
+    "a quantized tensor": lambda c: c["tensors"][0].update(dtype="quint8"),
+    "a tensor of another type": lambda c: c["tensors"][0].update(dtype="float64"),
+    "sizes beyond a product": lambda c: c["tensors"][0].update(shape=[2**40, 2**40]),
+    "no settings": lambda c: c.update(settings={}),
+    "no tree": lambda c: c["arguments"].update(trees=[]),
+    "an unknown kind of parameter": lambda c: c["arguments"]["parameters"][0].__setitem__(1, 1),
+    "a default that is none": lambda c: c["arguments"]["parameters"][0].__setitem__(2, "x"),
+    "a field more": lambda c: c.update(more=1),
+    "another mode": lambda c: c.update(training="no"),
+    "weights elsewhere": lambda c: c.update(weights="reference"),
+    "a file of no size": lambda c: c["files"]["tensors"].update(bytes=None),
+    "a name that is none": lambda c: c.update(result={"named": ["class", [["x", {"result": 0}]]]}),
+    "a list of versions": lambda c: c.update(made_by=[]),
+    "a write to another type": lambda c: c["graph"]["writes"].update(arguments={"output_0": 99}),
 }

@@ -255,7 +255,7 @@ def test_forged_descriptions_run_nothing(
     """Whatever a description says, with the right digest: it is refused, and none of it is run."""
     folder, x, _ = saved
     rewrite(folder, FORGED[case])
-    with pytest.raises(dort_rewriter.DortError):
+    with pytest.raises(ExecutionError):
         dort_rewriter.load(folder)(x)
     assert capsys.readouterr().out == ""
 

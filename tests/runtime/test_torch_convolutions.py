@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
+from dort_rewriter import OrtBackend
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.runtime.torch_library import has_function, works_alone
@@ -203,18 +204,31 @@ REFUSED: dict[str, dict[str, Any]] = {
     "no groups": {"groups": 0},
     "a flag of two": {"transposed": 2},
     "huge numbers": {"dilation": [1 << 40, 1]},
+    "a padding of which oneDNN makes no code": {"padding": [0, 16_384]},
+    "a stride of which oneDNN makes no code": {"stride": [4096, 1]},
 }
 
 
 @pytest.mark.parametrize("name", ["convolution", "convolution_backward"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_node_that_nobody_wrote_is_refused(case: str, name: str) -> None:
-    """When its session is built."""
+    """When its session is built; torch's own convolution ends the process for some."""
     model = model_of(
         name, [torch.float32] * 3, [torch.float32], **{**windows("plain", 2), **REFUSED[case]}
     )
     with pytest.raises(ExecutionError, match=r"out of its range|one to three axes"):
         create_session(model)
+
+
+def test_the_kernel_is_not_chosen_for_numbers_that_it_refuses() -> None:
+    x, w = torch.randn(1, 1, 8), torch.randn(1, 1, 3)
+    for how in ({"padding": 9000, "dilation": 1}, {"padding": 8192, "dilation": 8193}):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x, w, how=how: torch.conv1d(x, w, **how),
+            backend=OrtBackend({"optimization": {"patterns": "default+onnxruntime+kernels"}}),
+        )
+        torch.testing.assert_close(compiled(x, w), torch.conv1d(x, w, **how))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])

@@ -298,6 +298,30 @@ def test_heads_in_groups_have_the_result_of_torch(groups: int) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("heads", [8, 512])
+def test_heads_in_groups_are_refused_where_torch_reads_behind_them(heads: int) -> None:
+    """A model of a file may have them: torch before 2.9 knows no groups, and looks at no size."""
+    q, k, v = qkv(torch.float32, heads, 1)
+    wide = [t.expand(-1, heads, -1, -1).contiguous() for t in (k, v)]
+    types = [torch.float32] * 6
+    back = model_of(f"{FLASH}_backward", types, types[:3], is_causal=0)
+    if knows_groups():
+        out, sums = attend(q, k, v)
+        torch.testing.assert_close(out, attend(q, *wide)[0])
+        gradients = run(back, torch.ones_like(out), q, k, v, out, sums)
+        assert [g.shape for g in gradients] == [q.shape, k.shape, v.shape]
+        return
+    with pytest.raises(Exception, match="a head of keys for each one"):
+        attend(q, k, v)
+    out, sums = attend(q, *wide)
+    with pytest.raises(Exception, match="a head of keys for each one"):
+        run(back, torch.ones_like(out), q, k, v, out, sums)
+
+
+def knows_groups() -> bool:
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_attention_reads_and_gives_any_order_of_heads(dtype: torch.dtype) -> None:
     """Without a copy: heads lie beside each other, as a product gives them."""

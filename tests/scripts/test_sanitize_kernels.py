@@ -28,3 +28,25 @@ def test_nothing_is_found() -> None:
     for name in (part.partition(">")[0] for part in registered):
         assert answers[f"{name} computed"] > 0
         assert answers[f"{name} refused"] > 0
+
+
+def test_changed_descriptions_of_saved_models_are_refused_or_right() -> None:
+    command = [sys.executable, SCRIPT, "--saved", "150"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert sum(answers.values()) == 150
+    for name in ("mlp", "views", "counts", "attention", "step"):
+        assert answers[f"{name} refused"] > 0
+    assert sum(n for name, n in answers.items() if name.endswith(" right")) > 0
+
+
+def test_crafted_nodes_do_not_end_the_process_in_torch() -> None:
+    command = [sys.executable, SCRIPT, "--torch", "200"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert sum(answers.values()) == 200
+    for name in ("addmm", "bmm", "convolution"):
+        assert answers[f"{name} computed"] > 0
+        assert answers[f"{name} refused"] > 0

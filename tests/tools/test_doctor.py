@@ -53,6 +53,23 @@ def test_versions_are_compared_as_numbers(requirement: str, state: str, text: st
         assert finding.fix == f"pip install --upgrade '{requirement}'"
 
 
+@pytest.mark.parametrize(
+    ("version", "mode", "state", "text"),
+    [
+        ("1.32.0", "1", "ok", "is off"),
+        ("1.29.0", "", "note", "on where a program imports it before"),
+        ("1.32.0", "0", "note", "is on: ORT_DISABLE_TELEMETRY=0"),
+    ],
+)
+def test_what_onnxruntime_sends(version: str, mode: str, state: str, text: str) -> None:
+    finding = only(doctor.check_telemetry(version, mode))
+    assert finding.state == state
+    assert text in finding.text
+    assert finding.fix == ("" if state == "ok" else "export ORT_DISABLE_TELEMETRY=1")
+    assert not list(doctor.check_telemetry("1.28.1", mode))
+    assert not list(doctor.check_telemetry("1.19.2", mode))
+
+
 def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:
     assert list(doctor.check_requirements(['x>=1; extra == "demo"', "y"], VERSIONS.get)) == []
     finding = only(doctor.check_requirements(None, VERSIONS.get))

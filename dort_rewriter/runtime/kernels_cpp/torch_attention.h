@@ -6,6 +6,35 @@
 
 namespace torch_library {
 
+constexpr const char* kFlash = "_scaled_dot_product_flash_attention_for_cpu";
+using FlashForward = Error(Handle, Handle, Handle, double, int32_t, Handle*, double*, Handle*,
+                           Handle*);
+
+// Whether heads of queries may share one of keys in this torch. Before 2.9 its kernels read, and
+// write gradients, behind the heads of keys: here there are other values, and no gradients.
+inline bool shares_heads() {
+  static const bool found = [] {
+    constexpr int64_t kWidth = 16;
+    float query[2 * kWidth] = {}, values[2 * kWidth], result[2 * kWidth] = {};
+    for (int64_t i = 0; i < 2 * kWidth; ++i) values[i] = i < kWidth ? 1.0f : 2.0f;
+    auto sizes = [](int64_t heads) {
+      Shape shape(4);
+      shape[0] = shape[2] = 1, shape[1] = heads, shape[3] = kWidth;
+      return shape;
+    };
+    const View view(kFloat, number_of(kFloat));
+    const Function<FlashForward> attend(std::string("aoti_torch_cpu_") + kFlash);
+    const Copy copy("aoti_torch_copy_");
+    const Owned q(query, sizes(2), view), k(values, sizes(1), view), v(values, sizes(1), view);
+    const Owned to(result, sizes(2), view);
+    Owned made[2];
+    return attend.call(q.get(), k.get(), v.get(), 0.0, 0, nullptr, nullptr, made[0].place(),
+                       made[1].place()) == 0 &&
+           copy.call(to.get(), made[0].get(), 0) == 0 && result[kWidth] == 1.0f;
+  }();
+  return found;
+}
+
 template <bool gradient>
 class Attention {
  public:
@@ -22,6 +51,9 @@ class Attention {
 
   void compute(const Context& context) const {
     const auto call = node_.call(context);
+    if (call.of.heads != call.of.groups && !shares_heads()) {
+      fail(kNotImplemented, "attention in this torch has a head of keys for each one of queries");
+    }
     if (!context.works_alone()) return attend(call, nullptr);
     const Parts parts(call.of, context.threads());
     context.share(parts.count, [&](int64_t i) {
@@ -34,8 +66,7 @@ class Attention {
  private:
   using Node = AttentionNode<gradient>;
   static constexpr size_t kFixed = Node::kFixed, kResults = Node::kResults;
-  using Forward = Error(Handle, Handle, Handle, double, int32_t, Handle*, double*, Handle*,
-                        Handle*);
+  using Forward = FlashForward;
   using Backward = Error(Handle, Handle, Handle, Handle, Handle, Handle, double, int32_t, Handle*,
                          double*, Handle*, Handle*, Handle*);
 

@@ -16,10 +16,10 @@ struct Windows {
   int64_t groups;
 
   explicit Windows(const Info& info)
-      : stride(numbers(info, "stride", 1)),
-        padding(numbers(info, "padding", 0)),
-        dilation(numbers(info, "dilation", 1)),
-        output_padding(numbers(info, "output_padding", 0)),
+      : stride(numbers(info, "stride", 1, kMostStride)),
+        padding(numbers(info, "padding", 0, kMostReach)),
+        dilation(numbers(info, "dilation", 1, kMostReach)),
+        output_padding(numbers(info, "output_padding", 0, kMostStride)),
         transposed(info.flag("transposed", false)),
         groups(info.integer("groups", 1, 1, kMost)) {
     const size_t rank = axes();
@@ -61,12 +61,16 @@ struct Windows {
   }
 
  private:
-  static constexpr int64_t kMost = int64_t{1} << 24;  // so that no product of two overflows
+  static constexpr int64_t kMost = int64_t{1} << 24;
+  // Beyond some thousands oneDNN writes code with numbers that are too large for it: strides of
+  // 4,096, paddings of 16,384 end the process. No product of two overflows, either.
+  // NOTE: `graph/schemas.py` has the same numbers.
+  static constexpr int64_t kMostStride = 1024, kMostReach = 8192;
 
-  static Integers numbers(const Info& info, const char* name, int64_t least) {
+  static Integers numbers(const Info& info, const char* name, int64_t least, int64_t most) {
     Integers found = info.integers(name);
     for (int64_t n : found) {
-      if (n < least || n > kMost) {
+      if (n < least || n > most) {
         fail(kInvalidArgument, std::string("the attribute ") + name + " is out of its range");
       }
     }

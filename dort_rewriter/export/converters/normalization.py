@@ -6,6 +6,7 @@ for a mean of 1000 and a deviation of 1. It is given centred numbers, for which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[V
     centred = x - mean
     variance = op.ReduceMean(centred * centred, axes, keepdims=1)
     rstd = op.Reciprocal(op.Sqrt(variance + eps))
-    return centred * rstd, mean, rstd
+    return centred * rstd, mean + (mean - mean), rstd  # an infinite one is NaN, as in torch
 
 
 def _input_gradient(
@@ -146,12 +147,20 @@ def group_norm(
 ) -> tuple[Value, ...]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"""
     x, weight, bias = _wide(op, input, weight, bias)
-    y, mean, rstd = _standardize(op, _by_group(op, x, group, (N, C, HxW)), [2, 3], eps)
-    if weight is not None:
-        y = y * _per_channel(op, weight, group)
-    if bias is not None:
-        y = y + _per_channel(op, bias, group)
-    return op.Reshape(y, op.Shape(x)), op.Squeeze(mean, [2, 3]), op.Squeeze(rstd, [2, 3])
+    grouped = _by_group(op, x, group, (N, C, HxW))
+    if isinstance(eps, float) and op.takes_own(x, weight, bias):
+        sizes = [grouped.dims[i] for i in (2, 3)]
+        rows = op.Reshape(x, op.vector([N, group, -1]))
+        length = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else op.size(rows, 2)
+        _, mean, rstd = own_kernels.layer_norm(op, rows, [length], None, None, eps)
+        mean, rstd = op.Unsqueeze(mean, [3]), op.Unsqueeze(rstd, [3])
+    else:
+        _, mean, rstd = _standardize(op, grouped, [2, 3], eps)
+    # As torch: what is infinite, and what NaN, where a weight is infinite, hangs on that.
+    scale = rstd if weight is None else rstd * _per_channel(op, weight, group)
+    shift = (0.0 if bias is None else _per_channel(op, bias, group)) - scale * mean
+    y = op.Reshape(grouped * scale + shift, op.Shape(x))
+    return y, op.Squeeze(mean, [2, 3]), op.Squeeze(rstd, [2, 3])
 
 
 @converter("aten::native_group_norm_backward")

@@ -120,9 +120,13 @@ def call_of(
 
 
 def evaluate(
-    function: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tensor], numbers: str
+    function: Callable[..., list[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    numbers: str,
+    dtype: torch.dtype | None = None,
 ) -> list[Any]:
-    """Results and gradients; special numbers in the gradients that come in, if asked for."""
+    """Results and gradients; special numbers in the gradients that come in, if asked for: those
+    of a type, which may not be that of the results."""
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     torch.default_generator.manual_seed(1)
     results = function(*copies)
@@ -134,7 +138,8 @@ def evaluate(
     torch.default_generator.manual_seed(2)
     seeds = [torch.randn(r.shape, dtype=torch.float64).to(r.dtype) for r in ends]
     if numbers:
-        seeds = [fill(s, numbers, i) for i, s in enumerate(seeds)]
+        filled = [fill(s.to(dtype or s.dtype), numbers, i) for i, s in enumerate(seeds)]
+        seeds = [s.to(r.dtype) for s, r in zip(filled, ends, strict=True)]
     return [*found, *torch.autograd.grad(ends, starts, seeds, allow_unused=True)]
 
 
@@ -311,7 +316,8 @@ class Sample:
         try:
             wide = [t.detach().double() if t.is_floating_point() else t for t in tensors]
             wide = [w.requires_grad_(t.requires_grad) for w, t in zip(wide, tensors, strict=True)]
-            return evaluate(self.call, wide, numbers)
+            narrow = next(t.dtype for t in tensors if t.is_floating_point())
+            return evaluate(self.call, wide, numbers, narrow)
         except Exception:  # it insists on its types
             return []
 

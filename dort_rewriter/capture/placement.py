@@ -57,7 +57,9 @@ ONE_KERNEL = frozenset(
             f"aten::upsample_{how}_backward"
             for how in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
         ),
+        "aten::upsample_bicubic2d",
         *(f"aten::_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
+        *(f"aten::adaptive_max_pool{n}d_backward" for n in (2, 3)),
         *(f"aten::adaptive_max_pool{n}d" for n in (2, 3)),
         "aten::_fft_c2c",
         "aten::_fft_c2r",

@@ -4,8 +4,8 @@ onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root 
 0.0 for that of -0.0, 0.0 for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16,
 a number for the Min and the Max of a NaN of float16 that is repeated along the last axis, and NaN
 for the PRelu of infinity. Up to 1.32, Tanh and Sigmoid of float32 are above 1 at some numbers
-(8.34, 17.84), and Sigmoid is 0 below -18; and Where, which adds what it chooses to zeros, makes 0.0
-of -0.0: ONNX has no other one, but our kernel does not.
+(8.34, 17.84), Sigmoid is 0 below -18, and Where, which adds zeros to what it chooses, makes 0.0 of
+-0.0: ONNX has no other one, but there is our kernel.
 """
 
 from __future__ import annotations

@@ -196,9 +196,26 @@ class LayerNormGrad {
     });
     const auto average = static_cast<float>(total.a / n);
     const auto slope = static_cast<float>(total.b * rstd * rstd / n);
+    if (!std::isfinite(average) || !std::isfinite(slope) || !std::isfinite(mean * slope)) {
+      return torch_row(g, x, w, n, mean, rstd, to);
+    }
     for (int64_t i = 0; i < n; ++i) {
       to[i] = (g[i] * w[i] - average - (x[i] - mean) * slope) * rstd;
     }
+  }
+
+  // The same in the steps of torch: which number is infinite, and which NaN, hangs on them.
+  static void torch_row(const float* g, const float* x, const float* w, int64_t n, float mean,
+                        float rstd, float* to) {
+    Two total = sums_of(n, [=](int64_t i, float& a, float& b) {
+      a += g[i] * w[i];
+      b += g[i] * x[i] * w[i];
+    });
+    const auto of_one = static_cast<float>(total.a), of_x = static_cast<float>(total.b);
+    const float share = 1.0f / static_cast<float>(n);
+    const float slope = (of_one * mean - of_x) * rstd * rstd * rstd * share;
+    const float shift = -slope * mean - of_one * rstd * share;
+    for (int64_t i = 0; i < n; ++i) to[i] = rstd * g[i] * w[i] + slope * x[i] + shift;
   }
 
   // The sums of every second row of parts.

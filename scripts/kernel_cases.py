@@ -283,6 +283,13 @@ def _layer_norm(r: random.Random, op: str) -> Case:
     return Case(op, {"axes": axes}, _floats(r, dims, dims, rows, rows, inner), made)
 
 
+def _variance(r: random.Random, op: str) -> Case:
+    dims = _dims(r, 1)
+    flags = {name: r.randint(0, 1) for name in ("root", "float_mean")}
+    how = {"axes": r.randint(1, len(dims)), "correction": r.choice((0.0, 1.0, 2.5)), **flags}
+    return Case(op, how, _floats(r, dims), _made(r, r.choice((1, 2))))
+
+
 def _sum(r: random.Random, op: str) -> Case:
     dims = _dims(r)
     leading = r.randint(0, len(dims))
@@ -349,6 +356,7 @@ MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     "DepthwiseConv": _depthwise,
     **dict.fromkeys(("BatchNorm", "BatchNormGrad"), _batch_norm),
     **dict.fromkeys(("LayerNorm", "LayerNormGrad"), _layer_norm),
+    "Variance": _variance,
     "Sum": _sum,
     **dict.fromkeys(("Softmax", "SoftmaxGrad", "GeluGrad", "CrossEntropyGrad"), _rows),
     **dict.fromkeys(("RmsNorm", "RmsNormGrad"), _rows),

@@ -49,7 +49,8 @@ Record = dict[str, Any]
 class Worker:
     """A subprocess that measures entries; one that crashed or hangs is replaced by another."""
 
-    def __init__(self, options: Sequence[str], limit: float) -> None:
+    def __init__(self, options: Sequence[str], limit: float, script: Path = WORKER) -> None:
+        self.script = script
         self.options = options
         self.limit = limit
         self.process: subprocess.Popen[str] | None = None
@@ -60,7 +61,7 @@ class Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.lines = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), *self.options],
+            [sys.executable, str(self.script), *self.options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from dort_rewriter.backends.transforms import before_transforms, check_results, 
 from dort_rewriter.backends.written_arguments import find_addresses, find_writes
 from dort_rewriter.capture.outputs import SHARED, ModelOutput, OutputPlan, plan_outputs
 from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.export.annotations import opset_of
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place, source_line
@@ -180,7 +181,7 @@ def _convert(
         model = convert_graph(
             graph_module,
             recipe.dispatcher if provider == CPU else recipe.dispatcher.standard(),
-            opset=options.target_opset,
+            opset=opset_of(graph_module.graph, options.target_opset),
             input_names=[name for node, name in names if node not in constants],
             constants=constants,
             output_names=[name for name, _ in outputs],

@@ -25,7 +25,7 @@ from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.provider_choice import select_providers
 from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.backends.safety_net import guarded, raises_options_at_call
+from dort_rewriter.backends.safety_net import guarded, raises_at_call
 from dort_rewriter.backends.user_storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
@@ -45,7 +45,7 @@ Settings = TypeVar("Settings", bound=CustomBackendOptions)
 
 
 @takes_fields_of(CustomBackendOptions)
-@raises_options_at_call
+@raises_at_call
 def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],

@@ -17,7 +17,7 @@ from dort_rewriter.backends.arguments import CustomBackendOptions, takes_fields_
 from dort_rewriter.backends.blocks import ExportedBlock
 from dort_rewriter.backends.custom import compile_any_graph, make_recipe, merge_options
 from dort_rewriter.backends.divergence import TorchResults
-from dort_rewriter.backends.safety_net import raises_options_at_call
+from dort_rewriter.backends.safety_net import raises_at_call
 from dort_rewriter.errors import OptionError, ResultReachedError
 from dort_rewriter.options import OptimizationOptions, from_mapping
 from dort_rewriter.runtime.reference import ReferenceExecutor, describe_node
@@ -55,7 +55,7 @@ class DebugBackendOptions(CustomBackendOptions):
 
 
 @takes_fields_of(DebugBackendOptions)
-@raises_options_at_call
+@raises_at_call
 def onnx_debug_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],

@@ -32,7 +32,7 @@ from dort_rewriter.backends.onnxrt_graphs import (
     serves,
 )
 from dort_rewriter.backends.provider_choice import select_providers
-from dort_rewriter.backends.safety_net import raises_options_at_call
+from dort_rewriter.backends.safety_net import raises_at_call
 from dort_rewriter.backends.session_call import run_session
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -163,7 +163,7 @@ class OrtBackend:
         clear_instances(OrtBackend)
 
 
-@raises_options_at_call
+@raises_at_call
 def torch_compile_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
@@ -180,7 +180,7 @@ def torch_compile_backend(
     return OrtBackend.get_cached_instance_for_options(chosen)(graph_module, args)
 
 
-@raises_options_at_call
+@raises_at_call
 def compile_by_name(
     build: Callable[..., Any],
     graph_module: torch.fx.GraphModule,

@@ -29,7 +29,7 @@ from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import (
     GRAPH_BREAKS,
     guarded,
-    raises_options_at_call,
+    raises_at_call,
 )
 from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.backends.torch_kernels import with_torch_kernels
@@ -65,7 +65,7 @@ def make_dispatcher() -> OxsDispatcher:
     return OxsDispatcher(own_converters=env.read("ONNXRT_CHANGE_REWRITER") != "0")
 
 
-@raises_options_at_call
+@raises_at_call
 def call_backend(
     backend: Any,
     graph_module: torch.fx.GraphModule,

@@ -28,6 +28,7 @@ from dort_rewriter.capture.placement import (
 )
 from dort_rewriter.capture.ties import TIES, has_torchs_order
 from dort_rewriter.errors import UnsupportedOp, working_on
+from dort_rewriter.export.annotations import leaves_model
 from dort_rewriter.export.complex_numbers import complex_converters
 from dort_rewriter.export.converters.cumulative import has_known_size
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -138,6 +139,7 @@ class Recipe:
         reason = found if isinstance(found, str) else self.refused.get(node.name)
         if is_called(node) and not isinstance(found, str):
             return None
+        reason = reason or leaves_model(node)
         if name in CHECKS and isinstance(found, str):
             reason = CHECK
         if reason is None and self.place(node) == "torch":

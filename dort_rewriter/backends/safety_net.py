@@ -20,11 +20,17 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dort_rewriter import env
-from dort_rewriter.errors import OptionError, given_function_of, place_of
+from dort_rewriter.errors import (
+    DortError,
+    OptionError,
+    UnsupportedOpError,
+    given_function_of,
+    place_of,
+)
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.trace import CompileTrace
 
-__all__ = ["GRAPH_BREAKS", "guarded", "raises_options_at_call"]
+__all__ = ["GRAPH_BREAKS", "guarded", "raises_at_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +97,9 @@ def _first_place(graph_module: torch.fx.GraphModule) -> str:
     return next((line for n in graph_module.graph.nodes if (line := source_line(n))), "")
 
 
-def raises_options_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]:
-    """Let a backend's :class:`OptionError` reach the user as itself.
+def raises_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]:
+    """Let what a backend raises on purpose reach the user as itself: a mistake in the options, and
+    operators that are not converted where ``fallback=False``.
 
     Dynamo wraps what a backend raises, so there what the backend returns raises it.
     """
@@ -101,7 +108,7 @@ def raises_options_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable
     def compile_or_refuse(*args: P.args, **kwargs: P.kwargs) -> Callable[..., Any]:
         try:
             return backend(*args, **kwargs)
-        except OptionError as error:
+        except (OptionError, UnsupportedOpError) as error:
             if torch._guards.TracingContext.try_get() is None:  # called by hand
                 raise
             return _raising(error)
@@ -109,7 +116,7 @@ def raises_options_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable
     return compile_or_refuse
 
 
-def _raising(error: OptionError) -> Callable[..., Any]:
+def _raising(error: DortError) -> Callable[..., Any]:
     def call(*_: Any) -> Any:
         raise error.with_traceback(None)
 

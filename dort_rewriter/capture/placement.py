@@ -46,6 +46,21 @@ ONE_KERNEL = frozenset(
         "prims::gcd",
         "aten::binary_cross_entropy",
         "aten::repeat_interleave.Tensor",
+        "aten::polygamma",
+        "aten::signbit",
+        "aten::copysign.Tensor",
+        "aten::frexp.Tensor",
+        "aten::histc",
+        "aten::index_reduce",
+        *(f"aten::grid_sampler_{n}d{part}" for n in (2, 3) for part in ("", "_backward")),
+        *(
+            f"aten::upsample_{how}_backward"
+            for how in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+        ),
+        "aten::upsample_bicubic2d",
+        *(f"aten::_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
+        *(f"aten::adaptive_max_pool{n}d_backward" for n in (2, 3)),
+        *(f"aten::adaptive_max_pool{n}d" for n in (2, 3)),
         "aten::_fft_c2c",
         "aten::_fft_c2r",
         "aten::_fft_r2c",
@@ -58,7 +73,8 @@ ONE_KERNEL = frozenset(
 )
 """What is a loop, a product with a large matrix or a slow kernel in ONNX, and one in torch; or
 what torch's kernel looks at before it computes: a probability beyond one, or a count below zero,
-is an error.
+is an error; or what no operator of ONNX shows: the sign of a NaN. A product with a matrix of zeros
+makes NaN of an infinity that torch's kernel never reads.
 """
 
 RUNNING = frozenset(f"aten::{name}" for name in ("cumprod", "cummax", "cummin", "logcumsumexp"))

@@ -20,7 +20,9 @@ __all__ = [
     "check_shape",
     "element_type",
     "is_automatic",
+    "leaves_model",
     "newer_type",
+    "opset_of",
     "permutation",
     "stored",
     "unsupported_value",
@@ -53,11 +55,32 @@ def unsupported_value(meta: Any) -> str | None:
 
 def newer_type(node: torch.fx.Node, opset: int) -> str | None:
     """Why a model of an opset has no type for a node; None when it has."""
-    if opset >= _FLOAT8_SINCE:
+    if opset >= _FLOAT8_SINCE or not any(map(_is_float8, (node, *node.all_input_nodes))):
         return None
-    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
-    found = any(isinstance(v, torch.Tensor) and v.dtype in FLOAT8 for v in values)
-    return f"no float8 before opset {_FLOAT8_SINCE}" if found else None
+    return f"no float8 before opset {_FLOAT8_SINCE}"
+
+
+def opset_of(graph: torch.fx.Graph, at_least: int) -> int:
+    """The opset of a model of a graph: the first that has all of its types."""
+    return max(at_least, _FLOAT8_SINCE if any(map(_is_float8, graph.nodes)) else at_least)
+
+
+def leaves_model(node: torch.fx.Node) -> str | None:
+    """Why no session takes a node, whose numbers would enter or leave it; None when they do not:
+    rounded to float8, and read as other numbers, they stay inside."""
+    found = [n for n in (node, *node.all_input_nodes) if _is_float8(n)]
+    return None if all(map(_is_rounded, found)) else "onnxruntime exchanges no float8"
+
+
+def _is_rounded(node: torch.fx.Node) -> bool:
+    casts = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+    others = [n for n in (*node.all_input_nodes, *node.users) if _is_float8(n)]
+    return all(n.target in casts for n in (node, *node.users)) and not others
+
+
+def _is_float8(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in FLOAT8
 
 
 def permutation(meta: torch.Tensor, order: Sequence[int]) -> list[int]:

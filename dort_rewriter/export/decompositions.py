@@ -147,6 +147,40 @@ def _where_it_is_defined(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def _of_soft_margin(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel has no gradient where a power is infinite, the decomposition a number."""
+
+    def decomposed(
+        grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+    ) -> Any:
+        power = torch.exp(-target * x)
+        share = 1.0 / x.numel() if reduction == 1 else 1.0
+        return -target * power / (1 + power) * share * grad
+
+    return decomposed
+
+
+def _of_smooth_l1(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of NaN is NaN, in torch's decomposition a number."""
+
+    def decomposed(
+        grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+    ) -> Any:
+        away = x - target
+        return torch.where(away.isnan(), away * grad, decompose(grad, x, target, reduction, beta))
+
+    return decomposed
+
+
+def _of_logit(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The same."""
+
+    def decomposed(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Any:
+        return torch.where(x.isnan(), x * grad, decompose(grad, x, eps))
+
+    return decomposed
+
+
 def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
     """The powers have the type of the exponent, in torch 2.13's decomposition that of the rest."""
 
@@ -166,10 +200,14 @@ _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.huber_loss.default: _loss_of_input,
     torch.ops.aten.ldexp.Tensor: _by_powers,
+    torch.ops.aten.logit_backward.default: _of_logit,
     torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,
+    torch.ops.aten.smooth_l1_loss_backward.default: _of_smooth_l1,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
+    torch.ops.aten.soft_margin_loss_backward.default: _of_soft_margin,
 }
-"""What is made of a decomposition of torch that gives other types than its kernel, or more."""
+"""What is made of a decomposition of torch that gives other types than its kernel, other numbers for
+those that are not finite, or more."""
 
 
 def filter_decomposition_table(

@@ -80,6 +80,8 @@ def _on_start(*_: Any) -> None:
 
 def _on_end(*_: Any) -> None:
     try:
+        if isinstance(sys.exc_info()[1], sys.modules["torch"]._dynamo.exc.BackendCompilerFailed):
+            return  # there was a graph, which counts only when it is compiled
         if logger.isEnabledFor(logging.INFO) and _before == [_count_graphs()]:
             _tell()
     except Exception as error:  # inside of Dynamo: no compilation is worth a line of log

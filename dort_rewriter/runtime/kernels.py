@@ -152,6 +152,8 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     """Tell whether the CPU's kernel of an operator loses such a number, of one element or more."""
     if op_type in _UP_TO_ONE and dtype == ir.DataType.FLOAT:
         return _leaves_its_range(op_type)
+    if op_type == "Where":
+        return dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _loses_sign(dtype)
     types = (*_TRIED, ir.DataType.DOUBLE) if op_type in ("Ceil", "Floor") else _TRIED
     if op_type not in _KEPT or dtype not in types:
         return False
@@ -173,6 +175,15 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
             if not kept or (np.signbit(x) != np.signbit(y))[~np.isnan(x)].any():
                 return True
     return False
+
+
+def _loses_sign(dtype: ir.DataType) -> bool:
+    """Whether Where makes 0.0 of -0.0."""
+    bits, one = int(ir.DataType.BOOL), int(dtype)
+    session = _trial(_one_node("Where", "", 18, (bits, one, one), {}, (one,)))
+    x = np.full(3, -0.0, dtype.numpy())
+    (y,) = session.run(None, {"x0": np.ones(3, bool), "x1": x, "x2": np.ones(3, dtype.numpy())})
+    return not np.signbit(y).all()
 
 
 def _leaves_its_range(op_type: str) -> bool:

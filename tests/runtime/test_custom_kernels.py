@@ -391,6 +391,8 @@ ROWS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[str, An
         [(33,), (33,), (70, 33)],
         {},
     ),
+    "Variance": ([(5, 70)], [(5, 1), (5, 1)], {"correction": 1.0}),
+    "root Variance": ([(5, 70)], [(5, 1), (5, 1)], {"correction": 0.0, "root": 1}),
     "RmsNorm": ([(5, 70), (70,)], [(5, 70), (5, 1)], {"epsilon": 1e-5}),
     "RmsNormGrad": ([(5, 70), (5, 70), (5, 1), (70,)], [(5, 70)], {}),
     "Softmax": ([(5, 70)], [(5, 70)], {}),

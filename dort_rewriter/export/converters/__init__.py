@@ -25,6 +25,7 @@ FAMILIES = (
     "embedding",
     "embedding_bag",
     "error_functions",
+    "extrema",
     "gamma_functions",
     "gathering",
     "grid_sampling",

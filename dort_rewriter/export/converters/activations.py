@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.comparison import maximum
+from dort_rewriter.export.converters.extrema import maximum
 from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
 from dort_rewriter.export.converters.powers import logistic, softplus_curve
 from dort_rewriter.export.recorder import Recorder
@@ -67,7 +67,8 @@ def leaky_relu_backward(
 @converter("aten::_prelu_kernel")
 def prelu(op: Recorder, x: Value, weight: Value) -> Value:
     """_prelu_kernel(Tensor self, Tensor weight) -> Tensor"""
-    return op.PRelu(x, weight)
+    # NOTE: not PRelu, whose zero is zero, whatever the weight; our kernels are faster, too.
+    return op.Where(op.Greater(x, 0), x, op.Mul(weight, x))
 
 
 @converter("aten::_prelu_kernel_backward")

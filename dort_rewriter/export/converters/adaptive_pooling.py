@@ -24,7 +24,7 @@ from dort_rewriter.export.converters.max_pooling import (
     planes,
     scatter_gradient,
 )
-from dort_rewriter.export.converters.opmath import store, widen
+from dort_rewriter.export.converters.opmath import is_float, store, widen
 from dort_rewriter.export.converters.windows import Windows, spatial_sizes
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
@@ -170,7 +170,8 @@ def _register(rank: int) -> None:
     @converter(*names)
     def average(op: Recorder, x: Value, output_size: Any) -> Value:
         """_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
-        return _adaptive_average(op, x, rank, output_size)
+        mean = _adaptive_average(op, x, rank, output_size)
+        return op.Add(mean, 0.0) if is_float(mean) else mean  # torch's sums begin with 0.0
 
     @converter(f"aten::adaptive_max_pool{rank}d")
     def maximum(op: Recorder, x: Value, output_size: Any) -> tuple[Value, Value]:

@@ -93,9 +93,9 @@ def _standardized(
     centred = x - mean
     variance = op.ReduceMean(centred * centred, axes, keepdims=1)
     rstd = op.Reciprocal(op.Sqrt(variance + eps))
+    # As torch: what is infinite, and what NaN, where a weight is infinite, hangs on that.
     factor = rstd if weight is None else rstd * _along_channels(op, weight, x)
-    y = centred * factor
-    y = y if bias is None else y + _along_channels(op, bias, x)
+    y = x * factor + ((0.0 if bias is None else _along_channels(op, bias, x)) - mean * factor)
     return (y, *(op.Reshape(v, [-1]) for v in (mean, rstd, variance)))
 
 

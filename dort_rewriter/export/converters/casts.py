@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
+import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from dort_rewriter.dtypes import FLOAT8
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -30,13 +37,48 @@ def view_of(op: Recorder, a: Value) -> Value:
 @converter("aten::_to_copy")
 def to_copy(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None) -> Tensor"""
-    return op.cast(x, op.dtype)
+    return _rounded(op, x)
 
 
 @converter("prims::convert_element_type")
 def convert_element_type(op: Recorder, a: Value, dtype: Any) -> Value:
     """convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
-    return op.cast(a, op.dtype)
+    return _rounded(op, a)
+
+
+def _rounded(op: Recorder, x: Value) -> Value:
+    """A tensor in the type of the result.
+
+    NOTE: ORT rounds some numbers beyond the largest one of a float8 type otherwise than torch, of
+    which each version has its own way, and 1.19 small ones to NaN where there is no -0.0.
+    """
+    dtype = op.result.dtype
+    if dtype not in FLOAT8 or x.dtype == op.dtype:
+        return op.cast(x, op.dtype)
+    limit, is_beyond, instead = _limit(dtype)
+    x = op.cast(x, ir.DataType.FLOAT)
+    size = op.Abs(x)
+    beyond = op.GreaterOrEqual(size, limit) if is_beyond else op.Greater(size, limit)
+    x = op.Where(beyond, op.Where(op.Less(x, 0.0), -instead, instead), x)
+    if op.dtype.name.endswith("UZ"):
+        x = op.Where(op.Less(size, _NOTHING), 0.0, x)
+    result: Value = op.Cast(x, to=op.dtype, saturate=0)
+    return result
+
+
+_NOTHING = 2.0**-20
+"""Smaller numbers are zero in each of the types."""
+
+
+@functools.cache
+def _limit(dtype: torch.dtype) -> tuple[float, bool, float]:
+    """What lies in the middle between the largest number and the next there would be, whether
+    torch takes it for one beyond, and what becomes of such a positive number."""
+    ends = torch.finfo(dtype)
+    limit = ends.max + 2.0 ** math.floor(math.log2(ends.max)) * ends.eps / 2
+    with unset_fake_temporarily():
+        at, after = (float(torch.tensor(x).to(dtype)) for x in (limit, 4 * limit))
+        return limit, at != ends.max or after == ends.max, after
 
 
 @converter("aten::copy")

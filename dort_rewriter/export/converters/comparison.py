@@ -8,7 +8,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.converters.opmath import is_bool, is_float, like, store, widen
+from dort_rewriter.export.converters.extrema import maximum, minimum
+from dort_rewriter.export.converters.opmath import is_bool, is_float, like
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -104,46 +105,6 @@ def masked_fill(op: Recorder, x: Value, mask: Value, value: Any) -> Value:
     """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
     fill = op.cast(value, op.dtype)
     return select(op, op.cast(mask, ir.DataType.BOOL), fill, op.cast(x, op.dtype))
-
-
-@converter("aten::maximum")
-def maximum(op: Recorder, x: Value, other: Value) -> Value:
-    """maximum(Tensor self, Tensor other) -> Tensor"""
-    if x.dtype == ir.DataType.INT64:  # ORT's Max of 1 and 2**31 is 1
-        return op.Where(op.Less(x, other), other, x)
-    if is_bool(x):
-        return op.Or(x, other)
-    return store(op, op.Max(widen(op, x), widen(op, other)))  # ORT 1.19 loses float16's NaN
-
-
-@converter("aten::minimum")
-def minimum(op: Recorder, x: Value, other: Value) -> Value:
-    """minimum(Tensor self, Tensor other) -> Tensor"""
-    if x.dtype == ir.DataType.INT64:  # as Max
-        return op.Where(op.Less(other, x), other, x)
-    if is_bool(x):
-        return op.And(x, other)
-    return store(op, op.Min(widen(op, x), widen(op, other)))  # as Max
-
-
-@converter("aten::fmax")
-def fmax(op: Recorder, x: Value, other: Value) -> Value:
-    """fmax(Tensor self, Tensor other) -> Tensor"""
-    if not is_float(x):
-        return maximum(op, x, other)
-    x, other = widen(op, x), widen(op, other)  # as Max
-    known = op.Where(op.IsNaN(other), x, other)
-    return store(op, op.Where(op.IsNaN(x), other, op.Max(x, known)))
-
-
-@converter("aten::fmin")
-def fmin(op: Recorder, x: Value, other: Value) -> Value:
-    """fmin(Tensor self, Tensor other) -> Tensor"""
-    if not is_float(x):
-        return minimum(op, x, other)
-    x, other = widen(op, x), widen(op, other)  # as Max
-    known = op.Where(op.IsNaN(other), x, other)
-    return store(op, op.Where(op.IsNaN(x), other, op.Min(x, known)))
 
 
 # The parameters are called min and max in the schemas.

@@ -28,7 +28,8 @@ def cumsum(op: Recorder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     x = op.cast(x, op.dtype)
     if not x.rank:
         return x
-    return store(op, op.CumSum(_summed(op, x), op.cast(dim % x.rank, ir.DataType.INT64)))
+    total = op.CumSum(_summed(op, x), op.cast(dim % x.rank, ir.DataType.INT64))
+    return store(op, op.Add(total, 0.0) if is_float(x) else total)  # torch begins with 0.0
 
 
 def _summed(op: Recorder, x: Value) -> Value:

@@ -28,7 +28,9 @@ def cdist_forward(op: Recorder, x1: Value, x2: Value, p: float, compute_mode: in
     if p == math.inf:
         return extremum(op, "ReduceMax", away, [-1], False)
     if p == 0:
-        return op.ReduceSum(op.cast(op.Not(op.Equal(away, 0)), op.dtype), [-1], keepdims=0)
+        parts = op.cast(op.Not(op.Equal(away, 0)), op.dtype)
+        parts = op.Where(op.IsNaN(away), away, parts)  # torch counts up to it
+        return op.ReduceSum(parts, [-1], keepdims=0)
     if p == 1:
         return op.ReduceSum(away, [-1], keepdims=0)
     if p == 2:

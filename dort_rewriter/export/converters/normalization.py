@@ -6,6 +6,7 @@ for a mean of 1000 and a deviation of 1. It is given centred numbers, for which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[V
     centred = x - mean
     variance = op.ReduceMean(centred * centred, axes, keepdims=1)
     rstd = op.Reciprocal(op.Sqrt(variance + eps))
-    return centred * rstd, mean, rstd
+    return centred * rstd, mean + (mean - mean), rstd  # an infinite one is NaN, as in torch
 
 
 def _input_gradient(
@@ -146,12 +147,32 @@ def group_norm(
 ) -> tuple[Value, ...]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"""
     x, weight, bias = _wide(op, input, weight, bias)
-    y, mean, rstd = _standardize(op, _by_group(op, x, group, (N, C, HxW)), [2, 3], eps)
-    if weight is not None:
-        y = y * _per_channel(op, weight, group)
-    if bias is not None:
-        y = y + _per_channel(op, bias, group)
+    grouped = _by_group(op, x, group, (N, C, HxW))
+    if isinstance(eps, float) and op.takes_own(x, weight, bias):
+        sizes = [grouped.dims[i] for i in (2, 3)]
+        rows = op.Reshape(x, op.vector([N, group, -1]))
+        length = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else op.size(rows, 2)
+        _, mean, rstd = own_kernels.layer_norm(op, rows, [length], None, None, eps)
+        mean, rstd = op.Unsqueeze(mean, [3]), op.Unsqueeze(rstd, [3])
+    else:
+        _, mean, rstd = _standardize(op, grouped, [2, 3], eps)
+    # As torch: what is infinite, and what NaN, where a weight is infinite, hangs on that.
+    if weight is None and bias is None:
+        y = (grouped - mean) * rstd
+    else:
+        scale = rstd if weight is None else rstd * _per_channel(op, weight, group)
+        shift = (0.0 if bias is None else _per_channel(op, bias, group)) - scale * mean
+        y = grouped * scale + shift
     return op.Reshape(y, op.Shape(x)), op.Squeeze(mean, [2, 3]), op.Squeeze(rstd, [2, 3])
+
+
+def _share(op: Recorder, x: Value) -> Any:
+    """One, divided by the elements of a group."""
+    sizes = [op.size(x, axis) for axis in (2, 3)]
+    if all(isinstance(s, int) for s in sizes):
+        return 1.0 / math.prod(int(s) for s in sizes if isinstance(s, int))
+    count = op.ReduceProd(op.vector(sizes), keepdims=0)
+    return op.Reciprocal(op.cast(count, x.dtype or ir.DataType.FLOAT))
 
 
 @converter("aten::native_group_norm_backward")
@@ -173,13 +194,21 @@ def group_norm_backward(
     shape = op.Shape(x)
     grad, x = _by_group(op, grad, group, (N, C, HxW)), _by_group(op, x, group, (N, C, HxW))
     mean, rstd = op.Unsqueeze(mean, [2, 3]), op.Unsqueeze(rstd, [2, 3])
-    standard = (x - mean) * rstd
     grad_input = grad_weight = grad_bias = None
+    # As torch: what is infinite, and what NaN, hangs on that.
+    of_x, of_one = (op.ReduceSum(g, [3], keepdims=1) for g in (grad * x, grad))
     if output_mask[0]:
-        scaled = grad if weight is None else grad * _per_channel(op, weight, group)
-        grad_input = op.Reshape(_input_gradient(op, scaled, standard, rstd, [2, 3]), shape)
+        factor = None if weight is None else _per_channel(op, weight, group)
+        read = (of_x, of_one) if factor is None else (of_x * factor, of_one * factor)
+        along_x, along_one = (op.ReduceSum(v, [2], keepdims=1) for v in read)
+        share = _share(op, x)
+        slope = (along_one * mean - along_x) * rstd * rstd * rstd * share
+        shift = op.Neg(slope * mean) - along_one * rstd * share
+        scale = rstd if factor is None else rstd * factor
+        grad_input = op.Reshape(grad * scale + x * slope + shift, shape)
     if output_mask[1]:
-        grad_weight = op.Reshape(op.ReduceSum(grad * standard, [0, 3], keepdims=0), [-1])
+        each = (of_x - of_one * mean) * rstd
+        grad_weight = op.Reshape(op.ReduceSum(each, [0], keepdims=0), [-1])
     if output_mask[2]:
-        grad_bias = op.Reshape(op.ReduceSum(grad, [0, 3], keepdims=0), [-1])
+        grad_bias = op.Reshape(op.ReduceSum(of_one, [0], keepdims=0), [-1])
     return _typed(op, grad_input, grad_weight, grad_bias)

@@ -28,6 +28,7 @@ __all__ = [
     "max_pool_gradient",
     "order",
     "softmax_gradient",
+    "variance",
     "write_rows",
 ]
 
@@ -169,6 +170,25 @@ def layer_norm_gradient(
     results = op.own("LayerNormGrad", *read, outputs=2 + of_input, axes=len(normalized_shape))
     of_weight, of_bias, *rest = results
     return rest[0] if of_input else None, of_weight, of_bias
+
+
+def variance(
+    op: Recorder, x: Value, axes: Sequence[int], correction: float, *, root: bool, with_mean: bool
+) -> tuple[Value, Value | None]:
+    """The variance along axes, or its root, and the mean, if it is asked for; dimensions kept."""
+    others = [i for i in range(x.rank) if i not in axes]
+    perm = [*others, *axes]
+    rows = x if perm == list(range(x.rank)) else op.Transpose(x, perm=perm)
+    how: dict[str, Any] = {"axes": len(axes), "correction": float(correction), "root": int(root)}
+    # What torch computes of all numbers, as long as nobody asks for the mean.
+    how["float_mean"] = int(not others and not with_mean)
+    results = op.own("Variance", rows, outputs=1 + with_mean, **how)
+    made = list(results) if with_mean else [results]
+    for value in made:
+        value.shape = ir.Shape([*(x.dims[i] for i in others), *[1] * len(axes)])
+    if rows is not x:
+        made = [op.Transpose(v, perm=[perm.index(i) for i in range(x.rank)]) for v in made]
+    return made[0], made[1] if with_mean else None
 
 
 def softmax_gradient(op: Recorder, grad: Value, output: Value, *, log: bool) -> Value:

@@ -11,8 +11,16 @@ from typing import Any
 
 import onnx_ir as ir
 
+from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.integer_reductions import integer_product, integer_sum
-from dort_rewriter.export.converters.opmath import cast_like, is_bool, is_float, store, widen
+from dort_rewriter.export.converters.opmath import (
+    HALVES,
+    cast_like,
+    is_bool,
+    is_float,
+    store,
+    widen,
+)
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.shapes import may_be_zero
@@ -117,22 +125,43 @@ def prod_dim(
 
 
 def _variance(
-    op: Recorder, x: Value, dim: Dims, correction: Any, keepdim: bool
-) -> tuple[Value, Value]:
-    """The variance and the mean, in two passes."""
+    op: Recorder,
+    x: Value,
+    dim: Dims,
+    correction: Any,
+    keepdim: bool,
+    *,
+    root: bool = False,
+    with_mean: bool = False,
+) -> tuple[Value, ...]:
+    """The variance, or its root, and the mean if it is asked for, as torch stores them."""
+    halves = op.dtype in HALVES
     x = widen(op, x)
-    axes = _axes(x, dim)
-    mean = reduce(op, "ReduceMean", x, dim, True)
-    squares = reduce(op, "ReduceSumSquare", op.Sub(x, mean), dim, keepdim)
-    count, correction = _count(op, x, axes), 1 if correction is None else correction
+    axes, correction = _axes(x, dim), 1 if correction is None else correction
+    is_known = not isinstance(correction, Value)
+    if axes and is_known and op.takes_own(x):
+        how = {"root": root, "with_mean": with_mean or halves}  # torch has a float mean of float32
+        results = own_kernels.variance(op, x, axes, correction, **how)
+    else:
+        results = _two_passes(op, x, axes, correction, root)
+    kept = [v for v in results[: 1 + with_mean] if v is not None]
+    return tuple(store(op, v if keepdim or not axes else op.Squeeze(v, axes)) for v in kept)
+
+
+def _two_passes(
+    op: Recorder, x: Value, axes: list[int], correction: Any, root: bool
+) -> tuple[Value, Value]:
+    """The variance, or its root, and the mean, dimensions kept."""
+    mean = reduce(op, "ReduceMean", x, axes, True)
+    squares = reduce(op, "ReduceSumSquare", op.Sub(x, mean), axes, True)
+    count = _count(op, x, axes)
     if isinstance(count, int) and not isinstance(correction, Value):
         divisor: Any = float(max(0, count - correction))
     else:
         degrees = op.Sub(cast_like(op, count, x), cast_like(op, correction, x))
         divisor = op.Max(degrees, 0.0)
-    if not keepdim:
-        mean = op.Squeeze(mean, axes) if axes else mean
-    return op.Div(squares, divisor), mean
+    variance = op.Div(squares, divisor)
+    return op.Sqrt(variance) if root else variance, mean + (mean - mean)  # inf is NaN, as in torch
 
 
 @converter("aten::var.correction")
@@ -140,16 +169,15 @@ def var(
     op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> Value:
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    return store(op, _variance(op, x, dim, correction, keepdim)[0])
+    return _variance(op, x, dim, correction, keepdim)[0]
 
 
 @converter("aten::var_mean.correction")
 def var_mean(
     op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Value, Value]:
+) -> tuple[Value, ...]:
     """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    variance, mean = _variance(op, x, dim, correction, keepdim)
-    return store(op, variance), store(op, mean)
+    return _variance(op, x, dim, correction, keepdim, with_mean=True)
 
 
 @converter("aten::std.correction")
@@ -157,16 +185,15 @@ def std(
     op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> Value:
     """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    return store(op, op.Sqrt(_variance(op, x, dim, correction, keepdim)[0]))
+    return _variance(op, x, dim, correction, keepdim, root=True)[0]
 
 
 @converter("aten::std_mean.correction")
 def std_mean(
     op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Value, Value]:
+) -> tuple[Value, ...]:
     """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    variance, mean = _variance(op, x, dim, correction, keepdim)
-    return store(op, op.Sqrt(variance)), store(op, mean)
+    return _variance(op, x, dim, correction, keepdim, root=True, with_mean=True)
 
 
 @converter("aten::linalg_vector_norm")
@@ -204,17 +231,17 @@ def logsumexp(op: Recorder, x: Value, dim: Dims, keepdim: bool = False) -> Value
     x = widen(op, op.cast(x, op.dtype))
     if 0 in x.dims:
         return store(op, reduce(op, "ReduceLogSumExp", x, dim, keepdim))
-    if x.dtype == ir.DataType.DOUBLE:
-        return _logsumexp(op, x, dim, keepdim)
+    if x.dtype == ir.DataType.DOUBLE or not any(may_be_zero(d) for d in x.dims):
+        return store(op, _logsumexp(op, x, dim, keepdim))
     result = reduce(op, "ReduceLogSumExp", x, dim, keepdim)
-    if len(_axes(x, dim)) > 1:  # NOTE: ORT loses a NaN beside an infinity
-        found = reduce(op, "ReduceSum", op.Cast(op.IsNaN(x), to=ir.DataType.INT32), dim, keepdim)
-        result = op.Where(op.Greater(found, 0), math.nan, result)
-    return store(op, result)
+    # NOTE: ORT loses a NaN beside an infinity.
+    found = reduce(op, "ReduceSum", op.Cast(op.IsNaN(x), to=ir.DataType.INT32), dim, keepdim)
+    return store(op, op.Where(op.Greater(found, 0), math.nan, result))
 
 
 def _logsumexp(op: Recorder, x: Value, dim: Dims, keepdim: bool) -> Value:
-    """The formula. NOTE: ORT's kernel for float64 overflows, and has no -inf."""
+    """The formula. NOTE: ORT's kernel for float64 overflows, and has no -inf; that for float32 may
+    lose a NaN beside an infinity."""
     if any(may_be_zero(d) for d in x.dims):
         raise Refused("a logsumexp of float64 over what may have no elements")
     most = reduce(op, "ReduceMax", x, dim, True)

@@ -72,7 +72,8 @@ def softmax_backward(
         gradient = own_kernels.softmax_gradient(op, grad_output, output, log=False)
         return op.cast(gradient, input_dtype)
     weighted = grad_output * output
-    return op.cast(weighted - output * _sum_along(op, weighted, dim), input_dtype)
+    total = _sum_along(op, weighted, dim)
+    return op.cast((grad_output - total) * output, input_dtype)
 
 
 @converter("aten::_log_softmax_backward_data")

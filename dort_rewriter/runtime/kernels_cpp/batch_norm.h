@@ -72,16 +72,22 @@ class BatchNorm {
             return d * d;
           });
         }
-        double variance = squares / by.each();
+        // torch keeps the sum as a float.
+        double variance = static_cast<float>(squares) / static_cast<double>(by.each());
         double rstd = 1 / std::sqrt(variance + epsilon_);
         means.put(c, mean);
         rstds.put(c, static_cast<float>(rstd));
         variances.put(c, static_cast<float>(variance));
         const auto scale = static_cast<float>(rstd * weights[c]);
-        const float shift = shifts[c];
+        const float shift = shifts[c], moved = shift - mean * scale;
+        const bool is_finite = std::isfinite(moved) && std::isfinite(scale);
         for (int64_t n = 0; n < by.batch; ++n) {
           const float* from = planes.at(by.at(n, c), by.area, 0);
           y.put(by.at(n, c), by.area, 1, [=](float* to) {
+            if (!is_finite) {  // what torch computes: where it is infinite, where NaN, hangs on that
+              for (int64_t i = 0; i < by.area; ++i) to[i] = from[i] * scale + moved;
+              return;
+            }
             for (int64_t i = 0; i < by.area; ++i) to[i] = (from[i] - mean) * scale + shift;
           });
         }

@@ -41,7 +41,8 @@ OrtStatus* add_operators(OrtSessionOptions* options) {
             operator_of<ElementwiseListAt>(), operator_of<WriteRows>(),
             operator_of<TransposeToFloat>(), operator_of<TransposeToFloat16>(),
             operator_of<TransposeToBfloat16>(),
-            operator_of<TriMatrix>(), operator_of<Order>(), operator_of<DepthwiseConv>()}) {
+            operator_of<TriMatrix>(), operator_of<Order>(), operator_of<DepthwiseConv>(),
+            operator_of<Variance>()}) {
         check(api.CustomOpDomain_Add(created, op));
       }
       for (const auto& ops : {torch_products(), mkl_products(), torch_attention(), mkl_attention(),

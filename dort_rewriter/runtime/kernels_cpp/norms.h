@@ -3,10 +3,12 @@
 // What is read and written is of any type that is computed in float: it is rounded once.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "floats.h"
+#include "moments.h"
 #include "rows.h"
 #include "sums.h"
 
@@ -40,11 +42,16 @@ class LayerNorm {
       for (int64_t r = begin; r < end; ++r) {
         const float* from = rows.at(r * by.width, by.width, 0);
         double total = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
-        const auto mean = static_cast<float>(total / by.width);
+        auto mean = static_cast<float>(total / by.width);
         double squares = sum_of(by.width, [=](int64_t i) {
           float d = from[i] - mean;
           return d * d;
         });
+        if (!(squares < kHugeSquares && std::abs(mean) < kHugeMean)) {
+          const Moments moments = torch_moments(from, by.width, x.type != kFloat);
+          mean = moments.mean;
+          squares = moments.squares;
+        }
         const auto rstd = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
         means.put(r, mean);
         rstds.put(r, rstd);
@@ -59,6 +66,66 @@ class LayerNorm {
   int64_t axes_;
   double epsilon_;
   ElementType made_[3];
+};
+
+// The variance of rows, or its root, as torch moves both it and the mean from number to number.
+class Variance {
+ public:
+  static constexpr const char* name = "Variance";
+  // x; results: variance, mean
+  static constexpr ElementType inputs[] = {kFloating};
+  static constexpr ElementType outputs[] = {kFloating, kFloating};
+  static constexpr bool variadic = false, last_optional = true;
+  static constexpr size_t in_place = 0;
+
+  explicit Variance(const Info& info)
+      : axes_(info.integer("axes", 1, 1, kMostAxes)),
+        correction_(info.number("correction")),
+        root_(info.flag("root", false)),
+        of_float_(info.flag("float_mean", false)) {
+    for (size_t i = 0; i < 2; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
+  }
+
+  void compute(const Context& context) const {
+    Tensor x = context.input(0);
+    Rows by(x.shape, axes_);
+    Shape each = x.shape;
+    for (int64_t d = 0; d < axes_; ++d) each[each.size() - 1 - d] = 1;
+    Written variances(made_[0], context.output(0, each));
+    Written means(made_[1], context.optional_output(1, each));
+    Floats rows(x);
+    const double degrees = std::max(0.0, static_cast<double>(by.width) - correction_);
+    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float* from = rows.at(r * by.width, by.width, 0);
+        double mean = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
+        // torch's mean of all numbers, without their variance, is a float, and so is its sum.
+        if (of_float_) mean = static_cast<float>(mean);
+        mean = mean / static_cast<double>(by.width) + 0.0;
+        double squares = sum_of<double>(by.width, [=](int64_t i) {
+          const double d = from[i] - mean;
+          return d * d;
+        });
+        if (!std::isfinite(squares) && !of_float_) mean = moved(from, by.width);
+        const double variance = squares / degrees;
+        variances.put(r, static_cast<float>(root_ ? std::sqrt(variance) : variance));
+        if (means) means.put(r, static_cast<float>(mean));
+      }
+    });
+  }
+
+ private:
+  // The mean as it moves from number to number: back from an infinity it is NaN.
+  static double moved(const float* from, int64_t n) {
+    double mean = 0;
+    for (int64_t i = 0; i < n; ++i) mean += (from[i] - mean) / static_cast<double>(i + 1);
+    return mean;
+  }
+
+  int64_t axes_;
+  double correction_;
+  bool root_, of_float_;
+  ElementType made_[2];
 };
 
 class LayerNormGrad {
@@ -129,9 +196,26 @@ class LayerNormGrad {
     });
     const auto average = static_cast<float>(total.a / n);
     const auto slope = static_cast<float>(total.b * rstd * rstd / n);
+    if (!std::isfinite(average) || !std::isfinite(slope) || !std::isfinite(mean * slope)) {
+      return torch_row(g, x, w, n, mean, rstd, to);
+    }
     for (int64_t i = 0; i < n; ++i) {
       to[i] = (g[i] * w[i] - average - (x[i] - mean) * slope) * rstd;
     }
+  }
+
+  // The same in the steps of torch: which number is infinite, and which NaN, hangs on them.
+  static void torch_row(const float* g, const float* x, const float* w, int64_t n, float mean,
+                        float rstd, float* to) {
+    Two total = sums_of(n, [=](int64_t i, float& a, float& b) {
+      a += g[i] * w[i];
+      b += g[i] * x[i] * w[i];
+    });
+    const auto of_one = static_cast<float>(total.a), of_x = static_cast<float>(total.b);
+    const float share = 1.0f / static_cast<float>(n);
+    const float slope = (of_one * mean - of_x) * rstd * rstd * rstd * share;
+    const float shift = -slope * mean - of_one * rstd * share;
+    for (int64_t i = 0; i < n; ++i) to[i] = rstd * g[i] * w[i] + slope * x[i] + shift;
   }
 
   // The sums of every second row of parts.

@@ -17,7 +17,7 @@ __all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]
 
 _MIXED = (
     *("LayerNorm", "LayerNormGrad", "RmsNorm", "RmsNormGrad", "Softmax", "SoftmaxGrad"),
-    *("BatchNorm", "BatchNormGrad", "CrossEntropyGrad", "GeluGrad", "Rotary", "Sum"),
+    *("BatchNorm", "BatchNormGrad", "CrossEntropyGrad", "GeluGrad", "Rotary", "Sum", "Variance"),
 )
 """Kernels whose inputs and results have a type each."""
 

@@ -65,12 +65,12 @@ _CONTAINS: dict[str, frozenset[str]] = {
 
 
 def holds(wide: ir.DataType, narrow: ir.DataType) -> bool:
-    """Tell whether a type has every value of another, exactly."""
+    """Whether a type has every value of another, exactly."""
     return wide == narrow or narrow.name in _CONTAINS.get(wide.name, ())
 
 
 def is_convertible(dtype: torch.dtype) -> bool:
-    """Tell whether ONNX has this element type (complex and quantized types are not converted)."""
+    """Whether ONNX has this element type (complex and quantized types are not converted)."""
     return dtype in _NAMES
 
 

@@ -132,7 +132,7 @@ def read(name: str) -> str:
 
 
 def is_on(name: str) -> bool:
-    """Tell whether a variable of the table is exactly ``1``."""
+    """Whether a variable of the table is exactly ``1``."""
     return read(name) == "1"
 
 

@@ -68,7 +68,7 @@ def _bar(what: str, steps: int) -> Any:
 
 
 def _is_of_no_size(terminal: TextIO) -> bool:
-    """Tell whether a terminal has no columns or rows, as some of containers and of continuous
+    """Whether a terminal has no columns or rows, as some of containers and of continuous
     integration: tqdm writes empty lines there."""
     try:
         return 0 in os.get_terminal_size(terminal.fileno())

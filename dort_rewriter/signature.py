@@ -85,7 +85,7 @@ class InputSlot:
         return (*shape, 2) if self.is_complex else shape
 
     def accepts(self, argument: object) -> bool:
-        """Tell whether an argument has the type, the rank and the fixed sizes of this slot."""
+        """Whether an argument has the type, the rank and the fixed sizes of this slot."""
         if self.kind == "tensor":
             return (
                 isinstance(argument, torch.Tensor)
@@ -283,7 +283,7 @@ class GraphSignature:
     """The ONNX outputs in the order of the model."""
 
     def accepts(self, arguments: Sequence[object]) -> bool:
-        """Tell whether the graph was compiled for arguments like these."""
+        """Whether the graph was compiled for arguments like these."""
         return len(arguments) == len(self.inputs) and all(
             slot.accepts(a) for slot, a in zip(self.inputs, arguments, strict=True)
         )

@@ -35,14 +35,14 @@ def hint_of(size: Any, counted: int = COUNTED) -> int:
 
 
 def is_same_size(a: Any, b: Any) -> bool:
-    """Tell whether two sizes are known to be equal, without a guard on them."""
+    """Whether two sizes are known to be equal, without a guard on them."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     return bool(_expression(a) == _expression(b))
 
 
 def is_same_stride(a: Any, b: Any) -> bool:
-    """Tell whether two strides are known to be equal for all tensors that have an element.
+    """Whether two strides are known to be equal for all tensors that have an element.
 
     torch spells that of a row of counted length ``Max(1, u0)``, or ``u0``.
     """
@@ -52,7 +52,7 @@ def is_same_stride(a: Any, b: Any) -> bool:
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is row-major without gaps, whatever is counted at run time."""
+    """Whether a tensor is row-major without gaps, whatever is counted at run time."""
     if not any(map(_is_counted, (*tensor.shape, *tensor.stride()))):
         return tensor.is_contiguous()
     return _is_row_major(tensor.shape, tensor.stride())

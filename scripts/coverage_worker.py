@@ -99,7 +99,7 @@ class Graph:
         self.ops = sorted({*self.ops, *(op_name(n.target) for n in nodes)})
 
     def is_random(self) -> bool:
-        """Tell whether the graph draws random numbers."""
+        """Whether the graph draws random numbers."""
         return any(
             torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             for node in self.module.graph.nodes
@@ -130,7 +130,7 @@ class Graph:
         return expected
 
     def is_noise(self, args: Sequence[Any], got: Sequence[Any], expected: Sequence[Any]) -> bool:
-        """Tell whether results differ only where float32 itself cannot tell.
+        """Whether results differ only where float32 itself cannot tell.
 
         NOTE: some gradients are differences of large terms that cancel (a normalization over one
         element: 0 in float64, 1e-4 in eager). The graph is run in float64: a result that is not
@@ -153,7 +153,7 @@ class Graph:
 
 
 def _has_ties(node: torch.fx.Node) -> bool:
-    """Tell whether a result depends on an order of torch's kernel: ours for it is not asked."""
+    """Whether a result depends on an order of torch's kernel: ours for it is not asked."""
     name = op_name(node.target)
     return node.op == "call_function" and has_torchs_order(node, name, has_kernel=lambda: False)
 

@@ -134,7 +134,7 @@ def check(subject: Subject, way: str) -> Outcome:
 
 
 def runs_by_aot_eager(subject: Subject, way: str) -> bool:
-    """Tell whether torch compiles the model at all."""
+    """Whether torch compiles the model at all."""
     try:
         run(subject, way, "aot_eager")
     except Exception:  # it does not, for whatever reason

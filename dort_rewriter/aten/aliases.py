@@ -100,7 +100,7 @@ def rewriting(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def is_tracked(node: torch.fx.Node) -> bool:
-    """Tell whether a node is a view for autograd too: in the caller's hands, it has a base."""
+    """Whether a node is a view for autograd too: in the caller's hands, it has a base."""
     if node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, torch.fx.Node)
@@ -141,12 +141,12 @@ def let_layouts_vary(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
 
 
 def is_layout_free(node: torch.fx.Node) -> bool:
-    """Tell whether only the values of a result matter."""
+    """Whether only the values of a result matter."""
     return bool(node.meta.get(LAYOUT_IS_FREE))
 
 
 def reads_storage(node: torch.fx.Node) -> bool:
-    """Tell whether an operator reads its first argument by places in memory."""
+    """Whether an operator reads its first argument by places in memory."""
     return node.target in _READ_STORAGE
 
 
@@ -186,7 +186,7 @@ def _takes_values(
     is_free: bool,
     graphs: Mapping[Any, torch.fx.Graph],
 ) -> bool:
-    """Tell whether the user of a node would do with the same values in another layout."""
+    """Whether the user of a node would do with the same values in another layout."""
     if user.op == "output":
         return is_free
     if user.op == "call_module" and user.target in graphs:

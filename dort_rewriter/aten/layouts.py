@@ -22,7 +22,7 @@ __all__ = [
 
 
 def is_dense(value: Any) -> bool:
-    """Tell whether a tensor fills its memory, in some order of its dimensions."""
+    """Whether a tensor fills its memory, in some order of its dimensions."""
     if not isinstance(value, torch.Tensor):
         return False
     return is_contiguous(value) or storage_order(value) is not None
@@ -53,7 +53,7 @@ def input_orders(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int, ...
 
 
 def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
-    """Tell whether a tensor has the strides of one made row-major and permuted back.
+    """Whether a tensor has the strides of one made row-major and permuted back.
 
     NOTE: the strides of dimensions of size one, and of tensors without an element, may be any.
     """
@@ -69,7 +69,7 @@ def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
 
 
 def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
-    """Tell whether a view shows as many elements as its base has: returning the base instead
+    """Whether a view shows as many elements as its base has: returning the base instead
     costs no memory."""
     shown: Any = 1
     for size, stride in zip(view.shape, view.stride(), strict=True):
@@ -79,12 +79,12 @@ def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def overlaps(value: torch.Tensor) -> bool:
-    """Tell whether several elements of a tensor may be one in memory, for the sizes at hand."""
+    """Whether several elements of a tensor may be one in memory, for the sizes at hand."""
     return overlapping(value.shape, value.stride())
 
 
 def overlapping(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Tell whether several elements may be one in memory, for the sizes at hand."""
+    """Whether several elements may be one in memory, for the sizes at hand."""
     pairs = zip(map(hint_of, strides), map(hint_of, shape), strict=True)
     end = 0
     for stride, size in sorted(p for p in pairs if p[1] != 1):

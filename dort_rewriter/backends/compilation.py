@@ -111,7 +111,7 @@ def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str,
 
 
 def _is_in_torch(node: torch.fx.Node, recipe: Recipe) -> bool:
-    """Tell whether torch computes a node of a graph, outside of a session or called by one."""
+    """Whether torch computes a node of a graph, outside of a session or called by one."""
     if recipe.place(node) != "onnxruntime":
         return True
     return (
@@ -205,7 +205,7 @@ def _draws_inside(
 
 
 def _takes_from(node: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
-    """Tell whether a node only takes a result of one that is refused."""
+    """Whether a node only takes a result of one that is refused."""
     return node.target is operator.getitem and node.args[0] in refused
 
 

@@ -56,6 +56,6 @@ def unboxed(run: RunBoxed, graph_module: torch.fx.GraphModule) -> Callable[..., 
 
 
 def returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph gives a tuple, rather than a result alone."""
+    """Whether a graph gives a tuple, rather than a result alone."""
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     return isinstance(output.args[0], list | tuple)

@@ -163,7 +163,7 @@ def compile_any_graph(
 
 
 def _needs_aot(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
-    """Tell whether AOTAutograd has work to do on a graph of ATen operators.
+    """Whether AOTAutograd has work to do on a graph of ATen operators.
 
     It makes the backward graph, and functions of what writes to tensors. NOTE: it has done so for
     the graphs it made itself, whose arguments are fake.

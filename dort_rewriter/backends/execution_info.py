@@ -32,7 +32,7 @@ class ExecutionInfo:
         self.output_names = built.signature.output_names
 
     def is_supported(self, *args: object) -> bool:
-        """Tell whether the session takes arguments like these."""
+        """Whether the session takes arguments like these."""
         return self.signature.accepts(args)
 
     @property

@@ -25,7 +25,7 @@ class _Frozen:
     """By position among the arguments."""
 
     def unchanged(self, args: Sequence[Any]) -> bool:
-        """Tell whether these arguments hold what the model does."""
+        """Whether these arguments hold what the model does."""
         raise NotImplementedError
 
     def guard(
@@ -85,7 +85,7 @@ class FrozenWeights(_Frozen):
         )
 
     def unchanged(self, args: Sequence[Any]) -> bool:
-        """Tell whether these arguments hold what the model does."""
+        """Whether these arguments hold what the model does."""
         if self._stepped:
             return False
         for i, address, version in self._marks:
@@ -114,7 +114,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 
 def _may_be_statistics(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor may be written to by a batch norm in training mode."""
+    """Whether a tensor may be written to by a batch norm in training mode."""
     is_vector = tensor.dim() == 1 and tensor.is_floating_point()
     return is_vector and not isinstance(tensor, torch.nn.Parameter)
 
@@ -137,7 +137,7 @@ class FrozenNumbers(_Frozen):
         return cls({i: a for i, a in enumerate(args) if _is_number(a) and float(a) != 0.0})
 
     def unchanged(self, args: Sequence[Any]) -> bool:
-        """Tell whether these arguments are the numbers that the model holds."""
+        """Whether these arguments are the numbers that the model holds."""
         return all(args[i].item() == value for i, value in self.values.items())
 
 
@@ -152,7 +152,7 @@ def _is_number(argument: Any) -> bool:
 
 
 def _can_watch(argument: Any) -> bool:
-    """Tell whether a tensor has memory and a version of its own: those of inference_mode have no
+    """Whether a tensor has memory and a version of its own: those of inference_mode have no
     version, and subclasses may keep their numbers elsewhere."""
     return (
         isinstance(argument, torch.Tensor)

@@ -68,7 +68,7 @@ def graph_key(
 
 @functools.cache
 def _can_keep() -> bool:
-    """Tell whether torch's cache takes what other compilers than its own make."""
+    """Whether torch's cache takes what other compilers than its own make."""
     found: Any = None
     with contextlib.suppress(ImportError):
         found = importlib.import_module("torch._functorch._aot_autograd.aot_autograd_result")

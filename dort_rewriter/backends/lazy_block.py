@@ -177,7 +177,7 @@ class Block:
         return self.boxed(args)
 
     def _is_latest(self, build: int) -> bool:
-        """Tell whether no other thread was faster to replace what was built."""
+        """Whether no other thread was faster to replace what was built."""
         return build == self._builds and not self._given_up
 
     def _recover(self, error: ExecutionError, args: list[Any]) -> Any:
@@ -271,7 +271,7 @@ at_fork(in_child=_forget_inherited)
 
 
 def _has_tangent(args: Sequence[Any]) -> bool:
-    """Tell whether an argument is differentiated in forward mode."""
+    """Whether an argument is differentiated in forward mode."""
     tensors = (a for a in args if isinstance(a, torch.Tensor))
     return any(forward_ad.unpack_dual(a).tangent is not None for a in tensors)
 

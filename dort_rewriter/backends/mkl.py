@@ -19,13 +19,13 @@ __all__ = ["compute_by_mkl", "described", "differentiates_by_mkl"]
 
 
 def _multiplies_by_mkl(options: OrtBackendOptions) -> bool:
-    """Tell whether large products of float32 are for the kernel that calls MKL."""
+    """Whether large products of float32 are for the kernel that calls MKL."""
     elsewhere = any(find_override(p, options.placement) == "onnxruntime" for p in PRODUCTS)
     return not elsewhere and multiplies_faster() and _may_call_mkl(options)
 
 
 def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
-    """Tell whether gradients of attention are: where nobody asks for torch's kernel.
+    """Whether gradients of attention are: where nobody asks for torch's kernel.
 
     NOTE: on processors of other makers too. On an EPYC with AVX-512 training steps in two threads
     take, of the time with torch's kernel, 0.82 (a ViT under bfloat16 autocast), 0.87 (a BERT and a
@@ -35,7 +35,7 @@ def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
 
 
 def _multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
-    """Tell whether small products of bfloat16 are: where nobody asks for torch's kernels."""
+    """Whether small products of bfloat16 are: where nobody asks for torch's kernels."""
     asked = any(find_override(p, options.placement) is not None for p in PRODUCTS)
     return not asked and multiplies_bfloat16() and _may_call_mkl(options)
 

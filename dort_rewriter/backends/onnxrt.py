@@ -63,7 +63,7 @@ OrtExecutionInfoForAllGraphModules: TypeAlias = ExecutionInfoTable
 
 
 def is_onnxrt_backend_supported() -> bool:
-    """Tell whether the packages that the backend needs are installed."""
+    """Whether the packages that the backend needs are installed."""
     needed = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
     return all(importlib.util.find_spec(name) is not None for name in needed)
 

@@ -174,7 +174,7 @@ def compile_graph(
 
 
 def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph has a session of ours."""
+    """Whether a graph has a session of ours."""
     return graph_module in _blocks
 
 

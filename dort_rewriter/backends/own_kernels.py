@@ -10,6 +10,6 @@ __all__ = ["uses_own_kernels"]
 
 
 def uses_own_kernels(options: OptimizationOptions) -> bool:
-    """Tell whether the rules that are chosen ask for them, and they can be compiled here."""
+    """Whether the rules that are chosen ask for them, and they can be compiled here."""
     wanted = asks_for_kernels(options.patterns)
     return wanted and options.processor == "CPU" and is_available()

@@ -96,7 +96,7 @@ class Recipe:
         return place
 
     def may_call_mkl(self, provider: str) -> bool:
-        """Tell whether models run here, where MKL is."""
+        """Whether models run here, where MKL is."""
         return self.runs_here and provider == CPU
 
     def refusal(self, node: torch.fx.Node) -> UnsupportedOp | None:
@@ -107,7 +107,7 @@ class Recipe:
             return self._refusal(node)
 
     def may_call(self, node: torch.fx.Node, *, draws: bool = False) -> bool:
-        """Tell whether a session may call what a node of an ATen graph calls, and is to.
+        """Whether a session may call what a node of an ATen graph calls, and is to.
 
         With ``fallback=False`` only what ``placement`` names is: the rest is an error, but for
         ``draws``, which torch makes in any case.
@@ -121,7 +121,7 @@ class Recipe:
         return may_be_called(node, draws=draws) and self._may_call_any
 
     def may_draw(self, node: torch.fx.Node) -> bool:
-        """Tell whether a session may draw the random numbers of a node, by a call of torch.
+        """Whether a session may draw the random numbers of a node, by a call of torch.
 
         Not where a block is computed again, to be compared: it would draw others.
         """
@@ -156,7 +156,7 @@ class Recipe:
 
 
 def _has_kernel(node: torch.fx.Node) -> bool:
-    """Tell whether our kernels compute with the numbers of a node: none of them is slower than
+    """Whether our kernels compute with the numbers of a node: none of them is slower than
     torch's by what a cut costs."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
@@ -164,13 +164,13 @@ def _has_kernel(node: torch.fx.Node) -> bool:
 
 
 def _is_one(node: torch.fx.Node, name: str) -> bool:
-    """Tell whether a node is one kernel in torch, and many nodes in ONNX, or other numbers."""
+    """Whether a node is one kernel in torch, and many nodes in ONNX, or other numbers."""
     running = name in RUNNING and not has_known_size(node)
     return name in ONE_KERNEL or running or _is_complex_abs(node, name)
 
 
 def _is_complex_abs(node: torch.fx.Node, name: str) -> bool:
-    """Tell whether a node is the size of complex numbers: the gradient of a largest norm, which is
+    """Whether a node is the size of complex numbers: the gradient of a largest norm, which is
     torch's, looks for sizes that are equal to it, and another rounding finds none."""
     return name == "aten::abs" and any(
         isinstance(v := n.meta.get("val"), torch.Tensor) and v.is_complex()

@@ -128,7 +128,7 @@ def _is_noise(
     got: Sequence[Any],
     expected: Sequence[Any],
 ) -> bool:
-    """Tell whether torch's own results move as far when the arguments move by a rounding."""
+    """Whether torch's own results move as far when the arguments move by a rounding."""
     gaps = [_gap(a, b) for a, b in zip(got, expected, strict=True)]
     noise = [0.0] * len(gaps)
     generator, updated = torch.Generator().manual_seed(0), _updated(graph_module)

@@ -27,7 +27,7 @@ class FlatGraph:
 
 
 def has_tree(graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph takes its arguments out of structures, as those of torch.export do."""
+    """Whether a graph takes its arguments out of structures, as those of torch.export do."""
     return isinstance(graph_module.graph._codegen, torch.fx.graph._PyTreeCodeGen)
 
 

@@ -103,7 +103,7 @@ def _steps_to(node: torch.fx.Node) -> list[torch.fx.Node] | None:
 
 
 def _may_run(node: torch.fx.Node) -> bool:
-    """Tell whether a node is a known operator that only computes, on the CPU, of moderate size."""
+    """Whether a node is a known operator that only computes, on the CPU, of moderate size."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

@@ -259,7 +259,7 @@ def _from_graph_module(
 
 
 def is_lowered(graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph is made of ATen operators, with the metadata that conversion needs."""
+    """Whether a graph is made of ATen operators, with the metadata that conversion needs."""
     return _is_aten(graph_module) and all(
         "val" in n.meta for n in graph_module.graph.nodes if n.op not in ("get_attr", "output")
     )

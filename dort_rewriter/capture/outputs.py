@@ -187,14 +187,14 @@ class _Planner:
 
 
 def _is_guessed(node: torch.fx.Node, chain: Sequence[torch.fx.Node]) -> bool:
-    """Tell whether torch may give dimensions of size one other strides than its fake tensors."""
+    """Whether torch may give dimensions of size one other strides than its fake tensors."""
     if is_layout_free(node):
         return False
     return any(n.target is torch.ops.aten.view.default and 1 in n.meta["val"].shape for n in chain)
 
 
 def _is_as_computed(step: ViewStep, owner: torch.Tensor) -> bool:
-    """Tell whether a view of known sizes shows what the model gives as it is."""
+    """Whether a view of known sizes shows what the model gives as it is."""
     layout = (tuple(owner.shape), tuple(owner.stride()), 0)
     return step.args == layout and lies_as_ordered(owner, None)
 

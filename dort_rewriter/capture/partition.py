@@ -72,7 +72,7 @@ def partition_graph(
 
 
 def _depends_on_order(calls: Sequence[torch.fx.Node]) -> bool:
-    """Tell whether a node reads, or writes, what another one writes.
+    """Whether a node reads, or writes, what another one writes.
 
     NOTE: nothing in the graph says which of them comes first but their order, which a graph does
     not keep when it is cut.
@@ -184,7 +184,7 @@ def _chain_in_order(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _keeps_its_place(node: torch.fx.Node) -> bool:
-    """Tell whether it matters when a node runs, in a session too, which may call it in torch."""
+    """Whether it matters when a node runs, in a session too, which may call it in torch."""
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
@@ -229,7 +229,7 @@ def _keep_in_order(
 
 
 def has_a_place(target: Any) -> bool:
-    """Tell whether it matters when an operator runs, beside what it reads and writes."""
+    """Whether it matters when an operator runs, beside what it reads and writes."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True
     if not isinstance(target, torch._ops.OpOverload):

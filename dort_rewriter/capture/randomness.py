@@ -45,7 +45,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 def _has_a_kernel_for_both(input: torch.Tensor) -> bool:
-    """Tell whether one kernel draws a mask and multiplies by it, which on the CPU are two."""
+    """Whether one kernel draws a mask and multiplies by it, which on the CPU are two."""
     return input.device.type == "cuda"
 
 
@@ -129,7 +129,7 @@ def _ancestors(
 
 
 def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:
-    """Tell whether a draw reads what is computed of tensors, so that a graph is cut there."""
+    """Whether a draw reads what is computed of tensors, so that a graph is cut there."""
     seen: set[torch.fx.Node] = set()
     waiting = [n for draw in draws for n in draw.all_input_nodes]
     while waiting:
@@ -228,7 +228,7 @@ def _follow_memory(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
 
 
 def _is_empty(node: torch.fx.Node) -> bool:
-    """Tell whether a node is the new memory that a ``bernoulli`` fills: it gives a shape only."""
+    """Whether a node is the new memory that a ``bernoulli`` fills: it gives a shape only."""
     made = node.args[0] if node.target is aten.permute.default else node
     assert isinstance(made, torch.fx.Node)
     return made.target is aten.empty_like.default

@@ -67,7 +67,7 @@ def strided(base: torch.Tensor, view: torch.Tensor, sizes: ArgumentSizes) -> Vie
 
 
 def is_static(step: ViewStep) -> bool:
-    """Tell whether all sizes of a strided view are numbers."""
+    """Whether all sizes of a strided view are numbers."""
     shape, strides, offset = step.args
     assert isinstance(shape, tuple)
     assert isinstance(strides, tuple)

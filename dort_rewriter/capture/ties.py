@@ -27,7 +27,7 @@ _ORDER = frozenset({"aten::topk", "aten::sort", "aten::sort.stable", "aten::mode
 
 
 def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[], bool]) -> bool:
-    """Tell whether a result that is used depends on an order that only torch's kernels know.
+    """Whether a result that is used depends on an order that only torch's kernels know.
 
     `has_kernel` tells whether our kernel is there, which is for the CPU; it is asked last.
     """
@@ -43,7 +43,7 @@ def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[],
 
 
 def _is_chosen(node: torch.fx.Node, name: str) -> bool:
-    """Tell whether ties show in what is used: in the indices, or in values that are not sorted."""
+    """Whether ties show in what is used: in the indices, or in values that are not sorted."""
     if name == "aten::topk" and not _argument(node, "sorted"):
         return True
     return any(u.target is not operator.getitem or u.args[1] == 1 for u in node.users)

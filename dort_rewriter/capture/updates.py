@@ -26,7 +26,7 @@ UPDATES = "updated_arguments"
 
 
 def is_inference(args: Sequence[Any]) -> bool:
-    """Tell whether AOTAutograd will make no backward graph, for what can be told before.
+    """Whether AOTAutograd will make no backward graph, for what can be told before.
 
     NOTE: not of graphs with one: its partitioner would see the copies, and so would passes over
     the joint graph.
@@ -100,7 +100,7 @@ def apply_updates(
 
 
 def _may_come_last(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node]) -> bool:
-    """Tell whether nothing else is written, and nothing reads what was copied, or copied to."""
+    """Whether nothing else is written, and nothing reads what was copied, or copied to."""
     written = {c.args[0] for c in copies}
     done = set(copies)
     nodes = [n for n in graph.nodes if n.op != "output"]

@@ -69,7 +69,7 @@ class Relation:
             raise ValueError(f"sizes are compared by {self.op!r}")
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Tell whether the arguments of a graph are so."""
+        """Whether the arguments of a graph are so."""
         return _COMPARISONS[self.op][0](from_size(self.left, args), from_size(self.right, args))
 
     def describe(self, names: Mapping[int, str]) -> str:
@@ -266,7 +266,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def shows_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tell whether two tensors are one, or the same part of one memory."""
+    """Whether two tensors are one, or the same part of one memory."""
     if a is b:
         return True
     return (

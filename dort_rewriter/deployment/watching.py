@@ -175,7 +175,7 @@ def _refuse_side_effects() -> None:
 
 
 def _is_as_before(variable: Any, changes: Mapping[str, Any] | None) -> bool:
-    """Tell whether the attributes of an object were changed, and changed back."""
+    """Whether the attributes of an object were changed, and changed back."""
     if not changes or not hasattr(variable, "value"):
         return False
     missing = object()

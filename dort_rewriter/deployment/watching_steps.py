@@ -120,7 +120,7 @@ class StepWatcher(Watcher):
 
 
 def _has_gradient(result: Any) -> bool:
-    """Tell whether the backward graph takes a gradient of a result, of which torch knows this."""
+    """Whether the backward graph takes a gradient of a result, of which torch knows this."""
     dtype = getattr(result, "dtype", None)
     is_tensor = issubclass(result.raw_type, torch.Tensor)
     return bool(result.requires_grad and is_tensor) and (

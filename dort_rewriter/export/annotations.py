@@ -116,5 +116,5 @@ def check_shape(value: Value, meta: Any) -> None:
 
 
 def is_automatic(value: ir.Value) -> bool:
-    """Tell whether a value got its name from onnx_ir when its node was appended."""
+    """Whether a value got its name from onnx_ir when its node was appended."""
     return value.producer() is not None and (value.name or "").startswith("val_")

@@ -51,11 +51,11 @@ class Dispatcher:
         self._own_converters = own_converters
 
     def converts(self, name: str) -> bool:
-        """Tell whether an operator has a converter, whatever its arguments."""
+        """Whether an operator has a converter, whatever its arguments."""
         return self._find(name) is not None
 
     def prefers(self, name: str) -> bool:
-        """Tell whether an operator is better converted than decomposed by torch.
+        """Whether an operator is better converted than decomposed by torch.
 
         NOTE: what only a fallback has is decomposed where torch can, so that the import of the
         fallback's library is not paid for what our converters do.
@@ -170,11 +170,11 @@ class InFront(Dispatcher):
         return self.others.description()
 
     def converts(self, name: str) -> bool:
-        """Tell whether an operator has a converter, whatever its arguments."""
+        """Whether an operator has a converter, whatever its arguments."""
         return self.others.converts(name)
 
     def prefers(self, name: str) -> bool:
-        """Tell whether an operator is better converted than decomposed by torch."""
+        """Whether an operator is better converted than decomposed by torch."""
         return self.others.prefers(name)
 
     def find_drawing(self, node: torch.fx.Node) -> Converter | None:
@@ -293,7 +293,7 @@ def _foreign(value: Any) -> str | None:
 
 
 def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
-    """Tell whether a call draws random numbers, or reads those its forward drew."""
+    """Whether a call draws random numbers, or reads those its forward drew."""
     names = [a.name for a in target._schema.arguments]
     if "dropout_p" not in names:
         return torch.Tag.nondeterministic_seeded in target.tags

@@ -25,7 +25,7 @@ _lock = SafeLock()
 
 
 def is_onnxscript_function(function: object) -> bool:
-    """Tell whether a function is one that onnxscript made; it need not be imported to ask."""
+    """Whether a function is one that onnxscript made; it need not be imported to ask."""
     return type(function).__module__.partition(".")[0] == "onnxscript"
 
 

@@ -52,7 +52,7 @@ class OxsDispatcher(Dispatcher):
     """Users' converters, then this package's, then torchlib's."""
 
     def prefers(self, name: str) -> bool:
-        """Tell whether an operator is better converted: torchlib counts when it stands alone."""
+        """Whether an operator is better converted: torchlib counts when it stands alone."""
         return super().prefers(name) or (not self._own_converters and self.converts(name))
 
     def _fallback(self, name: str) -> Converter | None:

@@ -62,7 +62,7 @@ def promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Seq
 
 
 def _is_exact(second: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Tell whether a second operand, known at run time, has digits that a 16-bit type has not."""
+    """Whether a second operand, known at run time, has digits that a 16-bit type has not."""
     if dtype not in (torch.float16, torch.bfloat16) or not second:
         return False
     if isinstance(second[0], torch.Tensor):

@@ -72,7 +72,7 @@ class Recorder(Writer):
         return self.fx_node.meta["val"]
 
     def takes_own(self, *values: Value | None) -> bool:
-        """Tell whether a kernel of our own may compute with these values: float32, not empty, of
+        """Whether a kernel of our own may compute with these values: float32, not empty, of
         not too many axes."""
         return self.own_kernels and all(
             v.dtype == ir.DataType.FLOAT and 0 not in v.dims and v.rank <= OWN_MOST_AXES

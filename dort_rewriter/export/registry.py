@@ -65,7 +65,7 @@ class Converter:
         return (inspect.getdoc(self.when) or "refused by its converter").splitlines()[0]
 
     def takes(self, key: str) -> bool:
-        """Tell whether a keyword argument is to be given; one that means nothing is left out."""
+        """Whether a keyword argument is to be given; one that means nothing is left out."""
         if self.parameters is None or python_name(key) in self.parameters:
             return True
         if key in IGNORED:

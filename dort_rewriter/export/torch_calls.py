@@ -59,7 +59,7 @@ _CHECKS = frozenset({"aten::_linalg_check_errors"})
 
 
 def may_be_called(node: torch.fx.Node, *, draws: bool = False) -> bool:
-    """Tell whether a session may call what a node calls: a function of dense tensors on the CPU
+    """Whether a session may call what a node calls: a function of dense tensors on the CPU
     to new ones, which writes nothing, and draws random numbers only where ``draws`` allows it."""
     target = node.target
     if _MARK in node.meta:
@@ -139,7 +139,7 @@ def unmark_called(node: torch.fx.Node) -> None:
 
 
 def is_called(node: torch.fx.Node) -> bool:
-    """Tell whether sessions are to call what a node calls."""
+    """Whether sessions are to call what a node calls."""
     return node.meta.get(_MARK, False) is not False
 
 

@@ -61,7 +61,7 @@ def merged_casts(x: ir.Value, dtype: ir.DataType) -> ir.DataType | None:
 
 
 def _lose(first: ir.DataType, between: ir.DataType, last: ir.DataType) -> bool:
-    """Tell whether two casts give other numbers than one from the first type to the last."""
+    """Whether two casts give other numbers than one from the first type to the last."""
     if first == _D.BOOL:
         return False
     if last == _D.BOOL:

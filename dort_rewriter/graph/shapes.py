@@ -48,14 +48,14 @@ _BROADCAST = frozenset(
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Tell whether two sizes are known to be equal."""
+    """Whether two sizes are known to be equal."""
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int) and a == b
     return a.value is not None and a.value == b.value
 
 
 def may_be_zero(size: Dim) -> bool:
-    """Tell whether a size is zero, or that of a result, like the rows of a nonzero: torch takes
+    """Whether a size is zero, or that of a result, like the rows of a nonzero: torch takes
     no other symbolic size for zero.
     """
     return size == 0 or (

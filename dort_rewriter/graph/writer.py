@@ -334,7 +334,7 @@ class Writer:
 def _is_identity(
     name: str, first: ir.Value, values: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> bool:
-    """Tell whether a node would return its first input as it is."""
+    """Whether a node would return its first input as it is."""
     if name == "Identity" or (name == "Concat" and len(values) == 1):
         return True
     if name == "Cast":

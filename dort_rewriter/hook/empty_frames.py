@@ -116,7 +116,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _reads(frame: FrameType) -> bool:
-    """Tell whether a frame is that of Dynamo's function which reads one."""
+    """Whether a frame is that of Dynamo's function which reads one."""
     return frame.f_code.co_name == "_compile" and isinstance(frame.f_locals.get("code"), CodeType)
 
 

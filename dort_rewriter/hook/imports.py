@@ -132,7 +132,7 @@ def forget(*names: str) -> None:
 
 
 def is_watched(name: str) -> bool:
-    """Tell whether an import of ``name`` is waited for."""
+    """Whether an import of ``name`` is waited for."""
     return name in _FINDER.after
 
 

@@ -49,7 +49,7 @@ class Patch:
         return f"{self.module}.{self.attribute}"
 
     def fits(self, torch: Series) -> bool:
-        """Tell whether this series of torch is to be patched."""
+        """Whether this series of torch is to be patched."""
         return self.since <= torch and (self.before is None or torch < self.before)
 
     def locate(self, module: object) -> tuple[object, str]:

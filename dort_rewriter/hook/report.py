@@ -75,7 +75,7 @@ def status() -> HookStatus:
 
 
 def is_expected() -> bool:
-    """Tell whether the hook is installed, or will be when ``torch.onnx`` is imported."""
+    """Whether the hook is installed, or will be when ``torch.onnx`` is imported."""
     return STATE.installed or imports.is_watched(imports.TRIGGER)
 
 

@@ -176,12 +176,12 @@ def parse_series(version: str) -> Series:
 
 
 def ships_backend(version: str) -> bool:
-    """Tell whether this version of torch has ``OrtBackend``, which newer ones get back."""
+    """Whether this version of torch has ``OrtBackend``, which newer ones get back."""
     return parse_series(version) < REMOVED_IN
 
 
 def is_too_old(version: str) -> bool:
-    """Tell whether this version of torch is older than all that are supported."""
+    """Whether this version of torch is older than all that are supported."""
     return parse_series(version) < OLDEST
 
 

@@ -150,12 +150,12 @@ def _elements(value: ir.Value) -> int:
 
 
 def _is_argument(value: ir.Value) -> bool:
-    """Tell whether a value is fed, and read by nothing else."""
+    """Whether a value is fed, and read by nothing else."""
     return value.is_graph_input() and len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _is_result(value: ir.Value) -> bool:
-    """Tell whether a value is returned, and read by nothing."""
+    """Whether a value is returned, and read by nothing."""
     return value.is_graph_output() and not value.uses()
 
 

@@ -140,7 +140,7 @@ class _Order:
 
 
 def _may_stand(old: ir.Value, new: ir.Value, order: _Order) -> bool:
-    """Tell whether a result may be written where an argument is, but for what may fail."""
+    """Whether a result may be written where an argument is, but for what may fail."""
     node = new.producer()
     if node is None or node.domain != OWN_DOMAIN or old.is_graph_output():
         return False
@@ -151,7 +151,7 @@ def _may_stand(old: ir.Value, new: ir.Value, order: _Order) -> bool:
 
 
 def _is_alike(old: ir.Value, new: ir.Value) -> bool:
-    """Tell whether two values have one type and one shape, all of it known."""
+    """Whether two values have one type and one shape, all of it known."""
     if old.dtype is None or old.dtype != new.dtype or old.shape is None or new.shape is None:
         return False
     sizes = [d if isinstance(d, int) else d.value for d in old.shape]
@@ -159,7 +159,7 @@ def _is_alike(old: ir.Value, new: ir.Value) -> bool:
 
 
 def _reads_before_it_writes(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:
-    """Tell whether a node of ours may write a result where it reads an argument.
+    """Whether a node of ours may write a result where it reads an argument.
 
     NOTE: of a program all results have the shape of the argument, so that it is read element by
     element; what is smaller is not written to. The programs of a list run in any order.
@@ -184,7 +184,7 @@ def _count(node: ir.Node) -> int:
 
 
 def _fail_before(graph: ir.Graph, writers: Iterable[ir.Node], order: _Order) -> bool:
-    """Tell whether all that may fail has run before anything is written.
+    """Whether all that may fail has run before anything is written.
 
     NOTE: what writes rows may fail after others have written theirs if it needs them, as in eager
     mode; those that write at the same places fail together.
@@ -201,7 +201,7 @@ def _fail_before(graph: ir.Graph, writers: Iterable[ir.Node], order: _Order) -> 
 
 
 def _fail_together(writer: ir.Node, rows: ir.Node, order: _Order) -> bool:
-    """Tell whether a node has written nothing that eager mode would not, when one that writes
+    """Whether a node has written nothing that eager mode would not, when one that writes
     rows fails."""
     if rows in order.before(writer) or writer in order.before(rows):
         return writer.op_type == "WriteRows" or rows in order.before(writer)
@@ -209,7 +209,7 @@ def _fail_together(writer: ir.Node, rows: ir.Node, order: _Order) -> bool:
 
 
 def _is_inside(node: ir.Node, rows: ir.Node) -> bool:
-    """Tell whether a node looks up rows at the places that another writes rows at, in no fewer:
+    """Whether a node looks up rows at the places that another writes rows at, in no fewer:
     the tables of rotary positions beside a cache. It cannot fail where the other does not."""
     if (node.domain, node.op_type) != ("", "Gather") or node.inputs[1] is not rows.inputs[0]:
         return False
@@ -236,7 +236,7 @@ def _rows_written(node: ir.Node) -> tuple[object, ...]:
 
 
 def _never_fails(node: ir.Node) -> bool:
-    """Tell whether a node, and what is inside of it, runs on all values."""
+    """Whether a node, and what is inside of it, runs on all values."""
     if any(True for _ in nodes_inside(node)):
         return False
     if node.domain == OWN_DOMAIN:

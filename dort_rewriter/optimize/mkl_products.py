@@ -79,7 +79,7 @@ def multiply_small_by_mkl(model: ir.Model) -> int:
 
 
 def _is_product_of_floats(node: ir.Node) -> bool:
-    """Tell whether a node multiplies float32, rows of any number of axes by one matrix."""
+    """Whether a node multiplies float32, rows of any number of axes by one matrix."""
     if (node.domain, node.op_type) not in _PRODUCTS:
         return False
     ranks = [v.shape.rank() if v is not None and v.shape is not None else 0 for v in node.inputs]

@@ -60,7 +60,7 @@ def select(patterns: Selection) -> list[Selected]:
 
 
 def asks_for_kernels(patterns: Selection) -> bool:
-    """Tell whether a selection names the set ``kernels``, and does not take it away again: the
+    """Whether a selection names the set ``kernels``, and does not take it away again: the
     exporter then writes operators of our own, which no rule could find in a model."""
     wanted = False
     for sign, item in _items(patterns):

@@ -54,7 +54,7 @@ class GraphView:
 
     @staticmethod
     def used_once(value: ir.Value) -> bool:
-        """Tell whether one node reads the value, once, and the model does not return it."""
+        """Whether one node reads the value, once, and the model does not return it."""
         return len(value.uses()) == 1 and not value.is_graph_output()
 
     # -- constants -----------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class GraphView:
 
     @staticmethod
     def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
-        """Tell whether two values are known to have the same shape."""
+        """Whether two values are known to have the same shape."""
         if a is None or b is None or a.shape is None or b.shape is None:
             return False
         return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
@@ -151,7 +151,7 @@ class GraphView:
         shapes: Sequence[Sequence[int] | None] | None = None,
         **attributes: Any,
     ) -> bool:
-        """Tell whether the provider has a kernel for a node with inputs of these types; with
+        """Whether the provider has a kernel for a node with inputs of these types; with
         ``shapes``, whether that kernel accepts inputs like these (small examples). ``outputs`` is
         how many there are, or the values they stand for, whose types they must have."""
         results = outputs if isinstance(outputs, int) else [v.dtype for v in outputs]

@@ -28,7 +28,7 @@ __all__ = ["addressed_constants", "can_give_addresses", "write_addressed_call"]
 
 
 def can_give_addresses(signature: GraphSignature, writes: Writes, addresses: Addresses) -> bool:
-    """Tell whether a call can be written: all arguments are tensors, all results are arguments
+    """Whether a call can be written: all arguments are tensors, all results are arguments
     that were written to, and what has an address is floats of fixed sizes, as they come."""
     plan = plan_call(signature)
     if len(plan.batched) < len(signature.inputs) or _places_of_results(signature, writes) is None:

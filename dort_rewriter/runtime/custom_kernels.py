@@ -53,7 +53,7 @@ def custom_ops_library() -> str:
 
 @functools.cache
 def is_available() -> bool:
-    """Tell whether the library can be had and loaded; why not is said once."""
+    """Whether the library can be had and loaded; why not is said once."""
     try:
         register(load_onnxruntime().SessionOptions())
     except ExecutionError as error:
@@ -63,7 +63,7 @@ def is_available() -> bool:
 
 
 def uses_custom_kernels(model: Model) -> bool:
-    """Tell whether a model imports the domain."""
+    """Whether a model imports the domain."""
     if isinstance(model, bytes):
         return DOMAIN.encode() in model  # at worst a library is loaded for nothing
     if is_message(model):
@@ -72,7 +72,7 @@ def uses_custom_kernels(model: Model) -> bool:
 
 
 def uses_torch_kernels(model: Model) -> bool:
-    """Tell whether kernels of torch compute nodes of a model in torch's own threads."""
+    """Whether kernels of torch compute nodes of a model in torch's own threads."""
     if isinstance(model, StoredModel):
         return model.torch_kernels
     if isinstance(model, bytes):

@@ -132,7 +132,7 @@ def _compile(source: GeneratedCode, constants: dict[str, Any]) -> Callable[..., 
 
 
 def _shares_cores(session: Session | None) -> bool:
-    """Tell whether threads of torch's OpenMP can stand in the way of those of a session."""
+    """Whether threads of torch's OpenMP can stand in the way of those of a session."""
     if session is None or session.threads == 1 or omp_pause() is None:
         return False
     if session.beside_torch:  # which needs these threads at once
@@ -205,7 +205,7 @@ def _call_constants(
 
 
 def _may_be_empty(signature: GraphSignature) -> bool:
-    """Tell whether some result of the model has, or may have, no element."""
+    """Whether some result of the model has, or may have, no element."""
     shapes = [slot.shape for slot in signature.outputs if slot.source == "model"]
     return any(size == 0 or isinstance(size, str) for shape in shapes for size in shape)
 

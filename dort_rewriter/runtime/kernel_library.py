@@ -143,7 +143,7 @@ def _digest_file(library: Path) -> Path:
 
 
 def _is_whole(library: Path) -> bool:
-    """Tell whether a library is what was written when it was compiled."""
+    """Whether a library is what was written when it was compiled."""
     try:
         expected = _digest_file(library).read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -53,7 +53,7 @@ def has_kernel(
     shapes: Sequence[Sequence[int] | None] | None = None,
     provider: str = CPU,
 ) -> bool:
-    """Tell whether a node runs with inputs of these types, without casts around it.
+    """Whether a node runs with inputs of these types, without casts around it.
 
     ``version`` is the opset of ``domain``; an input left out is None; ``attributes`` are those the
     operator requires, as Python values; ``outputs`` the number of results, or the types they must
@@ -149,7 +149,7 @@ _TRIED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 @functools.cache
 def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
-    """Tell whether the CPU's kernel of an operator loses such a number, of one element or more."""
+    """Whether the CPU's kernel of an operator loses such a number, of one element or more."""
     if op_type in _UP_TO_ONE and dtype == ir.DataType.FLOAT:
         return _leaves_its_range(op_type)
     if op_type == "Where":
@@ -203,7 +203,7 @@ def _trial(model: onnx.ModelProto) -> Any:
 
 @functools.cache
 def loses_factors() -> bool:
-    """Tell whether onnxruntime fails at the product of a transposed value with itself."""
+    """Whether onnxruntime fails at the product of a transposed value with itself."""
     types, swap = (_FLOAT16, _FLOAT), {"perm": [1, 0]}
     x, y = (helper.make_tensor_value_info(n, t, [2, 2]) for n, t in zip("xy", types, strict=True))
     nodes = [

@@ -22,7 +22,7 @@ _IR_VERSION = 8
 
 @functools.cache
 def has_low_bit_products(bits: int) -> bool:
-    """Tell whether a session takes a product by a weight of so many bits; it is tried."""
+    """Whether a session takes a product by a weight of so many bits; it is tried."""
     inner, outer, block = 32, 16, 32
     attributes = {"K": inner, "N": outer, "bits": bits, "block_size": block, "accuracy_level": 4}
     node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft")

@@ -88,7 +88,7 @@ def element_type(dtype: torch.dtype) -> type[np.generic]:
 
 
 def is_ready(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | None) -> bool:
-    """Tell whether the memory of a tensor is what onnxruntime is going to read."""
+    """Whether the memory of a tensor is what onnxruntime is going to read."""
     expected = torch.device("cpu") if device is None else device
     return (
         tensor.dtype is dtype

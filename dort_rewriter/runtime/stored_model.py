@@ -28,6 +28,6 @@ class StoredModel(bytes):
 
 
 def is_message(model: Any) -> TypeIs[onnx.ModelProto]:
-    """Tell whether a model is a message of protobuf, without importing onnx for it."""
+    """Whether a model is a message of protobuf, without importing onnx for it."""
     kind = getattr(sys.modules.get("onnx"), "ModelProto", None)
     return kind is not None and isinstance(model, kind)

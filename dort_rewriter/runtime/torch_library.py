@@ -39,21 +39,21 @@ def torch_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def has_function(name: str) -> bool:
-    """Tell whether torch exports a function of its C interface."""
+    """Whether torch exports a function of its C interface."""
     library = torch_library()
     return library is not None and hasattr(library, name)
 
 
 @functools.cache
 def works_alone() -> bool:
-    """Tell whether torch's kernels can be told to work in the thread that calls them alone."""
+    """Whether torch's kernels can be told to work in the thread that calls them alone."""
     names = ("_ZN2at15get_num_threadsEv", "omp_set_num_threads", "MKL_Set_Num_Threads_Local")
     return all(map(has_function, names))
 
 
 @functools.cache
 def comes_with_mkl() -> bool:
-    """Tell whether MKL comes with torch, and is on a processor with AVX-512."""
+    """Whether MKL comes with torch, and is on a processor with AVX-512."""
     if not (has_function("sgemm_") and has_function("MKL_Set_Num_Threads_Local")):
         return False
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -61,7 +61,7 @@ def comes_with_mkl() -> bool:
 
 @functools.cache
 def multiplies_faster() -> bool:
-    """Tell whether MKL is there, on a processor of its maker.
+    """Whether MKL is there, on a processor of its maker.
 
     NOTE: on others, where it takes other ways, the products of onnxruntime are the faster ones. On
     a Xeon with AVX-512 those of MKL take 0.7 to 1 of their time, the larger the less.
@@ -78,5 +78,5 @@ def multiplies_faster() -> bool:
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Tell whether MKL multiplies matrices of bfloat16 by instructions for that."""
+    """Whether MKL multiplies matrices of bfloat16 by instructions for that."""
     return has_function("gemm_bf16bf16f32_") and "amx_bf16" in features()

@@ -29,7 +29,7 @@ class Apart:
         self._known: tuple[Sequence[int], Shapes] = ((), ())
 
     def __call__(self, addresses: Sequence[int], shapes: Shapes) -> bool:
-        """Tell whether nothing that is written to overlaps with anything else."""
+        """Whether nothing that is written to overlaps with anything else."""
         known, of_shapes = self._known
         if known == addresses and of_shapes == shapes:
             return True

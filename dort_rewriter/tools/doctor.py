@@ -156,7 +156,7 @@ def check_telemetry(version: str, mode: str) -> Iterator[Finding]:
 
 
 def explain_import_failure(message: str, numpy: str, names: Sequence[str] = ()) -> Finding:
-    """Tell whether numpy is the reason: builds for numpy 1 do not load with numpy 2."""
+    """Whether numpy is the reason: builds for numpy 1 do not load with numpy 2."""
     if "numpy" in message.lower() and numpy.startswith("2"):
         return Finding("problem", "onnxruntime", message, "pip install 'numpy<2'")
     # --upgrade: it may be there, and too old.

@@ -122,7 +122,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _fits(want: ModelInput, array: Any) -> bool:
-    """Tell whether an array can be this input; sizes that are only named take any number."""
+    """Whether an array can be this input; sizes that are only named take any number."""
     if want.type is not None and ir.DataType.from_numpy(array.dtype) != want.type:
         return False
     if want.shape is None:

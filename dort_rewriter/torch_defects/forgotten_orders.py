@@ -87,13 +87,13 @@ def _describe(new: torch.fx.Node, node: torch.fx.Node) -> None:
 
 
 def _is_rrelu(node: torch.fx.Node) -> bool:
-    """Tell whether a node makes a contiguous result whatever it reads."""
+    """Whether a node makes a contiguous result whatever it reads."""
     in_place = node.args[4] if len(node.args) > 4 else node.kwargs.get("inplace", False)
     return name_of(node) == "rrelu" and bool(node.args) and not in_place
 
 
 def _has_order(node: object) -> bool:
-    """Tell whether a tensor is neither contiguous nor has elements that are one in memory."""
+    """Whether a tensor is neither contiguous nor has elements that are one in memory."""
     value = traced_value(node)
     if not isinstance(value, torch._subclasses.FakeTensor) or value.layout is not torch.strided:
         return False

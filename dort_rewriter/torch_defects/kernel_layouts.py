@@ -84,7 +84,7 @@ _UNTAGGED = frozenset(
 
 
 def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether results of a graph of Dynamo are made dense where they are not.
+    """Whether results of a graph of Dynamo are made dense where they are not.
 
     NOTE: what AOTAutograd traces has no node of that where there seems to be nothing to do.
     """
@@ -290,7 +290,7 @@ def _stored(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _is_elementwise(node: torch.fx.Node) -> bool:
-    """Tell whether an operator gives one new tensor, made element by element."""
+    """Whether an operator gives one new tensor, made element by element."""
     if node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, torch.fx.Node)
@@ -304,7 +304,7 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
 
 
 def _looks_at_place(user: torch.fx.Node) -> bool:
-    """Tell whether a node reads the memory of its argument by places, and is no view of it."""
+    """Whether a node reads the memory of its argument by places, and is no view of it."""
     return reads_storage(user) and user.target is not aten.as_strided.default
 
 

@@ -72,7 +72,7 @@ def overlapping_writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def raises_in_eager_mode(node: torch.fx.Node) -> bool:
-    """Tell whether eager mode refuses a write where elements are one in memory."""
+    """Whether eager mode refuses a write where elements are one in memory."""
     if name_of(node) in _TAKEN:
         return False
     return any(s == 0 for value in _written(node) for s in map(hint_of, value.stride()))
@@ -84,7 +84,7 @@ def name_of(node: torch.fx.Node) -> str:
 
 
 def is_in_place(node: torch.fx.Node) -> bool:
-    """Tell whether a node of Dynamo's graph writes to its first argument."""
+    """Whether a node of Dynamo's graph writes to its first argument."""
     if node.op not in ("call_method", "call_function") or not node.args:
         return False
     if isinstance(node.target, torch._ops.OpOverload):

@@ -61,7 +61,7 @@ def correct_quotient_types(traced: torch.fx.GraphModule | None = None) -> Iterat
 
 @functools.cache
 def present() -> bool:
-    """Tell whether this torch takes the type of such a quotient from its operands."""
+    """Whether this torch takes the type of such a quotient from its operands."""
     if _QUOTIENT not in _kernels():
         return False
     mode = FakeTensorMode(shape_env=ShapeEnv())

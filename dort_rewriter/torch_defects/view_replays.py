@@ -62,7 +62,7 @@ def drop_wrong_replays(metadata: Any, *, shared: bool) -> None:
 
 
 def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bool:
-    """Tell whether the base of a result is a result that is a view itself."""
+    """Whether the base of a result is a result that is a view itself."""
     if info.output_type is not OutputType.alias_of_intermediate_base_is_user_output:
         return False
     assert info.base_idx is not None
@@ -123,7 +123,7 @@ def _replaced(by: Mapping[Any, torch.fx.Node], node: torch.fx.Node) -> torch.fx.
 
 
 def share_memory(args: Sequence[Any]) -> bool:
-    """Tell whether some of the arguments are of the same memory."""
+    """Whether some of the arguments are of the same memory."""
     is_subclass: Callable[[Any], bool] = is_traceable_wrapper_subclass
     storages = [
         a.untyped_storage()._cdata

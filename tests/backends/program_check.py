@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Tell whether the backend is to blame."""
+        """Whether the backend is to blame."""
         return self.kind in ("wrong", "given up")
 
 
@@ -133,7 +133,7 @@ tensor to lie otherwise, as all do who read its graph."""
 
 
 def _is_of_memory(name: str) -> bool:
-    """Tell whether a fact is about where a result lies, and not about its own numbers."""
+    """Whether a fact is about where a result lies, and not about its own numbers."""
     places = (" layout", " storage", " is a view", " is a view of")
     return name == "sharing" or name.endswith(places) or " after writing " in name
 
@@ -188,7 +188,7 @@ def _aot_or_nothing(graph_module: torch.fx.GraphModule, args: Any) -> Callable[.
 
 
 def _ends_alike(got: list[Facts], reachable: list[Facts]) -> bool:
-    """Tell whether two runs end with the same error at the same size.
+    """Whether two runs end with the same error at the same size.
 
     The numbers in it may differ: a size that torch records wrongly fails where it is read first.
     """
@@ -209,7 +209,7 @@ def _placeless(text: str) -> str:
 
 
 def _is_refusal(given_up: str, reachable: list[Facts]) -> bool:
-    """Tell whether AOTAutograd refuses a program, with the error for which it was given up."""
+    """Whether AOTAutograd refuses a program, with the error for which it was given up."""
     errors = [facts["error"] for facts in reachable if "error" in facts]
     said = _placeless(given_up)
     return any(reason in said for reason in map(_reason, errors) if reason)
@@ -318,7 +318,7 @@ def _groups_with_elements(facts: Facts) -> list[list[str]]:
 
 
 def _is_as_it_happens(name: str, ours: Facts, eagers: Facts) -> bool:
-    """Tell whether a difference of memory is one that nobody finds an element by.
+    """Whether a difference of memory is one that nobody finds an element by.
 
     ``mse_loss`` leaves what it summed in behind its result, ``select_scatter`` what the view that
     it copies is a part of: eager mode's storages are larger then, and offsets begin behind that.
@@ -344,7 +344,7 @@ def _is_as_it_happens(name: str, ours: Facts, eagers: Facts) -> bool:
 
 
 def _begins_elsewhere(tensor: str, ours: Facts, eagers: Facts) -> bool:
-    """Tell whether all that shares a memory lies in it as in eager mode, but for where it begins:
+    """Whether all that shares a memory lies in it as in eager mode, but for where it begins:
     no element is found by that."""
     group, other = (next(g for g in facts["sharing"] if tensor in g) for facts in (ours, eagers))
     layouts = [(_places(ours[f"{n} layout"]), _places(eagers[f"{n} layout"])) for n in group]
@@ -459,7 +459,7 @@ def _overlaps(a: torch.Tensor) -> bool:
 
 
 def _is_within(a: torch.Tensor, others: list[Any]) -> bool:
-    """Tell whether each element is between those of other tensors: it hung on a rounding."""
+    """Whether each element is between those of other tensors: it hung on a rounding."""
     if not all(_is_kind(a, b) for b in others) or not a.numel():
         return False
     x, y = a.detach().double(), torch.stack([b.detach().double() for b in others])
@@ -515,7 +515,7 @@ def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:
 
 
 def _runs(program: RandomProgram) -> bool:
-    """Tell whether eager mode takes a program."""
+    """Whether eager mode takes a program."""
     try:
         make, function = program.functions()
         with torch.no_grad(), warnings.catch_warnings():

@@ -70,7 +70,7 @@ class RandomProgram:
 
     @property
     def mutates(self) -> bool:
-        """Tell whether something is written to."""
+        """Whether something is written to."""
         return any(re.search(r"_\(|\] [-+*]?= |out=", line) for line in self.lines)
 
     def text(self) -> str:

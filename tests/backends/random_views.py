@@ -297,7 +297,7 @@ def _run(views: Views, size: int) -> Sequence[torch.Tensor]:
 
 
 def _runs(views: Views) -> bool:
-    """Tell whether eager mode takes a program at each size, and nothing is too large."""
+    """Whether eager mode takes a program at each size, and nothing is too large."""
     try:
         for size in views.sizes:
             _run(views, size)

@@ -12,7 +12,7 @@ __all__ = ["ExactResults", "Roundings"]
 
 
 def _is_of_memory(func: Any) -> bool:
-    """Tell whether an operator writes what it is given, or returns a view of it."""
+    """Whether an operator writes what it is given, or returns a view of it."""
     return any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
 
 

@@ -22,7 +22,7 @@ def names_torchs_version(node: ast.AST) -> bool:
 
 
 def decides(node: ast.AST) -> bool:
-    """Tell whether an expression looks into a version of torch, rather than shows it."""
+    """Whether an expression looks into a version of torch, rather than shows it."""
     if isinstance(node, ast.Compare):
         return any(
             names_torchs_version(inner)

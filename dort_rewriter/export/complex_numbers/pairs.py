@@ -26,12 +26,12 @@ class Complex(NamedTuple):
 
 
 def has_complex(node: torch.fx.Node) -> bool:
-    """Tell whether a node reads or makes complex tensors."""
+    """Whether a node reads or makes complex tensors."""
     return any(is_complex(n.meta.get("val")) for n in (node, *node.all_input_nodes))
 
 
 def is_complex(meta: Any) -> bool:
-    """Tell whether a (fake) result has complex tensors."""
+    """Whether a (fake) result has complex tensors."""
     if isinstance(meta, list | tuple):
         return any(map(is_complex, meta))
     return isinstance(meta, torch.Tensor) and meta.is_complex()

@@ -19,7 +19,7 @@ __all__ = ["is_exact_attribute"]
 
 
 def is_exact_attribute(x: Value, *numbers: Any) -> bool:
-    """Tell whether numbers may be ONNX attributes, which are float32, and lose nothing."""
+    """Whether numbers may be ONNX attributes, which are float32, and lose nothing."""
     return x.dtype != ir.DataType.DOUBLE and not any(isinstance(n, Value) for n in numbers)
 
 

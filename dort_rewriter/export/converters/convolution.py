@@ -71,7 +71,7 @@ def convolution(
 
 
 def _is_beyond(extra: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether a transposed convolution has more rows behind than onnxruntime makes."""
+    """Whether a transposed convolution has more rows behind than onnxruntime makes."""
     return any(e >= s for e, s in zip(extra, strides, strict=True))
 
 

@@ -168,7 +168,7 @@ def index_put(
 
 
 def _is_rows(op: Recorder, x: Value, selection: _Selection, values: Value) -> bool:
-    """Tell whether rows along one axis are written, and a kernel of ours does that."""
+    """Whether rows along one axis are written, and a kernel of ours does that."""
     if len(selection.axes) != 1 or not op.takes_own(x, values):
         return False
     return selection.indices[0].rank == 1 and values.rank <= x.rank

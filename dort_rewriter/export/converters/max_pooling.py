@@ -205,7 +205,7 @@ def _lead(op: Recorder, values: Value, sizes: Sequence[Size]) -> list[Any]:
 
 
 def _is_used(op: Recorder, index: int) -> bool:
-    """Tell whether the graph uses a result of the FX node under conversion."""
+    """Whether the graph uses a result of the FX node under conversion."""
     assert op.fx_node is not None
     return any(user.args[1:] == (index,) for user in op.fx_node.users) or not op.fx_node.users
 

@@ -75,21 +75,21 @@ def cast_like(op: Recorder, number: Any, value: Value) -> Value:
 
 
 def is_float(value: Any) -> bool:
-    """Tell whether a tensor or a number is of a floating-point type."""
+    """Whether a tensor or a number is of a floating-point type."""
     if isinstance(value, ir.Value):
         return value.dtype is not None and value.dtype.is_floating_point()
     return isinstance(value, float)
 
 
 def is_bool(value: Any) -> bool:
-    """Tell whether a tensor or a number is a truth value."""
+    """Whether a tensor or a number is a truth value."""
     if isinstance(value, ir.Value):
         return value.dtype == ir.DataType.BOOL
     return isinstance(value, bool)
 
 
 def has_any(op: Recorder, x: Value) -> Value:
-    """Tell whether any number is not zero; of nothing, none is."""
+    """Whether any number is not zero; of nothing, none is."""
     nonzero = op.cast(op.cast(x, ir.DataType.BOOL), ir.DataType.FLOAT)
     found: Value = op.Greater(op.ReduceSum(nonzero, keepdims=0), 0)
     return found

@@ -56,7 +56,7 @@ def safe_softmax(op: Recorder, x: Value, dim: int, dtype: ir.DataType | None = N
 
 
 def _is_own(op: Recorder, grad: Value, output: Value, dim: int) -> bool:
-    """Tell whether our kernel takes a gradient: that along the last axis."""
+    """Whether our kernel takes a gradient: that along the last axis."""
     return (
         bool(output.rank) and dim % output.rank == output.rank - 1 and op.takes_own(grad, output)
     )

@@ -39,7 +39,7 @@ def _given(node: torch.fx.Node, position: int, name: str) -> Any:
 
 
 def are_natural(op: Recorder, *positions: int) -> bool:
-    """Tell whether arguments of the FX node are known not to be negative."""
+    """Whether arguments of the FX node are known not to be negative."""
     assert op.fx_node is not None
     values = [_given(op.fx_node, i, "") for i in positions]
     return all(statically_known_true(v >= 0) for v in values)

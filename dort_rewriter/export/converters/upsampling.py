@@ -107,7 +107,7 @@ def _interpolate(op: Recorder, x: Value, axes: Sequence[Axis], make_taps: _MakeT
 
 
 def _is_resizable(axes: Sequence[Axis]) -> bool:
-    """Tell whether ONNX's Resize takes the same places as torch."""
+    """Whether ONNX's Resize takes the same places as torch."""
     if all(a.factor is None or a.align_corners for a in axes):
         return True
     # NOTE: Resize computes the size in float32: only factors that it holds exactly are safe.

@@ -107,7 +107,7 @@ class NarrowSoftmax(Rule):
 
 
 def _is_narrow(node: ir.Node, graph: GraphView) -> bool:
-    """Tell whether a node computes 16-bit numbers: they are its own, or casts are around it."""
+    """Whether a node computes 16-bit numbers: they are its own, or casts are around it."""
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.dtype != y.dtype:
         return False

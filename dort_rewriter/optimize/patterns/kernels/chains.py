@@ -77,7 +77,7 @@ class ElementwiseChains(GraphPass):
 
 
 def _is_worth(group: _Group) -> bool:
-    """Tell whether a group stands for two nodes or more, a Where counting with its comparisons and
+    """Whether a group stands for two nodes or more, a Where counting with its comparisons and
     one of 16-bit numbers with the casts it would get, and reads numbers, not masks alone.
 
     A sigmoid is worth it by itself: onnxruntime's of float32 is 0 below -18, and off by its own
@@ -100,7 +100,7 @@ def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
 
 
 def _may_be_taken(node: ir.Node, graph: GraphView) -> bool:
-    """Tell whether onnxruntime may take a node into a convolution before it: no choice, and no
+    """Whether onnxruntime may take a node into a convolution before it: no choice, and no
     product with what is not constant."""
     if node.op_type == "Mul":
         return any(graph.constant(v) is not None for v in node.inputs)
@@ -144,7 +144,7 @@ def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
 
 
 def _is_number(value: ir.Value) -> bool:
-    """Tell whether a value has no axes: to read it again costs nothing."""
+    """Whether a value has no axes: to read it again costs nothing."""
     return value.shape is not None and len(value.shape) == 0
 
 
@@ -210,7 +210,7 @@ def _is_small(members: set[ir.Node]) -> bool:
 
 
 def _is_read(group: _Group) -> bool:
-    """Tell whether anybody reads what a group gives: what nobody does is not removed yet."""
+    """Whether anybody reads what a group gives: what nobody does is not removed yet."""
     return any(_is_result(m.outputs[0], group.members) for m in group.members)
 
 

@@ -107,7 +107,7 @@ def _entry(node: ir.Node, depth: int, graph: GraphView) -> _Entry | None:
 
 
 def _is_bias(node: ir.Node) -> bool:
-    """Tell whether a node reads what the model is given, and gives little."""
+    """Whether a node reads what the model is given, and gives little."""
     fed = all(v is None or v.is_graph_input() or v.is_initializer() for v in node.inputs)
     return fed and all(_is_small(v) for v in node.outputs)
 

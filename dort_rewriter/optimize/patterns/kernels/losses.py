@@ -72,5 +72,5 @@ def _is_last(scatter: ir.Node, graph: GraphView) -> bool:
 
 
 def _has_rows(rows: tuple[Any, ...], dims: tuple[Any, ...]) -> bool:
-    """Tell whether indices have the sizes of a tensor, but for the last."""
+    """Whether indices have the sizes of a tensor, but for the last."""
     return len(rows) == len(dims) and all(map(same, rows[:-1], dims[:-1]))

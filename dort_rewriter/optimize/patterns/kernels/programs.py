@@ -71,7 +71,7 @@ class Program:
 
 
 def is_instruction(node: ir.Node) -> bool:
-    """Tell whether a node can be part of a program: one of its operators, on one type and masks,
+    """Whether a node can be part of a program: one of its operators, on one type and masks,
     or a Cast between what is computed alike."""
     if _OPERANDS.get(node.op_type) != len(node.inputs) or len(node.outputs) != 1:
         return False
@@ -98,7 +98,7 @@ def computed_in(value: ir.Value) -> ir.DataType | None:
 
 
 def is_narrow(node: ir.Node) -> bool:
-    """Tell whether a node is slow alone: onnxruntime casts 16-bit numbers there and back, and
+    """Whether a node is slow alone: onnxruntime casts 16-bit numbers there and back, and
     takes twice as long as we to round to bfloat16. To read bfloat16 takes as long, but programs of
     gradients become lists."""
     dtype = node.outputs[0].dtype
@@ -108,12 +108,12 @@ def is_narrow(node: ir.Node) -> bool:
 
 
 def widens(node: ir.Node) -> bool:
-    """Tell whether a node reads 16-bit numbers as float32, which most kernels of ours do too."""
+    """Whether a node reads 16-bit numbers as float32, which most kernels of ours do too."""
     return node.op_type == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT
 
 
 def has_kernel(value: ir.Value, graph: GraphView) -> bool:
-    """Tell whether programs compute such a value where the model runs."""
+    """Whether programs compute such a value where the model runs."""
     program: dict[str, Any] = {"program": [0, 0, -1, -1, 0], "results": [0]}
     return graph.runs("Elementwise", [value], outputs=[value], domain=OWN_DOMAIN, **program)
 

@@ -75,7 +75,7 @@ class RotaryTranspose(Rule):
 
 
 def _may_move(rotary: ir.Node, perm: Sequence[int], graph: GraphView) -> bool:
-    """Tell whether cos and sin follow another order of x without a copy."""
+    """Whether cos and sin follow another order of x without a copy."""
     rank = len(perm)
     if perm[-1] != rank - 1:
         return False

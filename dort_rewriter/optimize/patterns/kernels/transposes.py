@@ -107,7 +107,7 @@ def _is_read_in_any_order(value: ir.Value, graph: GraphView) -> bool:
 
 
 def _is_fast(perm: list[int], dims: tuple[int | ir.SymbolicDim, ...]) -> bool:
-    """Tell whether rows or blocks are long; a size known at run time is taken to be."""
+    """Whether rows or blocks are long; a size known at run time is taken to be."""
     sizes = [d if isinstance(d, int) else _ROW for d in dims]
     if not perm or sorted(perm) == perm:
         return False

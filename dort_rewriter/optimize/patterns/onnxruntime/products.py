@@ -96,7 +96,7 @@ class _Turned:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether nothing but the transposition of the product is left."""
+        """Whether nothing but the transposition of the product is left."""
         return self.perm == sorted(self.perm)
 
     def build(self, op: Writer) -> ir.Value:
@@ -105,7 +105,7 @@ class _Turned:
 
 
 def _turned(value: ir.Value | None, graph: GraphView) -> _Turned | None:
-    """Tell whether a value is a Transpose that puts the last axis before the last."""
+    """Whether a value is a Transpose that puts the last axis before the last."""
     node = graph.producer(value, "Transpose")
     rank = graph.rank(value)
     if value is None or node is None or rank is None or rank < 2:

@@ -70,7 +70,7 @@ def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | Non
 
 
 def find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:
-    """Tell whether a product is that of the probabilities and the values.
+    """Whether a product is that of the probabilities and the values.
 
     Refuse one the inside of which others read, as training graphs do.
     """

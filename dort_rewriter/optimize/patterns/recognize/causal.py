@@ -18,7 +18,7 @@ _MASKED = -1e30
 
 
 def is_causal(bias: ir.Value | None, graph: GraphView) -> bool:
-    """Tell whether a bias of scores is zero for all positions up to the own one, and masks others.
+    """Whether a bias of scores is zero for all positions up to the own one, and masks others.
 
     For all batches and heads alike, as many queries as keys. Such a mask hides no row completely.
     """

@@ -31,7 +31,7 @@ class Gelu:
 
 
 def find_gelu(gate: ir.Node, graph: GraphView) -> Gelu | Refusal | None:
-    """Tell whether an Erf or a Tanh is the gate of a Gelu; refuse one that others read."""
+    """Whether an Erf or a Tanh is the gate of a Gelu; refuse one that others read."""
     argument = scaled(graph.producer(gate.inputs[0]), graph)
     if argument is None or not _is_close(argument[1], _SLOPE[gate.op_type]):
         return None

@@ -47,7 +47,7 @@ class RmsNorm:
 
 
 def find_rms_norm(node: ir.Node, graph: GraphView) -> RmsNorm | Refusal | None:
-    """Tell whether a Mul is that of an RMS norm with its weight."""
+    """Whether a Mul is that of an RMS norm with its weight."""
     for weight, standard in factors(node):
         narrowed = graph.producer(standard, "Cast")
         value = standard if narrowed is None else narrowed.inputs[0]
@@ -82,7 +82,7 @@ def _with_weight(
 def find_root_mean_square(
     value: ir.Value | None, graph: GraphView
 ) -> RootMeanSquare | Refusal | None:
-    """Tell whether a value is ``x * rstd``; refuse one over other axes, or of another epsilon."""
+    """Whether a value is ``x * rstd``; refuse one over other axes, or of another epsilon."""
     node = graph.producer(value, "Mul", "Div")
     if node is None:
         return None

@@ -50,7 +50,7 @@ class Rotary:
 
 
 def find_rotary(total: ir.Node, graph: GraphView) -> Rotary | Refusal | None:
-    """Tell whether a sum is a rotary embedding: four axes, one table for all batches and heads."""
+    """Whether a sum is a rotary embedding: four axes, one table for all batches and heads."""
     turn = find_turn(total, graph)
     if turn is None or turn.is_gradient or turn.x.dtype != total.outputs[0].dtype:
         return None
@@ -58,7 +58,7 @@ def find_rotary(total: ir.Node, graph: GraphView) -> Rotary | Refusal | None:
 
 
 def find_turn(total: ir.Node, graph: GraphView) -> Turn | None:
-    """Tell whether a sum turns pairs of elements by angles.
+    """Whether a sum turns pairs of elements by angles.
 
     x may have been cast from 16 bits to float32, and the products to the 16 bits of the sum.
     """

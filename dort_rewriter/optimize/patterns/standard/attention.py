@@ -75,7 +75,7 @@ def _misfit(shapes: Sequence[tuple[Dim, ...] | None]) -> Refusal | None:
 def _covers(
     bias: tuple[Dim, ...] | None, q: tuple[Dim, ...] | None, k: tuple[Dim, ...] | None
 ) -> bool:
-    """Tell whether a bias has all queries and keys, and no more batches or heads."""
+    """Whether a bias has all queries and keys, and no more batches or heads."""
     if bias is None or q is None or k is None or not 2 <= len(bias) <= 4:
         return False
     whole = (*(1,) * (4 - len(bias)), *bias)

@@ -131,7 +131,7 @@ def _is_discrete(value: ir.Value) -> bool:
 
 
 def _is_number(value: ir.Value, dims: tuple[int, ...] | None) -> bool:
-    """Tell whether a value is one number of a type that is computed in itself."""
+    """Whether a value is one number of a type that is computed in itself."""
     wide = value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
     return wide and dims is not None and int(np.prod(dims)) == 1
 

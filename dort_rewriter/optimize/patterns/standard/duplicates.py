@@ -40,7 +40,7 @@ class CommonSubexpressions(GraphPass):
 
 
 def _can_merge(first: ir.Node, second: ir.Node) -> bool:
-    """Tell whether the model does not return the second: an output needs its own name."""
+    """Whether the model does not return the second: an output needs its own name."""
     if any(v.is_graph_output() for v in second.outputs):
         return False
     types = [(a.dtype, b.dtype) for a, b in zip(first.outputs, second.outputs, strict=True)]

@@ -81,7 +81,7 @@ class ExpandExpand(Rule):
 
 
 def _is_shape(value: ir.Value, inputs: list[ir.Value | None], graph: GraphView) -> bool:
-    """Tell whether some inputs broadcast to the shape of a value."""
+    """Whether some inputs broadcast to the shape of a value."""
     shapes = [graph.dims(v) for v in inputs]
     known = [s for s in shapes if s is not None]
     return len(known) == len(shapes) and _equal(broadcast(known), value)

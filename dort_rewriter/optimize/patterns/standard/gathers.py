@@ -95,7 +95,7 @@ def _structural_axis(value: ir.Value | None, rank: int, graph: GraphView) -> int
 
 
 def _is_range(value: ir.Value | None, graph: GraphView) -> bool:
-    """Tell whether the elements of a value are 0, 1, 2..."""
+    """Whether the elements of a value are 0, 1, 2..."""
     if value is not None and value.const_value is not None:
         array = graph.constant(value) if value.const_value.size < _LIMIT else None
         return array is not None and bool(np.all(array.ravel() == np.arange(array.size)))

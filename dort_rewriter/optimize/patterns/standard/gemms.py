@@ -99,7 +99,7 @@ class GemmTranspose(Rule):
 
 
 def _is_product(value: ir.Value | None, graph: GraphView) -> bool:
-    """Tell whether a value is the product of two matrices, nothing added to it yet."""
+    """Whether a value is the product of two matrices, nothing added to it yet."""
     node = graph.producer(value, "MatMul", "Gemm")
     if node is None or (len(node.inputs) > 2 and node.inputs[2] is not None):
         return False

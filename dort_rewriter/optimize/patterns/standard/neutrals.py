@@ -56,7 +56,7 @@ _BLIND_TO_SIGN = frozenset(
 def _changes_zeros(
     node: ir.Node, x: ir.Value, constant: ir.Value | None, graph: GraphView
 ) -> bool:
-    """Tell whether a sum with zeros makes another zero of -0.0, and somebody may see that."""
+    """Whether a sum with zeros makes another zero of -0.0, and somebody may see that."""
     if node.op_type not in ("Add", "Sub"):
         return False
     if x.dtype is not None and not x.dtype.is_floating_point():
@@ -141,7 +141,7 @@ class WhereConstant(Rule):
 
 
 def _is_filled(value: ir.Value | None, number: float, graph: GraphView) -> bool:
-    """Tell whether a value is a constant made of one number."""
+    """Whether a value is a constant made of one number."""
     if value is None or value.const_value is None or value.const_value.size > _LIMIT:
         return False
     array = graph.constant(value)

@@ -65,7 +65,7 @@ class PowToMul(Rule):
 
 
 def _is_never_below_zero(x: ir.Value | None, graph: GraphView, depth: int = _DEPTH) -> bool:
-    """Tell whether all numbers are 0.0, more, or NaN: squares, their sums, and the like."""
+    """Whether all numbers are 0.0, more, or NaN: squares, their sums, and the like."""
     node = graph.producer(x)
     if node is None:
         constant = graph.constant(x)

@@ -48,6 +48,6 @@ class ReduceReshape(Rule):
 def _is_reduced(
     dims: tuple[Dim, ...], axes: list[int], keep: int, result: tuple[Dim, ...]
 ) -> bool:
-    """Tell whether a shape is that of a reduction which keeps its axes, or does not."""
+    """Whether a shape is that of a reduction which keeps its axes, or does not."""
     wanted = [1 if i in axes else d for i, d in enumerate(dims) if keep or i not in axes]
     return len(wanted) == len(result) and all(map(same, wanted, result))

@@ -92,7 +92,7 @@ def _starts(view: ir.Node, graph: GraphView) -> Iterator[tuple[ir.Node, Dims, Di
 
 
 def _fits(node: ir.Node, inner: Dims, outer: Dims, graph: GraphView) -> bool:
-    """Tell whether a node computes in the inner shape, and could in the outer."""
+    """Whether a node computes in the inner shape, and could in the outer."""
     if node.domain or node.op_type not in _ELEMENTWISE or node.graph is not graph.graph:
         return False
     if not _equal(graph.dims(node.outputs[0]), inner):
@@ -108,7 +108,7 @@ def _equal(a: Dims | None, b: Dims) -> bool:
 
 
 def _is_small(value: ir.Value, inner: Dims, outer: Dims, graph: GraphView) -> bool:
-    """Tell whether a value broadcasts alike to both shapes."""
+    """Whether a value broadcasts alike to both shapes."""
     dims = graph.dims(value)
     if dims is None or len(dims) > 1:
         return False
@@ -170,14 +170,14 @@ def _view_of_outer(value: ir.Value, region: _Region, graph: GraphView) -> ir.Nod
 
 
 def _restores(reader: ir.Node, region: _Region, graph: GraphView) -> bool:
-    """Tell whether a node gives a result of a region its outer shape, and nothing else."""
+    """Whether a node gives a result of a region its outer shape, and nothing else."""
     result = reader.outputs[0]
     is_view = reader.op_type in VIEWS and not reader.domain and reader.graph is graph.graph
     return is_view and not result.is_graph_output() and _equal(graph.dims(result), region.outer)
 
 
 def _can_write(region: _Region) -> bool:
-    """Tell whether the Reshapes that are needed can be written as constants."""
+    """Whether the Reshapes that are needed can be written as constants."""
     if None in region.sources.values() and reshape_target(region.inner, region.outer) is None:
         return False
     return not region.back or reshape_target(region.outer, region.inner) is not None

@@ -122,7 +122,7 @@ def _is_power_of_two(number: float) -> bool:
 
 
 def _is_exact(c: float, d: float) -> bool:
-    """Tell whether the product of two factors is rounded nowhere."""
+    """Whether the product of two factors is rounded nowhere."""
     if isinstance(c, int) and isinstance(d, int):
         return abs(c * d) < 2**31
     return (_is_power_of_two(c) or _is_power_of_two(d)) and (
@@ -131,7 +131,7 @@ def _is_exact(c: float, d: float) -> bool:
 
 
 def _is_smaller(a: ir.Value, b: ir.Value, graph: GraphView) -> bool:
-    """Tell whether a value broadcasts to another, and has fewer elements."""
+    """Whether a value broadcasts to another, and has fewer elements."""
     small, large = graph.dims(a), graph.dims(b)
     if small is None or large is None or len(small) > len(large):
         return False

@@ -45,7 +45,7 @@ class SlicesSplit(GraphPass):
 
 
 def _covers(pieces: Sequence[Piece], size: object) -> bool:
-    """Tell whether pieces, in order, take each element once."""
+    """Whether pieces, in order, take each element once."""
     ends = [0, *(p.end for p in pieces)]
     starts = [*(p.start for p in pieces), size]
     return len(pieces) > 1 and ends == starts and all(p.start < p.end for p in pieces)

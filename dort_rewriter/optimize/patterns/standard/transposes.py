@@ -45,7 +45,7 @@ class TransposeTranspose(Rule):
 
 
 def _is_swap(perm: list[int]) -> bool:
-    """Tell whether the last two axes change places, and nothing else."""
+    """Whether the last two axes change places, and nothing else."""
     rank = len(perm)
     return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
 

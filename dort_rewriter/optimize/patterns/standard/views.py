@@ -102,12 +102,12 @@ def _both_unsqueeze(first: ir.Node, second: ir.Node, graph: GraphView) -> list[i
 
 
 def _may_copy(dim: Dim) -> bool:
-    """Tell whether a size in a target may be 0: there it means that of the input."""
+    """Whether a size in a target may be 0: there it means that of the input."""
     return dim == 0 if isinstance(dim, int) else dim.value is None
 
 
 def _takes_all(node: ir.Node, graph: GraphView) -> bool:
-    """Tell whether a Slice starts at 0 and ends where each axis does, by steps of 1."""
+    """Whether a Slice starts at 0 and ends where each axis does, by steps of 1."""
     dims = graph.dims(node.inputs[0])
     starts, ends, *rest = (graph.sizes(v) for v in node.inputs[1:])
     axes = rest[0] if rest else tuple(range(len(starts or ())))
@@ -119,5 +119,5 @@ def _takes_all(node: ir.Node, graph: GraphView) -> bool:
 
 
 def _may_pad(dim: Dim) -> bool:
-    """Tell whether a pad is anything but 0. NOTE: 1 in front and -1 at the end keep the shape."""
+    """Whether a pad is anything but 0. NOTE: 1 in front and -1 at the end keep the shape."""
     return not isinstance(dim, int) or dim != 0

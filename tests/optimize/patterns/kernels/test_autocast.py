@@ -77,7 +77,7 @@ def _is_narrow(node: ir.Node) -> bool:
 
 
 def _is_cast(value: ir.Value | None) -> bool:
-    """Tell whether a value was widened for the kernel that reads it."""
+    """Whether a value was widened for the kernel that reads it."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Cast" or node.inputs[0] is None:
         return False

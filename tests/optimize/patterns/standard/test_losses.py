@@ -132,5 +132,5 @@ def test_in_a_training_step(options: dict[str, object], dynamic: bool, applied: 
 
 
 def has_sum(node: onnx.NodeProto) -> bool:
-    """Tell whether a node adds to what it scatters into."""
+    """Whether a node adds to what it scatters into."""
     return any(a.name == "reduction" and a.s == b"add" for a in node.attribute)

@@ -80,7 +80,7 @@ VARIABLES: dict[str, Variable] = {
         Variable(
             "DORT_STRICT",
             "",
-            "1: an exception that nobody foresaw is raised, also with fallback=True. For tests of "
+            "1: an unforeseen exception is raised, also with fallback=True. For tests of "
             "the package: otherwise the graph runs in torch, and a warning says why.",
         ),
         Variable(
@@ -92,7 +92,7 @@ VARIABLES: dict[str, Variable] = {
         Variable(
             "DORT_REPORT_DIR",
             "",
-            "A folder: each graph that is given up to torch is written to it, with its arguments "
+            "A folder: each graph that falls back to torch is written to it, with its arguments "
             "and a script that runs it again, as `dort-rewriter report` asks for.",
         ),
         Variable(

@@ -75,7 +75,7 @@ def page(note: str) -> str:
         parts.append("\n".join(table(run["counts"])))
         lines = [f"- {model}: {said}" for model, said in sorted(run["findings"].items())]
         lines += [f"- {library} was not run: {why}" for library, why in run["left out"].items()]
-        parts.append("\n".join(lines) if lines else "Nothing was wrong, in error or given up.")
+        parts.append("\n".join(lines) if lines else "Nothing was wrong, in error or fell back.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Compile one ATen graph: cut it, and replace its blocks by what runs them.
 
 A graph is cut when it is compiled; its blocks are exported and built at their first call, so that
-a backward graph nobody runs costs nothing.
+a backward graph that does not run costs nothing.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def forget_what_was_told() -> None:
 def _report(partition: Partition, recipe: Recipe) -> None:
     """Say what stays in torch, but for what belongs there.
 
-    A graph that is left to torch as a whole is a warning, unless others were for the same
+    A graph that falls back to torch as a whole is a warning, unless others were for the same
     operators: a model whose fifty layers are graphs of one kind says it once.
     """
     missing = [f for f in partition.fallbacks if not _belongs_in_torch(f)]

@@ -1,6 +1,6 @@
 """Calls of daemon threads when the interpreter ends.
 
-Nobody waits for these threads: the interpreter ends, and onnxruntime's state is destroyed, while
+No one joins these threads: the interpreter ends, and onnxruntime's state is destroyed, while
 they are in a session.
 """
 

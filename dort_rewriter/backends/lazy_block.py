@@ -1,7 +1,7 @@
 """A part of a graph that runs in ONNX Runtime as a whole; its first call builds it.
 
 What it was built for may change: weights and numbers that it holds, ranks, types and fixed sizes
-of arguments. It is built again then, or another beside it; a session that fails is left to torch.
+of arguments. It is built again then, or another beside it; one that fails falls back to torch.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def report_when_asked(
     options: OrtBackendOptions,
     problem: str,
 ) -> None:
-    """Write about a graph that is given up, if ``DORT_REPORT_DIR`` is set."""
+    """Write about a graph that falls back, if ``DORT_REPORT_DIR`` is set."""
     if env.read("DORT_REPORT_DIR"):
         report_problem(graph_module, args, options, problem)
 

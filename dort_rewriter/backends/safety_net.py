@@ -70,7 +70,7 @@ def guarded(
             raise
         text = _describe(error, graph_module)
         logger.warning("A graph runs in torch from now on: %s", text)
-        logger.debug("It was left to torch for this.", exc_info=error)
+        logger.debug("It fell back to torch for this.", exc_info=error)
         if trace is not None:
             trace.failures.append(text)
         if report is not None:

@@ -6,8 +6,8 @@ the memory, and the executor takes the view, so that strides, offsets and who sh
 whom are what torch would have given. Where all sizes are known the views between what is computed
 and what is returned are one: each costs microseconds.
 
-Results whose layout nobody sees (saved for a backward graph, gradients) are computed as they are,
-dense: a part of something large does not keep all of it.
+Results whose layout is not observed (saved for a backward graph, gradients) are computed as they
+are, dense: a part of something large does not keep all of it.
 """
 
 from __future__ import annotations

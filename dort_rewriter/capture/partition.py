@@ -1,6 +1,6 @@
 """Cut a graph into blocks for ONNX Runtime and what stays in torch.
 
-Support is decided by whoever converts, before anything is converted. Most graphs are supported as
+Support is decided by the dispatcher, before anything is converted. Most graphs are supported as
 a whole and are not touched.
 """
 

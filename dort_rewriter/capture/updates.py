@@ -2,7 +2,7 @@
 
 AOTAutograd writes a graph as if nothing were ever changed, and ends it by copying the new values
 of the arguments that the model changes (``copy_``). Here these copies become results, so that all
-that follows has a graph without side effects: it may be run again, compared, left to torch. Who
+that follows has a graph without side effects: it may be run again, compared, run in torch. Who
 runs it may write a new value where the old one is, and returns the argument itself; what comes
 back as another tensor is copied.
 """

@@ -206,8 +206,8 @@ _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
     torch.ops.aten.soft_margin_loss_backward.default: _of_soft_margin,
 }
-"""What is made of a decomposition of torch that gives other types than its kernel, or other numbers
-for those that are not finite."""
+"""What is made of a decomposition of torch that gives other types than its kernel, or other
+numbers for those that are not finite."""
 
 
 def filter_decomposition_table(

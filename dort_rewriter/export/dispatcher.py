@@ -183,7 +183,7 @@ class InFront(Dispatcher):
 
 
 class ForceDispatcher(Dispatcher):
-    """Turns an operator nobody converts into a node of a custom domain."""
+    """Turns an operator without a converter into a node of a custom domain."""
 
     def __init__(
         self,

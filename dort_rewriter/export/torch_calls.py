@@ -1,6 +1,6 @@
-"""Calls of torch inside a session: operators that nobody converts, and that would cut the graph.
+"""Calls of torch inside a session: operators without a converter, and that would cut the graph.
 
-Whoever cuts a graph asks which nodes may be called, and marks them; the nodes of a graph that is
+The partitioner asks which nodes may be called, and marks them; the nodes of a graph that is
 exported to a file are never marked. A model with such calls runs only in the process that made it.
 """
 

@@ -1,7 +1,7 @@
 """The driver: it shows nodes to rules until none applies, and carries out what they ask for.
 
 Every node is looked at once; after an application, only its neighbourhood is. A result that is
-replaced keeps its name, type and shape; nodes that nobody needs any more are removed.
+replaced keeps its name, type and shape; dead nodes are removed.
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ def _run(number: int, memory: tuple[tuple[memoryview, int, tuple[int, ...]], ...
     known = _calls.get(number)
     call = None if known is None else known()
     if call is None:
-        raise ExecutionError("a call of torch is gone: whoever runs the session is to keep it.")
+        raise ExecutionError(
+            "the session calls torch, and its TorchCall is gone: keep the TorchCall alive while the session runs."
+        )
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:

@@ -1,4 +1,4 @@
-"""``dort-rewriter report``: run a program, and pack each graph that is given up to torch."""
+"""``dort-rewriter report``: run a program, and pack each graph that falls back to torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_report(arguments: Sequence[str]) -> int:
     missing = list(unwritten()[lost:])
     lines += [f"not written: {_first_line(problem)}" for problem in missing]
     some = bool(found or missing)
-    lines.append(f"{len(found)} graph(s) written." if some else "No graph was given up.")
+    lines.append(f"{len(found)} graph(s) written." if some else "No graph fell back.")
     if ended:
         lines.append(f"The program ended with {ended}")
     data = {"folders": [str(f) for f in found], "not_written": missing, "error": ended}

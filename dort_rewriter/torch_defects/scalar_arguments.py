@@ -2,7 +2,7 @@
 
 Each has a symbol. After AOTAutograd has traced, a pass of torch notes the symbols that it cannot
 compute with, and starts Dynamo again, which takes what shows such a symbol and has no reader for
-an argument that nobody reads: in ``a.add_(1)`` the result shows it, and the write was lost.
+an unused argument: in ``a.add_(1)`` the result shows it, and the write was lost.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bo
 def view_written_arguments(graph: torch.fx.Graph, metadata: Any) -> None:
     """Let the results that are views of new values of arguments be views of the arguments.
 
-    Their numbers are those before the writes, which nobody reads: torch makes each view again,
+    Their numbers are those before the writes, which are unused: torch makes each view again,
     once the argument is written.
     """
     arguments = [n for n in graph.nodes if n.op == "placeholder"]

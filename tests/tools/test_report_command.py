@@ -77,5 +77,5 @@ def test_what_cannot_be_written_is_counted(tmp_path: Path) -> None:
 def test_nothing_is_written_about_a_program_that_runs(tmp_path: Path) -> None:
     done = report(tmp_path, "Exp")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["12.0", "No graph was given up."]
+    assert done.stdout.splitlines() == ["12.0", "No graph fell back."]
     assert not (tmp_path / "found").exists()

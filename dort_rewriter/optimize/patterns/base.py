@@ -38,7 +38,7 @@ class Refusal:
 class Match:
     """Results of the graph, and how to compute them otherwise.
 
-    Nodes that nobody needs any more are removed by the driver: a rule need not ask who else uses
+    Dead nodes are removed by the driver: a rule need not ask who else uses
     what lies between its inputs and its results, unless keeping it would make the rewrite useless.
     An output of the model that would be a value with another name keeps its node; those who read
     it read that value.

@@ -1,6 +1,6 @@
 """Walk an FX graph of ATen operators, call a converter for each node, and hand over the model.
 
-NOTE: the walk does not stop at an operator without a converter: the user gets the list of all of them.
+NOTE: the walk does not stop at an operator without a converter: the user gets a list of all.
 """
 
 from __future__ import annotations

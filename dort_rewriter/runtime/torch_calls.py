@@ -102,7 +102,7 @@ def _run(number: int, memory: tuple[tuple[memoryview, int, tuple[int, ...]], ...
     call = None if known is None else known()
     if call is None:
         raise ExecutionError(
-            "the session calls torch, and its TorchCall is gone: keep it alive while the session runs."
+            "the session calls torch, and its TorchCall is gone: keep it while the session runs."
         )
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)

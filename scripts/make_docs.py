@@ -192,7 +192,8 @@ DEFECTS = """torch answers wrongly in these places, whichever backend compiles t
 `aot_eager` shows each. This package repairs or refuses them. `dort_rewriter/torch_defects/` has a
 file for each, with a probe that says whether the torch that is installed still has it. What is
 changed in torch itself is changed while a graph is traced, and another thread that compiles with
-another backend meanwhile sees torch as it is; where that does not hold, it is said.
+another backend meanwhile sees torch as it is; where that does not hold, it is said. `reports/` there
+has texts that could be filed upstream, for what has no thread.
 
 Resizing operators are traced whole, which is faster and no defect: their decompositions are put
 aside while a graph is traced, for the whole process."""

@@ -31,7 +31,9 @@ DEFECT = Defect(
     remedy=(
         "torch's kernels of fake tensors are corrected, for the thread that traces, while it does"
     ),
-    upstream="(see below)",
+    upstream=(
+        "types: pytorch#179401, pytorch#186077 (fixes); the dimension: `reports/count_types.md`"
+    ),
 )
 
 

@@ -25,4 +25,4 @@ class Defect:
     remedy: str
     """What is done about it, and how far that reaches: the graph, the thread, the process."""
     upstream: str
-    """The thread that reports it, or the text of this folder that could be filed."""
+    """The thread that reports it, or the text in ``reports`` that could be filed."""

@@ -24,7 +24,7 @@ DEFECT = Defect(
     ),
     seen_in=("2.8", "2.13"),
     remedy="Dynamo's graph is changed: `x.index_add_(...)` is `x.copy_(x.index_add(...))`",
-    upstream="(see below)",
+    upstream="pytorch#133512, pytorch#111133; fixed after 2.13 by pytorch#186328",
 )
 
 

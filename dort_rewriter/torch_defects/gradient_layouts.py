@@ -24,7 +24,7 @@ DEFECT = Defect(
     ),
     seen_in=("2.13",),
     remedy="AOTAutograd's metadata of the compilation is corrected",
-    upstream="(see below)",
+    upstream="`reports/gradient_layouts.md`; pytorch#184519 fixed it for `expand`",
 )
 
 

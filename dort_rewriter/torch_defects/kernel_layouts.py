@@ -32,7 +32,7 @@ DEFECT = Defect(
     effect="Results are traced with other strides than kernels give them.",
     seen_in=("2.8", "2.13"),
     remedy="the metadata of the graph is corrected: a kernel is asked on small tensors",
-    upstream="(see below)",
+    upstream="pytorch#198364, pytorch#192668; the others: `reports/kernel_layouts.md`",
 )
 
 

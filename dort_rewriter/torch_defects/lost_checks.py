@@ -29,7 +29,10 @@ DEFECT = Defect(
         "`one_hot` is traced with its checks, for the thread that traces; the check of "
         "factorizations is registered as one with an effect, for the process"
     ),
-    upstream="(see below)",
+    upstream=(
+        "pytorch#144211 (`one_hot`), pytorch#151309, pytorch#182965 (factorizations; fixed by "
+        "pytorch#184111)"
+    ),
 )
 
 

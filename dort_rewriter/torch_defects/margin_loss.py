@@ -26,7 +26,7 @@ DEFECT = Defect(
         "another decomposition takes its place in the table of the compilation, and for the "
         "thread that traces"
     ),
-    upstream="(see below)",
+    upstream="pytorch#141017, pytorch#185464; fixed after 2.13 by pytorch#186074",
 )
 
 

@@ -27,7 +27,10 @@ DEFECT = Defect(
     ),
     seen_in=("2.8", "2.13"),
     remedy="the metadata of the graph is corrected",
-    upstream="(see below)",
+    upstream=(
+        "`reports/metadata.md`, `reports/metadata_of_expand.md`; gradients of layer norm: "
+        "pytorch#159830 (fix)"
+    ),
 )
 
 

@@ -30,7 +30,7 @@ DEFECT = Defect(
         "torch's kernel of fake tensors and its decomposition count from the first, for the "
         "thread that traces, while it does"
     ),
-    upstream="(see below)",
+    upstream="pytorch#182181; fixed by pytorch#182405",
 )
 
 

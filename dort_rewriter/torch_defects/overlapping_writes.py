@@ -35,7 +35,7 @@ DEFECT = Defect(
     ),
     seen_in=("2.8", "2.13"),
     remedy="the graph runs in eager mode",
-    upstream="(see below)",
+    upstream="pytorch#197448, pytorch#114302, pytorch#152425",
 )
 
 

@@ -27,7 +27,10 @@ DEFECT = Defect(
     remedy=(
         "torch's fast path of fake tensors is corrected, for the thread that traces, while it does"
     ),
-    upstream="(see below)",
+    upstream=(
+        "fixed in 2.13 without a thread of its own; pytorch#150874 made quotients by a number "
+        "right"
+    ),
 )
 
 

@@ -30,7 +30,7 @@ DEFECT = Defect(
         "torch's pass over such arguments is shown the used ones only, for the thread that "
         "traces, while it does"
     ),
-    upstream="(see below)",
+    upstream="`reports/scalar_arguments.md`",
 )
 
 

@@ -27,7 +27,7 @@ DEFECT = Defect(
     ),
     seen_in=("2.8", "2.13"),
     remedy="its result is returned by Dynamo's graph, and dropped after each call",
-    upstream="(see below)",
+    upstream="pytorch#151524",
 )
 
 

@@ -36,7 +36,10 @@ DEFECT = Defect(
     ),
     seen_in=("2.8", "2.13"),
     remedy="AOTAutograd's metadata of the compilation, and the graph, are corrected",
-    upstream="(see below)",
+    upstream=(
+        "arguments that share memory: pytorch#198095; the others: `reports/view_replays.md`, "
+        "`reports/view_replays_of_arguments.md`"
+    ),
 )
 
 

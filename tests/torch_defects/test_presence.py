@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,6 +17,7 @@ from dort_rewriter import torch_defects
 from dort_rewriter.torch_defects.defect import Defect
 
 SERIES = "{}.{}".format(*Version(torch.__version__).release)
+REPORTS = Path(torch_defects.__path__[0]) / "reports"
 TESTED = ("2.8", "2.13")
 MODULES = [
     module
@@ -40,3 +43,5 @@ def test_a_defect_is_described(module: ModuleType) -> None:
     assert isinstance(defect, Defect)
     assert set(defect.seen_in) <= set(TESTED)
     assert all(vars(defect).values())
+    for report in re.findall(r"`reports/(\w+\.md)`", defect.upstream):
+        assert (REPORTS / report).is_file()

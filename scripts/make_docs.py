@@ -190,10 +190,10 @@ def version_of(name: str, pins: list[str]) -> str:
 
 DEFECTS = """torch answers wrongly in these places, whichever backend compiles through AOTAutograd:
 `aot_eager` shows each. This package repairs or refuses them. `dort_rewriter/torch_defects/` has a
-file for each, with a probe that says whether the torch that is installed still has it. What is
-changed in torch itself is changed while a graph is traced, and another thread that compiles with
-another backend meanwhile sees torch as it is; where that does not hold, it is said. `reports/` there
-has texts that could be filed upstream, for what has no thread.
+file for each, with a probe that says whether the torch that is installed still has it, and
+`reports/`, texts that could be filed upstream for what has no thread. What is changed in torch
+itself is changed while a graph is traced, and another thread that compiles with another backend
+meanwhile sees torch as it is; where that does not hold, it is said.
 
 Resizing operators are traced whole, which is faster and no defect: their decompositions are put
 aside while a graph is traced, for the whole process."""

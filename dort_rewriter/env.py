@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 __all__ = [
     "IMPORTED_AT",
-    "TELEMETRY",
     "VARIABLES",
     "Variable",
     "extended",
@@ -23,9 +22,6 @@ __all__ = [
 
 IMPORTED_AT = time.time()
 """When this package was imported: what is changed on the disk later is not what runs."""
-
-
-TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ VARIABLES: dict[str, Variable] = {
             "1: the package stays inert: nothing is hooked when torch is imported.",
         ),
         Variable(
-            TELEMETRY,
+            "ORT_DISABLE_TELEMETRY",
             "1",
             "A variable of onnxruntime, whose builds of 1.29 and newer send events to Microsoft "
             "unless it is 1. Where nothing has set it, and onnxruntime is not imported yet, this "

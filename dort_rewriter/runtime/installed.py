@@ -43,7 +43,7 @@ def load_onnxruntime() -> ModuleType:
     first, or sets the variable, decides for the process.
     """
     if "onnxruntime" not in sys.modules:
-        env.set_default(env.TELEMETRY)
+        env.set_default("ORT_DISABLE_TELEMETRY")
     try:
         with _quiet_import():
             ort = importlib.import_module("onnxruntime")

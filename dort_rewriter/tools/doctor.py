@@ -35,6 +35,7 @@ __all__ = ["Finding", "examine"]
 
 DISTRIBUTION = "dort-rewriter"
 TRAINING, GPU = "onnxruntime-training", "onnxruntime-gpu"
+TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def examine(trial: bool = True) -> Iterator[Finding]:
         yield Finding("problem", "torch", f"cannot be imported: {failure}", "pip install torch")
         return
     if flavours:  # without one, everything below that needs it says the same again
-        mode = env.read(env.TELEMETRY) if env.is_set(env.TELEMETRY) else ""
+        mode = env.read(TELEMETRY) if env.is_set(TELEMETRY) else ""
         yield from check_telemetry(_version(flavours[0]) or "", mode)
         yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "", flavours)
     importlib.import_module("torch.onnx")  # where the hook has its work
@@ -147,12 +148,12 @@ def check_telemetry(version: str, mode: str) -> Iterator[Finding]:
     if _numbers(version) < (1, 29):
         return
     if mode == "1":
-        yield Finding("ok", "telemetry", f"of onnxruntime is off: {env.TELEMETRY}=1")
+        yield Finding("ok", "telemetry", f"of onnxruntime is off: {TELEMETRY}=1")
     else:
         text = "of onnxruntime is on where a program imports it before this package does"
         if mode:
-            text = f"of onnxruntime is on: {env.TELEMETRY}={mode}"
-        yield Finding("note", "telemetry", text, f"export {env.TELEMETRY}=1")
+            text = f"of onnxruntime is on: {TELEMETRY}={mode}"
+        yield Finding("note", "telemetry", text, f"export {TELEMETRY}=1")
 
 
 def explain_import_failure(message: str, numpy: str, names: Sequence[str] = ()) -> Finding:

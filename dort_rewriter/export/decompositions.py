@@ -176,7 +176,10 @@ def _of_logit(decompose: Callable[..., Any]) -> Callable[..., Any]:
     """The same."""
 
     def decomposed(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Any:
-        return torch.where(x.isnan(), x * grad, decompose(grad, x, eps))
+        known = decompose(grad, x, eps)
+        if eps is None:  # the zero has no sign
+            known = torch.where((x == 0) | (x == 1), grad * float("inf"), known)
+        return torch.where(x.isnan(), x * grad, known)
 
     return decomposed
 
@@ -206,8 +209,8 @@ _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
     torch.ops.aten.soft_margin_loss_backward.default: _of_soft_margin,
 }
-"""What is made of a decomposition of torch that gives other types than its kernel, other numbers for
-those that are not finite, or more."""
+"""What is made of a decomposition of torch that gives other types than its kernel, other numbers
+for those that are not finite, or more."""
 
 
 def filter_decomposition_table(

@@ -23,7 +23,6 @@ from dort_rewriter import env
 from dort_rewriter.errors import (
     DortError,
     OptionError,
-    UnsupportedOpError,
     given_function_of,
     place_of,
 )
@@ -85,6 +84,8 @@ def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
     said = f"{type(error).__name__}: {first}{f' (at {where})' if where else ''}"
     if given := given_function_of(error):
         return f"{said}. It was raised in {given}; with fallback=False you see it whole."
+    if first.startswith("derivative for") and first.endswith("is not implemented"):
+        return f"{said}. Eager mode runs it, and raises the same in backward()."
     return (
         f"{said}. This is a defect "
         "of dort_rewriter, or of what it stands on: `dort-rewriter report PROGRAM` writes what "
@@ -98,8 +99,8 @@ def _first_place(graph_module: torch.fx.GraphModule) -> str:
 
 
 def raises_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]:
-    """Let what a backend raises on purpose reach the user as itself: a mistake in the options, and
-    operators that are not converted where ``fallback=False``.
+    """Let what a backend raises on purpose reach the user as itself: a mistake in the options, or
+    operators that are not converted, where ``fallback=False``.
 
     Dynamo wraps what a backend raises, so there what the backend returns raises it.
     """
@@ -108,7 +109,7 @@ def raises_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]
     def compile_or_refuse(*args: P.args, **kwargs: P.kwargs) -> Callable[..., Any]:
         try:
             return backend(*args, **kwargs)
-        except (OptionError, UnsupportedOpError) as error:
+        except DortError as error:
             if torch._guards.TracingContext.try_get() is None:  # called by hand
                 raise
             return _raising(error)

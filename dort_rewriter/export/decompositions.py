@@ -176,7 +176,10 @@ def _of_logit(decompose: Callable[..., Any]) -> Callable[..., Any]:
     """The same."""
 
     def decomposed(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Any:
-        return torch.where(x.isnan(), x * grad, decompose(grad, x, eps))
+        known = decompose(grad, x, eps)
+        if eps is None:  # the zero has no sign
+            known = torch.where((x == 0) | (x == 1), grad * float("inf"), known)
+        return torch.where(x.isnan(), x * grad, known)
 
     return decomposed
 

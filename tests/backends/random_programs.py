@@ -49,6 +49,8 @@ LAYOUTS = (
 )
 """Sizes in memory, and how a view is made of it."""
 ALIASES = ("a0.view(-1)", "a0[1:]", "a0.detach()", "a0[..., :1]", "a0.t()", "a0[0]")
+SPECIAL = ("torch.inf", "-torch.inf", "torch.nan", "0.0", "-0.0", "1e-40", "1e-30", "1e3", "1e30")
+"""Numbers among those of some arguments: not finite, huge, or less than the normal ones."""
 NUMBERS = ("-1", "0", "1", "2", "3", "0.5", "2.5", "-0.25", "True")
 
 
@@ -96,14 +98,16 @@ class RandomProgram:
 
 def generate(seed: int, steps: tuple[int, int] = (5, 40)) -> RandomProgram:
     """The program of a seed."""
-    return _Writer(random.Random(seed)).write(steps)
+    # What is special has draws of its own, so that all else is as it would be without.
+    return _Writer(random.Random(seed), random.Random(f"special of {seed}")).write(steps)
 
 
 class _Writer:
     """Writes a program, and runs it at each size while it does."""
 
-    def __init__(self, choose: random.Random) -> None:
+    def __init__(self, choose: random.Random, special: random.Random) -> None:
         self.choose = choose
+        self.special = special if special.random() < 0.2 else None
         self.grad = choose.random() < 0.5
         self.dynamic = choose.random() < 0.3
         self.autocast = choose.random() < 0.15
@@ -156,7 +160,11 @@ class _Writer:
         else:
             return f"torch.randn({sizes}){after} > 0"
         low = "0, 5, " if make == "randint" else ""
-        return f"torch.{make}({low}{sizes}, dtype=torch.{dtype}){after}"
+        made = f"torch.{make}({low}{sizes}, dtype=torch.{dtype})"
+        if self.special is not None and make != "randint":
+            kept = f"torch.rand({sizes}) < 0.7"
+            made = f"{made}.where({kept}, {self.special.choice(SPECIAL)})"
+        return f"{made}{after}"
 
     def _tensors(self) -> list[str]:
         names = [n for n, v in self.spaces[0].items() if isinstance(v, torch.Tensor)]

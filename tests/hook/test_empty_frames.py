@@ -68,6 +68,20 @@ def test_it_is_told_again_after_a_reset(lines: Callable[[], list[str]]) -> None:
     assert [line.partition(" (")[0] for line in lines()] == ["Dynamo found no graph in GRU"] * 2
 
 
+def test_a_graph_that_a_backend_refuses_is_none_that_is_missing(
+    lines: Callable[[], list[str]],
+) -> None:
+    """Dynamo counts it only when it is compiled."""
+
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        return x.bernoulli(0.4)
+
+    options = {"fallback": False}
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="is not implemented"):
+        torch.compile(drawn, backend="onnxrt", options=options)(torch.ones(2, requires_grad=True))
+    assert lines() == []
+
+
 def test_what_a_function_calls_is_not_told_once_more(lines: Callable[[], list[str]]) -> None:
     assert compiled(count)(torch.ones(2, 3)) == 4
     (line,) = lines()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter import OrtBackend, UnsupportedOpError, onnx_debug_backend
+from dort_rewriter import CaptureError, OrtBackend, UnsupportedOpError, onnx_debug_backend
 from dort_rewriter.torch_defects.overlapping_writes import overlapping_writes
 
 Tensor = torch.Tensor
@@ -135,16 +135,14 @@ def test_an_expanded_argument() -> None:
 def test_without_a_fallback_it_is_an_error() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(written(TAKEN["zero_"]), backend=OrtBackend({"fallback": False}))
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+    with pytest.raises(UnsupportedOpError, match="one in memory"):
         compiled(torch.ones(3))
-    assert "one in memory" in str(raised.value)
-    assert UnsupportedOpError.__name__ in str(raised.value)
 
 
 def test_a_backend_of_ones_own_is_told() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(written(TAKEN["zero_"]), backend=onnx_debug_backend)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="one in memory"):
+    with pytest.raises(CaptureError, match="one in memory"):
         compiled(torch.ones(3))
 
 

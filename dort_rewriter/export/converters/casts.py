@@ -61,13 +61,10 @@ def _rounded(op: Recorder, x: Value) -> Value:
     beyond = op.GreaterOrEqual(size, limit) if is_beyond else op.Greater(size, limit)
     x = op.Where(beyond, op.Where(op.Less(x, 0.0), -instead, instead), x)
     if op.dtype.name.endswith("UZ"):
-        x = op.Where(op.Less(size, _NOTHING), 0.0, x)
+        ends = torch.finfo(dtype)
+        x = op.Where(op.LessOrEqual(size, ends.smallest_normal * ends.eps / 2), 0.0, x)
     result: Value = op.Cast(x, to=op.dtype, saturate=0)
     return result
-
-
-_NOTHING = 2.0**-20
-"""Smaller numbers are zero in each of the types."""
 
 
 @functools.cache

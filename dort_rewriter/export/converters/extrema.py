@@ -7,6 +7,7 @@ for that to be a mask. ONNX leaves it open: files have plain nodes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -91,6 +92,8 @@ def _seconds(op: Recorder, sizes: Sequence[int], width: int) -> list[bool]:
     """Where torch returns the second of equal numbers: in rows of whole vectors."""
     assert op.fx_node is not None
     given: list[Any] = [n.meta.get("val") for n in op.fx_node.all_input_nodes]
+    if places := _places(given, sizes):
+        return [place < len(places) - len(places) % width for place in places]
     length = 1
     for i in reversed(range(len(sizes))):
         steps = [_step(v, len(sizes) - i, sizes[i]) for v in given]
@@ -101,6 +104,17 @@ def _seconds(op: Recorder, sizes: Sequence[int], width: int) -> list[bool]:
         length *= sizes[i]
     whole = length - length % width
     return [i % length < whole for i in range(math.prod(sizes))]
+
+
+def _places(given: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[int]:
+    """Where each element lies, if all operands lie alike and without gaps."""
+    strides = {(v.shape, v.stride()) for v in given}
+    if len(strides) > 1 or list(given[0].shape) != list(sizes):
+        return []
+    steps = [int(s) for s in given[0].stride()]
+    indices = itertools.product(*map(range, sizes))
+    places = [sum(i * s for i, s in zip(at, steps, strict=True)) for at in indices]
+    return places if sorted(places) == list(range(len(places))) else []
 
 
 def _step(value: torch.Tensor, from_last: int, size: int) -> int:

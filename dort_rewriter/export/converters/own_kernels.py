@@ -6,10 +6,13 @@ asked first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.export.converters.opmath import is_float
 from dort_rewriter.export.converters.windows import Windows
@@ -147,10 +150,21 @@ def layer_norm(
     """x normalized over its last axes, the mean and the reciprocal deviation."""
     weight = _filled(op, weight, normalized_shape, 1.0)
     bias = _filled(op, bias, normalized_shape, 0.0)
-    axes = len(normalized_shape)
-    results = op.own("LayerNorm", x, weight, bias, outputs=3, axes=axes, epsilon=float(eps))
+    how: dict[str, Any] = {"axes": len(normalized_shape), "epsilon": float(eps)}
+    if not _joins_lanes_apart():
+        how["lanes_apart"] = 0
+    results = op.own("LayerNorm", x, weight, bias, outputs=3, **how)
     y, mean, rstd = results
     return y, mean, rstd
+
+
+@functools.cache
+def _joins_lanes_apart() -> bool:
+    """Whether torch joins the moments of vectors in another order than those of numbers: newer
+    versions do, which have an infinite variance where others have none."""
+    with unset_fake_temporarily():
+        x = torch.tensor([1.0, 3e19, *[1.0] * 6])
+        return bool(torch.native_layer_norm(x, (8,), None, None, 1e-5)[2] == 0)
 
 
 def layer_norm_gradient(
@@ -180,8 +194,8 @@ def variance(
     perm = [*others, *axes]
     rows = x if perm == list(range(x.rank)) else op.Transpose(x, perm=perm)
     how: dict[str, Any] = {"axes": len(axes), "correction": float(correction), "root": int(root)}
-    # What torch computes of all numbers, as long as nobody asks for the mean.
-    how["float_mean"] = int(not others and not with_mean)
+    # What torch computes where the result is one number, as long as nobody asks for the mean.
+    how["float_mean"] = int(all(x.dims[i] == 1 for i in others) and not with_mean)
     results = op.own("Variance", rows, outputs=1 + with_mean, **how)
     made = list(results) if with_mean else [results]
     for value in made:

@@ -27,7 +27,7 @@ struct Moments {
     take(other, delta, delta * delta * share(other) * count);
   }
 
-  // The same in the order of torch's vectors.
+  // The same in the order of newer torch's vectors.
   void join_lane(const Moments& other) {
     const float delta = other.mean - mean;
     take(other, delta, delta * count * (share(other) * delta));
@@ -48,7 +48,8 @@ struct Moments {
 
 // Return the moments of n numbers: in lanes, chunk by chunk, each two of the same length joined.
 // Of 16-bit numbers torch reads two vectors in a step.
-inline Moments torch_moments(const float* x, int64_t n, bool halves) {
+inline Moments torch_moments(const float* x, int64_t n, bool halves, bool lanes_apart) {
+  const auto join = lanes_apart ? &Moments::join_lane : &Moments::join;
   const int64_t vectors = halves ? 2 : 1, width = vectors * kTorchLanes;
   const int64_t steps = n / width, chunks = (steps + kTorchChunk - 1) / kTorchChunk;
   int64_t depth = 1;
@@ -65,15 +66,15 @@ inline Moments torch_moments(const float* x, int64_t n, bool halves) {
         for (int64_t step = chunk * kTorchChunk; step < until; ++step) {
           part.add(x[step * width + vector * kTorchLanes + lane]);
         }
-        levels[0].join_lane(part);
+        (levels[0].*join)(part);
       }
       int64_t mask = chunk + 1;
       for (int64_t level = 1; level < depth && (mask & 1) == 0; ++level, mask >>= 1) {
-        levels[level].join_lane(levels[level - 1]);
+        (levels[level].*join)(levels[level - 1]);
         levels[level - 1] = Moments();
       }
     }
-    for (int64_t level = 1; level < depth; ++level) levels[0].join_lane(levels[level]);
+    for (int64_t level = 1; level < depth; ++level) (levels[0].*join)(levels[level]);
     lanes[lane] = levels[0];
   }
   for (const Moments& lane : lanes) total.join(lane);

@@ -22,7 +22,9 @@ class LayerNorm {
   static constexpr size_t in_place = 0;
 
   explicit LayerNorm(const Info& info)
-      : axes_(info.integer("axes", 1, 1, kMostAxes)), epsilon_(info.number("epsilon")) {
+      : axes_(info.integer("axes", 1, 1, kMostAxes)),
+        epsilon_(info.number("epsilon")),
+        apart_(info.flag("lanes_apart", true)) {
     for (size_t i = 0; i < 3; ++i) made_[i] = info.output_type(i);
   }
 
@@ -48,7 +50,7 @@ class LayerNorm {
           return d * d;
         });
         if (!(squares < kHugeSquares && std::abs(mean) < kHugeMean)) {
-          const Moments moments = torch_moments(from, by.width, x.type != kFloat);
+          const Moments moments = torch_moments(from, by.width, x.type != kFloat, apart_);
           mean = moments.mean;
           squares = moments.squares;
         }
@@ -65,6 +67,7 @@ class LayerNorm {
  private:
   int64_t axes_;
   double epsilon_;
+  bool apart_;  // whether torch joins vectors in an order of their own
   ElementType made_[3];
 };
 

@@ -1,0 +1,180 @@
+"""Rows of numbers of which some are not finite or huge: places of NaN and signs as in eager mode.
+
+Each test is one or two programs, called with many tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.backends.ways import compile_strictly
+
+INF, NAN = math.inf, math.nan
+ROWS = (
+    [3e19, -3e19, 1.0],
+    [INF, 1.0, 2.0],
+    [1.0, 2.0, INF],
+    [INF, 1.0, INF],
+    [1.0, -INF, NAN],
+    [1e30, 1e30, -1e30],
+    [3e38, 3e38, 3e38],
+    [-0.0, -0.0, -0.0],
+    [1.0, 2.0, 4.0],
+)
+
+Program = Callable[..., Sequence[Any]]
+
+
+def _compare(program: Program, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+    """Compare results, and the gradients of those that have some."""
+    torch._dynamo.reset()
+    compiled, _ = compile_strictly(program, fallback=True)
+    found = []
+    for given in calls:
+        got, expected = (_results(f, given) for f in (compiled, program))
+        for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            if not _is_same(a, b):
+                found.append(f"{given}, result {i}: got {a.tolist()}, eager {b.tolist()}")
+    assert not found, "\n".join(found)
+
+
+def _results(function: Program, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    copies = [x.detach().clone().requires_grad_(x.requires_grad) for x in given]
+    results = list(function(*copies))
+    ends = [r for r in results if r.requires_grad]
+    starts = [x for x in copies if x.requires_grad]
+    if not ends or not starts:
+        return results
+    seeds = [torch.linspace(-1, 1, r.numel()).view(r.shape).to(r.dtype) for r in ends]
+    return [*(r.detach() for r in results), *torch.autograd.grad(ends, starts, seeds)]
+
+
+def _is_same(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    a, b = got.double(), expected.double()
+    zeros = (a == 0) & (b == 0)
+    limit = 2e-2 if expected.dtype is torch.bfloat16 else 1e-4
+    close = (a - b).abs() <= limit * (b.abs() + 0.1)
+    same = (a == b) | (a.isnan() & b.isnan()) | (close & a.isfinite() & b.isfinite())
+    return bool((same & ~(zeros & (a.signbit() != b.signbit()))).all())
+
+
+def _rows(dtype: torch.dtype, repeats: int = 1) -> list[tuple[torch.Tensor]]:
+    return [(torch.tensor([row] * repeats, dtype=dtype),) for row in ROWS]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_variances_and_means(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            x.std(), x.var(-1), x.std(-1, unbiased=False), *torch.var_mean(x, -1),
+            *torch.std_mean(x, keepdim=True), x.logsumexp(-1), x.logsumexp((0, 1)), x.cumsum(-1),
+        )  # fmt: skip
+
+    _compare(program, _rows(dtype))
+
+
+def test_a_variance_along_other_axes() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.stack([x, x * 2])
+        return y.var(0), *torch.std_mean(y, (0, 2)), y.std((0, 1), keepdim=True)
+
+    _compare(program, _rows(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms(dtype: torch.dtype) -> None:
+    """The statistics of a layer norm are as torch's steps from number to number leave them."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = torch.cat([x, x.flip(1), x * 0 + 0.5, x], 1)
+        return (
+            *torch.native_layer_norm(x, (3,), None, None, 1e-5),
+            *torch.native_layer_norm(wide, (12,), None, None, 1e-5),
+            *torch.native_group_norm(x.view(1, 2, 3), None, None, 1, 2, 3, 2, 1e-5),
+        )
+
+    _compare(program, _rows(dtype, 2)[1:])
+
+
+def test_weights_of_norms() -> None:
+    weights = [torch.tensor([INF, 1.0]), torch.tensor([NAN, -INF]), torch.tensor([2.0, 0.5])]
+    x = torch.tensor([[1.0, -2.0, 4.0], [-1.0, 3.0, -2.0]])
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = functional.batch_norm(x.view(1, 2, 3), None, None, w, w * 0 + 1, True)
+        rows = functional.batch_norm(x.t(), None, None, w, w * 0 + 1, True)
+        return functional.group_norm(x.view(1, 2, 3), 1, w, w * 0 + 1), batch, rows
+
+    _compare(program, [(x, w) for w in weights])
+
+
+def test_gradients_of_norms() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return functional.layer_norm(x, (3,)), functional.group_norm(x.view(1, 2, 3), 2)
+
+    _compare(program, [(x.requires_grad_(),) for (x,) in _rows(torch.float32, 2)[:6]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [4, 70])
+def test_zeros_of_two_signs(dtype: torch.dtype, count: int) -> None:
+    """torch takes the second one in whole vectors, and the first one behind them."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        extrema = (torch.maximum, torch.minimum, torch.fmax, torch.fmin)
+        rows = y.view(2, -1)
+        broad = torch.maximum(rows, rows[0]), torch.minimum(rows.t(), rows.t() * -1)
+        chosen = torch.where(x > 1, x, y), torch.clamp(x, y, y)
+        return *(f(x, y) for f in extrema), *broad, *chosen
+
+    x = torch.tensor([0.0, -0.0] * count, dtype=dtype)[:count]
+    _compare(program, [(x, -x)])
+
+
+def test_what_a_weight_or_a_distance_hangs_on() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = x.view(2, 4), x.flip(0).view(2, 4)
+        soft = functional.soft_margin_loss(x * 100, torch.sign(w * 0 + 1).expand(8))
+        smooth = functional.smooth_l1_loss(x, w.expand(8), reduction="none")
+        return functional.prelu(x, w), torch.cdist(a, b, 0.0), torch.logit(x), soft, smooth
+
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, NAN, 2.0, -3.0])
+    calls = [(x.clone().requires_grad_(), torch.tensor([w])) for w in (INF, -INF, NAN, 0.25)]
+    _compare(program, calls)
+
+
+def test_what_no_operator_of_onnx_shows() -> None:
+    """The sign of a NaN; derivatives of the digamma function at its poles."""
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.tensor([NAN, -NAN, 0.0, -0.0, INF, -1.0], dtype=dtype)
+
+        def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            signs = torch.signbit(x) * 1, torch.copysign(torch.ones_like(x), x)
+            return *signs, torch.polygamma(2, x) * 1
+
+        _compare(program, [(x,)])
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])
+def test_numbers_rounded_to_float8(name: str) -> None:
+    """They stay in a model, of an opset that has the type; beyond its range they are torch's."""
+    dtype = getattr(torch, f"float8_{name}")
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((x * 2).to(dtype).float() + 1,)
+
+    x = torch.tensor(
+        [0.0, -0.0, 0.3, -1.5, 224, 232, 232.5, 240, 248, 124, 28672, 30720, 30721, 1e30, INF,
+         -INF, NAN, 1e-30, 2.0**-11, 2.0**-18, 1.3 * 2.0**-18, -1e-40]
+    )  # fmt: skip
+    compiled, _ = compile_strictly(program)  # without a fallback
+    for given in (x, -x):
+        (got,), (expected,) = compiled(given), program(given)
+        assert _is_same(got, expected), (got, expected)

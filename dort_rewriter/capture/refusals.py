@@ -59,6 +59,7 @@ class TypeCheck:
             op: functools.partial(self._decompose, op, made) for op, made in decompositions.items()
         }
         """The same, which raise :class:`RefusedByTorch` for what torch refuses."""
+        self._decomposed: set[str] = set()
         self._is_inside = False
 
     def _decompose(
@@ -69,6 +70,7 @@ class TypeCheck:
         if (error := refusal_of(op, args, kwargs)) is not None:
             stack = torch.fx.traceback.get_current_meta().get("stack_trace") or ""
             raise RefusedByTorch(op.name(), error, stack)
+        self._decomposed.add(op.name())
         self._is_inside = True
         try:
             return decomposition(*args, **kwargs)
@@ -81,7 +83,9 @@ class TypeCheck:
             if not isinstance(module, torch.fx.GraphModule):
                 continue
             for node in module.graph.nodes:
-                if node.meta.get("original_aten", node.target) in self.decompositions:
+                # NOTE: by names, because torch copies operators with the graphs.
+                original = node.meta.get("original_aten")
+                if original is not None and original.name() in self._decomposed:
                     continue
                 if (error := refusal_of(node.target, node.args, node.kwargs)) is not None:
                     stack = node.meta.get("stack_trace") or ""

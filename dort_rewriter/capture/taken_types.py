@@ -77,7 +77,8 @@ def refusal_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Excep
         types = question.describe()
     except _UnknownArgumentError:
         return None
-    if types in _accepted().get(op.name(), ""):
+    taken = _accepted().get(op.name())
+    if taken is None or types in taken:  # no operator is called that torch's tests do not call
         return None
     key = f"{op.name()}{types}"
     if key not in _known:
@@ -120,21 +121,21 @@ def _describe(value: Any, is_element: bool) -> str:
         empty = any(isinstance(size, int) and not size for size in value.shape)
         return f"{_name(value.dtype)}{'' if value.dim() else '0'}{'~' * empty}"
     if isinstance(value, list | tuple):
-        if all(type(v) is int for v in value):
+        if all(type(v) in (int, bool) for v in value):
             return "[n]" if value else "[]"
         return f"[{','.join(dict.fromkeys(_describe(v, is_element) for v in value))}]"
     if isinstance(value, torch.dtype):
         return _name(value)
-    if value is None or isinstance(value, bool):
-        return str(value)[0]
-    if isinstance(value, str):
+    if isinstance(value, bool):
+        return "bool" if is_element else "n"
+    if value is None or isinstance(value, str):
         return repr(value)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | complex):
         return type(value).__name__
     if isinstance(value, int) and not is_element:
         return f"{max(-1, min(value, 2))}"
     if isinstance(value, int | float):
-        place = bisect.bisect(_EDGES, value) if math.isfinite(value) else ""
+        place = bisect.bisect(_EDGES, value) if value and math.isfinite(value) else value
         return f"{type(value).__name__}{place}"
     if isinstance(value, torch.device) and value.type == "cpu":
         return "cpu"
@@ -180,16 +181,17 @@ class _Question:
         elements = sum(math.prod(map(hint_of, t.shape)) for t in tensors)
         sizes = [_SMALL] if elements > _FEW else []
         sizes += [max(elements, _SMALL)] if elements <= _MANY else []
-        ways = [*itertools.product(sizes, (0, 1))]
         with _undisturbed():
-            raised: list[Exception] = []
-            for way in ways:
-                if (error := self.call(_Maker(*way))) is None:
+            raised: list[tuple[int, Exception]] = []
+            for largest, integer in itertools.product(sizes, (0, 1)):
+                if integer and "ZeroDivision" not in str(raised[-1][1]):
+                    continue
+                if (error := self.call(_Maker(largest, integer=integer))) is None:
                     return None
-                raised.append(error)
+                raised.append((largest, error))
             others = [*_others([t.dtype for t in tensors])]
-            for way, error in zip(ways, raised, strict=True):
-                if any(self.call(_Maker(*way, other)) is None for other in others):
+            for largest, error in raised:
+                if any(self.call(_Maker(largest, other)) is None for other in others):
                     return error
         return None
 
@@ -254,14 +256,14 @@ class _Others(NamedTuple):
 class _Maker:
     """Makes arguments to ask with.
 
-    No size is above ``largest``. Integers are ``index``, which is a place in a tensor, or what is
-    divided by.
+    No size is above ``largest``. Integers in tensors are zero, a place in any tensor: some kernels
+    do not look.
     """
 
-    def __init__(self, largest: int, index: int, others: _Others | None = None) -> None:
-        self.largest = largest
-        self.index = index
+    def __init__(self, largest: int, others: _Others | None = None, *, integer: int = 0) -> None:
         others = others or _Others()
+        self.largest = largest
+        self.integer = integer
         self.types = iter(others.types)
         self.number = others.number
         self.dtype = others.dtype
@@ -287,11 +289,11 @@ class _Maker:
         return value
 
     def tensor(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of ones, of integers with ``index``."""
+        """A tensor of ones, or of integers."""
         dtype = next(self.types, like.dtype)
         shape = [min(hint_of(size), self.largest) for size in like.shape]
-        is_index = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-        return torch.full(shape, self.index if is_index else 1, dtype=dtype, device="cpu")
+        has_ones = dtype.is_floating_point or dtype.is_complex or dtype is torch.bool
+        return torch.full(shape, 1 if has_ones else self.integer, dtype=dtype, device="cpu")
 
 
 def _others(dtypes: Sequence[torch.dtype]) -> Iterator[_Others]:

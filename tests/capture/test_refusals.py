@@ -123,7 +123,7 @@ def test_what_was_written_before_is_written() -> None:
 
 
 def test_a_graph_of_symbolic_sizes_is_asked_for_too() -> None:
-    program = torch.compile(lambda x: torch.mm(x, x.long()), backend="onnxrt", dynamic=True)
+    program = torch.compile(lambda x: torch.mm(x, x.long()), backend=OrtBackend(), dynamic=True)
     for size in (3, 4):
         with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
             program(ones(size, size))

@@ -150,7 +150,7 @@ setup(
     py_modules=[AUTOLOAD],
     include_package_data=False,  # what is data is listed here
     package_data={
-        "dort_rewriter": ["py.typed", "runtime/kernels_cpp/*"],
+        "dort_rewriter": ["py.typed", "capture/taken_types.txt", "runtime/kernels_cpp/*"],
         "dort_rewriter.patches": ["*/*.diff"],
     },
     cmdclass={"build": Build, "build_kernels": BuildKernels, "bdist_wheel": PlatformWheel},

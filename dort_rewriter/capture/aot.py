@@ -17,6 +17,7 @@ from dort_rewriter.capture.duplicates import merge_duplicates
 from dort_rewriter.capture.interface import flatten_interface
 from dort_rewriter.capture.known_masks import name_known_masks
 from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
+from dort_rewriter.capture.refusals import TypeCheck, in_eager_mode_if_refused
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
@@ -47,6 +48,7 @@ CompileInference = Callable[[torch.fx.GraphModule, frozenset[str]], Callable[...
 """Takes an ATen graph and the names of its placeholders that are weights."""
 
 
+@in_eager_mode_if_refused
 def compile_with_aot(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
@@ -92,12 +94,13 @@ def compile_with_aot(
         from dort_rewriter.capture.kept_graphs import keep, make_keeper
 
         make, keeping = functools.partial(make_keeper, finish), keep(traced, key, finish)
+    types = TypeCheck({**corrected(decompositions), **RANDOM_DECOMPOSITIONS})
     compiler = aot_autograd(
         fw_compiler=make(_prepare_forward),
         bw_compiler=make(_prepare_backward),
-        inference_compiler=make(_prepare_inference),
-        partition_fn=functools.partial(_partition, len(results_of(traced.graph))),
-        decompositions={**corrected(decompositions), **RANDOM_DECOMPOSITIONS},
+        inference_compiler=make(functools.partial(_prepare_inference, types)),
+        partition_fn=functools.partial(_partition, types, len(results_of(traced.graph))),
+        decompositions=types.decompositions,
         keep_inference_input_mutations=is_inference(args),
     )
     with (
@@ -133,7 +136,8 @@ def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
     return Traced("backward")
 
 
-def _prepare_inference(graph_module: torch.fx.GraphModule) -> Traced:
+def _prepare_inference(types: TypeCheck, graph_module: torch.fx.GraphModule) -> Traced:
+    types.check(graph_module)
     view_written_arguments(graph_module.graph, metadata_of_compilation())
     _release_updates(graph_module)
     name_known_masks(graph_module.graph)
@@ -169,7 +173,9 @@ def _raising_as(
     return call
 
 
-def _partition(returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+def _partition(
+    types: TypeCheck, returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
+) -> Any:
     """Cut the joint graph of one that has `returned` results into forward and backward.
 
     NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
@@ -177,6 +183,7 @@ def _partition(returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs
     """
     from functorch.compile import min_cut_rematerialization_partition
 
+    types.check(joint)
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     correct_records(joint.graph)

@@ -52,7 +52,11 @@ class Watcher:
             self.given = args
             results = compiled(*args)
             self.given = ()
-            assert self.captured is not None
+            if self.captured is None:
+                raise CaptureError(
+                    "torch refuses the types of an operator of it, or of its gradient: such a "
+                    "call runs in eager mode, and only what ONNX Runtime runs can be saved."
+                )
             self.captured.results = list(results)
             return [_marked(r, i) for i, r in enumerate(results)]
 

@@ -265,6 +265,10 @@ CANNOT = {
     "random numbers": (lambda x: functional.dropout(x * 2, 0.5), "torch"),
     "a view of an argument": (lambda x: (x.t(), x * 2), "returns an argument"),
     "a view of a result": (lambda x: (lambda y: (y, y.t()))(x * 2), "views of what it returns"),
+    "a gradient that torch refuses": (
+        lambda x: torch.special.i1(x.bfloat16()),
+        "torch refuses the types",
+    ),
 }
 
 

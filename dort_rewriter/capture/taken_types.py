@@ -1,0 +1,321 @@
+"""Which types of arguments torch's kernels take: those of a table, or torch is asked.
+
+The table is of the samples of torch's own tests (``scripts/taken_types.py``). For other types
+an operator is called on tiny tensors, once in a process: what torch refuses for its types it
+refuses whatever is in them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dort_rewriter.traced_sizes import hint_of
+
+__all__ = ["refusal_of"]
+
+_SMALL = 8
+"""What a larger size is taken for."""
+_FEW, _MANY = 2**12, 2**16
+"""Arguments of so few elements are as large as in the program; of so many, where torch refuses
+smaller ones of any type."""
+_MOST_KINDS = 3
+"""So many arguments are given every type, each on its own, to find one that torch takes."""
+_KINDS = (torch.float32, torch.int64, torch.bool, torch.complex64)
+_PLAIN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+
+_PLACES = frozenset({"device", "layout", "memory_format", "pin_memory"})
+"""Arguments that say where a result lies."""
+
+_NAMES = {
+    torch.float32: "f4",
+    torch.float64: "f8",
+    torch.float16: "f2",
+    torch.bfloat16: "bf",
+    torch.int64: "i8",
+    torch.int32: "i4",
+    torch.int16: "i2",
+    torch.int8: "i1",
+    torch.uint8: "u1",
+    torch.bool: "b1",
+    torch.complex64: "c8",
+    torch.complex128: "c16",
+}
+
+_EDGES = sorted(
+    {
+        *(sign * 2**bits for bits in (7, 15, 31, 63) for sign in (-1, 1)),
+        *(0, 2**8, 2**16, 2**32, 2**64),
+        *(math.nextafter(torch.finfo(t).max, math.inf) for t in (torch.float16, torch.float32)),
+        *(-torch.finfo(t).max for t in (torch.float16, torch.float32)),
+    }
+)
+"""Where the numbers begin and end that a type has."""
+
+
+_known: dict[str, Exception | None] = {}
+"""What torch raised when it was asked, by operators and the types of their arguments."""
+
+
+def refusal_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What torch raises for an operator with arguments of such types; None where it takes them."""
+    if not isinstance(op, torch._ops.OpOverload) or not _has_types(op):
+        return None
+    question = _Question(op, args, kwargs)
+    try:
+        types = question.describe()
+    except _UnknownArgumentError:
+        return None
+    taken = _accepted().get(op.name())
+    if taken is None or types in taken:  # no operator is called that torch's tests do not call
+        return None
+    key = f"{op.name()}{types}"
+    if key not in _known:
+        _known[key] = question.ask()
+    return _known[key]
+
+
+@functools.cache
+def _has_types(op: torch._ops.OpOverload) -> bool:
+    """Whether types decide about an operator of torch: it makes no views, which take all.
+
+    Nor random numbers: torch runs what makes these in any case.
+    """
+    if op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    return all(r.alias_info is None or r.alias_info.is_write for r in op._schema.returns)
+
+
+@functools.cache
+def _accepted() -> Mapping[str, str]:
+    """What every supported torch takes, by operators: lists of types, each between blanks."""
+    text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+    return dict(line.split("\t") for line in text.splitlines())
+
+
+class _UnknownArgumentError(Exception):
+    """An argument of an operator has nothing like it that torch could be asked with."""
+
+
+def _describe(value: Any, is_element: bool) -> str:
+    """What of an argument decides whether torch takes it."""
+    if isinstance(value, torch.fx.Node):
+        if "val" not in value.meta:
+            raise _UnknownArgumentError
+        value = value.meta["val"]
+    if isinstance(value, torch.Tensor):
+        known = type(value) in _PLAIN and value.layout is torch.strided
+        if not known or value.device.type != "cpu" or value.is_quantized:
+            raise _UnknownArgumentError
+        empty = any(isinstance(size, int) and not size for size in value.shape)
+        return f"{_name(value.dtype)}{'' if value.dim() else '0'}{'~' * empty}"
+    if isinstance(value, list | tuple):
+        if all(type(v) in (int, bool) for v in value):
+            return "[n]" if value else "[]"
+        return f"[{','.join(dict.fromkeys(_describe(v, is_element) for v in value))}]"
+    if isinstance(value, torch.dtype):
+        return _name(value)
+    if isinstance(value, bool):
+        return "bool" if is_element else "n"
+    if value is None or isinstance(value, str):
+        return repr(value)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | complex):
+        return type(value).__name__
+    if isinstance(value, int) and not is_element:
+        return f"{max(-1, min(value, 2))}"
+    if isinstance(value, int | float):
+        place = bisect.bisect(_EDGES, value) if value and math.isfinite(value) else value
+        return f"{type(value).__name__}{place}"
+    if isinstance(value, torch.device) and value.type == "cpu":
+        return "cpu"
+    if isinstance(value, torch.layout | torch.memory_format):
+        return ""
+    raise _UnknownArgumentError
+
+
+def _name(dtype: torch.dtype) -> str:
+    """A type in few letters."""
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+class _Question:
+    """Whether torch takes the types of the arguments of an operator."""
+
+    def __init__(
+        self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.op = op
+        self.names = [*kwargs]
+        ordered, named = _elements(op)
+        self.given = [
+            *zip(args, ordered, strict=False),
+            *((value, named[name]) for name, value in kwargs.items()),
+        ]
+        """The arguments, and whether each is a number that becomes an element."""
+
+    def describe(self) -> str:
+        """The types of the arguments, between blanks."""
+        found = [_describe(value, is_element) for value, is_element in self.given]
+        ordered = len(found) - len(self.names)
+        by_name = zip(self.names, found[ordered:], strict=True)
+        named = [f"{name}={types}" for name, types in by_name if name not in _PLACES]
+        return f" {'|'.join((*found[:ordered], *named))} "
+
+    def ask(self) -> Exception | None:
+        """Call the operator on tiny tensors of these types: what it raises for them.
+
+        What is refused of any other types too is refused for something else.
+        """
+        tensors = [*_tensors_in([value for value, _ in self.given])]
+        elements = sum(math.prod(map(hint_of, t.shape)) for t in tensors)
+        sizes = [_SMALL] if elements > _FEW else []
+        sizes += [max(elements, _SMALL)] if elements <= _MANY else []
+        with _undisturbed():
+            raised: list[tuple[int, Exception]] = []
+            for largest, integer in itertools.product(sizes, (0, 1)):
+                if integer and "ZeroDivision" not in str(raised[-1][1]):
+                    continue
+                if (error := self.call(_Maker(largest, integer=integer))) is None:
+                    return None
+                raised.append((largest, error))
+            others = [*_others([t.dtype for t in tensors])]
+            for largest, error in raised:
+                if any(self.call(_Maker(largest, other)) is None for other in others):
+                    return error
+        return None
+
+    def call(self, make: _Maker) -> Exception | None:
+        """What a call raises."""
+        made = [make(value, is_element) for value, is_element in self.given]
+        ordered = len(made) - len(self.names)
+        try:
+            self.op(*made[:ordered], **dict(zip(self.names, made[ordered:], strict=True)))
+        except Exception as error:  # what torch raises is the answer
+            return error.with_traceback(None)
+        return None
+
+
+@functools.cache
+def _elements(op: torch._ops.OpOverload) -> tuple[list[bool], dict[str, bool]]:
+    """Which arguments of an operator are numbers that become elements, in order and by name."""
+    named = {a.name: "number" in str(a.type) for a in op._schema.arguments}
+    return [*named.values()], named
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.fx.Node):
+        value = value.meta["val"]
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Run kernels of torch as if nothing was traced, and leave the random generator as it is."""
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._DisableAutocast(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        before = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            if not torch.equal(before, torch.default_generator.get_state()):
+                torch.default_generator.set_state(before)
+
+
+class _Others(NamedTuple):
+    """What to ask with in the place of what the program has."""
+
+    types: Sequence[torch.dtype] = ()
+    """Of the tensors, in turn."""
+    number: float | None = None
+    """For the numbers that become elements."""
+    dtype: torch.dtype | None = None
+    """For the types that are arguments."""
+
+
+class _Maker:
+    """Makes arguments to ask with.
+
+    No size is above ``largest``. Integers in tensors are zero, a place in any tensor: some kernels
+    do not look.
+    """
+
+    def __init__(self, largest: int, others: _Others | None = None, *, integer: int = 0) -> None:
+        others = others or _Others()
+        self.largest = largest
+        self.integer = integer
+        self.types = iter(others.types)
+        self.number = others.number
+        self.dtype = others.dtype
+
+    def __call__(self, value: Any, is_element: bool) -> Any:
+        """An argument like one of the program."""
+        if isinstance(value, torch.fx.Node):
+            value = value.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, list | tuple):
+            return [self(v, is_element) for v in value]
+        if isinstance(value, torch.SymBool):
+            return True
+        if isinstance(value, torch.SymFloat):
+            return 1.0
+        if is_element and isinstance(value, int | float | complex) and self.number is not None:
+            return self.number
+        if isinstance(value, torch.dtype) and self.dtype is not None:
+            return self.dtype
+        if isinstance(value, torch.SymInt) or (type(value) is int and not is_element):
+            return min(hint_of(value), self.largest)
+        return value
+
+    def tensor(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of ones, or of integers."""
+        dtype = next(self.types, like.dtype)
+        shape = [min(hint_of(size), self.largest) for size in like.shape]
+        has_ones = dtype.is_floating_point or dtype.is_complex or dtype is torch.bool
+        return torch.full(shape, 1 if has_ones else self.integer, dtype=dtype, device="cpu")
+
+
+def _others(dtypes: Sequence[torch.dtype]) -> Iterator[_Others]:
+    """What torch may take in the place of tensors of some types, in the same call."""
+    for types in _assignments(dtypes):
+        for number in (None, 1, 1.0):
+            yield _Others(types, number)
+            yield _Others(types, number, torch.float32)
+
+
+def _assignments(dtypes: Sequence[torch.dtype]) -> Iterator[Sequence[torch.dtype]]:
+    distinct = [*dict.fromkeys(dtypes)]
+    for chosen in itertools.product(*map(_alike, distinct)):
+        replaced = dict(zip(distinct, chosen, strict=True))
+        yield [replaced[t] for t in dtypes]
+    if len(dtypes) <= _MOST_KINDS:
+        yield from itertools.product(_KINDS, repeat=len(dtypes))
+
+
+def _alike(dtype: torch.dtype) -> Sequence[torch.dtype]:
+    if dtype.is_floating_point:
+        return (torch.float32,)
+    if dtype.is_complex:
+        return (torch.float32, dtype)
+    return (torch.float32, torch.int64, dtype)

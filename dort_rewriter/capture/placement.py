@@ -46,12 +46,8 @@ ONE_KERNEL = frozenset(
         "prims::gcd",
         "aten::binary_cross_entropy",
         "aten::repeat_interleave.Tensor",
-        "aten::polygamma",
-        "aten::signbit",
-        "aten::copysign.Tensor",
-        "aten::frexp.Tensor",
-        "aten::histc",
-        "aten::index_reduce",
+        *(f"aten::{name}" for name in ("polygamma", "signbit", "copysign.Tensor")),
+        *(f"aten::{name}" for name in ("frexp.Tensor", "histc", "index_reduce")),
         *(f"aten::grid_sampler_{n}d{part}" for n in (2, 3) for part in ("", "_backward")),
         *(
             f"aten::upsample_{how}_backward"

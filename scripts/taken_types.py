@@ -21,7 +21,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -203,8 +202,8 @@ def main() -> None:
         write(TABLE, join(args.join))
     if args.write:
         warnings.simplefilter("ignore")
-        everything = SimpleNamespace(get=lambda _: "")  # all is noted, and nothing is asked
-        taken_types._accepted = lambda: everything  # type: ignore[assignment]
+        taken_types._accepted = dict  # type: ignore[assignment]  # all is noted, and nothing asked
+        refusals.is_tested = lambda _: True
         taken_types._Question.ask = lambda self: None  # type: ignore[method-assign]
         write(args.write, collect(args.samples, args.every))
 

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dort_rewriter.capture.taken_types import refusal_of
+from dort_rewriter.capture.taken_types import is_tested, refusal_of
 
 __all__ = ["RefusedByTorch", "TypeCheck", "in_eager_mode_if_refused"]
 
@@ -86,6 +86,8 @@ class TypeCheck:
                 # NOTE: by names, because torch copies operators with the graphs.
                 original = node.meta.get("original_aten")
                 if original is not None and original.name() in self._decomposed:
+                    continue
+                if not is_tested(node.target):  # torch runs it, or nothing is known of it
                     continue
                 if (error := refusal_of(node.target, node.args, node.kwargs)) is not None:
                     stack = node.meta.get("stack_trace") or ""

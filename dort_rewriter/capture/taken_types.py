@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.traced_sizes import hint_of
 
-__all__ = ["refusal_of"]
+__all__ = ["is_tested", "refusal_of"]
 
 _SMALL = 8
 """What a larger size is taken for."""
@@ -77,8 +77,7 @@ def refusal_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Excep
         types = question.describe()
     except _UnknownArgumentError:
         return None
-    taken = _accepted().get(op.name())
-    if taken is None or types in taken:  # no operator is called that torch's tests do not call
+    if types in _accepted().get(op.name(), ""):
         return None
     key = f"{op.name()}{types}"
     if key not in _known:
@@ -102,6 +101,16 @@ def _accepted() -> Mapping[str, str]:
     """What every supported torch takes, by operators: lists of types, each between blanks."""
     text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
     return dict(line.split("\t") for line in text.splitlines())
+
+
+def is_tested(op: Any) -> bool:
+    """Whether torch's tests call an operator, in one overload or another."""
+    return isinstance(op, torch._ops.OpOverload) and op._schema.name in _tested()
+
+
+@functools.cache
+def _tested() -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in _accepted())
 
 
 class _UnknownArgumentError(Exception):

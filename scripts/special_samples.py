@@ -298,7 +298,7 @@ class Sample:
 
 
 def overflows(a: torch.Tensor, b: torch.Tensor, exact: list[Any]) -> bool:
-    """Tell whether two results differ only where a sum is out of range on the way, or nearly so.
+    """Whether two results differ only where a sum is out of range on the way, or nearly so.
 
     Infinite, NaN, or the largest number: that hangs on its order, and on where it is rounded.
     """
@@ -319,7 +319,7 @@ def overflows(a: torch.Tensor, b: torch.Tensor, exact: list[Any]) -> bool:
 
 
 def is_rounding(a: torch.Tensor, b: torch.Tensor, exact: list[Any]) -> bool:
-    """Tell whether a result is hardly farther from float64 than eager mode's."""
+    """Whether a result is hardly farther from float64 than eager mode's."""
     if not exact or not isinstance(exact[0], torch.Tensor) or exact[0].shape != a.shape:
         return False
     e = exact[0].detach()

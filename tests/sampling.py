@@ -51,8 +51,19 @@ def sample(items: Sequence[pytest.Item], *, second: bool) -> set[pytest.Item]:
 
 
 def _row(item: pytest.Function, by_value: bool) -> Row:
-    given = item.callspec
-    return tuple(map(id, given.params.values()) if by_value else given.indices.values())
+    """The value of each column: of all parameters of a ``parametrize``, or of each parameter.
+
+    NOTE: ``callspec.indices`` are places in the whole table, since pytest 9.
+    """
+    values = {name: id(value) for name, value in item.callspec.params.items()}
+    if by_value:
+        return tuple(values.values())
+    columns = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        split = names.split(",") if isinstance(names, str) else names
+        columns.append(tuple(values.pop(name.strip()) for name in split))
+    return (*columns, tuple(values.values()))  # what a hook parametrized is one column
 
 
 def choose(rows: Sequence[Row], *, backwards: bool) -> list[int]:

@@ -137,6 +137,7 @@ def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
 
 
 def _prepare_inference(types: TypeCheck, graph_module: torch.fx.GraphModule) -> Traced:
+    correct_records(graph_module.graph)
     types.check(graph_module)
     view_written_arguments(graph_module.graph, metadata_of_compilation())
     _release_updates(graph_module)
@@ -183,10 +184,10 @@ def _partition(
     """
     from functorch.compile import min_cut_rematerialization_partition
 
-    types.check(joint)
     drop_copies(joint.graph)
     merge_duplicates(joint.graph)
     correct_records(joint.graph)
+    types.check(joint)  # by the types that kernels give, not by those that torch traced
     name_known_masks(joint.graph)
     forward_results = kwargs["num_fwd_outputs"]
     mark_saved(joint.graph, forward_results, max(forward_results - returned, 0))

@@ -29,6 +29,7 @@ from dort_rewriter.backends.recipe import Recipe, RunBoxed
 from dort_rewriter.backends.safety_net import (
     GRAPH_BREAKS,
     guarded,
+    is_compiled_ahead,
     raises_at_call,
 )
 from dort_rewriter.backends.seen_calls import note_call
@@ -129,8 +130,7 @@ def call_backend(
 
 def _refuse_aot_compile() -> None:
     """Say what to use instead of torch's ``aot_compile``, which keeps what Inductor returns."""
-    config: Any = torch._functorch.config
-    if getattr(config, "bypass_autograd_cache_key", False):
+    if is_compiled_ahead():
         raise CaptureError(
             "torch's aot_compile writes what Inductor makes. dort_rewriter.save(compiled, path) "
             "keeps what this backend makes, and dort_rewriter.load(path) calls it."

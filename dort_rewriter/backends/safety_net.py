@@ -29,7 +29,7 @@ from dort_rewriter.errors import (
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.trace import CompileTrace
 
-__all__ = ["GRAPH_BREAKS", "guarded", "raises_at_call"]
+__all__ = ["GRAPH_BREAKS", "guarded", "is_compiled_ahead", "raises_at_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,11 +110,17 @@ def raises_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]
         try:
             return backend(*args, **kwargs)
         except DortError as error:
-            if torch._guards.TracingContext.try_get() is None:  # called by hand
-                raise
+            if torch._guards.TracingContext.try_get() is None or is_compiled_ahead():
+                raise  # nothing is called: the backend is, by hand, or what it returns is written
             return _raising(error)
 
     return compile_or_refuse
+
+
+def is_compiled_ahead() -> bool:
+    """Whether torch's ``aot_compile`` asks for a graph, to write what the backend returns."""
+    config: Any = torch._functorch.config
+    return bool(getattr(config, "bypass_autograd_cache_key", False))
 
 
 def _raising(error: DortError) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ def test_importing_torch_loads_little(program: Program) -> None:
         "point.load()()\n"
         "print(*sorted(set(sys.modules) - before))"
     )
-    package = ["", ".env", ".hook", ".hook.autoload", ".hook.imports"]
+    package = ["", ".env", ".forks", ".hook", ".hook.autoload", ".hook.imports"]
     loaded = set(program(code).split()) - {"dort_rewriter_autoload"}
     assert loaded == {f"dort_rewriter{name}" for name in package}
 

@@ -49,8 +49,8 @@ Record = dict[str, Any]
 class Worker:
     """A subprocess that measures entries; one that crashed or hangs is replaced by another."""
 
-    def __init__(self, options: Sequence[str], limit: float, script: Path = WORKER) -> None:
-        self.script = script
+    def __init__(self, options: Sequence[str], limit: float, script: Path | None = None) -> None:
+        self.script = script or WORKER
         self.options = options
         self.limit = limit
         self.process: subprocess.Popen[str] | None = None

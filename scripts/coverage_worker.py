@@ -17,10 +17,10 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from op_db_entries import call_of, entry_name
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.backends.building import add_casts
 from dort_rewriter.capture.resizing import keep_resizing
@@ -42,12 +42,6 @@ MEMORY_AS_FOUND.add("new_empty_strided")
 """Entries without a value to compare: types and shapes only."""
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LONGEST_DETAIL = 400
-
-
-def entry_name(entry: Any) -> str:
-    """The name of an entry of op_db: ``div.no_rounding_mode``."""
-    variant = entry.variant_test_name
-    return f"{entry.name}.{variant}" if variant else str(entry.name)
 
 
 class Graph:
@@ -254,20 +248,7 @@ class Sweep:
         return [numbered[i * len(numbered) // count] for i in range(count)]
 
     def _measure_sample(self, entry: Any, sample: Any, grad: bool) -> list[dict[str, Any]]:
-        leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-        def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            full = list(leaves)
-            for i, tensor in zip(places, tensors, strict=True):
-                full[i] = tensor
-            first, args, kwargs = tree_unflatten(full, spec)
-            result = entry.op(first, *args, **kwargs)
-            if grad:  # makes what is known up to a sign or a phase comparable
-                result = sample.output_process_fn_grad(result)
-            return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-
-        tensors = [leaves[i] for i in places]
+        call, tensors = call_of(entry, sample, grad)
         try:
             expected, expected_grads = evaluate(call, tensors)
         except Exception:

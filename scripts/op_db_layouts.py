@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from child_records import receive_until_closed
-from coverage_worker import MEMORY_AS_FOUND, compare, entry_name
+from coverage_worker import MEMORY_AS_FOUND, compare
+from op_db_entries import call_of, entry_name
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 FORKS = multiprocessing.get_context("fork")
 AT_ONCE = 20
@@ -154,25 +155,14 @@ def judge(
     grad: bool,
     seen: set[Any],
 ) -> dict[str, Any] | None:
-    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
-    places = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
-    arranged = [arrange(leaves[i].detach()) for i in places]
+    call, tensors = call_of(entry, sample, grad)
+    arranged = [arrange(t.detach()) for t in tensors]
     key = tuple(t.stride() for t in arranged)
     if key in seen or all(t.is_contiguous() for t in arranged):
         return None
     seen.add(key)
 
-    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        full = list(leaves)
-        for i, tensor in zip(places, tensors, strict=True):
-            full[i] = tensor
-        first, args, kwargs = tree_unflatten(full, spec)
-        result = entry.op(first, *args, **kwargs)
-        if grad:
-            result = sample.output_process_fn_grad(result)
-        return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-
-    needed = [leaves[i].requires_grad for i in places]
+    needed = [t.requires_grad for t in tensors]
 
     def outcome(function: Callable[..., list[torch.Tensor]]) -> Any:
         torch._dynamo.reset()

@@ -35,6 +35,7 @@ os.environ["DORT_STRICT"] = "0"
 os.environ["ONNXRT_CHANGE_REWRITER"] = "1"  # torch 2.8 and older
 
 import torch
+from op_db_entries import entry_name
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -48,11 +49,6 @@ Outcome = tuple[str, str]
 """Where an exception was raised (``call``, ``backward``), and its type; ``values`` if none was."""
 
 Record = dict[str, Any]
-
-
-def entry_name(entry: Any) -> str:
-    variant = entry.variant_test_name
-    return f"{entry.name}.{variant}" if variant else str(entry.name)
 
 
 def samples_of(entry: Any, dtype: torch.dtype, most: int, grad: bool = False) -> list[Any]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from op_db_entries import call_of
 from opset_coverage import Record
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 SPECIAL = {
     "inf": (math.inf,),
@@ -72,26 +72,6 @@ def fill(tensor: torch.Tensor, numbers: str, seed: int) -> torch.Tensor:
     values = torch.zeros(real.numel(), dtype=torch.float64)
     values[places] = chosen
     return torch.where(mask.view(real.shape), values.view(real.shape).to(real.dtype), real)
-
-
-def call_of(
-    entry: Any, sample: Any, grad: bool
-) -> tuple[Callable[..., list[torch.Tensor]], list[torch.Tensor]]:
-    """A sample as a function of its tensors."""
-    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        full = list(leaves)
-        for i, tensor in zip(places, tensors, strict=True):
-            full[i] = tensor
-        first, args, kwargs = tree_unflatten(full, spec)
-        result = entry.op(first, *args, **kwargs)
-        if grad:  # makes what is known up to a sign or a phase comparable
-            result = sample.output_process_fn_grad(result)
-        return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-
-    return call, [leaves[i] for i in places]
 
 
 def evaluate(

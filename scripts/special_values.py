@@ -60,7 +60,7 @@ def measure(entry: Any, dtypes: Sequence[str], samples: int) -> Iterator[Record]
 
 def serve(dtypes: Sequence[str], samples: int) -> None:
     """Read names of entries, write what is wrong with them: what :class:`Worker` talks to."""
-    from coverage_worker import entry_name
+    from op_db_entries import entry_name
     from torch.testing._internal.common_methods_invocations import op_db
 
     import dort_rewriter

@@ -388,15 +388,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("name", "mode"), pairs, ids=[f"{n}-{m}" for n, m in pairs])
 
 
+@pytest.mark.alternating
 def test_known_sizes(name: str, mode: Mode) -> None:
     check(PROGRAMS[name], _compile(dynamic=False), mode=mode)
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("name", [n for n in OF_ANY_SIZE if re.search("chunk|split|late", n)])
 def test_symbolic_sizes(name: str) -> None:
     check(PROGRAMS[name], _compile(dynamic=True), sizes=(4, 6), dynamic=True)
 
 
+@pytest.mark.alternating
 def test_sizes_found_to_vary(name: str, mode: Mode) -> None:
     check(PROGRAMS[name], _compile(dynamic=None), sizes=(4, 6, 8), dynamic=None, mode=mode)
 

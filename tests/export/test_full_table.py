@@ -429,11 +429,13 @@ def _check(module: nn.Module, x: torch.Tensor) -> None:
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_functions(name: str) -> None:
     _check(Model(PROGRAMS[name]), X)
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name: str) -> None:
     _check(*MODULES[name])

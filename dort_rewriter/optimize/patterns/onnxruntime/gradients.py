@@ -16,23 +16,23 @@ __all__ = ["SoftmaxGrad"]
 
 
 class SoftmaxGrad(Rule):
-    """``g * y - y * ReduceSum(g * y) -> SoftmaxGrad_13(g, y)``   over one axis."""
+    """``(g - ReduceSum(g * y)) * y -> SoftmaxGrad_13(g, y)``   over one axis."""
 
-    roots = ("Sub",)
+    roots = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        product, scaled = node.inputs
-        first, second = graph.producer(product, "Mul"), graph.producer(scaled, "Mul")
-        if first is None or second is None or product is None:
-            return None
-        for y, total in factors(second):
-            reduction = graph.producer(total, "ReduceSum")
-            if reduction is None or reduction.inputs[0] is not product:
+        for shifted, y in factors(node):
+            difference = graph.producer(shifted, "Sub")
+            if difference is None:
                 continue
-            for gradient, other in factors(first):
-                if other is y:
-                    return _fuse(node, gradient, y, reduction, graph)
+            gradient, total = difference.inputs
+            reduction = graph.producer(total, "ReduceSum")
+            if gradient is None or reduction is None:
+                continue
+            product = graph.producer(reduction.inputs[0], "Mul")
+            if any(a is gradient and b is y for a, b in factors(product)):
+                return _fuse(node, gradient, y, reduction, graph)
         return None
 
 
@@ -45,7 +45,7 @@ def _fuse(
     if not graph.same_shape(gradient, y):
         return Refusal("the gradient has another shape", str(gradient.shape))
     product = reduction.inputs[0]
-    if product is None or product.is_graph_output() or len(graph.consumers(product)) > 2:
+    if product is None or product.is_graph_output() or len(graph.consumers(product)) > 1:
         return Refusal("others read the product", product.name if product else None)
     if not graph.runs("SoftmaxGrad_13", [gradient, y]):
         return Refusal("no kernel for the type", y.dtype)

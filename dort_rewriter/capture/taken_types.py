@@ -35,6 +35,13 @@ _MOST_KINDS = 3
 _KINDS = (torch.float32, torch.int64, torch.bool, torch.complex64)
 _PLAIN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
 
+_BELIEVING = (
+    *("linalg_", "_linalg_", "lu_", "_lu_", "_ctc_loss", "_embedding_bag", "segment_reduce"),
+    *("_pack_padded", "_pad_packed"),
+)
+"""How operators begin that read and write wherever integers say, as pivots, which count from one.
+They are not asked about those: torch runs them in any case, and refuses them itself."""
+
 _PLACES = frozenset({"device", "layout", "memory_format", "pin_memory"})
 """Arguments that say where a result lies."""
 
@@ -80,6 +87,8 @@ def refusal_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Excep
     if types in _accepted().get(op.name(), ""):
         return None
     key = f"{op.name()}{types}"
+    if key not in _known and question.has_places():
+        return None
     if key not in _known:
         _known[key] = question.ask()
     return _known[key]
@@ -180,6 +189,13 @@ class _Question:
         by_name = zip(self.names, found[ordered:], strict=True)
         named = [f"{name}={types}" for name, types in by_name if name not in _PLACES]
         return f" {'|'.join((*found[:ordered], *named))} "
+
+    def has_places(self) -> bool:
+        """Whether the operator believes integers in tensors, and is given some."""
+        if not self.op.name().removeprefix("aten::").startswith(_BELIEVING):
+            return False
+        given = _tensors_in([value for value, _ in self.given])
+        return any(not (t.is_floating_point() or t.is_complex()) for t in given)
 
     def ask(self) -> Exception | None:
         """Call the operator on tiny tensors of these types: what it raises for them.

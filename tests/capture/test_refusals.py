@@ -191,3 +191,11 @@ def test_common_types_are_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(taken_types._Question, "ask", None)
     compiled(program, fallback=False)(ones(2, 3)).backward()
+
+
+def test_torch_is_not_asked_with_pivots_that_are_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel writes where they say, on torch 2.8 outside of its memory."""
+    monkeypatch.setattr(taken_types._Question, "ask", lambda _: pytest.fail("torch was asked"))
+    factors, pivots = torch.eye(3, dtype=torch.float16), torch.ones(3, dtype=torch.int32)
+    op = torch.ops.aten.linalg_ldl_solve.default
+    assert taken_types.refusal_of(op, (factors, pivots, factors), {}) is None

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,30 +123,44 @@ def _forward(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     lines.put("")
 
 
-def sweep(names: Sequence[str], args: argparse.Namespace) -> list[Record]:
-    """Measure the entries with as many workers as asked for."""
+def measure_all(
+    names: Sequence[str], count: int, make: Callable[[], Worker], show: Callable[[Record], None]
+) -> list[Record]:
+    """Measure entries with so many workers; each record is shown when it comes."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         todo.put(name)
     records: list[Record] = []
 
     def work() -> None:
-        worker = Worker(worker_options(args), args.timeout)
+        worker = make()
         try:
             while True:
-                name = todo.get_nowait()
-                for record in worker.measure(name):
+                for record in worker.measure(todo.get_nowait()):
                     records.append(record)
-                    if args.verbose and record["status"] not in ("converted", "skipped"):
-                        print(describe(record), flush=True)
+                    show(record)
         except queue.Empty:
             worker.stop()
 
-    threads = [threading.Thread(target=work) for _ in range(args.workers)]
+    threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return records
+
+
+def sweep(names: Sequence[str], args: argparse.Namespace) -> list[Record]:
+    """Measure the entries with as many workers as asked for, in order."""
+
+    def show(record: Record) -> None:
+        if args.verbose and record["status"] not in ("converted", "skipped"):
+            print(describe(record), flush=True)
+
+    def make() -> Worker:
+        return Worker(worker_options(args), args.timeout)
+
+    records = measure_all(names, args.workers, make, show)
     order = {name: i for i, name in enumerate(names)}
     return sorted(records, key=lambda r: order[r["op"]])
 

@@ -20,10 +20,8 @@ import itertools
 import json
 import logging
 import os
-import queue
 import re
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from opset_coverage import Record, Worker, list_entries
+from opset_coverage import Record, Worker, list_entries, measure_all
 from special_samples import Sample
 
 DTYPES = ("float32", "float64", "bfloat16")
@@ -89,28 +87,15 @@ def serve(dtypes: Sequence[str], samples: int) -> None:
 def sweep(names: Sequence[str], args: argparse.Namespace) -> list[Record]:
     """Measure entries, in processes that are replaced when they end."""
     options = ["--serve", "--samples", str(args.samples), "--dtypes", *args.dtypes]
-    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in names:
-        todo.put(name)
-    records: list[Record] = []
 
-    def work() -> None:
-        worker = Worker(options, args.timeout, Path(__file__))
-        try:
-            while True:
-                for record in worker.measure(todo.get_nowait()):
-                    records.append(record)
-                    if args.verbose:
-                        print(json.dumps(record), flush=True)
-        except queue.Empty:
-            worker.stop()
+    def make() -> Worker:
+        return Worker(options, args.timeout, Path(__file__))
 
-    threads = [threading.Thread(target=work) for _ in range(args.workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return records
+    def show_record(record: Record) -> None:
+        if args.verbose:
+            print(json.dumps(record), flush=True)
+
+    return measure_all(names, args.workers, make, show_record)
 
 
 def show(records: Sequence[Record]) -> int:

@@ -34,7 +34,7 @@ def sample(items: Sequence[pytest.Item], *, second: bool) -> set[pytest.Item]:
     alternating = [i for i in items if i.get_closest_marker(ALTERNATING) is not None]
     kept.update(alternating[second::2])
     for item in items:
-        if item in alternating:
+        if item.get_closest_marker(ALTERNATING) is not None:
             continue
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tables[item.nodeid.partition("[")[0]].append(item)
@@ -63,7 +63,9 @@ def _row(item: pytest.Function, by_value: bool) -> Row:
         names = mark.args[0] if mark.args else mark.kwargs["argnames"]
         split = names.split(",") if isinstance(names, str) else names
         columns.append(tuple(values.pop(name.strip()) for name in split))
-    return (*columns, tuple(values.values()))  # what a hook parametrized is one column
+    if values:  # what a hook parametrized is one column
+        columns.append(tuple(values.values()))
+    return tuple(columns)
 
 
 def choose(rows: Sequence[Row], *, backwards: bool) -> list[int]:

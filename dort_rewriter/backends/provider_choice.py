@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import Providers
-from dort_rewriter.backends.tf32 import may_use_tf32
+from dort_rewriter.compiler.tf32 import may_use_tf32
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.recipe import Providers
 from dort_rewriter.runtime.providers import CPU, CUDA, ProviderSpec, infer
 
 __all__ = ["select_providers", "selection_of"]

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock, Providers
 from dort_rewriter.backends.seen_calls import latest_call, map_values
-from dort_rewriter.backends.written_arguments import find_writes
+from dort_rewriter.compiler.written_arguments import find_writes
 from dort_rewriter.deployment.captured import Captured, copy_of
 from dort_rewriter.deployment.capturing import capture
 from dort_rewriter.deployment.compiled import Compiled, take_apart
@@ -39,6 +38,7 @@ from dort_rewriter.errors import (
     OptionError,
 )
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.recipe import BuiltBlock, Providers
 from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.runtime.model_files import write_model

@@ -11,12 +11,11 @@ import torch
 from torch._decomp.decompositions import nll_loss_backward
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.compilation import compile_graph
-from dort_rewriter.backends.own_kernels import uses_own_kernels
-from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.plan.kernel_choice import uses_own_kernels
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe
 from dort_rewriter.runtime import custom_kernels, kernel_build, kernel_library
 from dort_rewriter.runtime.providers import CPU
 

@@ -130,9 +130,9 @@ if TYPE_CHECKING:
     from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
+    from dort_rewriter.kernels.loading import custom_ops_library
     from dort_rewriter.optimize.selection import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
-    from dort_rewriter.runtime.custom_kernels import custom_ops_library
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.backend_aids import (
         compose_backends,

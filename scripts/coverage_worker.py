@@ -30,11 +30,11 @@ from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.export.torch_calls import TorchCalls, mark_called, may_be_called
+from dort_rewriter.kernels.torch_calls import register_call
 from dort_rewriter.plan.ties import has_torchs_order
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
-from dort_rewriter.runtime.torch_calls import register_call
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 MEMORY_AS_FOUND = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}

@@ -37,7 +37,7 @@ from dort_rewriter.plan.outputs import SHARED, ModelOutput, OutputPlan
 from dort_rewriter.plan.recipe import BuiltBlock, ExportedBlock, Providers, Recipe
 from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.kernels import has_kernel, is_wrong, kernel_query, loses_factors
+from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_query, loses_factors
 from dort_rewriter.runtime.low_bits import BITS
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session, create_session, try_session

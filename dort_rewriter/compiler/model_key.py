@@ -202,7 +202,7 @@ def _environment(provider: str) -> Iterator[str]:
 @functools.cache
 def installed() -> tuple[str, ...]:
     """The versions of what takes part, and a fingerprint of this package's own files."""
-    from dort_rewriter.runtime.installed import describe
+    from dort_rewriter.ort_module import describe
 
     versions = [f"{name} {_version(name)}" for name in _PACKAGES]
     try:

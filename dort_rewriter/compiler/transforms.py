@@ -16,7 +16,7 @@ from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.selection import get_pattern_list
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.plan.recipe import Recipe
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from dort_rewriter.runtime.model_files import to_proto
 from dort_rewriter.runtime.session import Session
 

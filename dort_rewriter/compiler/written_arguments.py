@@ -10,11 +10,11 @@ from collections import Counter
 import onnx_ir as ir
 
 from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.kernels.loading import address_key
 from dort_rewriter.optimize.addresses import give_addresses
 from dort_rewriter.optimize.in_place import checks_of, written_in_place
 from dort_rewriter.plan.recipe import ExportedBlock
 from dort_rewriter.runtime.addressed_call import can_give_addresses
-from dort_rewriter.runtime.custom_kernels import address_key
 from dort_rewriter.signature import Addresses, Writes
 
 __all__ = ["find_addresses", "find_writes"]

@@ -39,9 +39,9 @@ from dort_rewriter.errors import (
 )
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, Providers
-from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.runtime.model_files import write_model
+from dort_rewriter.runtime.stored_model import uses_torch_kernels
 
 __all__ = ["save"]
 

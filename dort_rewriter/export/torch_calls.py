@@ -18,8 +18,8 @@ from dort_rewriter.export.complex_numbers import has_complex
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, python_name
-from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.torch_call import Given, Result, TorchCall
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
@@ -45,7 +45,7 @@ _TYPES = frozenset(
         torch.complex128,
     }
 )
-"""Those of ``kernels_cpp/torch_call.h``, and pairs of them."""
+"""Those of ``kernels/cpp/torch_call.h``, and pairs of them."""
 
 _STATEFUL = ("c10d", "_c10d", "_dtensor", "fsdp", "symm_mem", "rngprims", "streams", "_inductor")
 """How the namespaces begin whose operators know tensors by their memory, or change the process."""

@@ -16,8 +16,8 @@ import torch
 from dort_rewriter.export.converters.windows import group_count, spread
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, make_converter, op_name
-from dort_rewriter.graph.schemas import CONVOLUTION_LIMITS, OWN_DOMAIN
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
 from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["torch_kernel"]

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from dort_rewriter.kernels.loading import is_available
+from dort_rewriter.kernels.torch_library import (
+    comes_with_mkl,
+    multiplies_bfloat16,
+    multiplies_faster,
+)
 from dort_rewriter.optimize.mkl_attention import differentiate_by_mkl
 from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_by_mkl
 from dort_rewriter.optimize.selection import asks_for_kernels
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.plan.placement import FLASH_BACKWARD, PRODUCTS, find_override
-from dort_rewriter.runtime.custom_kernels import is_available
-from dort_rewriter.runtime.torch_library import (
-    comes_with_mkl,
-    multiplies_bfloat16,
-    multiplies_faster,
-)
 
 __all__ = ["compute_by_mkl", "described_mkl", "differentiates_by_mkl", "uses_own_kernels"]
 

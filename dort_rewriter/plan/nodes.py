@@ -23,6 +23,8 @@ from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import Converter, builtin_converters, op_name
 from dort_rewriter.export.torch_calls import call_converter, may_be_called
 from dort_rewriter.export.torch_kernels import torch_kernel
+from dort_rewriter.kernels.torch_calls import register_call
+from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.kernel_choice import differentiates_by_mkl, uses_own_kernels
 from dort_rewriter.plan.placement import (
@@ -40,8 +42,6 @@ from dort_rewriter.plan.placement import (
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.plan.ties import TIES, has_torchs_order
 from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.torch_calls import register_call
-from dort_rewriter.runtime.torch_library import has_function
 
 __all__ = [
     "Chooser",

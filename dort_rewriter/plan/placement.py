@@ -189,7 +189,7 @@ LEAST_WORK_OF_WEIGHTS = 3e7
 0.76 of the time, and 0.97 to 1.17 below."""
 
 CHANNELS_AT_ONCE = 16
-"""Of so many channels a thread computes all that it does, see `runtime/kernels_cpp`."""
+"""Of so many channels a thread computes all that it does, see `kernels/cpp`."""
 
 SHORT = 32
 """The tokens up to which attention in float32 is not torch's, where their number is fixed: there

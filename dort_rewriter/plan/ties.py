@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.graph.schemas import OWN_MOST_AXES
+from dort_rewriter.kernels.operators import OWN_MOST_AXES
 
 __all__ = ["TIES", "has_torchs_order"]
 

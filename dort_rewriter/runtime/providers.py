@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
+from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 
 __all__ = [
     "CPU",

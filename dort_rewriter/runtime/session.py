@@ -17,21 +17,22 @@ import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
-from dort_rewriter.graph.schemas import TORCH_CALL, qualified
+from dort_rewriter.graph.schemas import qualified
+from dort_rewriter.kernels.loading import kernels_for, register
+from dort_rewriter.kernels.operators import TORCH_CALL
+from dort_rewriter.kernels.torch_calls import calls_of
 from dort_rewriter.options import OptimizationLevel
+from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
-from dort_rewriter.runtime.custom_kernels import (
-    kernels_for,
-    register,
+from dort_rewriter.runtime.model_files import read_model, serialized
+from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
+from dort_rewriter.runtime.stored_model import (
+    StoredModel,
+    is_message,
     uses_custom_kernels,
     uses_torch_kernels,
 )
-from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
-from dort_rewriter.runtime.model_files import read_model, serialized
-from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
-from dort_rewriter.runtime.stored_model import StoredModel, is_message
 from dort_rewriter.runtime.threads import ThreadPolicy
-from dort_rewriter.runtime.torch_calls import calls_of
 from dort_rewriter.torch_call import TorchCall
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter.graph.schemas import MKL_ATTENTION_GRAD, TORCH_FLASH
+from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, TORCH_FLASH
+from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.plan import kernel_choice
 from dort_rewriter.plan.placement import FLASH_BACKWARD
-from dort_rewriter.runtime.torch_library import has_function
 from tests.backends.test_torch_kernels import Heads, compiled, operators
 
 pytestmark = pytest.mark.skipif(

@@ -9,8 +9,8 @@ import onnx
 import pytest
 import torch
 
+from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.plan import kernel_choice
-from dort_rewriter.runtime.torch_library import has_function
 from tests.backends.test_torch_kernels import Products, compiled
 
 pytestmark = pytest.mark.skipif(

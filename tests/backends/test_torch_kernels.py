@@ -11,10 +11,11 @@ import torch
 from packaging.version import Version
 
 from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
-from dort_rewriter.graph.schemas import MKL_PRODUCT, TORCH_PRODUCTS
+from dort_rewriter.kernels import loading as custom_kernels
+from dort_rewriter.kernels.operators import MKL_PRODUCT, TORCH_PRODUCTS
 from dort_rewriter.plan import kernel_choice
 from dort_rewriter.plan.placement import Place
-from dort_rewriter.runtime import custom_kernels, threads
+from dort_rewriter.runtime import threads
 
 HALVES = [torch.bfloat16, torch.float16]
 

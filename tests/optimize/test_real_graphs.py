@@ -22,7 +22,7 @@ from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.plan.outputs import plan_outputs
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.export.models import MODELS, Factory, Named
 from tests.optimize.rewrites import make_session, run_onnxruntime
 

@@ -14,8 +14,9 @@ import onnx
 import pytest
 import torch
 
+from dort_rewriter import ort_module
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.runtime import installed, providers
+from dort_rewriter.runtime import providers
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, available, infer, normalize
 from dort_rewriter.runtime.session import create_session
 from tests.runtime.graphs import parse
@@ -78,18 +79,18 @@ def test_device_without_a_counterpart() -> None:
 
 
 def test_installed_flavour_is_named() -> None:
-    assert installed.describe().startswith("onnxruntime")
-    assert installed.load_onnxruntime().__version__ in installed.describe()
+    assert ort_module.describe().startswith("onnxruntime")
+    assert ort_module.load_onnxruntime().__version__ in ort_module.describe()
 
 
 def test_every_distribution_that_provides_onnxruntime_is_described() -> None:
     names = importlib.metadata.packages_distributions()["onnxruntime"]
     for name in names:
-        assert f"{name} {importlib.metadata.version(name)}" in installed.describe()
+        assert f"{name} {importlib.metadata.version(name)}" in ort_module.describe()
 
 
 def test_limits_load_and_the_next_do_not() -> None:
-    ir_version, opset = installed.max_ir_version(), installed.max_opset()
+    ir_version, opset = ort_module.max_ir_version(), ort_module.max_opset()
     create_session(parse("(float[N] x) => (float[N] y) { y = Neg(x) }", opset))
     if ir_version < onnx.IR_VERSION:
         model = parse("(float[N] x) => (float[N] y) { y = Neg(x) }")
@@ -102,7 +103,7 @@ def test_limits_load_and_the_next_do_not() -> None:
 
 
 def _without_cache(monkeypatch: pytest.MonkeyPatch, import_module) -> None:
-    monkeypatch.setattr(installed.importlib, "import_module", import_module)
+    monkeypatch.setattr(ort_module.importlib, "import_module", import_module)
 
 
 def test_no_onnxruntime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +112,14 @@ def test_no_onnxruntime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
     _without_cache(monkeypatch, missing)
     with pytest.raises(ExecutionError, match=r"pip install dort-rewriter\[cpu\]"):
-        installed.load_onnxruntime.__wrapped__()
+        ort_module.load_onnxruntime.__wrapped__()
 
 
 def test_old_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(__version__="1.20.1", OrtValueVector=object)
     _without_cache(monkeypatch, lambda _name: old)
     with pytest.raises(ExecutionError, match=r"1\.20\.1 has no OrtValueVector.push_back_batch"):
-        installed.load_onnxruntime.__wrapped__()
+        ort_module.load_onnxruntime.__wrapped__()
 
 
 @pytest.mark.load_sensitive

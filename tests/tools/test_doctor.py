@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter import HookStatus
-from dort_rewriter.runtime import installed
-from dort_rewriter.runtime.private_folder import cache_folder
+from dort_rewriter import HookStatus, ort_module
+from dort_rewriter.private_folder import cache_folder
 from dort_rewriter.tools import cli, doctor
 from dort_rewriter.tools.doctor import Finding, examine
 
@@ -111,9 +110,9 @@ def test_cuda_of_torch_needs_cuda_of_onnxruntime() -> None:
 
 def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
-        raise installed.ExecutionError("onnxruntime cannot be imported (numpy.core...)")
+        raise ort_module.ExecutionError("onnxruntime cannot be imported (numpy.core...)")
 
-    monkeypatch.setattr(installed, "describe", fail)
+    monkeypatch.setattr(ort_module, "describe", fail)
     assert only(doctor.check_onnxruntime(False, "2.1.0")).fix == "pip install 'numpy<2'"
     finding = only(doctor.check_onnxruntime(False, "1.26.4"))
     fix = 'pip install --upgrade "dort-rewriter[{}]"'
@@ -123,13 +122,13 @@ def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_onnxruntime_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_BATCH_API", (("OrtValueVector", "no_such_method"),))
-    installed.load_onnxruntime.cache_clear()
-    installed.describe.cache_clear()
+    monkeypatch.setattr(ort_module, "_BATCH_API", (("OrtValueVector", "no_such_method"),))
+    ort_module.load_onnxruntime.cache_clear()
+    ort_module.describe.cache_clear()
     try:
         finding = only(doctor.check_onnxruntime(False, "2.1.0", ["onnxruntime-gpu"]))
     finally:
-        installed.load_onnxruntime.cache_clear()
+        ort_module.load_onnxruntime.cache_clear()
     assert "onnxruntime >= 1.21 or onnxruntime-training >= 1.19 is needed" in finding.text
     assert finding.fix == 'pip install --upgrade "dort-rewriter[gpu]"'
 
@@ -211,7 +210,7 @@ def test_the_kernels() -> None:
     """Installed, compiled, to be compiled, or not to be had."""
 
     def fail() -> Path:
-        raise installed.ExecutionError("there is no C++ compiler 'c++'")
+        raise ort_module.ExecutionError("there is no C++ compiler 'c++'")
 
     assert doctor.check_kernels(Path("a/k.so"), fail).text == "installed, k.so"
     assert doctor.check_kernels(None, None).text == "not installed: they are compiled at first use"

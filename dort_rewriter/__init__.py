@@ -22,7 +22,7 @@ _EXPORTS: dict[str, str] = {
     "Comparison": "tools.comparison",
     "compose_backends": "tools.backend_aids",
     "create_input_names": "export.names",
-    "custom_ops_library": "runtime.custom_kernels",
+    "custom_ops_library": "kernels.loading",
     "Dispatcher": "export.dispatcher",
     "DivergenceError": "errors",
     "DortError": "errors",

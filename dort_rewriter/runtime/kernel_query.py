@@ -32,7 +32,7 @@ from dort_rewriter.ort_module import (
     max_ir_version,
     max_opset,
 )
-from dort_rewriter.runtime.providers import CPU, CUDA, available
+from dort_rewriter.runtime.providers import CPU, CUDA, available, is_plug_in
 
 __all__ = ["has_kernel", "is_wrong", "kernel_query", "loses_factors"]
 
@@ -66,6 +66,11 @@ def has_kernel(
         raise ExecutionError(f"{op_type} has subgraphs: ask about the nodes inside.")
     if domain == OWN_DOMAIN and not (provider == CPU and is_available()):
         return False
+    if is_plug_in(provider):
+        # It takes what it can of standard operators, and the CPU, in the same session, the rest.
+        if domain:
+            return False
+        provider = CPU
     types = tuple(None if t is None else int(t) for t in input_dtypes)
     if provider == CPU and _refuses_to_run(op_type, types, attributes or {}):
         return False

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import onnx
     from typing_extensions import TypeIs
 
-    from dort_rewriter.runtime.model_files import Model
-
 __all__ = ["StoredModel", "is_message", "uses_custom_kernels", "uses_torch_kernels"]
 
 
@@ -39,7 +37,7 @@ def is_message(model: Any) -> TypeIs[onnx.ModelProto]:
     return kind is not None and isinstance(model, kind)
 
 
-def uses_custom_kernels(model: Model) -> bool:
+def uses_custom_kernels(model: Any) -> bool:
     """Whether a model imports our domain."""
     if isinstance(model, bytes):
         return OWN_DOMAIN.encode() in model  # at worst a library is loaded for nothing
@@ -48,7 +46,7 @@ def uses_custom_kernels(model: Model) -> bool:
     return OWN_DOMAIN in model.graph.opset_imports
 
 
-def uses_torch_kernels(model: Model) -> bool:
+def uses_torch_kernels(model: Any) -> bool:
     """Whether kernels of torch compute nodes of a model in torch's own threads."""
     if isinstance(model, StoredModel):
         return model.torch_kernels

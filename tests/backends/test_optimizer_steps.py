@@ -22,7 +22,7 @@ from onnx import helper
 
 from dort_rewriter.kernels.loading import custom_ops_library
 from tests.backends.ways import compile_strictly
-from tests.runtime.test_custom_kernels import Array, _run
+from tests.kernels.test_custom_kernels import Array, _run
 from tests.runtime.test_programs import _computed
 
 Make = Callable[..., torch.optim.Optimizer]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from dort_rewriter import ExecutionError, OrtBackend, install, installed, uninstall
+from dort_rewriter import ExecutionError, OptionError, OrtBackend, install, installed, uninstall
 from dort_rewriter.backends import onnxrt_graphs
 from dort_rewriter.compiler import building
 from dort_rewriter.plan import graph_plan
@@ -143,17 +143,32 @@ def test_a_dump_that_cannot_be_written_costs_the_dump(
 
 
 @pytest.mark.parametrize("name", ["CUDAExecutionProvider", "NoSuchExecutionProvider"])
-def test_a_provider_that_is_missing_is_left_out(name: str, model: nn.Module) -> None:
+def test_a_provider_that_is_missing_is_left_out(
+    name: str, model: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
     if name in providers.available():
         pytest.skip(f"{name} is here")
-    providers._warn_unavailable.cache_clear()
+    providers._warn.cache_clear()
     backend = OrtBackend({"preferred_execution_providers": [name]})
     compiled = torch.compile(model, backend=backend)
-    with torch.no_grad(), pytest.warns(UserWarning, match=f"{name}.*is not available"):
+    with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
+    (found,) = [r.message for r in caplog.records if "is not available" in r.message]
+    assert name in found
+    assert found.endswith("It is left out.")
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
     assert backend.execution_count == 2
+
+
+@pytest.mark.parametrize("options", [{"fallback": False}, {}])
+def test_a_provider_that_has_to_be_there(options: dict[str, Any], model: nn.Module) -> None:
+    """The error reaches the program as it is."""
+    named = "NoSuchExecutionProvider" if options else ("NoSuch", {"required": True})
+    wanted = {"preferred_execution_providers": [named], **options}
+    compiled = torch.compile(model, backend="onnxrt", options=wanted)
+    with torch.no_grad(), pytest.raises(OptionError, match="is not available with onnxruntime"):
+        compiled(X)
 
 
 def test_an_argument_on_another_device() -> None:

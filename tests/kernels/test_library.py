@@ -211,9 +211,9 @@ def test_an_installation_of_other_sources_is_not_loaded(
     """As in a source folder, after an edit."""
     install(place, LEVEL)
     sources = place.folder / "sources"
-    sources.mkdir()
-    for path in kernel_build.SOURCES.iterdir():
-        (sources / path.name).write_text(path.read_text() + "// edited\n")
+    shutil.copytree(kernel_build.SOURCES, sources)
+    for path in sources.glob("*.h"):
+        path.write_text(path.read_text() + "// edited\n")
     monkeypatch.setattr(kernel_build, "SOURCES", sources)
     with caplog.at_level(logging.INFO):
         assert place.library().parent.parent == place.cache.resolve()

@@ -16,7 +16,7 @@ from dort_rewriter.kernels import torch_library
 from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.runtime.session import create_session
-from tests.runtime.test_torch_kernels import FLASH, model_of, run_session
+from tests.kernels.test_torch_kernels import FLASH, model_of, run_session
 
 pytestmark = pytest.mark.skipif(
     not all(map(has_function, ("sgemm_", "gemm_bf16bf16f32_", "MKL_Set_Num_Threads_Local"))),

@@ -19,7 +19,7 @@ from dort_rewriter.kernels import torch_library
 from dort_rewriter.kernels.operators import MKL_PRODUCT, OWN_DOMAIN
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.runtime.session import Session, create_session
-from tests.runtime.test_torch_kernels import model_of, run_session
+from tests.kernels.test_torch_kernels import model_of, run_session
 
 pytestmark = pytest.mark.skipif(
     not (has_function("sgemm_") and has_function("MKL_Set_Num_Threads_Local")),

@@ -13,7 +13,7 @@ import torch
 from dort_rewriter.kernels.torch_library import works_alone
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.runtime.stored_model import uses_torch_kernels
-from tests.runtime.test_torch_kernels import FLASH, model_of, run_session
+from tests.kernels.test_torch_kernels import FLASH, model_of, run_session
 
 pytestmark = pytest.mark.skipif(
     not works_alone(), reason="this torch was built without MKL: its own threads share the work"

@@ -21,7 +21,7 @@ from dort_rewriter.kernels.torch_calls import (
 from dort_rewriter.runtime.session import create_session, ort_errors
 from dort_rewriter.runtime.stored_model import uses_torch_kernels
 from dort_rewriter.torch_call import Given, Result, TorchCall
-from tests.runtime.test_torch_kernels import model_of, run
+from tests.kernels.test_torch_kernels import model_of, run
 
 TYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),

@@ -12,8 +12,8 @@ from dort_rewriter import OrtBackend
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.torch_library import has_function, works_alone
 from dort_rewriter.runtime.session import create_session
-from tests.runtime.test_parted_kernels import session
-from tests.runtime.test_torch_kernels import model_of, run, run_session
+from tests.kernels.test_parted_kernels import session
+from tests.kernels.test_torch_kernels import model_of, run, run_session
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 

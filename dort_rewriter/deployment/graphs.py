@@ -18,10 +18,11 @@ from dort_rewriter.deployment.capturing import capture
 from dort_rewriter.deployment.compiled import Compiled
 from dort_rewriter.deployment.describing import State, describe_call, read_arguments
 from dort_rewriter.deployment.examples import Call
+from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose
 from dort_rewriter.deployment.notation import spell_signature, spell_writes
 from dort_rewriter.deployment.ones import calls_of_one
-from dort_rewriter.deployment.reading import MOST_GRAPHS, read_call
+from dort_rewriter.deployment.reading import MOST_GRAPHS, SavedCall, read_call
 from dort_rewriter.errors import (
     CallMismatchError,
     CaptureError,
@@ -94,6 +95,12 @@ class Graphs:
             description["backward"] = {**graph, "plan": plan}
         self.made.append(MadeGraph(call, captured, description))
         self.state = state
+        logger.info(
+            "A graph of %s nodes is a model of %s, saved for %s.",
+            len(captured.block.graph_module.graph.nodes),
+            len(captured.block.exported.model.graph),
+            describe_calls([self._saved_call(description).interface])[0] or "no tensors",
+        )
 
     def add_calls_of_one(self) -> None:
         """Add graphs for sizes of one where a graph takes any other.
@@ -114,17 +121,20 @@ class Graphs:
 
     def _takes(self, call: Call) -> bool:
         """Whether a graph that there is takes a call."""
-        state = self.state
-        calls = []
-        for made in self.made:
-            plain = json.loads(json.dumps(made.description))
-            calls.append([LoadedCall(read_call(plain, state.stored), state.tensors)])
+        calls = [
+            [LoadedCall(self._saved_call(made.description), self.state.tensors)]
+            for made in self.made
+        ]
         try:
             with torch.set_grad_enabled(self._training):
                 choose(calls, *call)
         except CallMismatchError:
             return False
         return True
+
+    def _saved_call(self, description: Mapping[str, Any]) -> SavedCall:
+        """A call as it is going to be read."""
+        return read_call(json.loads(json.dumps(description)), self.state.stored)
 
 
 def _describe_graph(block: BuiltBlock, providers: Providers) -> dict[str, Any]:

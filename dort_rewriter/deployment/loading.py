@@ -181,12 +181,13 @@ def load(
     """
     folder = Path(path).absolute()
     content = read_description(folder)
-    try:
-        return _load(folder, content, model, check=check)
-    except ExecutionError:
-        if (again := read_description(folder)) == content:
-            raise
-        return _load(folder, again, model, check=check)  # another process has saved meanwhile
+    while True:
+        try:
+            return _load(folder, content, model, check=check)
+        except ExecutionError:  # noqa: PERF203 - rarely twice
+            if (again := read_description(folder)) == content:
+                raise
+            content = again  # another process has saved meanwhile
 
 
 def _load(folder: Path, content: Mapping[str, Any], model: object, *, check: bool) -> SavedModel:

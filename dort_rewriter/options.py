@@ -97,9 +97,9 @@ def _misfit(annotation: str, value: Any) -> str:
     if value is None and annotation.endswith("None"):
         return ""
     kind = annotation.removesuffix(" | None")
-    if kind == "int | bool":
-        fits = isinstance(value, int) and value >= 0
-        return "" if fits else "True, False or a number of calls"
+    if kind == "int | bool | Literal['finite']":
+        fits = value == "finite" or (isinstance(value, int) and value >= 0)
+        return "" if fits else "True, False, a number of calls or 'finite'"
     if kind == "bool":
         return "" if isinstance(value, bool) else "True or False"
     if kind == "int":
@@ -230,10 +230,12 @@ class OrtBackendOptions:
     fallback: bool = True
     """Leave to torch what cannot be converted or run; False raises instead. Where they can,
     sessions call it in torch, and the graph is not cut."""
-    verify: int | bool = False
+    verify: int | bool | Literal["finite"] = False
     """Compare the first calls of each graph with torch, on the arguments they get: how many, or
     True for the first two. A difference beyond rounding raises ``DivergenceError``, which names
-    the first node that differs and the folder in which all of it is kept."""
+    the first node that differs and the folder in which all of it is kept. ``"finite"`` looks at
+    the results of all calls, forward and backward: the first node that makes an infinity or NaN
+    is named with its Python line and its inputs (``NotFiniteError``)."""
     freeze: bool = False
     """Put the parameters and buffers of an inference graph into the model, where ONNX Runtime
     folds and packs them. A weight that changes is noticed at the next call: the ``step()`` of any
@@ -298,7 +300,7 @@ class OrtBackendOptions:
                 f"weights={self.weights!r} rounds weights that are inside the model: it goes with "
                 "freeze=True."
             )
-        if self.weights is not None and self.verify:
+        if self.weights is not None and self.verify not in (False, "finite"):
             raise OptionError(
                 "verify compares with torch up to rounding, and weights rounds on purpose: leave "
                 "one of them out; explain() says how far results are from those of float32."

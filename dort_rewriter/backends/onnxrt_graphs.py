@@ -21,6 +21,7 @@ from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
+from dort_rewriter.backends.finite import FiniteChecks, checks_finite
 from dort_rewriter.backends.graph_key import graph_key
 from dort_rewriter.backends.instances import as_own
 from dort_rewriter.backends.minifier import watched
@@ -100,6 +101,8 @@ def call_backend(
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
+    checks = FiniteChecks(graph_module) if checks_finite(chosen) else None
+
     def compiled_by_aot() -> Callable[..., Any]:
         dispatcher = make_dispatcher()
         table = get_tracing_table(dispatcher)
@@ -107,12 +110,12 @@ def call_backend(
         return compile_with_aot(
             graph_module,
             args,
-            compile_graph=lambda graph, _: compilation.compile_graph(
-                graph, _recipe_of_aot(backend, chosen, hidden_copies)
+            compile_graph=lambda graph, _: _compile_checked(
+                graph, _recipe_of_aot(backend, chosen, hidden_copies), checks
             ),
             decompositions=table,
             compile_inference=functools.partial(
-                _compile_inference, backend, chosen, hidden_copies
+                _compile_inference, backend, chosen, hidden_copies, checks
             ),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
@@ -141,6 +144,7 @@ def _compile_inference(
     backend: Any,
     options: OrtBackendOptions,
     hidden_copies: bool,
+    checks: FiniteChecks | None,
     graph_module: torch.fx.GraphModule,
     weights: frozenset[str],
 ) -> Callable[..., Any]:
@@ -148,7 +152,17 @@ def _compile_inference(
     recipe = dataclasses.replace(recipe, owns_views=True)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
-    return compilation.compile_graph(graph_module, recipe)
+    return _compile_checked(graph_module, recipe, checks)
+
+
+def _compile_checked(
+    graph_module: torch.fx.GraphModule, recipe: Recipe, checks: FiniteChecks | None
+) -> RunBoxed:
+    """Compile a graph; its results have to be finite where the options ask for it."""
+    if checks is None:
+        return compilation.compile_graph(graph_module, recipe)
+    watched_graph = checks.watch(graph_module)
+    return watched_graph.checked(compilation.compile_graph(graph_module, recipe))
 
 
 def compile_graph(
@@ -162,7 +176,8 @@ def compile_graph(
 
     def compiled() -> Callable[..., Any]:
         complete_metadata(graph_module, args)
-        run = compilation.compile_graph(graph_module, make_recipe(backend, options))
+        checks = FiniteChecks(graph_module) if checks_finite(options) else None
+        run = _compile_checked(graph_module, make_recipe(backend, options), checks)
         return unboxed(run, graph_module)
 
     return guarded(

@@ -114,6 +114,28 @@ def _misfit(annotation: str, value: Any) -> str:
     return ""
 
 
+_NO_LIBRARY = ("_operator", "builtins", "higher_order", "math")
+"""What comes before the names of operators that torch has in no library."""
+
+
+def _check_operators(names: Iterable[str]) -> None:
+    """Refuse names of operators that torch does not have; ``*`` is all others."""
+    import torch
+
+    registered = torch._C._dispatch_get_all_op_names()
+    known = {*registered, *(name.partition(".")[0] for name in registered)}
+    for name in names:
+        library, _, _ = name.partition("::")
+        if name == "*" or name in known or library in _NO_LIBRARY:
+            continue
+        wanted = name if "::" in name else f"aten::{name}"
+        close = difflib.get_close_matches(wanted.removesuffix(".default"), known, n=3)
+        hint = f"did you mean {', '.join(map(repr, close))}?" if close else "no name is like it."
+        if library != "aten" and not any(k.startswith(f"{library}::") for k in known):
+            hint += " Operators of another library are known once it is imported."
+        raise OptionError(f"placement names {name!r}, and torch has no such operator: {hint}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizationOptions:
     """What is done to a model once it is exported."""
@@ -251,7 +273,8 @@ class OrtBackendOptions:
     weights and other types than float32 are left alone. Results differ from those of float32:
     ``explain`` says how much."""
     placement: Mapping[str, Literal["torch", "onnxruntime", "torch kernel"]] | None = None
-    """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
+    """Where operators run, by name (``"aten::convolution_backward"``, ``"aten::sum.dim_IntList"``
+    for one overload, ``"*"`` for all the others); a name that torch does not know is an error.
     None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table.
     ``"torch kernel"`` is inside the model, by a kernel of torch where there is one; with
     ``fallback=False`` too it lets sessions call operators in torch that have no converter."""
@@ -311,6 +334,8 @@ class OrtBackendOptions:
                     "placement says 'torch', 'onnxruntime' or 'torch kernel' of an operator, "
                     f"not {place!r} of {op!r}."
                 )
+        if self.placement:
+            _check_operators(self.placement)
 
     def _check_given(self) -> None:
         """Refuse what is no object of onnxruntime, and no function.

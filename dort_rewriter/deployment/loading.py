@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter import notebook
 from dort_rewriter.deployment.folder import ModelFiles, made_by, read_description
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose, group
@@ -107,6 +108,23 @@ class SavedModel:
         shown = describe_calls([call.interface for call in self._calls[:SHOWN_CALLS]])
         more = [f"{left} more"] if (left := len(self._calls) - len(shown)) else []
         return f"SavedModel({str(self.folder)!r}, {' | '.join([*shown, *more])})"
+
+    def _repr_html_(self) -> str:
+        """Its graphs and its weights, for notebooks."""
+        calls = describe_calls([call.interface for call in self._calls])
+        kept = sum(t.numel() * t.itemsize for t in self._state)
+        gradients = any(call.plan is not None for call in self._calls)
+        return "".join(
+            [
+                notebook.heading(f"SavedModel {self.folder}"),
+                notebook.table(enumerate(calls, 1), ("graph", "takes")),
+                notebook.text(
+                    f"{len(self._state)} tensors, {kept:,} bytes, "
+                    f"{'with' if gradients else 'no'} gradients; called under "
+                    f"{spell_settings(self._saved.settings)}."
+                ),
+            ]
+        )
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

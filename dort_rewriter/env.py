@@ -83,7 +83,8 @@ VARIABLES: dict[str, Variable] = {
             "DORT_VERIFY",
             "",
             "1: the first calls of each graph are compared with torch, as by the option verify; a "
-            "larger number: so many calls. Read when a graph is built.",
+            "larger number: so many calls; finite: what makes infinities and NaN is named. Read "
+            "when a graph is built.",
         ),
         Variable(
             "DORT_REPORT_DIR",

@@ -19,6 +19,7 @@ __all__ = [
     "ExportError",
     "HookError",
     "NoKernelError",
+    "NotFiniteError",
     "OptimizeError",
     "OptionError",
     "ResultReachedError",
@@ -83,6 +84,17 @@ class DivergenceError(DortError):
         """The result in the model."""
         self.node = node
         """The FX node that computes it."""
+        self.where = where
+        """The Python line that produced the node."""
+
+
+class NotFiniteError(DortError):
+    """A result of a graph is infinite or no number (``options={"verify": "finite"}``)."""
+
+    def __init__(self, message: str, *, node: str, where: str) -> None:
+        super().__init__(message)
+        self.node = node
+        """The FX node that made the value, or the argument that had it."""
         self.where = where
         """The Python line that produced the node."""
 

@@ -97,9 +97,9 @@ def _misfit(annotation: str, value: Any) -> str:
     if value is None and annotation.endswith("None"):
         return ""
     kind = annotation.removesuffix(" | None")
-    if kind == "int | bool":
-        fits = isinstance(value, int) and value >= 0
-        return "" if fits else "True, False or a number of calls"
+    if kind == "int | bool | Literal['finite']":
+        fits = value == "finite" or (isinstance(value, int) and value >= 0)
+        return "" if fits else "True, False, a number of calls or 'finite'"
     if kind == "bool":
         return "" if isinstance(value, bool) else "True or False"
     if kind == "int":
@@ -112,6 +112,28 @@ def _misfit(annotation: str, value: Any) -> str:
     if kind.startswith("Sequence["):
         return "a list" if isinstance(value, str) or not isinstance(value, Iterable) else ""
     return ""
+
+
+_NO_LIBRARY = ("_operator", "builtins", "higher_order", "math")
+"""What comes before the names of operators that torch has in no library."""
+
+
+def _check_operators(names: Iterable[str]) -> None:
+    """Refuse names of operators that torch does not have; ``*`` is all others."""
+    import torch
+
+    registered = torch._C._dispatch_get_all_op_names()
+    known = {*registered, *(name.partition(".")[0] for name in registered)}
+    for name in names:
+        library, _, _ = name.partition("::")
+        if name == "*" or name in known or library in _NO_LIBRARY:
+            continue
+        wanted = name if "::" in name else f"aten::{name}"
+        close = difflib.get_close_matches(wanted.removesuffix(".default"), known, n=3)
+        hint = f"did you mean {', '.join(map(repr, close))}?" if close else "no name is like it."
+        if library != "aten" and not any(k.startswith(f"{library}::") for k in known):
+            hint += " Operators of another library are known once it is imported."
+        raise OptionError(f"placement names {name!r}, and torch has no such operator: {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,10 +252,12 @@ class OrtBackendOptions:
     fallback: bool = True
     """Leave to torch what cannot be converted or run; False raises instead. Where they can,
     sessions call it in torch, and the graph is not cut."""
-    verify: int | bool = False
+    verify: int | bool | Literal["finite"] = False
     """Compare the first calls of each graph with torch, on the arguments they get: how many, or
     True for the first two. A difference beyond rounding raises ``DivergenceError``, which names
-    the first node that differs and the folder in which all of it is kept."""
+    the first node that differs and the folder in which all of it is kept. ``"finite"`` looks at
+    the results of all calls, forward and backward: the first node that makes an infinity or NaN
+    is named with its Python line and its inputs (``NotFiniteError``)."""
     freeze: bool = False
     """Put the parameters and buffers of an inference graph into the model, where ONNX Runtime
     folds and packs them. A weight that changes is noticed at the next call: the ``step()`` of any
@@ -249,7 +273,8 @@ class OrtBackendOptions:
     weights and other types than float32 are left alone. Results differ from those of float32:
     ``explain`` says how much."""
     placement: Mapping[str, Literal["torch", "onnxruntime", "torch kernel"]] | None = None
-    """Where operators run, by name (``"aten::convolution_backward"``, ``"*"`` for all the others):
+    """Where operators run, by name (``"aten::convolution_backward"``, ``"aten::sum.dim_IntList"``
+    for one overload, ``"*"`` for all the others); a name that torch does not know is an error.
     None leaves those that are slower in ONNX Runtime on the CPU to torch, by a measured table.
     ``"torch kernel"`` is inside the model, by a kernel of torch where there is one; with
     ``fallback=False`` too it lets sessions call operators in torch that have no converter."""
@@ -298,7 +323,7 @@ class OrtBackendOptions:
                 f"weights={self.weights!r} rounds weights that are inside the model: it goes with "
                 "freeze=True."
             )
-        if self.weights is not None and self.verify:
+        if self.weights is not None and self.verify not in (False, "finite"):
             raise OptionError(
                 "verify compares with torch up to rounding, and weights rounds on purpose: leave "
                 "one of them out; explain() says how far results are from those of float32."
@@ -309,6 +334,8 @@ class OrtBackendOptions:
                     "placement says 'torch', 'onnxruntime' or 'torch kernel' of an operator, "
                     f"not {place!r} of {op!r}."
                 )
+        if self.placement:
+            _check_operators(self.placement)
 
     def _check_given(self) -> None:
         """Refuse what is no object of onnxruntime, and no function.

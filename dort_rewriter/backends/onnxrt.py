@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dort_rewriter import notebook
 from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
 from dort_rewriter.backends.instances import (
@@ -86,6 +87,32 @@ class OrtBackend:
         self._assert_allclose_to_baseline = False
         self.execution_count = 0
         self.run = run_session
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {what}" for what, n in self._counts().items())
+        options = "".join(f" {name}={value!r}" for name, value in self._chosen())
+        return f"<OrtBackend{options}: {counts}>"
+
+    def _repr_html_(self) -> str:
+        """Its options and what it has compiled, for notebooks."""
+        return "".join(
+            [
+                notebook.heading("OrtBackend"),
+                notebook.table([(name, repr(value)) for name, value in self._chosen()]),
+                notebook.table(self._counts().items()),
+            ]
+        )
+
+    def _chosen(self) -> list[tuple[str, Any]]:
+        """The options that are not the usual ones."""
+        usual = OrtBackendOptions()
+        named = [(f.name, getattr(self._options, f.name)) for f in dataclasses.fields(usual)]
+        return [(name, value) for name, value in named if value != getattr(usual, name)]
+
+    def _counts(self) -> dict[str, int]:
+        table = self._all_ort_execution_info.execution_info_per_graph_module
+        models = sum(len(infos) for infos in list(table.values()))
+        return {"graphs": len(table), "models": models, "runs": self.execution_count}
 
     def __call__(
         self,

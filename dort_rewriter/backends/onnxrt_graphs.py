@@ -26,6 +26,7 @@ from dort_rewriter.capture.metadata import complete_metadata
 from dort_rewriter.compiler import compilation
 from dort_rewriter.compiler.block import make_block
 from dort_rewriter.compiler.conventions import unboxed
+from dort_rewriter.compiler.finite import FiniteChecks, checks_finite
 from dort_rewriter.compiler.graph_key import graph_key
 from dort_rewriter.compiler.minifier import watched
 from dort_rewriter.compiler.safety_net import (
@@ -101,6 +102,8 @@ def call_backend(
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
+    checks = FiniteChecks(graph_module) if checks_finite(chosen) else None
+
     def compiled_by_aot() -> Callable[..., Any]:
         dispatcher = make_dispatcher()
         table = get_tracing_table(dispatcher)
@@ -108,12 +111,12 @@ def call_backend(
         return compile_with_aot(
             graph_module,
             args,
-            compile_graph=lambda graph, _: compilation.compile_graph(
-                graph, _recipe_of_aot(backend, chosen, hidden_copies)
+            compile_graph=lambda graph, _: _compile_checked(
+                graph, _recipe_of_aot(backend, chosen, hidden_copies), checks
             ),
             decompositions=table,
             compile_inference=functools.partial(
-                _compile_inference, backend, chosen, hidden_copies
+                _compile_inference, backend, chosen, hidden_copies, checks
             ),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
@@ -142,6 +145,7 @@ def _compile_inference(
     backend: Any,
     options: OrtBackendOptions,
     hidden_copies: bool,
+    checks: FiniteChecks | None,
     graph_module: torch.fx.GraphModule,
     weights: frozenset[str],
 ) -> Callable[..., Any]:
@@ -149,7 +153,17 @@ def _compile_inference(
     recipe = dataclasses.replace(recipe, owns_views=True)
     if recipe.options.freeze:
         recipe = dataclasses.replace(recipe, weights=weights)
-    return compilation.compile_graph(graph_module, recipe)
+    return _compile_checked(graph_module, recipe, checks)
+
+
+def _compile_checked(
+    graph_module: torch.fx.GraphModule, recipe: Recipe, checks: FiniteChecks | None
+) -> RunBoxed:
+    """Compile a graph; its results have to be finite where the options ask for it."""
+    if checks is None:
+        return compilation.compile_graph(graph_module, recipe)
+    watched_graph = checks.watch(graph_module)
+    return watched_graph.checked(compilation.compile_graph(graph_module, recipe))
 
 
 def compile_graph(
@@ -163,7 +177,8 @@ def compile_graph(
 
     def compiled() -> Callable[..., Any]:
         complete_metadata(graph_module, args)
-        run = compilation.compile_graph(graph_module, make_recipe(backend, options))
+        checks = FiniteChecks(graph_module) if checks_finite(options) else None
+        run = _compile_checked(graph_module, make_recipe(backend, options), checks)
         return unboxed(run, graph_module)
 
     return guarded(

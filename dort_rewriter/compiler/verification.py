@@ -43,8 +43,10 @@ def calls_to_verify(options: OrtBackendOptions) -> int:
     if options.weights is not None:
         return 0
     chosen: int | str = options.verify or env.read("DORT_VERIFY") or 0
+    if chosen == "finite":  # which compares nothing
+        return 0
     if not str(chosen).isdecimal() and not isinstance(chosen, bool):
-        raise OptionError(f"DORT_VERIFY is a number of calls, not {chosen!r}.")
+        raise OptionError(f"DORT_VERIFY is a number of calls, or finite, not {chosen!r}.")
     return CALLS if chosen is True or chosen == "1" else int(chosen)
 
 

@@ -46,7 +46,10 @@ def capture(
     frame = FunctionType(_frame.__code__.replace(), names, "saved_call")
     compiled = torch.compile(frame, backend=watcher, fullgraph=True, dynamic=found.dynamic)
     fixed = torch._dynamo.config.patch(automatic_dynamic_shapes=False)
-    with torch.set_grad_enabled(training), fixed:
+    # Sizes that are equal in this call by chance (a batch of 4, rows of 4) are not one size.
+    symbols: Any = torch.fx.experimental._config
+    apart = symbols.patch(use_duck_shape=False)
+    with torch.set_grad_enabled(training), fixed, apart:
         try:
             value = compiled(*args, **kwargs)
             watcher.finish()

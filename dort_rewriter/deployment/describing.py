@@ -3,9 +3,9 @@ hold of them, and what the results are made of."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from dort_rewriter.deployment.structures import describe_arguments, describe_res
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.runtime.spelling import arguments_needed
 
-__all__ = ["Described", "describe_call"]
+__all__ = ["State", "describe_call", "read_arguments"]
 
 _KINDS = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -30,26 +30,77 @@ _KINDS = {
 }
 
 
-@dataclass
-class Described:
-    """A call as plain data, and the tensors that it uses besides its arguments."""
+class State:
+    """The tensors that calls use besides their arguments: each once, whichever calls use it."""
 
-    arguments: dict[str, Any]
-    result: Any
-    stored: list[StoredTensor]
-    state: list[torch.Tensor]
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        self.stored: list[StoredTensor] = []
+        self.tensors: list[torch.Tensor] = []
+        self._places: dict[int, int] = {}
+        self._alive: list[torch.Tensor] = []
+        """Those whose identities are known, so that no other tensor gets one."""
+        self._named: dict[int, tuple[str, str]] = {}
+        if module is not None:
+            for name, buffer in module.named_buffers():
+                self._named[id(buffer)] = ("buffer", name)
+            for name, parameter in module.named_parameters():
+                self._named[id(parameter)] = ("parameter", name)
+
+    def copy(self) -> State:
+        """The same, to add to."""
+        made = State(None)
+        made.stored, made.tensors = list(self.stored), list(self.tensors)
+        made._places, made._alive = dict(self._places), list(self._alive)
+        made._named = self._named
+        return made
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of them, or a parameter or buffer of the module."""
+        return id(tensor) in self._named or id(tensor) in self._places
+
+    def keep(self, tensor: torch.Tensor, *, written: bool, derived: bool) -> int:
+        """The place of a tensor among them; whether a call writes to it, and derives it."""
+        place = self._places.get(id(tensor), len(self.tensors))
+        kind, name = self._named.get(id(tensor), ("constant", f"constant {place}"))
+        if kind == "constant" and written:
+            raise CaptureError(
+                "It writes to a tensor that is neither an argument nor a buffer of the module "
+                f"(of shape {tuple(tensor.shape)}): register it with register_buffer()."
+            )
+        if place < len(self.tensors):
+            known = self.stored[place]
+            self.stored[place] = dataclasses.replace(known, written=known.written or written)
+            return place
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise CaptureError(f"The {kind} {name!r} is a {type(tensor).__name__}, not a Tensor.")
+        self._places[id(tensor)] = place
+        self._alive.append(tensor)
+        self.tensors.append(tensor.detach().requires_grad_(derived and tensor.requires_grad))
+        self.stored.append(
+            StoredTensor(
+                name=name,
+                kind=kind,
+                dtype=tensor.dtype,
+                shape=tuple(tensor.shape),
+                device=tensor.device,
+                written=written,
+                order=storage_order(tensor) or tuple(range(tensor.dim())),
+            )
+        )
+        return place
 
 
 def describe_call(
     captured: Captured,
     target: Callable[..., Any],
-    module: torch.nn.Module | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> Described:
-    """Describe a call and its graph; :class:`CaptureError` for what cannot be saved."""
-    parameters, trees, tensors, names = _read_arguments(target, args, kwargs)
-    places = _Places(captured, tensors, module)
+    state: State,
+) -> tuple[dict[str, Any], Any]:
+    """The arguments and the result of a call and its graph as plain data; the tensors that it
+    uses besides are added to a state. Raises :class:`CaptureError` for what cannot be saved."""
+    parameters, trees, tensors, names = read_arguments(target, args, kwargs)
+    places = _Places(captured, tensors, state)
     inputs = places.inputs()
     result = describe_results(captured.value, places.of_result)
     relations = find_relations(captured.block.graph_module, places.sizes, captured.args)
@@ -65,10 +116,10 @@ def describe_call(
         ],
         "apart": sorted(places.written_arguments()),
     }
-    return Described(arguments, result, places.stored, places.state)
+    return arguments, result
 
 
-def _read_arguments(
+def read_arguments(
     target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any], list[torch.Tensor], list[str]]:
     """The parameters of what was compiled, what each is given, the tensors in it, their names."""
@@ -99,25 +150,15 @@ def _read_arguments(
 class _Places:
     """Where the tensors of a graph come from."""
 
-    def __init__(
-        self, captured: Captured, tensors: list[torch.Tensor], module: torch.nn.Module | None
-    ) -> None:
+    def __init__(self, captured: Captured, tensors: list[torch.Tensor], state: State) -> None:
         self.captured = captured
         self.tensors = tensors
-        self.stored: list[StoredTensor] = []
-        self.state: list[torch.Tensor] = []
+        self.state = state
         self.sizes = sizes_of(captured.block.graph_module)
         graph = captured.block.graph_module.graph
         self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         self._needed = frozenset(arguments_needed(captured.block.signature))
         self._leaves = {id(t): k for k, t in reversed([*enumerate(tensors)])}
-        self._named: dict[int, tuple[str, str]] = {}
-        if module is not None:
-            for name, buffer in module.named_buffers():
-                self._named[id(buffer)] = ("buffer", name)
-            for name, parameter in module.named_parameters():
-                self._named[id(parameter)] = ("parameter", name)
-        self._by_id: dict[int, int] = {}
         self._written = {id(captured.args[i]) for i in captured.updates}
 
     def inputs(self) -> list[list[Any]]:
@@ -148,32 +189,8 @@ class _Places:
 
     def _keep(self, tensor: torch.Tensor) -> int:
         """The place of a tensor among those that are saved."""
-        if id(tensor) in self._by_id:
-            return self._by_id[id(tensor)]
-        place = len(self.state)
-        kind, name = self._named.get(id(tensor), ("constant", f"constant {place}"))
-        if kind == "constant" and id(tensor) in self._written:
-            raise CaptureError(
-                "It writes to a tensor that is neither an argument nor a buffer of the module "
-                f"(of shape {tuple(tensor.shape)}): register it with register_buffer()."
-            )
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise CaptureError(f"The {kind} {name!r} is a {type(tensor).__name__}, not a Tensor.")
-        self._by_id[id(tensor)] = place
-        wanted = self.captured.backward is not None and tensor.requires_grad
-        self.state.append(tensor.detach().requires_grad_(wanted))
-        self.stored.append(
-            StoredTensor(
-                name=name,
-                kind=kind,
-                dtype=tensor.dtype,
-                shape=tuple(tensor.shape),
-                device=tensor.device,
-                written=id(tensor) in self._written,
-                order=storage_order(tensor) or tuple(range(tensor.dim())),
-            )
-        )
-        return place
+        derived = self.captured.backward is not None
+        return self.state.keep(tensor, written=id(tensor) in self._written, derived=derived)
 
     def _check_memory(self) -> None:
         """Refuse writes to memory that another argument of the graph shows."""
@@ -234,7 +251,7 @@ class _Places:
                 return {"result": place}
         if (leaf := self._leaves.get(id(value))) is not None:
             return {"argument": leaf}
-        if id(value) in self._named or id(value) in self._by_id:
+        if self.state.knows(value):
             return {"state": self._keep(value)}
         raise CaptureError(
             f"The result{where} is a tensor that the graph does not compute: neither an argument, "

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, map_values
+from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call, map_values
+from dort_rewriter.deployment.compiled import Compiled
+from dort_rewriter.errors import OptionError
 
-__all__ = ["Maker", "aliases_of", "mark_as_seen", "mark_dims"]
+__all__ = ["Call", "Maker", "aliases_of", "calls_of", "mark_as_seen", "mark_dims"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, by place and by name."""
 
 
 def aliases_of(
@@ -84,3 +90,118 @@ class Maker:
         made = memory.as_strided(wanted.shape, wanted.stride)  # parts may be one: an expanded one
         mark_dims(made, wanted.dynamic)
         return made.requires_grad_(self.gradients and wanted.requires_grad)
+
+
+# -- the calls that entries stand for -----------------------------------------------------------
+
+
+def calls_of(
+    found: Compiled,
+    entries: Sequence[Sequence[Any] | Mapping[str, Any]],
+    *,
+    gradients: bool = False,
+) -> list[Call]:
+    """The calls that entries of shapes or arguments stand for, those of the largest tensors first.
+
+    Sizes that differ between them are marked to vary. With ``gradients`` tensors get gradients
+    where those did that they stand for. Raises :class:`OptionError` for what is no entry.
+    """
+    calls = [_example(found, entry, gradients=gradients) for entry in entries]
+    _mark_differences(calls)
+    # Dynamo makes a graph of its own for sizes of one: the general one is the first.
+    return sorted(calls, key=_elements, reverse=True)
+
+
+def _example(
+    found: Compiled, entry: Sequence[Any] | Mapping[str, Any], *, gradients: bool
+) -> Call:
+    """The arguments of a call, tensors in place of shapes."""
+    if isinstance(entry, Mapping):
+        values: Mapping[Any, Any] = entry
+    elif isinstance(entry, list | tuple):
+        values = dict(enumerate(entry))
+    else:
+        raise OptionError(
+            f"Each entry is a tuple of arguments, or a dictionary of them, not {entry!r}."
+        )
+    seen, maker = latest_call(found.target), Maker(gradients=gradients)
+    names = _parameter_names(found.target)
+    made = {
+        key: maker.make(_like(value, _seen_argument(seen, names, key)))
+        if _is_shape(value)
+        else _copied(value, gradients=gradients)
+        for key, value in values.items()
+    }
+    if isinstance(entry, Mapping):
+        return aliases_of((), made, gradients=gradients)
+    return aliases_of(list(made.values()), {}, gradients=gradients)
+
+
+def _is_shape(value: Any) -> bool:
+    if isinstance(value, torch.Size):
+        return True
+    return type(value) is tuple and bool(value) and all(type(size) is int for size in value)
+
+
+def _copied(value: Any, *, gradients: bool) -> Any:
+    """The argument as it is; a tensor as a copy, which the call may write to."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(gradients and value.requires_grad)
+
+
+def _like(shape: Sequence[int], seen: Any) -> TensorLike:
+    """A tensor of a shape, otherwise as one that was seen."""
+    sizes = tuple(shape)
+    strides = tuple(torch.empty(sizes, device="meta").stride())
+    if not isinstance(seen, TensorLike):
+        return TensorLike(sizes, strides, torch.get_default_dtype(), torch.device("cpu"))
+    return TensorLike(sizes, strides, seen.dtype, seen.device, seen.dynamic, seen.requires_grad)
+
+
+def _parameter_names(target: Callable[..., Any]) -> list[str]:
+    called = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        return list(inspect.signature(called).parameters)
+    except ValueError:  # of a function in C, nothing is known
+        return []
+
+
+def _seen_argument(seen: SeenCall | None, names: Sequence[str], key: int | str) -> Any:
+    """What an argument was when the model was compiled last, None if that is not known."""
+    if seen is None:
+        return None
+    place = key if isinstance(key, int) else names.index(key) if key in names else len(names)
+    if isinstance(key, int) and key < len(names) and names[key] in seen.kwargs:
+        return seen.kwargs[names[key]]
+    if key in seen.kwargs:
+        return seen.kwargs[str(key)]
+    return seen.args[place] if place < len(seen.args) else None
+
+
+def _mark_differences(calls: Sequence[Call]) -> None:
+    """Let the sizes vary that differ between calls."""
+    places: dict[Any, list[torch.Tensor]] = {}
+    for call in calls:
+        for way, tensor in _tensors_of(call):
+            places.setdefault((way, tensor.dim()), []).append(tensor)
+    for (_, rank), tensors in places.items():
+        dims = [d for d in range(rank) if len({t.shape[d] for t in tensors}) > 1]
+        for tensor in tensors:
+            mark_dims(tensor, dims)
+
+
+def _elements(call: Call) -> int:
+    return sum(tensor.numel() for _, tensor in _tensors_of(call))
+
+
+def _tensors_of(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield the tensors of a nested value, and the way to each."""
+    if isinstance(value, torch.Tensor):
+        yield way, value
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield from _tensors_of(part, (*way, i))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _tensors_of(part, (*way, key))

@@ -1,4 +1,4 @@
-"""The folder of a saved model: a description in JSON, an ONNX model, tensors as in memory.
+"""The folder of a saved model: a description in JSON, ONNX models, tensors as in memory.
 
 The description (``saved.json``) names the other files by what is in them, with sizes and digests:
 it is written last, so that a folder always has one complete model, the old or the new.
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 DESCRIPTION = "saved.json"
-FORMAT = 3
+FORMAT = 4
 """Raised when a description means something else."""
 
 _ALIGNMENT = 64
@@ -256,7 +256,7 @@ def _read_at(handle: int, size: int, position: int) -> bytes:
 
 
 class ModelFiles:
-    """A model of a folder (`kind` is ``model`` or ``backward``), read when it is asked for.
+    """A model of a folder (`kind` is ``model 0`` or ``backward 0``), read when it is asked for.
 
     Its files stay open where processes fork: a child builds a session of its own, also when the
     folder has another model by then, or is gone.

@@ -17,7 +17,22 @@ from dort_rewriter.deployment.structures import collect
 from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
-__all__ = ["Interface", "Parameter", "Relation", "TensorSpec", "from_size", "shows_same"]
+__all__ = [
+    "MORE_SIZES",
+    "Interface",
+    "Parameter",
+    "Relation",
+    "TensorSpec",
+    "describe_calls",
+    "from_size",
+    "shows_same",
+]
+
+MORE_SIZES = (
+    "To save a graph of several sizes, compile with dynamic=True; to save one for each of some, "
+    "save(compiled, path, calls=[...])."
+)
+"""What there is to do about sizes that what was saved does not take."""
 
 _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -37,6 +52,8 @@ _COMPARISONS: Mapping[str, tuple[Callable[[int, int], bool], str]] = {
     "gt": (operator.gt, ">"),
     "ge": (operator.ge, ">="),
 }
+
+_FLIPPED: Mapping[str, str] = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def from_size(size: Size, args: Sequence[Any]) -> int:
@@ -76,6 +93,45 @@ class Relation:
         """The relation in words, with the names of the arguments."""
         left, right = (_spell(s, names) for s in (self.left, self.right))
         return f"{left} {_COMPARISONS[self.op][1]} {right}"
+
+
+def _spell_shape(sizes: Sequence[int | str | None]) -> str:
+    texts = ["?" if d is None else str(d) for d in sizes]
+    return f"({', '.join(texts)})"
+
+
+class _Bounds:
+    """What relations say about one size alone."""
+
+    def __init__(self, relations: Sequence[Relation]) -> None:
+        self._least: dict[Size, int] = {}
+        self._most: dict[Size, int] = {}
+        self._leaders: dict[Size, Size] = {}
+        for r in relations:
+            if isinstance(r.left, InputDim) and isinstance(r.right, InputDim):
+                if r.op == "eq":
+                    self._leaders[r.left] = r.right
+            elif isinstance(r.left, InputDim) and isinstance(r.right, int):
+                self._add(r.left, r.op, r.right)
+            elif isinstance(r.right, InputDim) and isinstance(r.left, int):
+                self._add(r.right, _FLIPPED.get(r.op, r.op), r.left)
+
+    def _add(self, size: Size, op: str, bound: int) -> None:
+        least = {"ge": bound, "gt": bound + 1, "eq": bound}.get(op)
+        most = {"le": bound, "lt": bound - 1, "eq": bound}.get(op)
+        if least is not None:
+            self._least[size] = max(least, self._least.get(size, 0))
+        if most is not None:
+            self._most[size] = min(most, self._most.get(size, most))
+
+    def text(self, size: Size) -> str:
+        """The bounds of a size: ``2+``, ``2-64``, ``?``."""
+        for _ in self._leaders:
+            size = self._leaders.get(size, size)
+        least, most = self._least.get(size, 0), self._most.get(size)
+        if most is None:
+            return f"{least}+" if least else "?"
+        return str(most) if least == most else f"{least}-{most}"
 
 
 def _spell(size: Size, names: Mapping[int, str]) -> str:
@@ -139,8 +195,7 @@ class TensorSpec:
         if not all(b is None or a == b for a, b in zip(tensor.shape, self.shape, strict=True)):
             raise CallMismatchError(
                 f"The argument {self.name} is of shape {tuple(tensor.shape)}; what was saved "
-                f"takes {self.shape_text()}. To save a graph of several sizes, compile with "
-                "dynamic=True, or call the compiled model with two sizes first."
+                f"takes {self.shape_text()}. {MORE_SIZES}"
             )
         if tensor.is_neg() or tensor.is_conj():
             tensor = tensor.resolve_neg().resolve_conj()
@@ -155,8 +210,7 @@ class TensorSpec:
 
     def shape_text(self) -> str:
         """The shape, ``?`` for what may vary."""
-        sizes = ["?" if d is None else str(d) for d in self.shape]
-        return f"({', '.join(sizes)})"
+        return _spell_shape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -187,6 +241,33 @@ class Interface:
                 raise CallMismatchError(f"The argument {name} is missing.")
         return tensors
 
+    def limits(self) -> list[str]:
+        """The shape that each tensor has to have, in words.
+
+        ``2+`` is a size of two or more, ``2-64`` one between these; ``?`` any, or one that
+        follows from others.
+        """
+        places = {k: i for i, (kind, k) in enumerate(self.inputs) if kind == "argument"}
+        bounds = _Bounds(self.relations)
+        return [
+            _spell_shape(
+                [
+                    bounds.text(InputDim(places[k], dim)) if d is None and k in places else d
+                    for dim, d in enumerate(t.shape)
+                ]
+            )
+            for k, t in enumerate(self.tensors)
+        ]
+
+    def constants(self) -> dict[str, str]:
+        """The arguments that are part of the graph, by the names of their parameters."""
+        found = {}
+        for name, tree in self.trees.items():
+            (kind, value), *_ = tree.items()
+            if kind in ("value", "torch"):
+                found[name] = repr(value) if kind == "value" else str(value[1])
+        return found
+
     def fit(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of a call as the graph takes them.
 
@@ -205,7 +286,7 @@ class Interface:
             if not relation.holds(args):
                 raise CallMismatchError(
                     f"What was saved takes arguments of which {relation.describe(names)}; these "
-                    f"are of shapes {[tuple(t.shape) for t in fitted]}."
+                    f"are of shapes {[tuple(t.shape) for t in fitted]}. {MORE_SIZES}"
                 )
         for spec, tensor in zip(self.tensors, fitted, strict=True):
             if spec.strides is not None:
@@ -248,6 +329,21 @@ class Interface:
             more = f"{len(left)} arguments" if left else ", ".join(map(repr, rest))
             raise CallMismatchError(f"There is no place for {more}: the arguments are {known}.")
         return given
+
+
+def describe_calls(calls: Sequence[Interface]) -> list[str]:
+    """What each of several calls takes, in words: its tensors, and the constants that differ."""
+    constants = [call.constants() for call in calls]
+    found = []
+    for call, mine in zip(calls, constants, strict=True):
+        parts = [f"{t.name}: {d}" for t, d in zip(call.tensors, call.limits(), strict=True)]
+        parts += [
+            f"{name}: {value}"
+            for name, value in mine.items()
+            if any(other.get(name) != value for other in constants)
+        ]
+        found.append(", ".join(parts))
+    return found
 
 
 def _check_strides(spec: TensorSpec, tensor: torch.Tensor, args: Sequence[Any]) -> None:

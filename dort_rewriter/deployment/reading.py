@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,13 @@ from dort_rewriter.signature import GraphSignature, InputDim, SizeExpression, Wr
 
 __all__ = [
     "DAMAGE",
+    "MOST_GRAPHS",
     "SESSION_OPTIONS",
     "Description",
+    "SavedCall",
     "SavedGraph",
     "damage_is_named",
+    "read_call",
     "read_whole",
     "state_of",
     "tensors_by_name",
@@ -43,11 +46,13 @@ SESSION_OPTIONS = (
 )
 """The options that a session is built with each time."""
 
-_FILES = ("model", "model data", "backward", "backward data", "tensors")
+MOST_GRAPHS = 256
+"""The graphs of a folder."""
+
 _CONTENT = (
-    *("arguments", "backward", "files", "graph", "made_by", "options", "result", "settings"),
-    *("tensors", "training", "updates", "weights"),
+    *("calls", "files", "made_by", "options", "settings", "tensors", "training", "weights"),
 )
+_CALL = ("arguments", "backward", "graph", "result", "updates")
 _GRAPH = ("name", "providers", "signature", "torch_kernels", "writes")
 _MOST_THREADS = 4_096
 
@@ -64,6 +69,25 @@ class SavedGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedCall:
+    """A call that was saved: its arguments, its graph (two of a training step), its result."""
+
+    interface: Interface
+    forward: SavedGraph
+    backward: SavedGraph | None
+    plan: StepPlan | None
+    updates: tuple[int, ...]
+    rebuild: Callable[[Mapping[str, list[Any]]], Any]
+    """Makes the result of a call of its parts."""
+
+    @property
+    def graphs(self) -> dict[str, SavedGraph]:
+        """Its graphs by their kind."""
+        backward = {} if self.backward is None else {"backward": self.backward}
+        return {"model": self.forward, **backward}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """What a description says, read as a whole."""
 
@@ -75,13 +99,8 @@ class Description:
     files: Mapping[str, Any]
     options: OrtBackendOptions
     stored: tuple[StoredTensor, ...]
-    interface: Interface
-    forward: SavedGraph
-    backward: SavedGraph | None
-    plan: StepPlan | None
-    updates: tuple[int, ...]
-    rebuild: Callable[[Mapping[str, list[Any]]], Any]
-    """Makes the result of a call of its parts."""
+    """The tensors that the calls share."""
+    calls: tuple[SavedCall, ...]
 
 
 def read_whole(content: Mapping[str, Any]) -> Description:
@@ -93,29 +112,41 @@ def read_whole(content: Mapping[str, Any]) -> Description:
     mapping({k: v for k, v in content.items() if k != "format"}, "description", _CONTENT)
     for package, version in mapping(content["made_by"], "list of versions").items():
         text(version, f"version of {package}")
-    forward = _graph(content["graph"], ())
-    inputs = len(forward.signature.inputs)
-    backward = content["backward"]
     inside = text(content["weights"], "place of weights", ("inside", "reference")) == "inside"
     stored = tuple(map(StoredTensor.read, items(content["tensors"])))
     for tensor in stored:
         in_file = inside or tensor.kind == "constant"
         expect(in_file is (tensor.offset is not None), "place of a tensor", tensor.name)
-    found = Description(
+    calls = items(content["calls"])
+    expect(0 < len(calls) <= MOST_GRAPHS, "number of graphs", len(calls))
+    return Description(
         settings=_settings(content["settings"]),
         training=flag(content["training"], "mode of a module"),
         inside=inside,
-        files=_files(content["files"]),
+        files=_files(content["files"], len(calls)),
         options=_options(content["options"]),
         stored=stored,
-        interface=read_interface(content["arguments"], forward.signature),
+        calls=tuple(read_call(call, stored) for call in calls),
+    )
+
+
+def read_call(data: Any, stored: Sequence[StoredTensor]) -> SavedCall:
+    """A call out of a description, with the tensors that there are besides its arguments.
+
+    Raises :class:`ValueError` when it is damaged.
+    """
+    data = mapping(data, "call", _CALL)
+    forward, backward = _graph(data["graph"], ()), data["backward"]
+    inputs = len(forward.signature.inputs)
+    found = SavedCall(
+        interface=read_interface(data["arguments"], forward.signature),
         forward=forward,
         backward=None if backward is None else _graph(backward, ("plan",)),
         plan=read_plan(backward, forward.signature),
-        updates=tuple(whole(i, "argument", limit=inputs) for i in items(content["updates"])),
-        rebuild=rebuild(content["result"]),
+        updates=tuple(whole(i, "argument", limit=inputs) for i in items(data["updates"])),
+        rebuild=rebuild(data["result"]),
     )
-    _check_places(found, leaves(content["result"]))
+    _check_places(found, stored, leaves(data["result"]))
     return found
 
 
@@ -152,10 +183,12 @@ def _settings(data: Any) -> dict[str, Any]:
     }
 
 
-def _files(data: Any) -> dict[str, Any]:
+def _files(data: Any, calls: int) -> dict[str, Any]:
+    kinds = [f"{kind} {i}" for i in range(calls) for kind in ("model", "backward")]
+    known = {"tensors", *kinds, *(f"{kind} data" for kind in kinds)}
     data = mapping(data, "list of files")
     for kind, entry in data.items():
-        text(kind, "kind of file", _FILES)
+        text(kind, "kind of file", known)
         entry = mapping(entry, "file", ("file", "bytes", "digest"))
         file_name(entry["file"])
         whole(entry["bytes"], "size of a file")
@@ -284,9 +317,11 @@ def read_plan(backward: Any, forward: GraphSignature) -> StepPlan | None:
     return plan
 
 
-def _check_places(found: Description, results: Iterable[tuple[str, Any]]) -> None:
-    """Refuse a description of which a part names something that there is not."""
-    limits = {"argument": len(found.interface.tensors), "state": len(found.stored)}
+def _check_places(
+    found: SavedCall, stored: Sequence[StoredTensor], results: Iterable[tuple[str, Any]]
+) -> None:
+    """Refuse a call of which a part names something that there is not."""
+    limits = {"argument": len(found.interface.tensors), "state": len(stored)}
     made = len(found.forward.signature.outputs) - len(found.updates)
     if found.plan is not None:  # behind those of the call is what the backward graph needs
         made = found.plan.results
@@ -301,7 +336,7 @@ def _check_places(found: Description, results: Iterable[tuple[str, Any]]) -> Non
         expected: Any = {"size": "int", "nothing": slot.kind}.get(kind, "tensor")
         expect(slot.kind == expected and (kind != "nothing" or slot.name is None), "source", kind)
         if kind in limits:
-            tensor = (found.interface.tensors if kind == "argument" else found.stored)[place]
+            tensor = (found.interface.tensors if kind == "argument" else stored)[place]
             fits = tensor.dtype is slot.dtype and len(tensor.shape) == len(slot.shape)
             expect(fits, f"argument of {slot.dtype} and {len(slot.shape)} dimensions", tensor)
 

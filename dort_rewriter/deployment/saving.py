@@ -1,4 +1,4 @@
-"""Save a compiled model: one graph with its model, its conditions and its tensors, in a folder."""
+"""Save a compiled model: graphs with their models, their conditions and tensors, in a folder."""
 
 from __future__ import annotations
 
@@ -14,34 +14,29 @@ from typing import Any, Literal
 import torch
 
 from dort_rewriter.backends.seen_calls import latest_call, map_values
-from dort_rewriter.compiler.written_arguments import find_writes
-from dort_rewriter.deployment.captured import Captured, copy_of
-from dort_rewriter.deployment.capturing import capture
+from dort_rewriter.deployment.captured import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
-from dort_rewriter.deployment.describing import Described, describe_call
-from dort_rewriter.deployment.examples import Maker, aliases_of, mark_as_seen
+from dort_rewriter.deployment.examples import Call, Maker, aliases_of, calls_of, mark_as_seen
 from dort_rewriter.deployment.folder import (
     file_entry,
     made_by,
     write_description,
     write_tensors,
 )
+from dort_rewriter.deployment.graphs import Graphs, MadeGraph
 from dort_rewriter.deployment.leftovers import ASIDE, saving_to
 from dort_rewriter.deployment.loading import SavedModel, settings_now
-from dort_rewriter.deployment.notation import spell_signature, spell_writes
 from dort_rewriter.deployment.reading import SESSION_OPTIONS, read_whole
 from dort_rewriter.errors import (
     CaptureError,
     DivergenceError,
-    ExecutionError,
     ExportError,
     OptionError,
 )
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.plan.recipe import BuiltBlock, Providers
+from dort_rewriter.plan.recipe import BuiltBlock
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.runtime.model_files import write_model
-from dort_rewriter.runtime.stored_model import uses_torch_kernels
 
 __all__ = ["save"]
 
@@ -50,6 +45,7 @@ def save(
     compiled: Callable[..., Any],
     path: str | os.PathLike[str],
     *args: Any,
+    calls: Sequence[Sequence[Any] | Mapping[str, Any]] | None = None,
     weights: Literal["inside", "reference"] = "inside",
     training: bool = False,
     **kwargs: Any,
@@ -57,8 +53,16 @@ def save(
     """Save a model compiled by ``torch.compile(model, backend="onnxrt")``, to load it elsewhere.
 
     What is saved is the graph of one call in inference: of the call with these arguments, or of
-    the last call that was compiled, when there are none. Sizes that were compiled for any number
-    stay so. :func:`load` makes it callable in another process, without tracing; its numbers are
+    the last call that was compiled, when there are none; with ``calls``, the graphs of several,
+    which share their weights. Its entries are those of :func:`warm_up`: arguments in order or by
+    name, tuples of whole numbers for tensors of that shape. Sizes that differ between them may
+    vary, and what an earlier graph takes needs none of its own.
+
+    Sizes that were compiled for any number may vary from two on, as torch has it; graphs for sizes
+    of one are saved beside, where the model has them. Of up to two such sizes it is each
+    combination; of more, and with ``freeze``, the first one (the batch).
+
+    :func:`load` makes it callable in another process, without tracing; its numbers are
     those of the compiled model: bit for bit, but within rounding where MKL computes in that one.
     Saving runs the model, on its parameters and buffers as they are, and leaves them so.
 
@@ -76,14 +80,20 @@ def save(
     found = take_apart(compiled)
     _check_options(found.options, weights)
     folder = Path(path).absolute()
-    given, named = _example(found, args, kwargs, training=training)
-    captured = _captured(found, given, named, training=training)
-    described = describe_call(captured, found.target, found.module, given, named)
+    graphs = Graphs(found, training=training)
+    if calls is None:
+        graphs.add(_example(found, args, kwargs, training=training))
+    else:
+        if args or kwargs:
+            raise OptionError("Give the arguments of one call, or calls=[...], not both.")
+        for call in _entries(found, calls, training=training):
+            graphs.add(call)
+    graphs.add_calls_of_one()
     try:
         folder.mkdir(exist_ok=True)
         with saving_to(folder), tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
-            files = _write(captured, described, found, Path(aside), inside=weights == "inside")
-            _compare(captured, described, files, Path(aside), given, named)
+            files = _write(graphs, found, Path(aside), inside=weights == "inside")
+            _compare(graphs, files, Path(aside))
             write_description(files, folder, Path(aside))
     except OSError as error:
         raise ExportError(f"Cannot write {folder}: {error}.") from error
@@ -117,7 +127,7 @@ def _check_options(options: OrtBackendOptions, weights: str) -> None:
 
 def _example(
     found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> Call:
     """The arguments to save a graph for, the sizes marked that may vary."""
     seen = latest_call(found.target)
     if not args and not kwargs:
@@ -133,38 +143,41 @@ def _example(
     return given, named
 
 
-def _captured(
-    found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
-) -> Captured:
-    try:
-        return capture(found, args, kwargs, training=training)
-    except (ExportError, ExecutionError) as error:
-        raise CaptureError(
-            f"It does not run in ONNX Runtime as a whole, and cannot be saved: {error}"
-        ) from error
+def _entries(
+    found: Compiled,
+    entries: Sequence[Sequence[Any] | Mapping[str, Any]],
+    *,
+    training: bool,
+) -> list[Call]:
+    """The calls to save graphs for, the sizes marked that may vary."""
+    if not entries:
+        raise OptionError("calls is a list of calls: [(tensor,), ...] or [((1, 16),), ...].")
+    made = calls_of(found, entries, gradients=training)
+    if (seen := latest_call(found.target)) is not None:
+        for args, kwargs in made:
+            mark_as_seen(seen, args, kwargs)
+    return made
 
 
 # -- the folder ---------------------------------------------------------------------------------
 
 
-def _write(
-    captured: Captured, described: Described, found: Compiled, folder: Path, *, inside: bool
-) -> dict[str, Any]:
+def _write(graphs: Graphs, found: Compiled, folder: Path, *, inside: bool) -> dict[str, Any]:
     """Write the files of a model to a folder; return what describes them."""
-    label = secrets.token_hex(6)
     files: dict[str, Any] = {}
-    graph = _write_graph("model", captured.block, captured.providers, folder, label, files)
-    backward = None
-    if (found_backward := captured.backward) is not None:
-        block, providers = found_backward.block, found_backward.providers
-        backward = _write_graph("backward", block, providers, folder, label, files)
-        backward["plan"] = dataclasses.asdict(found_backward.plan)
-    stored = described.stored
+    calls = []
+    for i, graph in enumerate(graphs.made):
+        label = secrets.token_hex(6)
+        for kind, block in graph.blocks.items():
+            if block.session is not None:
+                _write_model(f"{kind} {i}", block, folder / f"{kind}-{label}.onnx", files)
+        calls.append(graph.description)
+    state = graphs.state
+    stored = list(state.stored)
     kept = [i for i, t in enumerate(stored) if inside or t.kind == "constant"]
-    path = folder / f"tensors-{label}.bin"
-    places = write_tensors(
-        [described.state[i] for i in kept], [stored[i].order for i in kept], path
-    )
+    path = folder / f"tensors-{secrets.token_hex(6)}.bin"
+    tensors, orders = [state.tensors[i] for i in kept], [stored[i].order for i in kept]
+    places = write_tensors(tensors, orders, path)
     files["tensors"] = file_entry(path)
     for i, place in zip(kept, places, strict=True):
         stored[i] = dataclasses.replace(stored[i], offset=place)
@@ -175,62 +188,47 @@ def _write(
         "weights": "inside" if inside else "reference",
         "files": files,
         "tensors": [t.spell() for t in stored],
-        "arguments": described.arguments,
-        "result": described.result,
-        "graph": graph,
-        "backward": backward,
-        "updates": list(captured.updates),
+        "calls": calls,
         "options": {name: getattr(found.options, name) for name in SESSION_OPTIONS},
     }
 
 
-def _write_graph(
-    kind: str,
-    block: BuiltBlock,
-    providers: Providers,
-    folder: Path,
-    label: str,
-    files: dict[str, Any],
-) -> dict[str, Any]:
-    """Write the model of a graph to a folder, add its files to others; describe the graph."""
-    if block.session is not None:
-        path = folder / f"{kind}-{label}.onnx"
-        write_model(block.model, path)
-        files[kind] = file_entry(path)
-        if (data := path.with_name(f"{path.name}.data")).exists():
-            files[f"{kind} data"] = file_entry(data)
-    return {
-        "signature": spell_signature(block.signature),
-        "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
-        "writes": spell_writes(find_writes(block)),
-        "providers": [[name, dict(options)] for name, options in providers],
-        "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
-    }
+def _write_model(kind: str, block: BuiltBlock, path: Path, files: dict[str, Any]) -> None:
+    """Write the model of a graph, and add its files to others."""
+    write_model(block.model, path)
+    files[kind] = file_entry(path)
+    if (data := path.with_name(f"{path.name}.data")).exists():
+        files[f"{kind} data"] = file_entry(data)
 
 
-def _compare(
-    captured: Captured,
-    described: Described,
-    content: Mapping[str, Any],
-    folder: Path,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Call what was written, and compare it with what the graph gave: bit for bit."""
+def _compare(graphs: Graphs, content: Mapping[str, Any], folder: Path) -> None:
+    """Call what was written, and compare it with what the graphs gave: bit for bit."""
+    state = graphs.state
     named = {}
-    for stored, tensor in zip(described.stored, described.state, strict=True):
+    for stored, tensor in zip(state.stored, state.tensors, strict=True):
         # The state of the caller stays what it is.
         named[stored.name] = copy_of(tensor) if stored.written else tensor
     written = read_whole(json.loads(json.dumps(content)))
     saved = SavedModel(folder, written, named, check=True)
+    for place, graph in enumerate(graphs.made):
+        with torch.no_grad():  # what the graph before has written to
+            for stored, tensor in zip(state.stored, state.tensors, strict=True):
+                if stored.written:
+                    saved.state[stored.name].copy_(tensor)
+        _compare_call(place, graph, saved)
+
+
+def _compare_call(place: int, graph: MadeGraph, saved: SavedModel) -> None:
+    captured = graph.captured
     copies = {id(captured.args[i]): copy_of(captured.args[i]) for i in captured.updates}
 
     def replaced(tensor: torch.Tensor) -> torch.Tensor:
         return copies.get(id(tensor), tensor)
 
+    args, kwargs = graph.call
     given = [map_values(a, replaced) for a in args]
     by_name = {name: map_values(value, replaced) for name, value in kwargs.items()}
-    results, gradients = saved.compute(given, by_name)
+    results, gradients = saved.compute(place, given, by_name)
     for i, (mine, theirs) in enumerate(zip(results, captured.results, strict=False)):
         if id(theirs) in copies:  # an argument, which the run left as it was
             continue

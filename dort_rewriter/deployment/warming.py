@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +12,9 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dort_rewriter.backends.instances import count_runs
-from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call
+from dort_rewriter.backends.seen_calls import latest_call
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, Compiled, take_apart
-from dort_rewriter.deployment.examples import Maker, aliases_of, mark_dims
+from dort_rewriter.deployment.examples import calls_of
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import SafeLock
@@ -57,10 +56,7 @@ def warm_up(
     found = take_apart(compiled)
     if not shapes:
         raise OptionError("shapes is a list of calls: [(tensor,), ...] or [((1, 16),), ...].")
-    calls = [_example(found, entry) for entry in shapes]
-    _mark_differences(calls)
-    # Dynamo makes a graph of its own for sizes of one: the general one is the first.
-    calls.sort(key=_elements, reverse=True)
+    calls = calls_of(found, shapes)
     start, graphs, runs = time.perf_counter(), _count_graphs(), _count_runs(found)
     with _warming, contextlib.ExitStack() as stack:
         if torch.is_grad_enabled():
@@ -96,87 +92,3 @@ def _count_runs(found: Compiled) -> int:
     """How often sessions were run that may be those of a model."""
     own = 0 if found.backend is None else int(found.backend.execution_count)
     return own + count_runs()
-
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def _example(found: Compiled, entry: Sequence[Any] | Mapping[str, Any]) -> Call:
-    """The arguments of a call, tensors in place of shapes."""
-    if isinstance(entry, Mapping):
-        values: Mapping[Any, Any] = entry
-    elif isinstance(entry, list | tuple):
-        values = dict(enumerate(entry))
-    else:
-        raise OptionError(
-            f"Each entry of shapes is a tuple of arguments, or a dictionary, not {entry!r}."
-        )
-    seen, maker = latest_call(found.target), Maker()
-    names = _parameter_names(found.target)
-    made = {
-        key: maker.make(_like(value, _seen_argument(seen, names, key)))
-        if _is_shape(value)
-        else _copied(value)
-        for key, value in values.items()
-    }
-    if isinstance(entry, Mapping):
-        return aliases_of((), made)
-    return aliases_of(list(made.values()), {})
-
-
-def _is_shape(value: Any) -> bool:
-    if isinstance(value, torch.Size):
-        return True
-    return type(value) is tuple and bool(value) and all(type(size) is int for size in value)
-
-
-def _copied(value: Any) -> Any:
-    """The argument as it is; a tensor as a copy, which the call may write to."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _like(shape: Sequence[int], seen: Any) -> TensorLike:
-    """A tensor of a shape, otherwise as one that was seen."""
-    sizes = tuple(shape)
-    strides = tuple(torch.empty(sizes, device="meta").stride())
-    if not isinstance(seen, TensorLike):
-        return TensorLike(sizes, strides, torch.get_default_dtype(), torch.device("cpu"))
-    return TensorLike(sizes, strides, seen.dtype, seen.device, seen.dynamic)
-
-
-def _parameter_names(target: Callable[..., Any]) -> list[str]:
-    called = target.forward if isinstance(target, torch.nn.Module) else target
-    try:
-        return list(inspect.signature(called).parameters)
-    except ValueError:  # of a function in C, nothing is known
-        return []
-
-
-def _seen_argument(seen: SeenCall | None, names: Sequence[str], key: int | str) -> Any:
-    """What an argument was when the model was compiled last, None if that is not known."""
-    if seen is None:
-        return None
-    place = key if isinstance(key, int) else names.index(key) if key in names else len(names)
-    if isinstance(key, int) and key < len(names) and names[key] in seen.kwargs:
-        return seen.kwargs[names[key]]
-    if key in seen.kwargs:
-        return seen.kwargs[str(key)]
-    return seen.args[place] if place < len(seen.args) else None
-
-
-def _mark_differences(calls: Sequence[Call]) -> None:
-    """Let the sizes vary that differ between calls."""
-    places: dict[Any, list[torch.Tensor]] = {}
-    for args, kwargs in calls:
-        for key, value in (*enumerate(args), *kwargs.items()):
-            if isinstance(value, torch.Tensor):
-                places.setdefault((key, value.dim()), []).append(value)
-    for (_, rank), tensors in places.items():
-        dims = [d for d in range(rank) if len({t.shape[d] for t in tensors}) > 1]
-        for tensor in tensors:
-            mark_dims(tensor, dims)
-
-
-def _elements(call: Call) -> int:
-    values = (*call[0], *call[1].values())
-    return sum(v.numel() for v in values if isinstance(v, torch.Tensor))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dort_rewriter import env
+from dort_rewriter import env, notebook
 from dort_rewriter.hook import imports, versions
 from dort_rewriter.hook.state import STATE
 
@@ -52,6 +52,11 @@ class HookStatus:
         lines += [f"applied: {name}" for name in self.applied]
         lines += [f"pending: {name}" for name in self.pending]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        rows = [line.partition(": ")[::2] for line in str(self).splitlines()]
+        return notebook.table(rows)
 
 
 def status() -> HookStatus:

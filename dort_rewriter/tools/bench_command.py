@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.tools.benchmark import BACKENDS, INDUCTOR, MODES, VARIANTS, benchmark
-from dort_rewriter.tools.command import answer, make_parser
+from dort_rewriter.tools.benchmark import BACKENDS, MEANING, MODES, benchmark
+from dort_rewriter.tools.busy import busy
+from dort_rewriter.tools.command import answer, list_of, make_parser
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.model_source import HELP, load_pair
 
@@ -23,7 +24,9 @@ def run_bench(arguments: Sequence[str]) -> int:
         "bench",
         "Time inference and training steps of a model under several backends, in turns, and\n"
         "compare what they compute with eager mode. Ends with 1 if a backend of this package\n"
-        "fails, or differs.",
+        "fails, or differs.\n\n"
+        f"backends:\n{list_of(MEANING)}\n"
+        "  and each other name that torch.compile knows.",
         "examples:\n"
         "  dort-rewriter bench                                  a small model of its own\n"
         "  dort-rewriter bench model.py:make_model --modes inference\n"
@@ -31,13 +34,16 @@ def run_bench(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help=HELP)
     parser.add_argument(
-        "--modes", default=",".join(MODES), help="what to time (default: %(default)s)"
+        "--modes",
+        default=",".join(MODES),
+        metavar="NAMES",
+        help="inference, training: forward, backward and gradients (default: %(default)s)",
     )
     parser.add_argument(
         "--backends",
         default=",".join(BACKENDS),
-        help=f"of {', '.join([*VARIANTS, *INDUCTOR])}, and what torch.compile knows "
-        "(default: %(default)s)",
+        metavar="NAMES",
+        help="those to time, of the above (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",
@@ -55,6 +61,8 @@ def run_bench(arguments: Sequence[str]) -> int:
     model, args = _built_in() if options.model is None else load_pair(options.model)
     print("The first steps compile; that of Inductor may take a minute.", file=sys.stderr)
     threads = torch.get_num_threads()
+    if not options.cpu_time and (words := busy(threads)):
+        print(f"NOTE: {words}; --cpu-time counts processor time.", file=sys.stderr)
     if options.cpu_time:
         torch.set_num_threads(1)
     try:

@@ -25,6 +25,7 @@ from dort_rewriter.tools.graph_table import text_table
 __all__ = [
     "BACKENDS",
     "INDUCTOR",
+    "MEANING",
     "MODES",
     "VARIANTS",
     "Benchmark",
@@ -55,6 +56,24 @@ INDUCTOR: dict[str, dict[str, Any]] = {
     "inductor-max-autotune": {"freezing": True, "max_autotune": True},
 }
 """Options of Inductor by the name that a benchmark gives them."""
+
+MEANING = {
+    "eager": "the model as it is, not compiled",
+    "inductor": "torch.compile(model), as it is",
+    "inductor-freezing": "with weights as constants, in inference",
+    "inductor-max-autotune": "weights as constants, and its kernels timed and chosen",
+    "onnxrt": "this package as it is: its rules and its kernels",
+    "onnxrt-plain": "no rules: the graph as it was converted",
+    "onnxrt-standard": "rules to standard operators alone",
+    "onnxrt-fused": "rules to fused operators of ONNX Runtime too, no kernels of this package",
+    "onnxrt-all": "these, and the experimental rules",
+    "onnxrt-freeze": "weights as constants, in inference",
+    "onnxrt-autotune": "ONNX Runtime, torch and both of them timed on each graph",
+    "onnxrt-graphs": "traced graphs kept on disk: first steps after those of another process",
+    "onnxrt-session-arenas": "an arena of memory for each session",
+    "onnxrt-no-arena": "memory from the system, as torch takes it",
+}
+"""What is timed under the name of a backend."""
 
 BACKENDS = ("eager", "inductor", "onnxrt", "onnxrt-freeze")
 MODES = ("inference", "training")

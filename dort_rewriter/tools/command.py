@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["answer", "brief", "make_parser"]
+__all__ = ["answer", "brief", "list_of", "make_parser"]
 
 
 def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -19,6 +20,12 @@ def make_parser(name: str, description: str, epilog: str = "") -> argparse.Argum
     )
     parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
     return parser
+
+
+def list_of(meanings: Mapping[str, str]) -> str:
+    """Words and what each means, a line each, for a description."""
+    width = max(map(len, meanings))
+    return "\n".join(f"  {word:<{width}}  {meaning}" for word, meaning in meanings.items())
 
 
 def answer(as_json: bool, data: Any, text: str) -> None:

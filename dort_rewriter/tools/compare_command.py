@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dort_rewriter.tools.command import answer, make_parser
-from dort_rewriter.tools.comparison import EXPORTERS, compare_exporters
+from dort_rewriter.tools.command import answer, list_of, make_parser
+from dort_rewriter.tools.comparison import EXPORTERS, MEANING, compare_exporters
 from dort_rewriter.tools.model_source import HELP, load_pair
 
 __all__ = ["run_compare"]
@@ -15,19 +15,34 @@ def run_compare(arguments: Sequence[str]) -> int:
     """Print the comparison; 1 when this package's model fails or is not what eager computes."""
     parser = make_parser(
         "compare",
-        "Export a model with torch's exporter, with torchlib alone and with this package: nodes\n"
-        "by type, differences to eager, times.",
+        "Export a model with several exporters: nodes by type, differences to eager mode, times\n"
+        "of the export and of a run. Ends with 1 if the model of this package fails, or\n"
+        "differs.\n\n"
+        f"exporters:\n{list_of(MEANING)}",
         "examples:\n"
         "  dort-rewriter compare model.py:make_model\n"
         "  dort-rewriter compare package.models:small --html comparison.html --repeat 50",
     )
     parser.add_argument("model", metavar="MODEL", help=HELP)
     parser.add_argument(
-        "--exporters", nargs="+", choices=EXPORTERS, default=list(EXPORTERS), metavar="NAME"
+        "--exporters",
+        nargs="+",
+        choices=EXPORTERS,
+        default=list(EXPORTERS),
+        metavar="NAME",
+        help="those to compare, of the above (default: all)",
     )
-    parser.add_argument("--opset", type=int, default=18, metavar="N")
-    parser.add_argument("--repeat", type=int, default=10, metavar="N", help="runs of each model")
-    parser.add_argument("--html", metavar="FILE", help="also write a page")
+    parser.add_argument(
+        "--opset", type=int, default=18, metavar="N", help="of the models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=10,
+        metavar="N",
+        help="runs of each model that are timed (default: %(default)s)",
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write it as a page of HTML")
     options = parser.parse_args(arguments)
     model, args = load_pair(options.model)
     found = compare_exporters(

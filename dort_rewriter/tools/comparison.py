@@ -32,7 +32,7 @@ from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
 from dort_rewriter.tools.models import count_nodes
 
-__all__ = ["EXPORTERS", "Comparison", "ExporterResult", "compare_exporters"]
+__all__ = ["EXPORTERS", "MEANING", "Comparison", "ExporterResult", "compare_exporters"]
 
 Exporter = Callable[..., onnx.ModelProto]
 
@@ -130,6 +130,14 @@ EXPORTERS: dict[str, Exporter] = {
     "torchlib": _with_torchlib,
     "dort_rewriter": _with_ours,
 }
+
+
+MEANING = {
+    "torch": "torch.onnx.export(dynamo=True): torch's decompositions, onnxscript's torchlib",
+    "torchlib": "the capture of this package, with the converters of torchlib alone",
+    "dort_rewriter": "this package: to_onnx(), with its own converters and rules",
+}
+"""What the name of an exporter stands for."""
 
 
 def compare_exporters(

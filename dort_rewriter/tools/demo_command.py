@@ -48,7 +48,13 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         "--backends", default=",".join(BACKENDS), help="what to compare (default: %(default)s)"
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("dort_demo"), help="where the files go"
+        "--folder",
+        type=Path,
+        default=Path("dort_demo"),
+        metavar="FOLDER",
+        help="made if there is none; gets the page (demo.html) and each graph that ONNX Runtime "
+        "ran, as an ONNX model and as text; files of those names are replaced "
+        "(default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     sizes = {name: getattr(options, name) for name in SIZES}

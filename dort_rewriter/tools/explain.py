@@ -26,11 +26,13 @@ from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.passes import PassRun
 from dort_rewriter.plan.graph_plan import prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.low_bits import require_low_bit_products
+from dort_rewriter.tools.explain_html import explanation_html
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
 from dort_rewriter.tools.models import count_nodes
@@ -60,12 +62,20 @@ class AtenGraph:
     models: tuple[dict[str, int], ...]
     """For each part that runs in ONNX Runtime, its ONNX nodes by type."""
     in_onnxruntime: int
-    """How many operators those parts have."""
+    """How many operators those parts have that are nodes of a model."""
     in_torch: tuple[InTorch, ...]
     torch_kernels: tuple[InTorch, ...] = ()
     """What those parts call in torch, and why it is not converted."""
     passes: tuple[PassRun, ...] = ()
     """What was done to it and decided about it, in order."""
+
+    def counts(self) -> dict[str, int]:
+        """How many operators run where; they add up to all."""
+        return {
+            "in ONNX Runtime": self.in_onnxruntime,
+            "in torch, called by sessions": sum(t.count for t in self.torch_kernels),
+            "in torch": sum(t.count for t in self.in_torch),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,20 +155,32 @@ class Explanation:
             lines.append(str(self.low_bits))
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """The same as tables, for notebooks."""
+        return explanation_html(self)
+
 
 def _describe(graph: AtenGraph) -> list[str]:
     total = sum(graph.ops.values())
-    lines = [f"{graph.kind}: {total} operators, {graph.in_onnxruntime} in ONNX Runtime"]
+    first, *others = graph.counts().items()
+    where = [first, *((name, count) for name, count in others if count)]
+    said = ", ".join(f"{count} {name}" for name, count in where)
+    lines = [f"{graph.kind}: {total} operators: {said}"]
     lines.extend(
-        f"  model {i}: {sum(nodes.values())} nodes ({_counts(nodes)})"
+        f"  model {i}: {sum(nodes.values())} nodes ({_counts(nodes)}){_by_torch(nodes)}"
         for i, nodes in enumerate(graph.models)
     )
-    kinds = (("torch kernel", graph.torch_kernels), ("in torch", graph.in_torch))
-    for kind, found in kinds:
+    for kind, found in (("called in torch", graph.torch_kernels), ("in torch", graph.in_torch)):
         for left in found:
             lines.append(f"  {kind}: {left.count} x {left.op}: {left.reason}")
             lines.extend(f"    at {place}" for place in left.where)
     return lines
+
+
+def _by_torch(nodes: Mapping[str, int]) -> str:
+    """Which nodes of a model kernels of torch compute, inside the session."""
+    count = sum(nodes.get(f"{OWN_DOMAIN}.{name}", 0) for name in TORCH_KERNELS)
+    return f", {count} of them by kernels of torch" if count else ""
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -285,18 +307,15 @@ class _Recorder:
         inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
         reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
         outside = [n for name, n in calls.items() if name not in inside]
+        called = [name for name in calls if name in inside and name in reasons]
         lowered.append(
             AtenGraph(
                 kind=kind,
                 ops=_count(op_name(n.target) for n in calls.values()),
                 models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
-                in_onnxruntime=len(calls) - len(outside),
+                in_onnxruntime=len(calls) - len(outside) - len(called),
                 in_torch=_left_to_torch(outside, trace),
-                torch_kernels=_grouped(
-                    (n, reasons[name])
-                    for name, n in calls.items()
-                    if name in inside and name in reasons
-                ),
+                torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
                 passes=trace.plans[0].passes if trace.plans else (),
             )
         )

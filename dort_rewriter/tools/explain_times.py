@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.compiler.building import build_session, make_executor
+from dort_rewriter.kernels.operators import TORCH_CALL
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.executor import Executor
@@ -31,6 +32,7 @@ from dort_rewriter.runtime.profiling import (
 )
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.tools.busy import busy
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["KernelTime", "Stopwatch", "Times", "measure"]
@@ -61,10 +63,11 @@ PHASES = {
     "run": "running",
 }
 PARTS = {
-    "kernels": "kernels of ONNX Runtime",
+    "kernels": "kernels of ONNX Runtime and of this package",
+    "called": "torch, called by sessions",
     "session": "ONNX Runtime around its kernels",
     "boundaries": "boundaries: tensors in and out",
-    "torch": "operators in torch",
+    "torch": "torch, beside the sessions",
     "around": "around the graphs: guards, autograd, Python",
 }
 
@@ -88,8 +91,11 @@ class Times:
 
     eager: float
     """A call in eager mode: the median."""
+    eager_spread: tuple[float, float]
+    """The first and the last quartile of such calls."""
     call: float
     """A call of the compiled model: the median."""
+    call_spread: tuple[float, float]
     calls: int
     """How many calls of each were timed."""
     parts: dict[str, float]
@@ -99,45 +105,69 @@ class Times:
     copied_arguments: int
     """How many tensors a call copies before a session can read them."""
     kernels: tuple[KernelTime, ...]
-    """The slowest first."""
+    """The slowest first. Their times are those under the profiler, scaled to what calls without
+    it take in kernels."""
+    profiled: float
+    """What all kernels take under the profiler."""
     first_call: float
     phases: dict[str, float]
     """What the first call is made of."""
+    busy: str = ""
+    """Why the times say little; empty if nothing speaks against them."""
+
+    def summary(self) -> str:
+        """The two times that are compared, in one line."""
+        return (
+            f"a call: {_spread(self.call, self.call_spread)} ms, in eager mode "
+            f"{_spread(self.eager, self.eager_spread)} ms (medians and quartiles of {self.calls})"
+        )
+
+    def tables(self) -> dict[str, list[tuple[float, float, str]]]:
+        """Seconds, share and name of what a call, its kernels and the first call are made of."""
+        total = sum(k.seconds for k in self.kernels)
+        kernels = [(k.seconds, f"{k.runs:4} x {k.op}{_at(k)}") for k in self.kernels[:SHOWN]]
+        if len(self.kernels) > SHOWN:
+            kernels.append((sum(k.seconds for k in self.kernels[SHOWN:]), "in all others"))
+        slower = f", {_ms(self.profiled)} ms under the profiler" if self.kernels else ""
+        return {
+            "a call": _shares([(self.parts[n], PARTS[n]) for n in PARTS], self.call),
+            f"its kernels: {_ms(total)} ms{slower}": _shares(kernels, total),
+            f"the first call: {_ms(self.first_call)} ms": _shares(
+                [(self.phases[n], PHASES[n]) for n in PHASES], self.first_call
+            ),
+        }
 
     def __str__(self) -> str:
-        lines = [
-            f"a call: {_ms(self.call)} ms, {_ms(self.eager)} ms in eager mode "
-            f"(medians of {self.calls})"
-        ]
-        lines.extend(_table(self.parts, PARTS, self.call))
+        of_call, *others = self.tables().items()
+        lines = [f"NOTE: {self.busy}: measure again when it is not."] if self.busy else []
+        lines += [self.summary(), *_lines(of_call[1])]
         lines.append(f"of the kernels, those that copy or convert: {_ms(self.copies)} ms")
         if self.copied_arguments:
             lines.append(f"copied before a session can read them: {self.copied_arguments} tensors")
-        lines.append(f"the first call: {_ms(self.first_call)} ms")
-        lines.extend(_table(self.phases, PHASES, self.first_call))
-        total = sum(k.seconds for k in self.kernels)
-        lines.append(f"kernels: {_ms(total)} ms a call, under the profiler of ONNX Runtime")
-        lines.extend(
-            f"  {_ms(k.seconds):>9} ms {_share(k.seconds, total)} {k.runs:4} x {k.op}"
-            f"{f' at {k.where}' if k.where else ''}"
-            for k in self.kernels[:SHOWN]
-        )
-        if len(self.kernels) > SHOWN:
-            left = sum(k.seconds for k in self.kernels[SHOWN:])
-            lines.append(f"  {_ms(left):>9} ms {_share(left, total)} in all others")
+        for title, rows in others:
+            lines += [title, *_lines(rows)]
         return "\n".join(lines)
 
 
-def _table(values: dict[str, float], titles: dict[str, str], total: float) -> list[str]:
-    return [f"  {_ms(values[n]):>9} ms {_share(values[n], total)} {titles[n]}" for n in titles]
+def _shares(rows: Sequence[tuple[float, str]], total: float) -> list[tuple[float, float, str]]:
+    return [(seconds, seconds / total if total else 0.0, name) for seconds, name in rows]
+
+
+def _lines(rows: Sequence[tuple[float, float, str]]) -> list[str]:
+    return [f"  {_ms(seconds):>9} ms {share:4.0%} {name}" for seconds, share, name in rows]
+
+
+def _at(kernel: KernelTime) -> str:
+    return f" at {kernel.where}" if kernel.where else ""
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+    return f"{seconds * 1e3:.3f}"
 
 
-def _share(seconds: float, total: float) -> str:
-    return f"{seconds / total if total else 0:4.0%}"
+def _spread(median: float, quartiles: tuple[float, float]) -> str:
+    low, high = quartiles
+    return f"{_ms(median)} ({_ms(low)} to {_ms(high)})"
 
 
 class Stopwatch:
@@ -256,6 +286,7 @@ class _Profile:
 
 def measure(eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwatch) -> Times:
     """Time a model in eager mode and compiled; neither was called before."""
+    nervous = busy(torch.get_num_threads())
     eager()  # what torch itself does once is no part of the first call
     first_call = _seconds(compiled)
     run, _ = watch.take()
@@ -273,24 +304,60 @@ def measure(eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwa
         in_eager.append(_seconds(eager))
         watch.take()
         in_all.append((_seconds(compiled), *watch.take()))
+    others = busy(torch.get_num_threads()) or nervous
     profile = _profile(compiled, watch)
-    call, graphs, sessions = sorted(in_all)[len(in_all) // 2]
-    kernels = sum(k.seconds for k in profile.kernels)
+    return _times(in_eager, in_all, profile, first_call, phases, others)
+
+
+def _times(
+    in_eager: Sequence[float],
+    in_all: Sequence[tuple[float, float, float]],
+    profile: _Profile,
+    first_call: float,
+    phases: Mapping[str, float],
+    others: str,
+) -> Times:
+    """What calls of ``(all, in graphs, in sessions)`` and a profile say together."""
+    call, graphs, sessions = _middle(in_all)
+    raw = sum(k.seconds for k in profile.kernels)
     # The profiler slows down: what it says is never more than what was there without it.
-    inside = {"kernels": min(kernels, sessions)}
-    inside["boundaries"] = min(profile.boundaries, sessions - inside["kernels"])
-    inside["session"] = sessions - inside["kernels"] - inside["boundaries"]
+    scale = min(1.0, sessions / raw) if raw else 0.0
+    kernels = tuple(dataclasses.replace(k, seconds=k.seconds * scale) for k in profile.kernels)
+    called = sum(k.seconds for k in kernels if k.op == TORCH_CALL)
+    inside = {"kernels": sum(k.seconds for k in kernels) - called, "called": called}
+    left = max(0.0, sessions - sum(inside.values()))
+    inside["boundaries"] = min(profile.boundaries, left)
+    inside["session"] = left - inside["boundaries"]
     return Times(
         eager=statistics.median(in_eager),
+        eager_spread=_quartiles(in_eager),
         call=call,
+        call_spread=_quartiles([c[0] for c in in_all]),
         calls=len(in_all),
         parts={**inside, "torch": graphs - sessions, "around": call - graphs},
-        copies=sum(k.seconds for k in profile.kernels if k.op in MOVING),
+        copies=sum(k.seconds for k in kernels if k.op in MOVING),
         copied_arguments=profile.copied,
-        kernels=profile.kernels,
+        kernels=kernels,
+        profiled=raw,
         first_call=first_call,
         phases={name: phases.get(name, 0.0) for name in PHASES},
+        busy=others,
     )
+
+
+def _middle(calls: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """The median call, made of what the calls of the middle half are made of."""
+    ordered = sorted(calls)
+    half = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+    call, *inside = (statistics.fmean(column) for column in zip(*half, strict=True))
+    median = statistics.median(c[0] for c in calls)
+    graphs, sessions = (value * median / call for value in inside)
+    return median, graphs, min(sessions, graphs)
+
+
+def _quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, high
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from dort_rewriter.deployment.folder import (
     made_by,
     read_description,
 )
-from dort_rewriter.deployment.interface import Interface
+from dort_rewriter.deployment.interface import Interface, describe_calls
 from dort_rewriter.deployment.loading import spell_settings
-from dort_rewriter.deployment.reading import damage_is_named, read_whole
+from dort_rewriter.deployment.reading import SavedCall, damage_is_named, read_whole
 from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["SavedContent", "read_saved"]
@@ -31,16 +30,20 @@ class SavedContent:
 
     folder: Path
     content: Mapping[str, Any]
-    interface: Interface
+    calls: tuple[SavedCall, ...]
     stored: tuple[StoredTensor, ...]
-    nodes: Mapping[str, int]
-    """The nodes of its ONNX model by type; none where a call computes nothing."""
+    counts: tuple[Mapping[str, int], ...]
+    """The nodes of the ONNX model of each call by type; none where it computes nothing."""
 
     @property
     def model(self) -> Path | None:
-        """The file of its ONNX model."""
-        entry = self.content["files"].get("model")
-        return None if entry is None else checked_file(self.folder, entry)
+        """The file of the ONNX model of the first call."""
+        return _model_of(self.folder, self.content, 0)
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """The nodes of that model by type."""
+        return self.counts[0]
 
     def to_dict(self) -> dict[str, Any]:
         """What a program asks of it."""
@@ -51,27 +54,35 @@ class SavedContent:
             "loads_here": content["made_by"] == made_by(),
             "settings": content["settings"],
             "training": content["training"],
-            "gradients": content["backward"] is not None,
+            "gradients": content["calls"][0]["backward"] is not None,
             "weights": content["weights"],
+            "calls": [self._call(i) for i in range(len(self.calls))],
+            "files": dict(content["files"]),
+            "tensors": [{**t.spell(), "bytes": t.bytes} for t in self.stored],
+        }
+
+    def _call(self, place: int) -> dict[str, Any]:
+        interface = self.calls[place].interface
+        return {
             "arguments": [
                 {
                     "name": t.name,
                     "type": _dtype(t),
                     "shape": list(t.shape),
+                    "limits": limits,
                     "device": str(t.device),
                 }
-                for t in self.interface.tensors
+                for t, limits in zip(interface.tensors, interface.limits(), strict=True)
             ],
-            "conditions": self._conditions(),
-            "result": content["result"],
-            "files": dict(content["files"]),
-            "nodes": sum(self.nodes.values()),
-            "nodes_by_type": dict(self.nodes),
-            "tensors": [{**t.spell(), "bytes": t.bytes} for t in self.stored],
+            "constants": interface.constants(),
+            "conditions": _conditions(interface),
+            "result": self.content["calls"][place]["result"],
+            "nodes": sum(self.counts[place].values()),
+            "nodes_by_type": dict(self.counts[place]),
         }
 
     def __str__(self) -> str:
-        """Its versions, its call, its model, its weights."""
+        """Its versions, its calls with their models, its weights."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -83,45 +94,45 @@ class SavedContent:
             yield f"here is: {_versions(here)}: it has to be saved again"
         mode = "training" if content["training"] else "evaluation"
         yield f"called under: {spell_settings(content['settings'])}; module in {mode} mode"
-        yield "arguments:" if self.interface.trees else "arguments: none"
-        for tensor in self.interface.tensors:
-            written = ", written to or shown by a result" if tensor.shared else ""
-            yield f"  {tensor.name}: {_dtype(tensor)} {tensor.shape_text()}{written}"
-        for name, tree in self.interface.trees.items():
-            if fixed := _fixed(tree):
-                yield f"  {name}: {fixed}, part of the graph"
-        if conditions := self._conditions():
-            yield f"  where {'; '.join(conditions)}"
-        names = {
-            "argument": [t.name for t in self.interface.tensors],
-            "state": [t.name for t in self.stored],
-        }
-        yield f"result: {_structure(content['result'], names)}"
-        yield from self._model_lines()
+        if len(self.calls) > 1:
+            yield f"graphs: {len(self.calls)}; the first that takes the arguments is run"
+        for place, text in enumerate(describe_calls([c.interface for c in self.calls])):
+            if len(self.calls) > 1:
+                yield f"graph {place + 1} of {len(self.calls)}: {text}"
+            yield from self._call_lines(place)
         yield from self._tensor_lines()
 
-    def _conditions(self) -> list[str]:
-        """How the sizes of a call relate to each other."""
+    def _call_lines(self, place: int) -> Iterator[str]:
+        interface = self.calls[place].interface
+        yield "arguments:" if interface.trees else "arguments: none"
+        for tensor, limits in zip(interface.tensors, interface.limits(), strict=True):
+            written = ", written to or shown by a result" if tensor.shared else ""
+            yield f"  {tensor.name}: {_dtype(tensor)} {limits}{written}"
+        for name, fixed in interface.constants().items():
+            yield f"  {name}: {fixed}, part of the graph"
+        if conditions := _conditions(interface):
+            yield f"  where {'; '.join(conditions)}"
         names = {
-            i: self.interface.tensors[place].name
-            for i, (kind, place) in enumerate(self.interface.inputs)
-            if kind == "argument"
+            "argument": [t.name for t in interface.tensors],
+            "state": [t.name for t in self.stored],
         }
-        return [r.describe(names) for r in self.interface.relations]
+        yield f"result: {_structure(self.content['calls'][place]['result'], names)}"
+        yield from self._model_lines(place)
 
-    def _model_lines(self) -> Iterator[str]:
-        files = self.content["files"]
-        if "model" not in files:
+    def _model_lines(self, place: int) -> Iterator[str]:
+        files, nodes = self.content["files"], self.counts[place]
+        kind, backward = f"model {place}", f"backward {place}"
+        if kind not in files:
             yield "model: none, nothing is computed"
             return
-        common = ", ".join(f"{n} {name}" for name, n in list(self.nodes.items())[:6])
-        more = ", ..." if len(self.nodes) > 6 else ""
+        common = ", ".join(f"{n} {name}" for name, n in list(nodes.items())[:6])
+        more = ", ..." if len(nodes) > 6 else ""
         yield (
-            f"model: {files['model']['file']}, {self._bytes('model')}, "
-            f"{sum(self.nodes.values())} nodes ({common}{more})"
+            f"model: {files[kind]['file']}, {self._bytes(kind)}, "
+            f"{sum(nodes.values())} nodes ({common}{more})"
         )
-        if "backward" in files:
-            yield f"gradients: {files['backward']['file']}, {self._bytes('backward')}"
+        if backward in files:
+            yield f"gradients: {files[backward]['file']}, {self._bytes(backward)}"
 
     def _bytes(self, kind: str) -> str:
         """How large the files of a model are."""
@@ -148,10 +159,25 @@ def read_saved(folder: Path) -> SavedContent:
     content = read_description(folder)
     with damage_is_named(folder):
         saved = read_whole(content)
-        found = SavedContent(folder, content, saved.interface, saved.stored, {})
-        if (model := found.model) is None:
-            return found
-        return dataclasses.replace(found, nodes=count_nodes(load_model(model)))
+        models = [_model_of(folder, content, i) for i in range(len(saved.calls))]
+        counts = tuple({} if m is None else count_nodes(load_model(m)) for m in models)
+        return SavedContent(folder, content, saved.calls, saved.stored, counts)
+
+
+def _model_of(folder: Path, content: Mapping[str, Any], place: int) -> Path | None:
+    """The file of the ONNX model of a call; None where it computes nothing."""
+    entry = content["files"].get(f"model {place}")
+    return None if entry is None else checked_file(folder, entry)
+
+
+def _conditions(interface: Interface) -> list[str]:
+    """How the sizes of a call relate to each other."""
+    names = {
+        i: interface.tensors[place].name
+        for i, (kind, place) in enumerate(interface.inputs)
+        if kind == "argument"
+    }
+    return [r.describe(names) for r in interface.relations]
 
 
 def _dtype(tensor: Any) -> str:
@@ -167,14 +193,6 @@ def _size(size: int) -> str:
     if size < 10_000:
         return f"{size} bytes"
     return f"{size / 1e3:,.0f} kB" if size < 10e6 else f"{size / 1e6:,.0f} MB"
-
-
-def _fixed(tree: Mapping[str, Any]) -> str:
-    """The value of an argument that is none of tensors; an empty text for others."""
-    (kind, value), *_ = tree.items()
-    if kind == "value":
-        return repr(value)
-    return str(value[1]) if kind == "torch" else ""
 
 
 def _structure(result: Any, names: Mapping[str, Sequence[str]]) -> str:

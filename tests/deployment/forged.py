@@ -21,8 +21,18 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(f'{{"sha256": "{digest}",\n"content": {text}}}\n')
 
 
+def _call(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["calls"][0]
+    return found
+
+
+def _arguments(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = _call(content)["arguments"]
+    return found
+
+
 def _output(content: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = content["graph"]["signature"]["outputs"][0]
+    found: dict[str, Any] = _call(content)["graph"]["signature"]["outputs"][0]
     return found
 
 
@@ -80,7 +90,7 @@ FORGED_GRAPHS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an unknown record": lambda c: _output(c).update(size=["Popen", "true"]),
     "another field": lambda c: _output(c).update(code="print(1)"),
     "an unknown type": lambda c: _output(c).update(dtype=["dtype", "__name__"]),
-    "a list for a dictionary": lambda c: c["graph"].update(signature=[]),
+    "a list for a dictionary": lambda c: _call(c)["graph"].update(signature=[]),
 }
 """Those of the graph."""
 
@@ -89,44 +99,56 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     **FORGED_GRAPHS,
     "an unknown option": lambda c: c["options"].update(arena="nowhere"),
     "a missing option": lambda c: c["options"].pop("arena"),
-    "a way out of the folder": lambda c: c["files"]["model"].update(file="../model.onnx"),
+    "a way out of the folder": lambda c: c["files"]["model 0"].update(file="../model.onnx"),
     "an absolute path": lambda c: c["files"]["tensors"].update(file="/etc/passwd"),
     "a tensor behind the end": lambda c: c["tensors"][0].update(offset=2**40),
     "a tensor too large": lambda c: c["tensors"][0].update(shape=[10**6, 10**6]),
     "a tensor askew": lambda c: c["tensors"][0].update(offset=1),
     "a negative size": lambda c: c["tensors"][0].update(shape=[-1, 4]),
-    "a state that is none": lambda c: c["arguments"]["inputs"].__setitem__(0, ["state", 99]),
-    "a result that is none": lambda c: c.update(result={"result": 7}),
-    "a class as a result": lambda c: c.update(result={"named": ["x, y): pass", []]}),
-    "no arguments": lambda c: c.pop("arguments"),
-    "another list for a dictionary": lambda c: c.update(graph=[]),
-    "gradients of a list": lambda c: c.update(backward=[1]),
-    "an update of nothing": lambda c: c.update(updates=[77]),
-    "a library of a provider": lambda c: c["graph"]["providers"].insert(
+    "a state that is none": lambda c: _arguments(c)["inputs"].__setitem__(0, ["state", 99]),
+    "a result that is none": lambda c: _call(c).update(result={"result": 7}),
+    "a class as a result": lambda c: _call(c).update(result={"named": ["x, y): pass", []]}),
+    "no arguments": lambda c: _call(c).pop("arguments"),
+    "another list for a dictionary": lambda c: _call(c).update(graph=[]),
+    "gradients of a list": lambda c: _call(c).update(backward=[1]),
+    "an update of nothing": lambda c: _call(c).update(updates=[77]),
+    "a library of a provider": lambda c: _call(c)["graph"]["providers"].insert(
         0, ["QNNExecutionProvider", {"backend_path": "/tmp/evil.so"}]
     ),
     "more threads than there are": lambda c: c["options"].update(intra_op_threads=10**6),
     "a keyword as a name": lambda c: _output(c).update(
         views=_view("aten::t", ["tuple", "class", 1])
     ),
-    "a size that divides by zero": lambda c: c["arguments"]["relations"].append(
+    "a size that divides by zero": lambda c: _arguments(c)["relations"].append(
         ["eq", ["SizeExpression", "floordiv", ["InputDim", 4, 0], 0], 3]
     ),
-    "a large number": lambda c: c["arguments"]["tensors"][0].update(shape=[10**400, 4]),
+    "a large number": lambda c: _arguments(c)["tensors"][0].update(shape=[10**400, 4]),
     "no device": lambda c: c["tensors"][0].update(device="nowhere"),
     "another device": lambda c: c["tensors"][0].update(device="meta"),
     "a quantized tensor": lambda c: c["tensors"][0].update(dtype="quint8"),
     "a tensor of another type": lambda c: c["tensors"][0].update(dtype="float64"),
     "sizes beyond a product": lambda c: c["tensors"][0].update(shape=[2**40, 2**40]),
     "no settings": lambda c: c.update(settings={}),
-    "no tree": lambda c: c["arguments"].update(trees=[]),
-    "an unknown kind of parameter": lambda c: c["arguments"]["parameters"][0].__setitem__(1, 1),
-    "a default that is none": lambda c: c["arguments"]["parameters"][0].__setitem__(2, "x"),
+    "no tree": lambda c: _arguments(c).update(trees=[]),
+    "an unknown kind of parameter": lambda c: _arguments(c)["parameters"][0].__setitem__(1, 1),
+    "a default that is none": lambda c: _arguments(c)["parameters"][0].__setitem__(2, "x"),
     "a field more": lambda c: c.update(more=1),
     "another mode": lambda c: c.update(training="no"),
     "weights elsewhere": lambda c: c.update(weights="reference"),
     "a file of no size": lambda c: c["files"]["tensors"].update(bytes=None),
-    "a name that is none": lambda c: c.update(result={"named": ["class", [["x", {"result": 0}]]]}),
+    "a name that is none": lambda c: _call(c).update(
+        result={"named": ["class", [["x", {"result": 0}]]]}
+    ),
     "a list of versions": lambda c: c.update(made_by=[]),
-    "a write to another type": lambda c: c["graph"]["writes"].update(arguments={"output_0": 99}),
+    "no call": lambda c: c.update(calls=[]),
+    "calls in no list": lambda c: c.update(calls={"0": _call(c)}),
+    "a call of another kind": lambda c: c["calls"].append([]),
+    "a call with a field more": lambda c: _call(c).update(files={}),
+    "more calls than there may be": lambda c: c.update(calls=[_call(c)] * 300),
+    "a model of a call that is none": lambda c: c["files"].update(
+        {"model 1": c["files"]["model 0"]}
+    ),
+    "a write to another type": lambda c: _call(c)["graph"]["writes"].update(
+        arguments={"output_0": 99}
+    ),
 }

@@ -120,7 +120,7 @@ def test_weights_elsewhere_are_not_read(saved: Any) -> None:
     onnx.save(model, path)
 
     def change(content: dict[str, Any]) -> None:
-        content["files"]["model"] = file_entry(path)
+        content["files"]["model 0"] = file_entry(path)
 
     rewrite(folder, change)
     with pytest.raises(ExecutionError, match="refers to another file"):
@@ -133,7 +133,7 @@ def test_a_model_that_is_none_is_refused(saved: Any) -> None:
     path.write_bytes(b"no model at all")
 
     def change(content: dict[str, Any]) -> None:
-        content["files"]["model"] = file_entry(path)
+        content["files"]["model 0"] = file_entry(path)
 
     rewrite(folder, change)
     with pytest.raises(ExecutionError):

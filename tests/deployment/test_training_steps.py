@@ -296,9 +296,13 @@ def test_inference_is_saved_as_before(tmp_path: Path) -> None:
 )
 def test_a_description_that_does_not_fit(key: str, value: Any, tmp_path: Path) -> None:
     dort_rewriter.save(compiled_of(Classifier()), tmp_path, *batch(), training=True)
-    rewrite(tmp_path, lambda content: content["backward"]["plan"].update({key: value}))
+    rewrite(tmp_path, lambda content: content["calls"][0]["backward"]["plan"].update({key: value}))
     with pytest.raises(ExecutionError, match="damaged"):
         dort_rewriter.load(tmp_path)
+
+
+def backward_as_graph(content: dict[str, Any]) -> dict[str, Any]:
+    return {"calls": [{"graph": content["calls"][0]["backward"]}]}
 
 
 @pytest.mark.parametrize("case", FORGED_GRAPHS)
@@ -307,7 +311,7 @@ def test_forged_graphs_of_gradients_run_nothing(
 ) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     dort_rewriter.save(compiled_of(lambda x: x.exp().sum()), tmp_path, x, training=True)
-    rewrite(tmp_path, lambda content: FORGED_GRAPHS[case]({"graph": content["backward"]}))
+    rewrite(tmp_path, lambda content: FORGED_GRAPHS[case](backward_as_graph(content)))
     with pytest.raises(ExecutionError):
         dort_rewriter.load(tmp_path)(x).backward()
     assert capsys.readouterr().out == ""
@@ -317,7 +321,7 @@ def test_a_result_that_is_none_of_the_call(tmp_path: Path) -> None:
     """What the backward graph needs is a result of the forward graph, too."""
     x = torch.randn(3, 4, requires_grad=True)
     dort_rewriter.save(compiled_of(lambda x: x.exp().sum()), tmp_path, x, training=True)
-    rewrite(tmp_path, lambda content: content.update(result={"result": 1}))
+    rewrite(tmp_path, lambda content: content["calls"][0].update(result={"result": 1}))
     with pytest.raises(ExecutionError, match="result 1 is named, of 1"):
         dort_rewriter.load(tmp_path)
 

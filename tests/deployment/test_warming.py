@@ -163,7 +163,7 @@ def test_what_is_no_call_is_refused() -> None:
     compiled = torch.compile(nn.Linear(4, 2), backend=OrtBackend())
     with pytest.raises(dort_rewriter.OptionError, match="a list of calls"):
         dort_rewriter.warm_up(compiled, [])
-    with pytest.raises(dort_rewriter.OptionError, match="Each entry of shapes"):
+    with pytest.raises(dort_rewriter.OptionError, match="Each entry is a tuple"):
         dort_rewriter.warm_up(compiled, [3])  # type: ignore[list-item]
     with pytest.raises(dort_rewriter.CaptureError, match="is not compiled"):
         dort_rewriter.warm_up(nn.Linear(4, 2), [((3, 4),)])

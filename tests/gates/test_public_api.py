@@ -23,6 +23,7 @@ PUBLIC = [
     "HookError",
     "HookStatus",
     "OptimizationOptions",
+    "NotFiniteError",
     "OptimizeError",
     "OptionError",
     "OrtBackend",

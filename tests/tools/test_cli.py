@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import re
+from types import ModuleType
 
 import pytest
 
 from dort_rewriter import HookError, __version__
-from dort_rewriter.tools import cli
+from dort_rewriter.tools import benchmark, cli, comparison
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -19,6 +22,38 @@ def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert f"dort-rewriter {name}" in text
     assert "--json" in text
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_each_option_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[argparse.ArgumentParser] = []
+
+    def parse(parser: argparse.ArgumentParser, *_: object) -> None:
+        parsers.append(parser)
+        raise SystemExit(0)
+
+    module, _, function = cli.COMMANDS[name][0].partition(":")
+    run = getattr(importlib.import_module(module), function)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    with pytest.raises(SystemExit):
+        run([])
+    (parser,) = parsers
+    assert [a.option_strings or a.dest for a in parser._actions if not a.help] == []
+
+
+@pytest.mark.parametrize(("name", "words"), [("bench", benchmark), ("compare", comparison)])
+def test_each_choice_is_explained(
+    name: str, words: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each variant, and each exporter, has a line that says what it is."""
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    tables = ("VARIANTS", "INDUCTOR", "EXPORTERS")
+    known = {word for table in tables for word in getattr(words, table, ())}
+    assert known <= set(words.MEANING)
+    for word, meaning in words.MEANING.items():
+        assert re.search(rf"^  {word} +{re.escape(meaning)}$", text, flags=re.MULTILINE)
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

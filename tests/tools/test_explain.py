@@ -59,9 +59,7 @@ def test_what_runs_in_torch_has_its_reason_and_its_line() -> None:
     assert draw.reason.startswith("random")
     (graph,) = found.graphs[0].lowered
     assert 0 < graph.in_onnxruntime < sum(graph.ops.values())
-    assert graph.in_onnxruntime + sum(left.count for left in graph.in_torch) == sum(
-        graph.ops.values()
-    )
+    assert sum(graph.counts().values()) == sum(graph.ops.values())
 
 
 def test_what_sessions_call_in_torch_has_its_reason_and_its_line() -> None:
@@ -74,7 +72,12 @@ def test_what_sessions_call_in_torch_has_its_reason_and_its_line() -> None:
         1,
     )
     assert "torch.linalg.inv(x.exp()" in inverse.where[0]
-    assert "torch kernel: 1 x aten::linalg_inv_ex: no converter" in str(found)
+    assert "called in torch: 1 x aten::linalg_inv_ex: no converter" in str(found)
+    counts = graph.counts()
+    called = counts["in torch, called by sessions"]
+    assert called == sum(found.count for found in graph.torch_kernels) > 0
+    assert sum(counts.values()) == sum(graph.ops.values())
+    assert f"{graph.in_onnxruntime} in ONNX Runtime, {called} in torch, called" in str(found)
 
 
 def test_small_parts_say_that_they_are_small() -> None:

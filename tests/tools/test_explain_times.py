@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter import explain
 from dort_rewriter.runtime.session import session_options
+from dort_rewriter.tools import busy as busy_module
 from dort_rewriter.tools import explain_times
 from dort_rewriter.tools.cli import main
 from dort_rewriter.tools.explain_times import KernelTime, Times
@@ -31,7 +32,14 @@ def times_of(model: Any, *args: Any, **options: Any) -> Times:
     assert min(found.phases.values()) >= 0
     assert sum(found.parts.values()) == pytest.approx(found.call)
     assert sum(found.phases.values()) == pytest.approx(found.first_call)
-    assert found.copies <= sum(k.seconds for k in found.kernels)
+    kernels = found.parts["kernels"] + found.parts["called"]
+    assert sum(k.seconds for k in found.kernels) == pytest.approx(kernels)
+    assert found.copies <= kernels <= found.call
+    for median, (low, high) in (
+        (found.call, found.call_spread),
+        (found.eager, found.eager_spread),
+    ):
+        assert low <= median <= high
     assert list(found.kernels) == sorted(found.kernels, key=lambda k: -k.seconds)
     assert len({(k.op, k.where) for k in found.kernels}) == len(found.kernels)
     return found
@@ -117,3 +125,37 @@ def test_many_kernels_are_summed_up_in_the_text() -> None:
     text = str(dataclasses.replace(found, kernels=tuple(kernels)))
     assert text.count(" x Op") == explain_times.SHOWN
     assert "33% in all others" in text
+
+
+def test_times_add_up_under_a_slow_profiler() -> None:
+    """What the profiler says is scaled to calls without it: copies are never more than kernels."""
+    calls = [(1.0, 0.5, 0.4), (1.2, 0.6, 0.5), (9.0, 0.5, 0.4), (1.1, 0.5, 0.4)]
+    slow = [KernelTime(op=op, where="", seconds=s, runs=1) for op, s in OPS]
+    profile = explain_times._Profile(boundaries=3.0, copied=0, kernels=tuple(slow))
+    found = explain_times._times([0.5] * 4, calls, profile, 2.0, {"run": 2.0}, "")
+    assert found.call == pytest.approx(1.15)
+    assert sum(found.parts.values()) == pytest.approx(found.call)
+    assert found.parts["kernels"] + found.parts["called"] == pytest.approx(
+        sum(k.seconds for k in found.kernels)
+    )
+    assert found.copies < found.parts["kernels"] < found.profiled
+    assert found.parts["called"] == pytest.approx(found.parts["kernels"])
+    text = str(found)
+    assert "a call: 1150.000 (1075.000 to 3150.000) ms" in text
+    assert "NOTE" not in text
+    busy = str(dataclasses.replace(found, busy="the machine is busy: a load of 9.0"))
+    assert busy.startswith("NOTE: the machine is busy: a load of 9.0: measure again")
+
+
+OPS = [("Cast", 1.0), ("Gemm", 3.0), ("TorchCall", 4.0)]
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy_module, "_SPIN", 0.002)
+    monkeypatch.setattr(busy_module, "_WAITED", 0.0)
+    assert "times as long" in busy_module.busy()
+    monkeypatch.setattr(busy_module, "_WAITED", 1e9)
+    monkeypatch.setattr(busy_module.os, "getloadavg", lambda: (99.0, 0, 0), raising=False)
+    assert "a load of 99.0" in busy_module.busy()
+    monkeypatch.setattr(busy_module.os, "getloadavg", lambda: (0.5, 0, 0), raising=False)
+    assert busy_module.busy() == ""

@@ -50,7 +50,7 @@ def test_people_read_what_is_in_it(folder: Path, capsys: pytest.CaptureFixture[s
     assert f"made by: torch {torch.__version__}, " in text
     assert "here is" not in text
     assert "called under: no autocast, default type torch.float32; module in evaluation" in text
-    assert "  x: float32 (?, 4), written to or shown by a result\n" in text
+    assert "  x: float32 (2+, 4), written to or shown by a result\n" in text
     assert "  pair: float32 (2)\n" in text
     assert "  scale: 2.0, part of the graph\n" in text
     assert "result: dict of (y: result " in text
@@ -66,10 +66,12 @@ def test_programs_read_the_same(folder: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["show", str(folder), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["loads_here"] is True
-    assert data["arguments"][0] == {
+    call = data["calls"][0]
+    assert call["arguments"][0] == {
         "name": "x",
         "type": "float32",
         "shape": [None, 4],
+        "limits": "(2+, 4)",
         "device": "cpu",
     }
     assert {t["name"]: t["bytes"] for t in data["tensors"]} == {
@@ -77,7 +79,7 @@ def test_programs_read_the_same(folder: Path, capsys: pytest.CaptureFixture[str]
         "linear.bias": 8,
         "count": 4,
     }
-    assert data["nodes"] == sum(data["nodes_by_type"].values()) > 0
+    assert call["nodes"] == sum(call["nodes_by_type"].values()) > 0
 
 
 def test_its_model_is_shown_as_a_file_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,8 +123,9 @@ def test_sizes_that_depend_on_each_other_are_said(tmp_path: Path) -> None:
     with torch.no_grad():
         dort_rewriter.save(compiled, tmp_path / "sum", torch.ones(3, 2), torch.ones(3, 2))
     found = read_saved(tmp_path / "sum")
-    assert found.to_dict()["conditions"]
-    assert f"  where {'; '.join(found.to_dict()['conditions'])}\n" in str(found)
+    conditions = found.to_dict()["calls"][0]["conditions"]
+    assert conditions
+    assert f"  where {'; '.join(conditions)}\n" in str(found)
     assert "b.shape[0]" in str(found)
 
 
@@ -133,7 +136,7 @@ def test_a_folder_without_one_is_refused(
     assert "holds no saved model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("missing", ["graph", "made_by", "arguments", "files"])
+@pytest.mark.parametrize("missing", ["calls", "made_by", "tensors", "files"])
 def test_a_damaged_description_is_refused(
     folder: Path, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,147 @@
+"""The graphs of the calls that are saved together: captured, described, with shared tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.compiler.written_arguments import find_writes
+from dort_rewriter.deployment.captured import Captured
+from dort_rewriter.deployment.capturing import capture
+from dort_rewriter.deployment.compiled import Compiled
+from dort_rewriter.deployment.describing import State, describe_call, read_arguments
+from dort_rewriter.deployment.examples import Call
+from dort_rewriter.deployment.interface import describe_calls
+from dort_rewriter.deployment.loaded_calls import LoadedCall, choose
+from dort_rewriter.deployment.notation import spell_signature, spell_writes
+from dort_rewriter.deployment.ones import calls_of_one
+from dort_rewriter.deployment.reading import MOST_GRAPHS, SavedCall, read_call
+from dort_rewriter.errors import (
+    CallMismatchError,
+    CaptureError,
+    ExecutionError,
+    ExportError,
+    OptionError,
+)
+from dort_rewriter.plan.recipe import BuiltBlock, Providers
+from dort_rewriter.runtime.stored_model import uses_torch_kernels
+
+__all__ = ["Graphs", "MadeGraph"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MadeGraph:
+    """A call with its graph, and its gradients' in a training step."""
+
+    call: Call
+    captured: Captured
+    description: Mapping[str, Any]
+    """The call as plain data."""
+
+    @property
+    def blocks(self) -> dict[str, BuiltBlock]:
+        """What computes its graphs, by kind."""
+        backward = self.captured.backward
+        more = {} if backward is None else {"backward": backward.block}
+        return {"model": self.captured.block, **more}
+
+
+class Graphs:
+    """The graphs of some calls of one compiled model."""
+
+    def __init__(self, found: Compiled, *, training: bool) -> None:
+        self._found = found
+        self._training = training
+        self.made: list[MadeGraph] = []
+        self.state = State(found.module)
+        """The tensors that they share."""
+
+    def add(self, call: Call) -> None:
+        """Make the graph of a call, unless one that there is takes it.
+
+        Raises :class:`CaptureError` for what is not one graph that ONNX Runtime runs as a whole.
+        """
+        if self._takes(call):
+            return
+        if len(self.made) == MOST_GRAPHS:
+            raise OptionError(f"The calls have more than {MOST_GRAPHS} graphs: save fewer.")
+        args, kwargs = call
+        try:
+            captured = capture(self._found, args, kwargs, training=self._training)
+        except (ExportError, ExecutionError) as error:
+            raise CaptureError(
+                f"It does not run in ONNX Runtime as a whole, and cannot be saved: {error}"
+            ) from error
+        state = self.state.copy()
+        arguments, result = describe_call(captured, self._found.target, args, kwargs, state)
+        description = {
+            "arguments": arguments,
+            "result": result,
+            "updates": list(captured.updates),
+            "graph": _describe_graph(captured.block, captured.providers),
+            "backward": None,
+        }
+        if (backward := captured.backward) is not None:
+            plan = dataclasses.asdict(backward.plan)
+            graph = _describe_graph(backward.block, backward.providers)
+            description["backward"] = {**graph, "plan": plan}
+        self.made.append(MadeGraph(call, captured, description))
+        self.state = state
+        logger.info(
+            "A graph of %s nodes is a model of %s, saved for %s.",
+            len(captured.block.graph_module.graph.nodes),
+            len(captured.block.exported.model.graph),
+            describe_calls([self._saved_call(description).interface])[0] or "no tensors",
+        )
+
+    def add_calls_of_one(self) -> None:
+        """Add graphs for sizes of one where a graph takes any other.
+
+        What the model has no graph for is left out, with a line of log.
+        """
+        for made in list(self.made):
+            args, kwargs = made.call
+            _, _, tensors, names = read_arguments(self._found.target, args, kwargs)
+            leaves = list(zip(tensors, names, strict=True))
+            alone = self._found.options.freeze
+            for found in calls_of_one(made.captured, made.call, leaves, alone=alone):
+                try:
+                    self.add(found.call)
+                except Exception as error:  # noqa: PERF203
+                    # Whatever the model raises at sizes that nobody has asked for.
+                    logger.info("No graph is saved for %s: %s", found.what, error)
+
+    def _takes(self, call: Call) -> bool:
+        """Whether a graph that there is takes a call."""
+        calls = [
+            [LoadedCall(self._saved_call(made.description), self.state.tensors)]
+            for made in self.made
+        ]
+        try:
+            with torch.set_grad_enabled(self._training):
+                choose(calls, *call)
+        except CallMismatchError:
+            return False
+        return True
+
+    def _saved_call(self, description: Mapping[str, Any]) -> SavedCall:
+        """A call as it is going to be read."""
+        return read_call(json.loads(json.dumps(description)), self.state.stored)
+
+
+def _describe_graph(block: BuiltBlock, providers: Providers) -> dict[str, Any]:
+    return {
+        "signature": spell_signature(block.signature),
+        "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
+        "writes": spell_writes(find_writes(block)),
+        "providers": [[name, dict(options)] for name, options in providers],
+        "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
+    }

@@ -21,6 +21,7 @@ class Rotary(Rule):
     Of 16-bit types the products are rounded; x may have been cast from one."""
 
     roots = ("Add",)
+    reads = ("Mul", "Cast", "Concat")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

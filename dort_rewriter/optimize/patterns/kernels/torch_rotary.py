@@ -23,6 +23,7 @@ class TransposeRotary(Rule):
     sin only sizes of 1 move."""
 
     roots = (f"{OWN_DOMAIN}::Rotary",)
+    reads = ("Transpose",)
     lowers = "Transposes before Rotary that attention reads"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -51,6 +52,7 @@ class RotaryTranspose(Rule):
     torch's attention gives x: gradients, on the way back."""
 
     roots = ("Transpose",)
+    reads = (f"{OWN_DOMAIN}::Rotary",)
     lowers = "Transposes behind Rotary of what attention gives"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

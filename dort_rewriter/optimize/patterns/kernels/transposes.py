@@ -33,6 +33,7 @@ class AddMulTranspose(Rule):
     instructions or more and one result, when the last axis, of 32 numbers or more, stays last."""
 
     roots = ("Transpose",)
+    reads = (f"{OWN_DOMAIN}::Elementwise",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -67,6 +68,7 @@ class TransposeCast(Rule):
     ``Transpose(Cast(x), perm)``."""
 
     roots = ("Cast", "Transpose")
+    reads = ("Cast", "Transpose")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -7,7 +7,7 @@ smaller graph than a decomposition, and an exact one where the decomposition is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -193,6 +193,23 @@ def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def _of_windows_apart(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel copies what is in one window alone, and adds to zeros only where they overlap:
+    -0.0 is kept."""
+
+    def decomposed(
+        grad: torch.Tensor, input_size: Sequence[Any], dimension: int, size: int, step: int
+    ) -> Any:
+        if not input_size or step < size:
+            return decompose(grad, input_size, dimension, size, step)
+        dim = dimension % len(input_size)
+        index = torch.arange(input_size[dim], device=grad.device).unfold(0, size, step).flatten()
+        source = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
+        return torch.index_copy(grad.new_zeros(input_size), dim, index, source)
+
+    return decomposed
+
+
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
     if reduction == 0:
         return loss
@@ -208,6 +225,7 @@ _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.smooth_l1_loss_backward.default: _of_smooth_l1,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
     torch.ops.aten.soft_margin_loss_backward.default: _of_soft_margin,
+    torch.ops.aten.unfold_backward.default: _of_windows_apart,
 }
 """What is made of a decomposition of torch that gives other types than its kernel, or other
 numbers for those that are not finite."""

@@ -2,10 +2,11 @@
 
 onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
 0.0 for that of -0.0, 0.0 for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16,
-a number for the Min and the Max of a NaN of float16 that is repeated along the last axis, and NaN
-for the PRelu of infinity. Up to 1.32, Tanh and Sigmoid of float32 are above 1 at some numbers
-(8.34, 17.84), Sigmoid is 0 below -18, and Where, which adds zeros to what it chooses, makes 0.0 of
--0.0: ONNX has no other one, but there is our kernel.
+a number for the Min and the Max of a NaN of float16 that is repeated along the last axis, NaN for
+the PRelu of infinity, and the Log of the smallest normal number for those below it. Up to 1.32,
+Tanh and Sigmoid of float32 are above 1 at some numbers (8.34, 17.84), Sigmoid is 0 below -18, and
+Where, which adds zeros to what it chooses, makes 0.0 of -0.0: ONNX has no other one, but there is
+our kernel.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ def _relu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     return result
 
 
-def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    """In float64, of which the rounded root is the root rounded once."""
-    (x,) = inputs
-    assert x.dtype is not None
-    return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
+def _in_double(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
+    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+        """In float64, of which the rounded root is the root rounded once."""
+        (x,) = inputs
+        assert x.dtype is not None
+        return op.cast(op.call(name, op.cast(x, ir.DataType.DOUBLE)), x.dtype)
+
+    return computed
 
 
 def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
@@ -90,12 +94,13 @@ SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
     "Ceil": _with_sign("Ceil"),
     "Erf": _erf,
     "Floor": _with_sign("Floor"),
+    "Log": _in_double("Log"),
     "Max": _in_float("Max"),
     "Min": _in_float("Min"),
     "PRelu": _prelu,
     "Relu": _relu,
     "Sigmoid": _sigmoid,
-    "Sqrt": _sqrt,
+    "Sqrt": _in_double("Sqrt"),
     "Tanh": _tanh,
 }
 

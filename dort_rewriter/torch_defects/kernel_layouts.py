@@ -61,6 +61,7 @@ _UNTAGGED = frozenset(
         aten.full_like.default,
         *_FILLING,
         aten.max_pool2d_with_indices.default,
+        aten.max_unpool2d.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
         aten.normal_functional.default,

@@ -210,6 +210,10 @@ def vector_norm(
     if isinstance(ord, Value):
         raise Refused("an order known only at run time")
     x = widen(op, op.cast(x, op.dtype))
+    axes = _axes(x, dim)
+    if ord != 0 and all(x.dims[axis] == 1 for axis in axes):  # no power of it, as in torch
+        size = op.Abs(x)
+        return store(op, size if keepdim or not axes else op.Squeeze(size, axes))
     if ord == 2 and x.dtype == ir.DataType.DOUBLE:  # ORT 1.19's ReduceL2 has float32's digits
         return op.Sqrt(reduce(op, "ReduceSumSquare", x, dim, keepdim))
     named = {1: "ReduceL1", 2: "ReduceL2"}.get(ord)

@@ -40,6 +40,7 @@ KNOWN = (
     (r"nn\.functional\.(hardswish|hardtanh|relu6|[cs]?elu)|logit", "", "nan", "nan|value"),
     (r"nn\.functional\.gelu", "", "-?infs?", "nan"),
     (r"mode", "", "nan", ".*"),
+    (r"(nan)?median", "", "zeros", "zero"),
     (r"i0|fmod.*|__rmod__|remainder.*", "", "max|tiny", ".*"),
     (r".*mm.*|.*matmul.*|einsum|nn\.functional\.(bi)?linear.*", "", ".*", "zero"),
     (r"linalg\.(inv|solve|tensor)\w*|nn\.functional\.conv.*", "", ".*", "zero"),

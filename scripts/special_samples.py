@@ -162,7 +162,7 @@ def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
 def has_gaps(tensor: torch.Tensor) -> bool:
     """Whether there is something between the elements of a tensor: a gradient like that is dense
     here, so that a part of something large does not keep all of it."""
-    return not torch._prims_common.is_non_overlapping_and_dense(tensor)
+    return not torch.ops.aten.is_non_overlapping_and_dense(tensor)
 
 
 class Watch(logging.Handler):

@@ -38,8 +38,8 @@ def binary_cross_entropy(
     return store(op, mean(op, loss) if reduction == _MEAN else total(op, loss))
 
 
-@converter("aten::nll_loss2d_backward")
-def nll_loss2d_backward(
+@converter("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+def nll_loss_backward(
     op: Recorder,
     grad_output: Value,
     x: Value,
@@ -49,11 +49,14 @@ def nll_loss2d_backward(
     ignore_index: Any,
     total_weight: Value,
 ) -> Value:
-    """nll_loss2d_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, Tensor total_weight) -> Tensor
+    """nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, Tensor total_weight) -> Tensor
 
-    NOTE: torch's decomposition multiplies zeros with the gradient and the weights: NaN beside an
-    infinity.
+    NOTE: torch's decomposition multiplies zeros with the gradient and the weights: -0.0 for some,
+    NaN beside an infinity.
     """
+    axis = 0 if x.rank == 1 else 1
+    if x.rank == 1:
+        target = op.Reshape(target, op.constant([1]))
     gradient = widen(op, grad_output)
     if reduction == _MEAN:
         gradient = op.Div(gradient, widen(op, total_weight))
@@ -61,7 +64,7 @@ def nll_loss2d_backward(
     places = refuse_negative(op, op.Where(is_ignored, 0, target))
     if weight is not None:
         gradient = op.Mul(gradient, op.Gather(widen(op, weight), places))
-    chosen = op.Where(is_ignored, 0.0, op.Neg(gradient))
-    zeros = op.Expand(op.constant(0.0, chosen.dtype), op.Shape(x))
-    result = scatter(op, zeros, 1, op.Unsqueeze(places, [1]), op.Unsqueeze(chosen, [1]))
-    return store(op, result)
+    chosen = store(op, op.Where(is_ignored, 0.0, op.Neg(gradient)))
+    if axis:
+        places, chosen = (op.Unsqueeze(v, [axis]) for v in (places, chosen))
+    return scatter(op, op.Expand(op.constant(0.0, op.dtype), op.Shape(x)), axis, places, chosen)

@@ -20,6 +20,18 @@ CASES = [
     Case("aten::binary_cross_entropy", (EDGES, TARGETS, None, 0)),
     Case("aten::binary_cross_entropy", (EDGES, TARGETS)),
     *(
+        Case("aten::nll_loss_backward", (grad, x, target, weight, reduction, -100, T() + 5))
+        for x, target in (
+            (T(3, 4), torch.tensor([1, -100, 3])),
+            (T(4), torch.tensor(2)),
+        )
+        for grad, weight, reduction in (
+            (T(*target.shape), -T(4), 0),
+            (T(), T(4), 1),
+            (T(), None, 2),
+        )
+    ),
+    *(
         Case(
             "aten::nll_loss2d_backward",
             (grad.to(t), T(2, 4, 1, 3).to(t), PLACES, weight, reduction, ignored, T().to(t) + 5),

@@ -439,7 +439,7 @@ def hangs_on_roundings(a: torch.Tensor, b: torch.Tensor, shaken: list[Any]) -> b
     x, y, others = a.double(), b.double(), torch.stack([s.double() for s in shaken])
     spread = (others - y).abs().nan_to_num(torch.inf).amax(0)
     limit = TOLERANCE.get(a.dtype, 1e-4)
-    near = (x - y).abs() <= NOISE * spread + limit * (y.abs() + 0.1)
+    near = (x - y).abs() <= NOISE * (spread + spread.median()) + limit * (y.abs() + 0.1)
     near &= (x != 0) | (y != 0) | (x.signbit() == y.signbit()) | (spread > 0)
     return bool((near | (x.isnan() & y.isnan()) | (x == y) & (spread > 0)).all())
 

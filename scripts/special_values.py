@@ -46,9 +46,11 @@ KNOWN = (
     (r"linalg\.(inv|solve|tensor)\w*|nn\.functional\.conv.*", "", ".*", "zero"),
     (r"nn\.functional\.conv.*", "", "-?infs?|nan", "nan|inf"),
     (r"nn\.functional\.bilinear", "", "-?infs?", "nan|inf"),
-    (r"(native|nn\.functional\.)_?layer_norm", "float64", "max", "nan"),
+    (r"(native|nn\.functional\.)_?layer_norm", "float64", "max|large", "nan"),
+    (r"std.*|var.*|nn\.functional\.local_response_norm", "float64", "max|large", "nan|zero"),
     (r"(var|std)_mean.*", "float64", "-?infs?", "nan"),
     (r".*_safe_softmax.*", "", "nan", "nan"),
+    (r".*_safe_softmax.*", "float64", ".*", "nan|zero"),
     (r"prod|cumprod", "", "max|large|1e30", "nan"),
 )
 """Entries, types, numbers and kinds of differences that ``docs/troubleshooting.md`` names."""

@@ -11,6 +11,7 @@ our kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
@@ -42,14 +43,19 @@ def _relu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     return result
 
 
-def _in_double(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
-    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-        """In float64, of which the rounded root is the root rounded once."""
-        (x,) = inputs
-        assert x.dtype is not None
-        return op.cast(op.call(name, op.cast(x, ir.DataType.DOUBLE)), x.dtype)
+def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    """In float64, of which the rounded root is the root rounded once."""
+    (x,) = inputs
+    assert x.dtype is not None
+    return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
 
-    return computed
+
+def _log(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    """Of small numbers that of a product which is a normal number, less that of the factor."""
+    (x,) = inputs
+    small = op.Sub(op.Log(op.Mul(x, 2.0**60)), 60 * math.log(2))
+    result: ir.Value = op.Where(op.Less(x, 2.0**-100), small, op.Log(x))
+    return result
 
 
 def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
@@ -94,13 +100,13 @@ SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
     "Ceil": _with_sign("Ceil"),
     "Erf": _erf,
     "Floor": _with_sign("Floor"),
-    "Log": _in_double("Log"),
+    "Log": _log,
     "Max": _in_float("Max"),
     "Min": _in_float("Min"),
     "PRelu": _prelu,
     "Relu": _relu,
     "Sigmoid": _sigmoid,
-    "Sqrt": _in_double("Sqrt"),
+    "Sqrt": _sqrt,
     "Tanh": _tanh,
 }
 

@@ -56,10 +56,12 @@ def test_special_numbers(op: str, dtype: str, own: bool) -> None:
 
 
 @OWN_OR_STANDARD
-def test_the_logarithm_of_a_denormal_number(own: bool) -> None:
-    model = model_of("(float[N] x) => (float[N] y) { y = Log(x) }")
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_the_logarithm_of_a_denormal_number(own: bool, dtype: str) -> None:
+    model = model_of(f"({dtype}[N] x) => ({dtype}[N] y) {{ y = Log(x) }}")
     substitute(model, is_wrong, own_kernels=own)
-    x = torch.tensor([2.0**-130, 2.0**-126, 2.0**-149] * 3)
+    least = torch.finfo(getattr(torch, dtype)).tiny
+    x = torch.tensor([least / 16, least, 0.0] * 11, dtype=getattr(torch, dtype))
     (got,) = run_onnxruntime(ir.to_proto(model), {"x": x.numpy()})
     np.testing.assert_allclose(got, x.log().numpy(), rtol=1e-6)
 

@@ -48,6 +48,10 @@ def reduce(op: Recorder, onnx_op: str, x: Value, dim: Dims = None, keepdim: bool
 def total(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """Record a sum in the type of the result."""
     x = op.cast(x, op.dtype)
+    axes = _axes(x, dim)
+    if is_float(x) and axes and all(x.dims[axis] == 1 for axis in axes):
+        # NOTE: ORT's ReduceSum gives what it reads: of -0.0, which is added to zero, -0.0.
+        return (x if keepdim else op.Squeeze(x, axes)) + 0.0
     if is_float(x):
         return reduce(op, "ReduceSum", x, dim, keepdim)
     return op.cast(integer_sum(op, x, _axes(x, dim), keepdim), op.dtype)

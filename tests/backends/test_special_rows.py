@@ -159,7 +159,8 @@ def test_zeros_that_are_copied_or_added(dtype: torch.dtype) -> None:
         unpooled = torch.ops.aten.max_pool2d_with_indices_backward(
             -pooled * 0, x[None], [1, 2], [1, 2], [0, 0], [1, 1], False, places
         )
-        return apart, over, unpooled, x.logcumsumexp(1), x.sum(0), x.cumsum(1)
+        sums = x.sum(0), (x * 0 - 0.0).sum(1), (-x.abs() * 0).mean()
+        return apart, over, unpooled, x.logcumsumexp(1), x.cumsum(1), *sums
 
     _compare(program, [(x, windows)])
 

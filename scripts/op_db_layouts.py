@@ -108,10 +108,15 @@ def judge(
     if not isinstance(expected, Exception) and not expected:
         return None
     values_count = entry.name not in MEMORY_AS_FOUND
-    ours = differences(outcome(torch.compile(call, backend="onnxrt")), expected, values_count)
+    results = len(call(*arranged)) if isinstance(expected, list) else 0
+    ours = differences(
+        outcome(torch.compile(call, backend="onnxrt")), expected, values_count, results
+    )
     if not ours:
         return {"status": "right"}
-    theirs = differences(outcome(torch.compile(call, backend="aot_eager")), expected, values_count)
+    theirs = differences(
+        outcome(torch.compile(call, backend="aot_eager")), expected, values_count, results
+    )
     status = "torch's" if theirs and theirs[0] == ours[0] else "wrong"
     return {"status": status, "kind": ours[0], "detail": ours[1][:300]}
 
@@ -126,12 +131,15 @@ def evaluate(
     if not ends or not starts:
         return results
     torch.manual_seed(2)
-    seeds = [torch.randn(r.shape, dtype=r.dtype) for r in ends]
+    seeds = [torch.randn_like(r) for r in ends]  # AOTAutograd gives others their layout
     return results + list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
 
 
-def differences(got: Any, expected: Any, values_count: bool) -> tuple[str, str] | None:
-    """What kind of difference there is, and its words."""
+def differences(
+    got: Any, expected: Any, values_count: bool, results: int
+) -> tuple[str, str] | None:
+    """What kind of difference there is, and its words; behind so many results are gradients,
+    which are dense where those of eager mode have gaps."""
     if isinstance(got, Exception) or isinstance(expected, Exception):
         if type(got) is type(expected):
             return None
@@ -143,10 +151,13 @@ def differences(got: Any, expected: Any, values_count: bool) -> tuple[str, str] 
         ]
         return "exception", " in place of ".join(n[:140] for n in names)
     from coverage_worker import compare
+    from special_samples import has_gaps
 
     if text := compare(got, expected, values_count):
         return "value", text
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        if i >= results and b is not None and has_gaps(b):
+            continue
         if a is not None and _steps(a) != _steps(b):
             return (
                 "stride",

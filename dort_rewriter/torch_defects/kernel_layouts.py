@@ -40,8 +40,20 @@ aten = torch.ops.aten
 
 _FILLING = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
+_GRADIENTS = frozenset(
+    {
+        aten.batch_norm_backward.default,
+        aten.glu_backward.default,
+        aten.native_batch_norm_backward.default,
+    }
+)
+"""Gradients: nobody looks at the layouts of most, but ``torch.autograd.grad`` returns them."""
+
 _UNTAGGED = frozenset(
     {
+        *_GRADIENTS,
+        aten._batch_norm_no_update.default,
+        aten._batch_norm_with_update_functional.default,
         aten.floor_divide.default,
         aten.log_sigmoid_forward.default,
         aten._native_batch_norm_legit.default,
@@ -151,7 +163,15 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_random(n) for read in n.all_input_nodes)
-    return _read_by(graph, seen)
+    return _read_by(graph, seen).union(filter(_is_gradient, results_of(graph)))
+
+
+def _is_gradient(result: Any) -> bool:
+    """Whether a result is a gradient whose kernel is asked."""
+    if not isinstance(result, torch.fx.Node):
+        return False
+    call: Any = result.args[0] if result.target is operator.getitem else result
+    return call.target in _GRADIENTS
 
 
 def _replace(

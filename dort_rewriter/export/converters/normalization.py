@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
+from dort_rewriter.traced_sizes import is_contiguous
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -150,7 +152,14 @@ def _per_channel(op: Recorder, x: Value | None, group: int) -> Value | None:
     return None if x is None else op.Reshape(x, op.vector([group, -1, 1]))
 
 
-@converter("aten::native_group_norm")
+def _has_format(node: torch.fx.Node) -> bool:
+    """Whether numbers lie as torch's kernel takes them: row-major, or channels-last."""
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    last = value.permute(0, *range(2, value.dim()), 1)
+    return is_contiguous(value) or (value.dim() in (4, 5) and is_contiguous(last))
+
+
+@converter("aten::native_group_norm", when=_has_format)
 def group_norm(
     op: Recorder,
     input: Value,

@@ -40,8 +40,16 @@ aten = torch.ops.aten
 
 _FILLING = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
+_PADDED = frozenset(
+    getattr(aten, f"{how}_pad{n}d_backward").default
+    for how in ("reflection", "replication")
+    for n in (2, 3)
+)
+"""Gradients in the format of what was padded, their second argument."""
+
 _GRADIENTS = frozenset(
     {
+        *_PADDED,
         aten.batch_norm_backward.default,
         aten.glu_backward.default,
         aten.native_batch_norm_backward.default,
@@ -331,6 +339,13 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
+    if call.target in _PADDED:
+        padded: torch.Tensor = call.args[1].meta["val"]  # type: ignore[union-attr]
+        order = _FORMATS.get(padded.dim())
+        is_last = order is not None and is_contiguous(padded.permute(order))
+        return order if is_last else tuple(range(padded.dim()))
+    if call.target is aten.glu_backward.default:  # of small sizes one may be no half of another
+        return tuple(range(call.meta["val"].dim()))
     # The first place is one wherever there is any.
     filled = 0 if call.target in _FILLING else 1
     small = _Small([n.meta["val"] for n in call.all_input_nodes], filled)

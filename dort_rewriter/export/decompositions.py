@@ -167,7 +167,17 @@ def _of_smooth_l1(decompose: Callable[..., Any]) -> Callable[..., Any]:
         grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
     ) -> Any:
         away = x - target
-        return torch.where(away.isnan(), away * grad, decompose(grad, x, target, reduction, beta))
+        known = decompose(grad, x, target, reduction, beta)
+        return torch.where(away.isnan(), away * grad, known).contiguous()
+
+    return decomposed
+
+
+def _row_major(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel gives a row-major result, whatever it reads."""
+
+    def decomposed(*args: Any, **named: Any) -> Any:
+        return decompose(*args, **named).contiguous()
 
     return decomposed
 
@@ -219,6 +229,7 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.huber_loss.default: _loss_of_input,
+    torch.ops.aten.huber_loss_backward.default: _row_major,
     torch.ops.aten.ldexp.Tensor: _by_powers,
     torch.ops.aten.logit_backward.default: _of_logit,
     torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,

@@ -45,7 +45,14 @@ _PADDED = frozenset(
     for how in ("reflection", "replication")
     for n in (2, 3)
 )
-"""Gradients in the format of what was padded, their second argument."""
+"""Gradients of what was padded."""
+
+_FORMAT_OF = {
+    **dict.fromkeys(_PADDED, 1),
+    aten.channel_shuffle.default: 0,
+    aten.native_channel_shuffle.default: 0,
+}
+"""Which argument has the format of the result, row-major or channels-last."""
 
 _GRADIENTS = frozenset(
     {
@@ -73,6 +80,7 @@ _UNTAGGED = frozenset(
         aten.adaptive_max_pool2d.default,
         aten.avg_pool2d.default,
         aten.cat.default,
+        aten.channel_shuffle.default,
         aten.constant_pad_nd.default,
         aten.empty_like.default,
         aten.fill.Scalar,
@@ -81,6 +89,7 @@ _UNTAGGED = frozenset(
         aten.full_like.default,
         *_FILLING,
         aten.max_pool2d_with_indices.default,
+        aten.native_channel_shuffle.default,
         aten.max_unpool2d.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
@@ -339,11 +348,11 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
-    if call.target in _PADDED:
-        padded: torch.Tensor = call.args[1].meta["val"]  # type: ignore[union-attr]
-        order = _FORMATS.get(padded.dim())
-        is_last = order is not None and is_contiguous(padded.permute(order))
-        return order if is_last else tuple(range(padded.dim()))
+    if (at := _FORMAT_OF.get(call.target)) is not None:
+        like: torch.Tensor = call.args[at].meta["val"]  # type: ignore[union-attr]
+        order = _FORMATS.get(like.dim())
+        is_last = order is not None and is_contiguous(like.permute(order))
+        return order if is_last else tuple(range(like.dim()))
     if call.target is aten.glu_backward.default:  # of small sizes one may be no half of another
         return tuple(range(call.meta["val"].dim()))
     # The first place is one wherever there is any.

@@ -173,6 +173,17 @@ def _of_smooth_l1(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def _in_format(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel gives a tensor of its own in the format of the first argument, the decomposition
+    a view of it where there is nothing to shuffle."""
+
+    def decomposed(x: torch.Tensor, *args: Any, **named: Any) -> Any:
+        memory_format = torch._prims_common.suggest_memory_format(x)
+        return decompose(x, *args, **named).clone(memory_format=memory_format)
+
+    return decomposed
+
+
 def _row_major(decompose: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel gives a row-major result, whatever it reads."""
 
@@ -228,6 +239,7 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+    torch.ops.aten.channel_shuffle.default: _in_format,
     torch.ops.aten.huber_loss.default: _loss_of_input,
     torch.ops.aten.huber_loss_backward.default: _row_major,
     torch.ops.aten.ldexp.Tensor: _by_powers,

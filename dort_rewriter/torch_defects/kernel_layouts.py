@@ -45,14 +45,8 @@ _PADDED = frozenset(
     for how in ("reflection", "replication")
     for n in (2, 3)
 )
-"""Gradients of what was padded."""
+"""Gradients in the format of what was padded: row-major, or channels-last."""
 
-_FORMAT_OF = {
-    **dict.fromkeys(_PADDED, 1),
-    aten.channel_shuffle.default: 0,
-    aten.native_channel_shuffle.default: 0,
-}
-"""Which argument has the format of the result, row-major or channels-last."""
 
 _GRADIENTS = frozenset(
     {
@@ -80,7 +74,6 @@ _UNTAGGED = frozenset(
         aten.adaptive_max_pool2d.default,
         aten.avg_pool2d.default,
         aten.cat.default,
-        aten.channel_shuffle.default,
         aten.complex.default,
         aten.constant_pad_nd.default,
         aten.empty_like.default,
@@ -90,7 +83,6 @@ _UNTAGGED = frozenset(
         aten.full_like.default,
         *_FILLING,
         aten.max_pool2d_with_indices.default,
-        aten.native_channel_shuffle.default,
         aten.max_unpool2d.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
@@ -350,8 +342,8 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
-    if (at := _FORMAT_OF.get(call.target)) is not None:
-        like: torch.Tensor = call.args[at].meta["val"]  # type: ignore[union-attr]
+    if call.target in _PADDED:
+        like: torch.Tensor = call.args[1].meta["val"]  # type: ignore[union-attr]
         order = _FORMATS.get(like.dim())
         is_last = order is not None and is_contiguous(like.permute(order))
         return order if is_last else tuple(range(like.dim()))

@@ -124,6 +124,20 @@ def test_strides_of_kernels(
         assert got.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_shuffled_channels_are_a_copy(groups: int) -> None:
+    for x in (torch.randn(2, 4, 3, 3), torch.randn(CHANNELS_LAST.shape).permute(0, 3, 1, 2)):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x: torch.nn.functional.channel_shuffle(x[:, :4], groups), backend=OrtBackend()
+        )
+        expected = torch.nn.functional.channel_shuffle(x[:, :4], groups)
+        got = compiled(x)
+        assert torch.equal(got, expected)
+        assert (got.stride(), got._is_view()) == (expected.stride(), expected._is_view())
+        assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
 def test_a_group_norm_that_torch_refuses_is_refused() -> None:
     """The kernel takes what is row-major, or channels-last."""
     compiled = torch.compile(

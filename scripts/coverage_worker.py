@@ -9,15 +9,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from op_db_entries import call_of, entry_name
+from op_db_entries import call_of, entry_name, serve
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.testing._internal.common_methods_invocations import op_db
@@ -339,25 +336,11 @@ def main() -> None:
     parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--list", action="store_true", help="write the names of all entries")
     args = parser.parse_args()
-    # What torch or a kernel prints must not mix with the records.
-    records = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     entries = {entry_name(e): e for e in op_db if torch.float32 in e.supported_dtypes("cpu")}
     if args.list:
-        records.write(json.dumps(list(entries)) + "\n")
+        print(json.dumps(list(entries)))
         return
-    sweep = Sweep(args.samples, args.opset, args.dynamic)
-    for line in sys.stdin:
-        name = line.strip()
-        try:
-            for record in sweep.measure(entries[name]):
-                records.write(json.dumps({"op": name, **record}) + "\n")
-        except Exception as e:
-            # Samples that need a library which is not there, mostly.
-            records.write(json.dumps({"op": name, "status": "skipped", "detail": str(e)}) + "\n")
-        records.write(json.dumps({"done": name}) + "\n")
+    serve(entries, Sweep(args.samples, args.opset, args.dynamic).measure)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""Entries of torch's ``op_db``: their names, and their samples as functions of tensors."""
+"""Entries of torch's ``op_db``: their names, their samples as functions of tensors, and the loop
+of a process that measures them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["call_of", "entry_name"]
+__all__ = ["call_of", "entry_name", "serve"]
 
 
 def entry_name(entry: Any) -> str:
@@ -35,3 +40,22 @@ def call_of(
         return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
 
     return call, [leaves[i] for i in places]
+
+
+def serve(
+    entries: Mapping[str, Any], measure: Callable[[Any], Iterable[Mapping[str, Any]]]
+) -> None:
+    """Read names of entries, write their records: what ``opset_coverage.Worker`` talks to."""
+    # What torch or a kernel prints must not mix with the records.
+    records = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            for record in measure(entries[name]):
+                records.write(json.dumps({"op": name, **record}) + "\n")
+        except Exception as e:  # samples that need a library which is not there, mostly
+            records.write(json.dumps({"op": name, "status": "skipped", "detail": str(e)}) + "\n")
+        records.write(json.dumps({"done": name}) + "\n")

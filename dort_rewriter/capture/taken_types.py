@@ -37,9 +37,11 @@ _PLAIN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
 
 _BELIEVING = (
     *("linalg_", "_linalg_", "lu_", "_lu_", "_ctc_loss", "_embedding_bag", "segment_reduce"),
-    *("_pack_padded", "_pad_packed"),
+    *("_pack_padded", "_pad_packed", "_segment_reduce", "_jagged", "_padded_dense_to_jagged"),
+    *("_nested", "_convert_indices", "_sparse", "sparse_", "_weight_int", "_dyn_quant"),
 )
-"""How operators begin that read and write wherever integers say, as pivots, which count from one.
+"""How operators begin that read and write wherever integers say, as pivots, which count from one,
+offsets, the last of which is the size, or weights that are packed.
 They are not asked about those: torch runs them in any case, and refuses them itself."""
 
 _PLACES = frozenset({"device", "layout", "memory_format", "pin_memory"})

@@ -7,7 +7,7 @@ smaller graph than a decomposition, and an exact one where the decomposition is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -167,7 +167,28 @@ def _of_smooth_l1(decompose: Callable[..., Any]) -> Callable[..., Any]:
         grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
     ) -> Any:
         away = x - target
-        return torch.where(away.isnan(), away * grad, decompose(grad, x, target, reduction, beta))
+        known = decompose(grad, x, target, reduction, beta)
+        return torch.where(away.isnan(), away * grad, known).contiguous()
+
+    return decomposed
+
+
+def _in_format(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel gives a tensor of its own in the format of the first argument, the decomposition
+    a view of it where there is nothing to shuffle."""
+
+    def decomposed(x: torch.Tensor, *args: Any, **named: Any) -> Any:
+        memory_format = torch._prims_common.suggest_memory_format(x)
+        return decompose(x, *args, **named).clone(memory_format=memory_format)
+
+    return decomposed
+
+
+def _row_major(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel gives a row-major result, whatever it reads."""
+
+    def decomposed(*args: Any, **named: Any) -> Any:
+        return decompose(*args, **named).contiguous()
 
     return decomposed
 
@@ -193,6 +214,23 @@ def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
+def _of_windows_apart(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel copies what is in one window alone, and adds to zeros only where they overlap:
+    -0.0 is kept."""
+
+    def decomposed(
+        grad: torch.Tensor, input_size: Sequence[Any], dimension: int, size: int, step: int
+    ) -> Any:
+        if not input_size or step < size:
+            return decompose(grad, input_size, dimension, size, step)
+        dim = dimension % len(input_size)
+        index = torch.arange(input_size[dim], device=grad.device).unfold(0, size, step).flatten()
+        source = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
+        return torch.index_copy(grad.new_zeros(input_size), dim, index, source)
+
+    return decomposed
+
+
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
     if reduction == 0:
         return loss
@@ -201,13 +239,16 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+    torch.ops.aten.channel_shuffle.default: _in_format,
     torch.ops.aten.huber_loss.default: _loss_of_input,
+    torch.ops.aten.huber_loss_backward.default: _row_major,
     torch.ops.aten.ldexp.Tensor: _by_powers,
     torch.ops.aten.logit_backward.default: _of_logit,
     torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,
     torch.ops.aten.smooth_l1_loss_backward.default: _of_smooth_l1,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,
     torch.ops.aten.soft_margin_loss_backward.default: _of_soft_margin,
+    torch.ops.aten.unfold_backward.default: _of_windows_apart,
 }
 """What is made of a decomposition of torch that gives other types than its kernel, or other
 numbers for those that are not finite."""

@@ -2,14 +2,16 @@
 
 onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and
 0.0 for that of -0.0, 0.0 for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16,
-a number for the Min and the Max of a NaN of float16 that is repeated along the last axis, and NaN
-for the PRelu of infinity. Up to 1.32, Tanh and Sigmoid of float32 are above 1 at some numbers
-(8.34, 17.84), Sigmoid is 0 below -18, and Where, which adds zeros to what it chooses, makes 0.0 of
--0.0: ONNX has no other one, but there is our kernel.
+a number for the Min and the Max of a NaN of float16 that is repeated along the last axis, NaN for
+the PRelu of infinity, and the Log of the smallest normal number for those below it. Up to 1.32,
+Tanh and Sigmoid of float32 are above 1 at some numbers (8.34, 17.84), Sigmoid is 0 below -18, and
+Where, which adds zeros to what it chooses, makes 0.0 of -0.0: ONNX has no other one, but there is
+our kernel.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
@@ -46,6 +48,14 @@ def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
     (x,) = inputs
     assert x.dtype is not None
     return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
+
+
+def _log(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    """Of small numbers that of a product which is a normal number, less that of the factor."""
+    (x,) = inputs
+    small = op.Sub(op.Log(op.Mul(x, 2.0**60)), 60 * math.log(2))
+    result: ir.Value = op.Where(op.Less(x, 2.0**-100), small, op.Log(x))
+    return result
 
 
 def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
@@ -90,6 +100,7 @@ SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
     "Ceil": _with_sign("Ceil"),
     "Erf": _erf,
     "Floor": _with_sign("Floor"),
+    "Log": _log,
     "Max": _in_float("Max"),
     "Min": _in_float("Min"),
     "PRelu": _prelu,

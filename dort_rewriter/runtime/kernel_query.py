@@ -158,6 +158,8 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     """Whether the CPU's kernel of an operator loses such a number, of one element or more."""
     if op_type in _UP_TO_ONE and dtype == ir.DataType.FLOAT:
         return _leaves_its_range(op_type)
+    if op_type == "Log":
+        return dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _cuts_off(dtype)
     if op_type == "Where":
         return dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _loses_sign(dtype)
     types = (*_TRIED, ir.DataType.DOUBLE) if op_type in ("Ceil", "Floor") else _TRIED
@@ -190,6 +192,14 @@ def _loses_sign(dtype: ir.DataType) -> bool:
     x = np.full(3, -0.0, dtype.numpy())
     (y,) = session.run(None, {"x0": np.ones(3, bool), "x1": x, "x2": np.ones(3, dtype.numpy())})
     return not np.signbit(y).all()
+
+
+def _cuts_off(dtype: ir.DataType) -> bool:
+    """Whether Log takes a number below the normal ones for one of them."""
+    x = np.full(33, np.finfo(dtype.numpy()).tiny / 16, dtype.numpy())
+    session = _trial(_one_node("Log", "", 18, (int(dtype),), {}, (int(dtype),)))
+    (y,) = session.run(None, {"x0": x})
+    return not np.allclose(y, np.log(x), rtol=1e-3)
 
 
 def _leaves_its_range(op_type: str) -> bool:

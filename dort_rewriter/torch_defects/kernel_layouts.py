@@ -40,8 +40,29 @@ aten = torch.ops.aten
 
 _FILLING = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
+_PADDED = frozenset(
+    getattr(aten, f"{how}_pad{n}d_backward").default
+    for how in ("reflection", "replication")
+    for n in (2, 3)
+)
+"""Gradients in the format of what was padded: row-major, or channels-last."""
+
+
+_GRADIENTS = frozenset(
+    {
+        *_PADDED,
+        aten.batch_norm_backward.default,
+        aten.glu_backward.default,
+        aten.native_batch_norm_backward.default,
+    }
+)
+"""Gradients: nobody looks at the layouts of most, but ``torch.autograd.grad`` returns them."""
+
 _UNTAGGED = frozenset(
     {
+        *_GRADIENTS,
+        aten._batch_norm_no_update.default,
+        aten._batch_norm_with_update_functional.default,
         aten.floor_divide.default,
         aten.log_sigmoid_forward.default,
         aten._native_batch_norm_legit.default,
@@ -53,6 +74,7 @@ _UNTAGGED = frozenset(
         aten.adaptive_max_pool2d.default,
         aten.avg_pool2d.default,
         aten.cat.default,
+        aten.complex.default,
         aten.constant_pad_nd.default,
         aten.empty_like.default,
         aten.fill.Scalar,
@@ -61,11 +83,13 @@ _UNTAGGED = frozenset(
         aten.full_like.default,
         *_FILLING,
         aten.max_pool2d_with_indices.default,
+        aten.max_unpool2d.default,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
         aten.normal_functional.default,
         aten.ones_like.default,
         aten.poisson.default,
+        aten.polar.default,
         aten.rand_like.default,
         aten.randint_like.default,
         aten.randint_like.low_dtype,
@@ -152,7 +176,15 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_random(n) for read in n.all_input_nodes)
-    return _read_by(graph, seen)
+    return _read_by(graph, seen).union(filter(_is_gradient, results_of(graph)))
+
+
+def _is_gradient(result: Any) -> bool:
+    """Whether a result is a gradient whose kernel is asked."""
+    if not isinstance(result, torch.fx.Node):
+        return False
+    call: Any = result.args[0] if result.target is operator.getitem else result
+    return call.target in _GRADIENTS
 
 
 def _replace(
@@ -312,6 +344,13 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
+    if call.target in _PADDED:
+        like: torch.Tensor = call.args[1].meta["val"]  # type: ignore[union-attr]
+        order = _FORMATS.get(like.dim())
+        is_last = order is not None and is_contiguous(like.permute(order))
+        return order if is_last else tuple(range(like.dim()))
+    if call.target is aten.glu_backward.default:  # of small sizes one may be no half of another
+        return tuple(range(call.meta["val"].dim()))
     # The first place is one wherever there is any.
     filled = 0 if call.target in _FILLING else 1
     small = _Small([n.meta["val"] for n in call.all_input_nodes], filled)

@@ -7,7 +7,7 @@ tensor; ``{k}``: 1, 2 or 3. ``2::`` in front: how many results there are.
 
 from __future__ import annotations
 
-__all__ = ["STEPS", "WRITES"]
+__all__ = ["ORDERED_STEPS", "STEPS", "WRITES"]
 
 ARITHMETIC = """
 {t} + {u}
@@ -350,12 +350,65 @@ WRITTEN = """
 """
 
 
+ALGEBRA = """
+torch.linalg.det({f})
+torch.logdet({f} @ {f}.mT + torch.eye({f}.shape[-2], dtype={f}.dtype))
+2::torch.linalg.slogdet({f})
+torch.linalg.inv({f} + 4 * torch.eye({f}.shape[-1], dtype={f}.dtype))
+torch.linalg.inv({f}.mT + 4 * torch.eye({f}.shape[-1], dtype={f}.dtype))
+torch.linalg.solve({f} + 4 * torch.eye({f}.shape[-1], dtype={f}.dtype), {g})
+torch.linalg.solve({f} + 4 * torch.eye({f}.shape[-1], dtype={f}.dtype), {f}, left=False)
+torch.linalg.solve_triangular({f} + 4, {f}, upper=False)
+2::torch.linalg.qr({f})
+torch.linalg.qr({f}.mT).R
+torch.linalg.cholesky({f} @ {f}.mT + torch.eye({f}.shape[-2], dtype={f}.dtype))
+torch.cholesky_solve({f}, {f}.tril() + 4 * torch.eye({f}.shape[-1], dtype={f}.dtype))
+torch.linalg.eigh({f} + {f}.mT).eigenvalues
+torch.linalg.eigvalsh({f} @ {f}.mT)
+torch.linalg.svdvals({f})
+torch.linalg.matrix_norm({f})
+torch.linalg.matrix_exp({f}.clamp(-1, 1))
+torch.linalg.matrix_power({f}, 2)
+torch.trace({f})
+"""
+
+PLANES = """
+F.conv2d({f}, torch.ones((2, {f}.shape[1], 2, 2), dtype={f}.dtype), padding=1)
+F.conv_transpose2d({f}, torch.ones(({f}.shape[1], 2, 2, 2), dtype={f}.dtype))
+F.max_pool2d({f}, 2)
+F.avg_pool2d({f}, 2)
+F.adaptive_avg_pool2d({f}, 2)
+F.adaptive_max_pool2d({f}, 1)
+F.batch_norm({f}, None, None, training=True)
+F.instance_norm({f})
+F.group_norm({f}, 1)
+F.layer_norm({f}, {f}.shape[1:])
+F.interpolate({f}, scale_factor=2, mode="bilinear")
+F.interpolate({f}, scale_factor=2, mode="nearest")
+F.pad({f}, (1, 1, 1, 1), mode="reflect")
+F.pad({f}, (1, 1), mode="replicate")
+F.pixel_unshuffle({f}, 2)
+F.channel_shuffle({f}, 1)
+F.dropout2d({f}, 0.3)
+{f}.mean((-2, -1))
+{f}.flatten(1)
+{f}.contiguous(memory_format=torch.channels_last)
+{f} + {f}.contiguous()
+{f}.permute(*reversed(range({f}.dim())))
+{f}.clone()
+{f}.clone(memory_format=torch.contiguous_format)
+"""
+
+
 def _steps(*tables: str) -> list[str]:
     return [line for table in tables for line in table.splitlines() if line]
 
 
 STEPS = _steps(ARITHMETIC, FUNCTIONS, REDUCTIONS, VIEWS, VIEWS, SHAPES, INDEXING, PRODUCTS, DRAWN)
 """Expressions that make something new, or look at a tensor in another way."""
+
+ORDERED_STEPS = _steps(ALGEBRA, PLANES)
+"""Expressions that show in what order the elements of a tensor lie, or that look at it."""
 
 WRITES = _steps(WRITTEN)
 """Statements that change a tensor."""

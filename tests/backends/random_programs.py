@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tests.backends.aliases import Mode
-from tests.backends.random_operators import STEPS, WRITES
+from tests.backends.random_operators import ORDERED_STEPS, STEPS, WRITES
 
 __all__ = ["SIZES", "RandomProgram", "generate"]
 
@@ -48,6 +48,21 @@ LAYOUTS = (
     ("(n, 0)", ""),
 )
 """Sizes in memory, and how a view is made of it."""
+ORDERED = (
+    ("(n, n)", ".t()"),
+    ("(n, n)", ".t().contiguous().t()"),
+    ("(2, n, n)", ".mT"),
+    ("(3, n)", ".t()"),
+    ("(3, n, 2)", ".permute(2, 1, 0)"),
+    ("(n, 2, n)", ".permute(1, 0, 2)"),
+    ("(2, n, 3, 2)", ".permute(3, 2, 1, 0)"),
+    ("(2, 3, n, 4)", ".contiguous(memory_format=torch.channels_last)"),
+    ("(1, 2, n, n)", ".contiguous(memory_format=torch.channels_last)"),
+    ("(2, 1, 4, n)", ".contiguous(memory_format=torch.channels_last)"),
+    ("(2, 2, n, 2, 2)", ".contiguous(memory_format=torch.channels_last_3d)"),
+    ("(n, 2 * n)", "[:, ::2]"),
+)
+"""Layouts that are column-major, reversed, channels-last, or have gaps."""
 ALIASES = ("a0.view(-1)", "a0[1:]", "a0.detach()", "a0[..., :1]", "a0.t()", "a0[0]")
 SPECIAL = ("torch.inf", "-torch.inf", "torch.nan", "0.0", "-0.0", "1e-40", "1e-30", "1e3", "1e30")
 """Numbers among those of some arguments: not finite, huge, or less than the normal ones."""
@@ -99,15 +114,19 @@ class RandomProgram:
 def generate(seed: int, steps: tuple[int, int] = (5, 40)) -> RandomProgram:
     """The program of a seed."""
     # What is special has draws of its own, so that all else is as it would be without.
-    return _Writer(random.Random(seed), random.Random(f"special of {seed}")).write(steps)
+    special, ordered = (random.Random(f"{name} of {seed}") for name in ("special", "planes"))
+    return _Writer(random.Random(seed), special, ordered).write(steps)
 
 
 class _Writer:
     """Writes a program, and runs it at each size while it does."""
 
-    def __init__(self, choose: random.Random, special: random.Random) -> None:
+    def __init__(
+        self, choose: random.Random, special: random.Random, ordered: random.Random
+    ) -> None:
         self.choose = choose
         self.special = special if special.random() < 0.2 else None
+        self.ordered = ordered if ordered.random() < 0.3 else None
         self.grad = choose.random() < 0.5
         self.dynamic = choose.random() < 0.3
         self.autocast = choose.random() < 0.15
@@ -149,6 +168,8 @@ class _Writer:
 
     def _made(self) -> str:
         sizes, after = self.choose.choice(LAYOUTS)
+        if self.ordered is not None and self.ordered.random() < 0.7:
+            sizes, after = self.ordered.choice(ORDERED)
         kind = self.choose.random()
         if kind < 0.65:
             make, dtype = (
@@ -176,6 +197,8 @@ class _Writer:
             return
         table = WRITES if self.choose.random() < 0.12 else STEPS
         step = self.choose.choice(table)
+        if self.ordered is not None and table is STEPS and self.ordered.random() < 0.3:
+            step = self.ordered.choice(ORDERED_STEPS)
         if (line := self._fill(step, names)) is None:
             return
         if table is not WRITES:

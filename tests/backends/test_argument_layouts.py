@@ -62,3 +62,86 @@ def test_gradients_of_determinants(
             (ours,) = torch.autograd.grad(results[-1].sum(), got)
             torch.testing.assert_close(ours, grad)
             assert ours.stride() == grad.stride()
+
+
+def _normalized(x: Tensor) -> tuple[Tensor, ...]:
+    ones = torch.ones(x.shape[1])
+    return (torch.nn.functional.batch_norm(x, ones, ones, training=True),)
+
+
+def _gated(x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.glu(x),)
+
+
+def _reflected(x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.pad(x, (1, 1, 1, 1), "reflect"),)
+
+
+def _repeated(x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.pad(x, (-1, 2, 1, 0), "replicate"),)
+
+
+def _updated(x: Tensor) -> tuple[Tensor, ...]:
+    w = torch.ones(x.shape[1])
+    return torch.ops.aten._batch_norm_with_update(x, w, w, w * 1, w * 1, 0.1, 1e-5)[:1]
+
+
+def _places(x: Tensor) -> tuple[Tensor, ...]:
+    places = torch.arange(x[0, 0].numel()).view(1, 1, *x.shape[2:]).expand(x.shape).contiguous()
+    return (torch.ops.aten.max_unpool2d(x, places, [6, 6]),)
+
+
+CHANNELS_LAST = torch.empty(2, 4, 4, 6).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("function", "like"),
+    [
+        (_normalized, CHANNELS_LAST),
+        (_gated, CHANNELS_LAST),
+        (_normalized, torch.empty(3, 4, 6).mT.contiguous().mT),
+        (_reflected, CHANNELS_LAST),
+        (_repeated, CHANNELS_LAST),
+        (_updated, torch.empty(3, 4, 6).mT.contiguous().mT),
+        (_places, CHANNELS_LAST),
+    ],
+)
+def test_strides_of_kernels(
+    function: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor
+) -> None:
+    """Of results and gradients that fake tensors have otherwise."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=OrtBackend())
+    found = []
+    for called in (function, compiled):
+        torch.manual_seed(0)
+        x = torch.empty_strided(like.shape, like.stride()).normal_().requires_grad_()
+        results = called(x)
+        (grad,) = torch.autograd.grad(sum((r * r).sum() for r in results), x)
+        found.append([*results, grad])
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_shuffled_channels_are_a_copy(groups: int) -> None:
+    for x in (torch.randn(2, 4, 3, 3), torch.randn(CHANNELS_LAST.shape).permute(0, 3, 1, 2)):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda x: torch.nn.functional.channel_shuffle(x[:, :4], groups), backend=OrtBackend()
+        )
+        expected = torch.nn.functional.channel_shuffle(x[:, :4], groups)
+        got = compiled(x)
+        assert torch.equal(got, expected)
+        assert (got.stride(), got._is_view()) == (expected.stride(), expected._is_view())
+        assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_a_group_norm_that_torch_refuses_is_refused() -> None:
+    """The kernel takes what is row-major, or channels-last."""
+    compiled = torch.compile(
+        lambda x: torch.native_group_norm(x, None, None, 2, 4, 9, 2, 1e-5), backend=OrtBackend()
+    )
+    with pytest.raises(RuntimeError, match="is_contiguous"):
+        compiled(torch.randn(2, 4, 9).mT.contiguous().mT)

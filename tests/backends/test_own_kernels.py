@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._decomp.decompositions import nll_loss_backward
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.compiler.compilation import compile_graph
@@ -461,7 +460,7 @@ def _loss(
     """The gradient of a cross entropy, in the operators that its graph has."""
     y = aten._log_softmax(logits, 1, False)
     total = (places != -100).sum().to(torch.float32)
-    of_y = nll_loss_backward(grad, y, places, None, reduction, -100, total)
+    of_y = aten.nll_loss_backward(grad, y, places, None, reduction, -100, total)
     return aten._log_softmax_backward_data(of_y, y, 1, torch.float32)
 
 

@@ -146,6 +146,84 @@ def test_what_a_weight_or_a_distance_hangs_on() -> None:
     _compare(program, calls)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_zeros_that_are_copied_or_added(dtype: torch.dtype) -> None:
+    """-0.0 is kept where it is copied, and is 0.0 where it is added to zeros."""
+    x = torch.tensor([[-0.0, 1.0, -0.0, -2.0, 0.0, -0.0]], dtype=dtype)
+    windows = torch.tensor([[[-0.0], [-0.0], [2.0]]], dtype=dtype)
+
+    def program(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        apart = torch.ops.aten.unfold_backward(g, [1, 6], 1, 1, 2)
+        over = torch.ops.aten.unfold_backward(g.expand(1, 3, 2), [1, 4], 1, 2, 1)
+        pooled, places = functional.max_pool2d(x[None], (1, 2), return_indices=True)
+        unpooled = torch.ops.aten.max_pool2d_with_indices_backward(
+            -pooled * 0, x[None], [1, 2], [1, 2], [0, 0], [1, 1], False, places
+        )
+        sums = x.sum(0), (x * 0 - 0.0).sum(1), (-x.abs() * 0).mean()
+        return apart, over, unpooled, x.logcumsumexp(1), x.cumsum(1), *sums
+
+    _compare(program, [(x, windows)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_is_not_multiplied(dtype: torch.dtype) -> None:
+    """A norm of one element has no power, a loss no zeros beside a gradient that is infinite."""
+    weight = torch.tensor([2.0, -1.0, 3.0], dtype=dtype)
+    target = torch.tensor([[[0, 1]], [[2, -100]]])
+    seeds = torch.tensor([[[INF, 1.0]], [[NAN, INF]]], dtype=dtype)
+
+    def program(x: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        arguments = (x, target, weight, 0, -100, weight.sum())
+        return (
+            torch.linalg.vector_norm(x[:1, :1], 4, (0, 1)),
+            torch.ops.aten.nll_loss2d_backward(seeds, *arguments),
+        )
+
+    x = torch.full((2, 3, 1, 2), 1e30, dtype=dtype)
+    _compare(program, [(x, seeds), (x * 0 + 1, seeds * 0)])
+
+
+def test_statistics_and_filters() -> None:
+    """A deviation of zero, numbers out of range of their own mean, filters with an infinity."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        planes, ones = x.view(1, 2, 2, 8).repeat(1, 1, 4, 1), torch.ones(2)
+        rows = functional.batch_norm(x.view(-1, 2), ones, ones * INF, w, ones)
+        return (
+            rows,
+            functional.instance_norm(x.view(1, 2, 16), weight=w),
+            functional.group_norm(x.view(1, 2, 16).bfloat16(), 2),
+            functional.conv2d(
+                planes * 0 + 1, w.view(2, 1, 1, 1).expand(2, 1, 3, 3), padding=1, groups=2
+            ),
+        )
+
+    x = torch.linspace(-2, 3, 32)
+    huge = x.where(x < 2.9, 3e38)
+    calls = [(given, torch.tensor([w, 1.0])) for given in (x, huge) for w in (INF, NAN, 2.0)]
+    _compare(program, calls)
+
+
+def test_a_gradient_of_a_layer_norm_of_float64() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (functional.layer_norm(x, (3,)) * INF,)
+
+    x = torch.tensor([[1.0, 2.0, 4.0], [3.0, -1.0, 2.0]], dtype=torch.float64)
+    _compare(program, [(x.requires_grad_(),)])
+
+
+def test_bessel_functions_and_bins() -> None:
+    """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        special = torch.special
+        bins = torch.histc(x.clamp(-10, 10), 100, -10, 10)
+        return special.bessel_j1(x), special.bessel_y1(x), special.airy_ai(x), bins
+
+    x = torch.tensor([0.0, -0.0, 2.0**-128, -1e30, -1e-30, INF, NAN, 1.0, 10.0])
+    _compare(program, [(x,)])
+
+
 def test_what_no_operator_of_onnx_shows() -> None:
     """The sign of a NaN; derivatives of the digamma function at its poles."""
     for dtype in (torch.float32, torch.bfloat16):

@@ -193,9 +193,25 @@ def test_common_types_are_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(program, fallback=False)(ones(2, 3)).backward()
 
 
-def test_torch_is_not_asked_with_pivots_that_are_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel writes where they say, on torch 2.8 outside of its memory."""
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        (
+            "linalg_ldl_solve",
+            (torch.eye(3).half(), torch.ones(3, dtype=torch.int32), torch.eye(3)),
+        ),
+        ("_convert_indices_from_csr_to_coo", (torch.tensor([0, 2, 3]), torch.tensor([0, 1, 2]))),
+        ("_jagged_to_padded_dense_forward", (ones(4, 2).half(), [torch.tensor([0, 4])], [4])),
+        (
+            "_segment_reduce_backward",
+            (ones(2).half(), ones(2).half(), ones(3).half(), "sum"),
+        ),
+    ],
+)
+def test_torch_is_not_asked_with_places_that_are_made_up(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: tuple[Any, ...]
+) -> None:
+    """Its kernels read and write where pivots and offsets say, outside of their memory too."""
     monkeypatch.setattr(taken_types._Question, "ask", lambda _: pytest.fail("torch was asked"))
-    factors, pivots = torch.eye(3, dtype=torch.float16), torch.ones(3, dtype=torch.int32)
-    op = torch.ops.aten.linalg_ldl_solve.default
-    assert taken_types.refusal_of(op, (factors, pivots, factors), {}) is None
+    named = {"lengths": torch.tensor([1, 2])} if name.startswith("_segment") else {}
+    assert taken_types.refusal_of(getattr(torch.ops.aten, name).default, given, named) is None

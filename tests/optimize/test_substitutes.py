@@ -19,6 +19,7 @@ TORCH = {
     "Ceil": torch.ceil,
     "Erf": torch.erf,
     "Floor": torch.floor,
+    "Log": torch.log,
     "Relu": torch.relu,
     "Sigmoid": torch.sigmoid,
     "Sqrt": torch.sqrt,
@@ -52,6 +53,17 @@ def test_special_numbers(op: str, dtype: str, own: bool) -> None:
             np.testing.assert_allclose(got, expected, rtol=2e-3 if dtype == "float16" else 1e-6)
             signs = ~np.isnan(expected)
             assert (np.signbit(got) == np.signbit(expected))[signs].all()
+
+
+@OWN_OR_STANDARD
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_the_logarithm_of_a_denormal_number(own: bool, dtype: str) -> None:
+    model = model_of(f"({dtype}[N] x) => ({dtype}[N] y) {{ y = Log(x) }}")
+    substitute(model, is_wrong, own_kernels=own)
+    least = torch.finfo(getattr(torch, dtype)).tiny
+    x = torch.tensor([least / 16, least, 0.0] * 11, dtype=getattr(torch, dtype))
+    (got,) = run_onnxruntime(ir.to_proto(model), {"x": x.numpy()})
+    np.testing.assert_allclose(got, x.log().numpy(), rtol=1e-6)
 
 
 @OWN_OR_STANDARD

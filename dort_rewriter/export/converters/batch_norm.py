@@ -250,14 +250,16 @@ def native_batch_norm_backward(
     mean, rstd = _along_channels(op, mean, x), _along_channels(op, rstd, x)
     axes = _batch_axes(x)
     grad_bias = op.ReduceSum(grad, axes, keepdims=1)
-    standard = (x - mean) * rstd
-    grad_weight = op.ReduceSum(grad * standard, axes, keepdims=1)
+    centred = x - mean
+    # As torch: what is zero, infinite or NaN where a deviation is, hangs on the order.
+    along_x = op.ReduceSum(grad * centred, axes, keepdims=1)
+    grad_weight = along_x * rstd
     grad_input = None
     if output_mask[0]:
         factor = rstd if weight is None else rstd * _along_channels(op, weight, x)
         if train:
             count = _count(op, x)
-            grad = grad - grad_bias / count - standard * (grad_weight / count)
+            grad = grad - grad_bias / count - centred * (along_x * rstd * rstd / count)
         grad_input = grad * factor
     sums = (op.Reshape(s, [-1]) for s in (grad_weight, grad_bias))
     return _asked(op, grad_input, *sums)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from dort_rewriter.export.converters import expansions
 from dort_rewriter.export.converters.opmath import store
 from dort_rewriter.export.converters.series import cosine, horner, is_narrow, to_double
@@ -15,6 +17,7 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
+_MOST = float(np.finfo(np.float32).max)
 _EDGE = 8.0
 """Of J, Y and I."""
 
@@ -156,7 +159,9 @@ def _j(op: Recorder, x: Value, order: int) -> Value:
     value = op.Where(
         op.LessOrEqual(size, _EDGE), _near_j(op, size, order), _waves(op, size, order)[0]
     )
-    return store(op, _with_sign(op, x, value, order))
+    if order:  # -0.0 too
+        value = op.Where(op.Equal(x, 0.0), x, _with_sign(op, x, value, order))
+    return store(op, value)
 
 
 @converter("aten::special_bessel_j0", when=is_narrow)
@@ -180,7 +185,9 @@ def _y(op: Recorder, x: Value, order: int) -> Value:
         log_j, rest = op.Sub(log_j, op.Reciprocal(x)), op.Mul(rest, x)
     small = op.Add(op.Mul(log_j, 2 / math.pi), rest)
     value = op.Where(op.LessOrEqual(x, _EDGE), small, _waves(op, x, order)[1])
-    value = op.Where(op.Equal(x, 0.0), -math.inf, value)
+    # torch divides in float32, where one by a denormal number is infinite.
+    is_infinite = op.Greater(op.Reciprocal(op.Abs(x)), _MOST) if order else op.Equal(x, 0.0)
+    value = op.Where(is_infinite, -math.inf, value)
     return store(op, op.Where(op.Less(x, 0.0), math.nan, value))
 
 
@@ -221,7 +228,8 @@ def airy_ai(op: Recorder, x: Value) -> Value:
     x = to_double(op, x)
     size = op.Max(op.Abs(x), _AIRY_EDGE)
     root = op.Sqrt(size)
-    zeta = op.Mul(op.Mul(size, root), 2 / 3)
+    power = op.Mul(size, root)
+    zeta = op.Mul(power, 2 / 3)
     quarter = op.Mul(op.Sqrt(root), math.sqrt(math.pi))
     w = op.Div(_AIRY_ZETA, zeta)
     decay = horner(op, op.Sub(op.Mul(w, 2.0), 1.0), expansions.AIRY_DECAY)
@@ -231,6 +239,7 @@ def airy_ai(op: Recorder, x: Value) -> Value:
     angle = op.Add(zeta, math.pi / 4)
     wave = op.Sub(op.Mul(f, op.Sin(angle)), op.Mul(g, cosine(op, angle)))
     wave = op.Div(wave, quarter)
+    wave = op.Where(op.Greater(op.Mul(power, 2.0), _MOST), math.nan, wave)  # as in float32
     middle = _bounded(op, op.Mul(x, 1 / _AIRY_EDGE), expansions.AIRY_NEAR)
     value = op.Where(op.Greater(x, _AIRY_EDGE), decay, middle)
     value = op.Where(op.Less(x, -_AIRY_EDGE), wave, value)

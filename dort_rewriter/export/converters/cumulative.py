@@ -133,7 +133,7 @@ def logcumsumexp(op: Recorder, x: Value, dim: int) -> Value:
 
     # In float64, as torch does: its gradient takes differences of large results.
     (result,) = _scan(op, (op.cast(x, ir.DataType.DOUBLE),), dim % x.rank, combine)
-    return store(op, result)
+    return store(op, op.Add(result, 0.0))  # no sum of powers is -0.0
 
 
 def running_maximum(op: Recorder, x: Value, axis: int) -> Value:

@@ -167,7 +167,8 @@ def scatter_gradient(
     is_plain = grad.dtype == ir.DataType.FLOAT and grad.rank == rank + 2 and 0 not in grad.dims
     if is_plain and not overlap:
         return _unpool(op, grad, indices, sizes)
-    return _put(op, grad, indices, sizes, "add" if overlap else "none")
+    # To zeros -0.0 is added, which is written where windows do not overlap.
+    return _put(op, grad if overlap else grad + 0.0, indices, sizes, "add" if overlap else "none")
 
 
 def _put(

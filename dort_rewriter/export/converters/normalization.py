@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
+from dort_rewriter.traced_sizes import is_contiguous
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -41,13 +43,25 @@ def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[V
     return centred * rstd, mean + (mean - mean), rstd  # an infinite one is NaN, as in torch
 
 
-def _input_gradient(
-    op: Recorder, grad: Value, standard: Value, rstd: Value, axes: list[int]
+def _through_statistics(
+    op: Recorder, x: Value, mean: Value, rstd: Value, of_one: Value, of_x: Value, share: Any
 ) -> Value:
-    """The gradient of x in (x - mean) / deviation."""
-    mean = op.ReduceMean(grad, axes, keepdims=1)
-    projection = op.ReduceMean(grad * standard, axes, keepdims=1)
-    return (grad - mean - standard * projection) * rstd
+    """The gradient of x through its mean and deviation, from the sums of the gradient and of its
+    product with x, and one divided by how many there are.
+
+    As torch: what is infinite, and what NaN, hangs on the order.
+    """
+    slope = (of_one * mean - of_x) * rstd * rstd * rstd * share
+    return x * slope + (op.Neg(slope * mean) - of_one * rstd * share)
+
+
+def _share(op: Recorder, x: Value, axes: Sequence[int]) -> Any:
+    """One, divided by the elements along some axes."""
+    sizes = [op.size(x, axis % x.rank) for axis in axes]
+    if all(isinstance(s, int) for s in sizes):
+        return 1.0 / math.prod(int(s) for s in sizes if isinstance(s, int))
+    count = op.ReduceProd(op.vector(sizes), keepdims=0)
+    return op.Reciprocal(op.cast(count, x.dtype or ir.DataType.FLOAT))
 
 
 def _sum_outer(op: Recorder, x: Value, inner: int) -> Value:
@@ -105,7 +119,12 @@ def layer_norm_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         scaled = grad if weight is None else grad * weight
-        grad_input = _input_gradient(op, scaled, standard, rstd, list(range(-inner, 0)))
+        axes = list(range(-inner, 0))
+        of_one = op.ReduceSum(scaled, axes, keepdims=1)
+        of_x = op.ReduceSum(scaled * x, axes, keepdims=1)
+        grad_input = scaled * rstd + _through_statistics(
+            op, x, mean, rstd, of_one, of_x, _share(op, x, axes)
+        )
     if output_mask[1] and weight is not None:
         grad_weight = _sum_outer(op, grad * standard, inner)
     if output_mask[2] and bias is not None:
@@ -133,7 +152,14 @@ def _per_channel(op: Recorder, x: Value | None, group: int) -> Value | None:
     return None if x is None else op.Reshape(x, op.vector([group, -1, 1]))
 
 
-@converter("aten::native_group_norm")
+def _has_format(node: torch.fx.Node) -> bool:
+    """Whether numbers lie as torch's kernel takes them: row-major, or channels-last."""
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    last = value.permute(0, *range(2, value.dim()), 1)
+    return is_contiguous(value) or (value.dim() in (4, 5) and is_contiguous(last))
+
+
+@converter("aten::native_group_norm", when=_has_format)
 def group_norm(
     op: Recorder,
     input: Value,
@@ -150,7 +176,8 @@ def group_norm(
     grouped = _by_group(op, x, group, (N, C, HxW))
     if isinstance(eps, float) and op.takes_own(x, weight, bias):
         sizes = [grouped.dims[i] for i in (2, 3)]
-        rows = op.Reshape(x, op.vector([N, group, -1]))
+        # The cast comes last: the kernel takes it in, and moments of 16-bit numbers have an order.
+        rows = op.cast(op.Reshape(input, op.vector([N, group, -1])), x.dtype)
         length = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else op.size(rows, 2)
         _, mean, rstd = own_kernels.layer_norm(op, rows, [length], None, None, eps)
         mean, rstd = op.Unsqueeze(mean, [3]), op.Unsqueeze(rstd, [3])
@@ -164,15 +191,6 @@ def group_norm(
         shift = (0.0 if bias is None else _per_channel(op, bias, group)) - scale * mean
         y = grouped * scale + shift
     return op.Reshape(y, op.Shape(x)), op.Squeeze(mean, [2, 3]), op.Squeeze(rstd, [2, 3])
-
-
-def _share(op: Recorder, x: Value) -> Any:
-    """One, divided by the elements of a group."""
-    sizes = [op.size(x, axis) for axis in (2, 3)]
-    if all(isinstance(s, int) for s in sizes):
-        return 1.0 / math.prod(int(s) for s in sizes if isinstance(s, int))
-    count = op.ReduceProd(op.vector(sizes), keepdims=0)
-    return op.Reciprocal(op.cast(count, x.dtype or ir.DataType.FLOAT))
 
 
 @converter("aten::native_group_norm_backward")
@@ -201,11 +219,9 @@ def group_norm_backward(
         factor = None if weight is None else _per_channel(op, weight, group)
         read = (of_x, of_one) if factor is None else (of_x * factor, of_one * factor)
         along_x, along_one = (op.ReduceSum(v, [2], keepdims=1) for v in read)
-        share = _share(op, x)
-        slope = (along_one * mean - along_x) * rstd * rstd * rstd * share
-        shift = op.Neg(slope * mean) - along_one * rstd * share
+        through = _through_statistics(op, x, mean, rstd, along_one, along_x, _share(op, x, [2, 3]))
         scale = rstd if factor is None else rstd * factor
-        grad_input = op.Reshape(grad * scale + x * slope + shift, shape)
+        grad_input = op.Reshape(grad * scale + through, shape)
     if output_mask[1]:
         each = (of_x - of_one * mean) * rstd
         grad_weight = op.Reshape(op.ReduceSum(each, [0], keepdims=0), [-1])

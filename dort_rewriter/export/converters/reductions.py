@@ -45,11 +45,20 @@ def reduce(op: Recorder, onnx_op: str, x: Value, dim: Dims = None, keepdim: bool
     return op.call(onnx_op, x, axes, keepdims=int(keepdim))
 
 
+def _from_zero(sum_: Value) -> Value:
+    """A sum of what is added to zero: ORT's sums of float64, and those of one element, begin with
+    the first one, and give -0.0 of -0.0. Our kernels have the others."""
+    return sum_ + 0.0 if sum_.dtype == ir.DataType.DOUBLE else sum_
+
+
 def total(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """Record a sum in the type of the result."""
     x = op.cast(x, op.dtype)
+    axes = _axes(x, dim)
+    if is_float(x) and axes and all(x.dims[axis] == 1 for axis in axes):
+        return (x if keepdim else op.Squeeze(x, axes)) + 0.0
     if is_float(x):
-        return reduce(op, "ReduceSum", x, dim, keepdim)
+        return _from_zero(reduce(op, "ReduceSum", x, dim, keepdim))
     return op.cast(integer_sum(op, x, _axes(x, dim), keepdim), op.dtype)
 
 
@@ -98,7 +107,7 @@ def mean_dim(
     op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return reduce(op, "ReduceMean", op.cast(x, op.dtype), dim, keepdim)
+    return _from_zero(reduce(op, "ReduceMean", op.cast(x, op.dtype), dim, keepdim))
 
 
 def _product(op: Recorder, x: Value, dim: int | None, keepdim: bool) -> Value:
@@ -210,6 +219,10 @@ def vector_norm(
     if isinstance(ord, Value):
         raise Refused("an order known only at run time")
     x = widen(op, op.cast(x, op.dtype))
+    axes = _axes(x, dim)
+    if ord != 0 and all(x.dims[axis] == 1 for axis in axes):  # no power of it, as in torch
+        size = op.Abs(x)
+        return store(op, size if keepdim or not axes else op.Squeeze(size, axes))
     if ord == 2 and x.dtype == ir.DataType.DOUBLE:  # ORT 1.19's ReduceL2 has float32's digits
         return op.Sqrt(reduce(op, "ReduceSumSquare", x, dim, keepdim))
     named = {1: "ReduceL1", 2: "ReduceL2"}.get(ord)

@@ -87,3 +87,21 @@ def bucketize(
     if boundaries.rank != 1:
         raise Refused("boundaries of several rows, which torch refuses")
     return searchsorted(op, boundaries, x, right=right)
+
+
+@converter("aten::histc")
+def histc(op: Recorder, x: Value, bins: int = 100, min: Any = 0, max: Any = 0) -> Value:
+    """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor
+
+    As torch rounds: torchlib compares with edges, and has another bin near one.
+    """
+    if isinstance(min, Value) or isinstance(max, Value) or min >= max or 0 in x.dims:
+        raise Refused("bins between the least and the largest number")
+    low, high, flat = float(min), float(max), op.Reshape(x, op.constant([-1]))
+    inside = op.And(op.GreaterOrEqual(flat, low), op.LessOrEqual(flat, high))
+    share = op.Mul(op.Sub(flat, low), float(bins))
+    place = op.cast(op.Div(share, op.Sub(op.constant(high, x.dtype), low)), ir.DataType.INT64)
+    place = op.Where(inside, op.Min(place, op.constant(bins - 1, ir.DataType.INT64)), 0)
+    none = op.Expand(op.constant(0, ir.DataType.INT64), op.constant([bins]))
+    marks = op.cast(inside, ir.DataType.INT64)
+    return op.cast(op.ScatterElements(none, place, marks, axis=0, reduction="add"), op.dtype)

@@ -37,6 +37,8 @@ CASES = [
     Case("aten::searchsorted.Tensor", (T(0), EDGES)),
     Case("aten::searchsorted.Tensor", (EDGES.flip(0), ODD), {"sorter": torch.tensor([2, 1, 0])}),
     Case("aten::searchsorted.Tensor", (EDGES, T(2)), {"out_int32": True}),
+    Case("aten::histc", (torch.linspace(-11, 11, 89), 20, -10, 10)),
+    Case("aten::histc", (ODD, 4, -0.5, 3.25)),
     # The symbolic trace of bucketize is decomposed by torch itself.
     Case("aten::bucketize.Tensor", (T(2, 3), EDGES), dynamic=False),
     Case("aten::bucketize.Tensor", (EDGES, EDGES), {"right": True}, dynamic=False),

@@ -80,7 +80,7 @@ class BatchNorm {
         variances.put(c, static_cast<float>(variance));
         const auto scale = static_cast<float>(rstd * weights[c]);
         const float shift = shifts[c], moved = shift - mean * scale;
-        const bool is_finite = std::isfinite(moved) && std::isfinite(scale);
+        const bool is_finite = std::isfinite(moved) && std::isfinite(scale) && scale != 0;
         for (int64_t n = 0; n < by.batch; ++n) {
           const float* from = planes.at(by.at(n, c), by.area, 0);
           y.put(by.at(n, c), by.area, 1, [=](float* to) {

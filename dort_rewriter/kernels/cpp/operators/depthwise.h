@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -50,7 +51,13 @@ class DepthwiseConv {
       memory.assign(padded.size(), 0.0f);  // what is around a plane stays so
       for (int64_t p = begin; p < end; ++p) {
         const float* filter = filters.as<float>() + p % channels * taps;
-        padded.fill(x.as<float>() + p * height * width, height, width, memory.data());
+        const float* plane = x.as<float>() + p * height * width;
+        if (!std::all_of(filter, filter + taps, [](float w) { return std::isfinite(w); })) {
+          leave_padding_out(plane, height, width, filter, biases.as<float>()[p % channels], rows,
+                            columns, output + p * area);
+          continue;
+        }
+        padded.fill(plane, height, width, memory.data());
         padded.convolve(memory.data(), filter, biases.as<float>()[p % channels],
                         output + p * area);
       }
@@ -58,6 +65,25 @@ class DepthwiseConv {
   }
 
  private:
+  // With a filter that is not finite: its products with the padding would be NaN.
+  void leave_padding_out(const float* plane, int64_t height, int64_t width, const float* filter,
+                         float bias, int64_t rows, int64_t columns, float* to) const {
+    const Axis &high = window_.high, &wide = window_.wide;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        float sum = bias;
+        for (int64_t tap = 0; tap < high.kernel * wide.kernel; ++tap) {
+          const int64_t i = tap / wide.kernel, j = tap % wide.kernel;
+          const int64_t y = row * high.stride + i * high.dilation - high.padding;
+          const int64_t x = column * wide.stride + j * wide.dilation - wide.padding;
+          if (y < 0 || y >= height || x < 0 || x >= width) continue;
+          sum += filter[tap] * plane[y * width + x];
+        }
+        *to++ = sum;
+      }
+    }
+  }
+
   // Neighbouring windows at once, and several rows of them: a sum waits for the one before.
   static constexpr int64_t kVector = 8, kVectors = 2, kColumns = kVector * kVectors, kRows = 4;
   typedef float Floats __attribute__((vector_size(32)));

@@ -32,10 +32,10 @@ class _LogSoftmaxGrad(NamedTuple):
 
 
 class CrossEntropyScatter(Rule):
-    """``h - exp(y) * sum(h) -> ScatterElements(exp(y) * w, target, -w, "add")``   when ``h`` is
-    ``w * ScatterElements(0, target, -1)``: the gradient of one class taken of a LogSoftmax.
+    """``h - exp(y) * sum(h) -> ScatterElements(exp(y) * -g, target, g, "add")``   when ``h`` is
+    ``ScatterElements(0, target, g)``: the gradient of one class taken of a LogSoftmax.
 
-    The sum over the classes is ``-w``, the same bits: nothing but zeros is added to it. A gradient
+    The sum over the classes is ``g``, the same bits: nothing but zeros is added to it. A gradient
     that the exporter wrote with a kernel of ours becomes one kernel in its set instead.
     """
 
@@ -45,14 +45,10 @@ class CrossEntropyScatter(Rule):
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
         found = _of_parts(node, graph)
-        product = None if found is None else graph.producer(found.gradient, "Mul")
-        if found is None or product is None:
+        if found is None:
             return None
-        for taken, weight in factors(product):
-            scatter = graph.producer(taken, "ScatterElements")
-            if scatter is not None:
-                return _rewrite(node, found, scatter, weight, graph)
-        return None
+        scatter = graph.producer(found.gradient, "ScatterElements")
+        return None if scatter is None else _rewrite(node, found, scatter, graph)
 
 
 def _of_parts(node: ir.Node, graph: GraphView) -> _LogSoftmaxGrad | None:
@@ -75,25 +71,24 @@ def _of_parts(node: ir.Node, graph: GraphView) -> _LogSoftmaxGrad | None:
 
 
 def _rewrite(
-    node: ir.Node, found: _LogSoftmaxGrad, scatter: ir.Node, weight: ir.Value, graph: GraphView
+    node: ir.Node, found: _LogSoftmaxGrad, scatter: ir.Node, graph: GraphView
 ) -> Match | Refusal:
-    output, axis, target = found.output, found.axis, scatter.inputs[1]
-    zeros, ones = (filling(v, graph, _LIMIT) for v in (scatter.inputs[0], scatter.inputs[2]))
-    if (zeros, ones) != (0, -1) or graph.attribute(scatter, "reduction", "none") != "none":
-        return Refusal("something else than -1 into zeros", (zeros, ones))
+    output, axis, (zeros, target, updates) = found.output, found.axis, scatter.inputs
+    filled = filling(zeros, graph, _LIMIT)
+    if filled != 0 or graph.attribute(scatter, "reduction", "none") != "none":
+        return Refusal("written into something else than zeros", filled)
     dims, indices = graph.dims(output), graph.dims(target)
     if target is None or dims is None or indices is None:
         return Refusal("an unknown shape", scatter.name)
     if graph.attribute(scatter, "axis", 0) % len(dims) != axis:
         return Refusal("another axis than that of the sum", axis)
-    whole = (scatter.outputs[0], found.gradient, node.outputs[0])
-    if not all(graph.same_shape(output, v) for v in whole):
+    if not all(graph.same_shape(output, v) for v in (found.gradient, node.outputs[0])):
         return Refusal("the gradient has another shape", str(dims))
     wanted = (*dims[:axis], 1, *dims[axis + 1 :])
     if len(indices) != len(wanted) or not all(map(same, indices, wanted)):
         return Refusal("not one class of each sample", str(indices))
-    if not graph.same_shape(weight, target):
-        return Refusal("the weight is not one for each sample", str(weight.shape))
+    if updates is None or not graph.same_shape(updates, target):
+        return Refusal("the gradient is not one for each sample", graph.dims(updates))
     gradient = found.gradient
     if gradient.is_graph_output() or len(graph.consumers(gradient)) > 2:
         return Refusal("others read the gradient", gradient.name)
@@ -111,10 +106,8 @@ def _rewrite(
         return Refusal("no kernel for the type", output.dtype)
 
     def build(op: Writer) -> ir.Value:
-        scaled = op.Mul(op.Exp(output), weight)
-        result: ir.Value = op.ScatterElements(
-            scaled, target, op.Neg(weight), axis=axis, reduction="add"
-        )
+        scaled = op.Mul(op.Exp(output), op.Neg(updates))
+        result: ir.Value = op.ScatterElements(scaled, target, updates, axis=axis, reduction="add")
         return result
 
     return Match([node.outputs[0]], build)

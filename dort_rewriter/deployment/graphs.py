@@ -43,7 +43,7 @@ class MadeGraph:
 
     call: Call
     captured: Captured
-    description: Mapping[str, Any]
+    description: dict[str, Any]
     """The call as plain data."""
 
     @property
@@ -143,5 +143,6 @@ def _describe_graph(block: BuiltBlock, providers: Providers) -> dict[str, Any]:
         "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
         "writes": spell_writes(find_writes(block)),
         "providers": [[name, dict(options)] for name, options in providers],
+        "insertions": [],
         "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
     }

@@ -59,9 +59,10 @@ def save(
     name, tuples of whole numbers for tensors of that shape. Sizes that differ between them may
     vary, and what an earlier graph takes needs none of its own.
 
-    Sizes that were compiled for any number may vary from two on, as torch has it; graphs for sizes
-    of one are saved beside, where the model has them. Of up to two such sizes it is each
-    combination; of more, and with ``freeze``, the first one (the batch).
+    Sizes that were compiled for any number may vary from two on, as torch has it, or within bounds
+    that it found. Graphs for sizes of one, and beyond a bound, are saved beside, where the model
+    has them: of up to two sizes for each combination; of more, and with ``freeze``, for the first
+    one (the batch).
 
     :func:`load` makes it callable in another process, without tracing; its numbers are
     those of the compiled model: bit for bit, but within rounding where MKL computes in that one.
@@ -89,7 +90,7 @@ def save(
             raise OptionError("Give the arguments of one call, or calls=[...], not both.")
         for call in _entries(found, calls, training=training):
             graphs.add(call)
-    graphs.add_calls_of_one()
+    graphs.add_calls_beside()
     try:
         folder.mkdir(exist_ok=True)
         with saving_to(folder), tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:

@@ -170,14 +170,32 @@ def test_each_combination_of_ones(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_of_many_sizes_the_batch_may_be_one(tmp_path: Path) -> None:
+def test_of_many_sizes_the_batch_may_be_any(tmp_path: Path) -> None:
+    """And more than the 15 that torch's choice of a convolution leaves to a graph."""
     compiled = compiled_of(nn.Conv2d(2, 3, 3, padding=1).eval(), dynamic=True)
     x = torch.randn(2, 2, 6, 5)
     dort_rewriter.save(compiled, tmp_path, x)
     loaded = dort_rewriter.load(tmp_path)
-    for given in (x, x[:1], torch.randn(1, 2, 9, 4)):
+    for given in (x, x[:1], *(torch.randn(n, 2, 9, 4) for n in (1, 15, 16, 17, 64))):
         assert_same(loaded(given), compiled(given))
-    assert len(files(tmp_path, ".onnx")) == 2
+    assert len(files(tmp_path, ".onnx")) <= 3
+
+
+@torch.no_grad()
+def test_bounds_of_a_graph_do_not_bound_the_folder(tmp_path: Path) -> None:
+    """Sizes on either side of what the model itself chooses by."""
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 8:
+            return x * 2
+        return x[1:] - x[:-1] if x.shape[0] > 1 else x + 1
+
+    dort_rewriter.save(compiled_of(chosen, dynamic=True), tmp_path, torch.randn(5, 3))
+    loaded = dort_rewriter.load(tmp_path)
+    for rows in (1, 2, 3, 8, 9, 100):
+        x = torch.randn(rows, 3)
+        assert_same(loaded(x), chosen(x))
+    assert all(f"x: ({sizes}, " in repr(loaded) for sizes in ("3-8", "1", "2", "9+"))
 
 
 @torch.no_grad()

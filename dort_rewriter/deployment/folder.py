@@ -283,6 +283,7 @@ class ModelFiles:
         self._handles = [self._handle]
         self._close = weakref.finalize(self, _close_all, self._handles)
         if insertions:
+            expect(insertions[-1].position <= self._entry["bytes"], "position", insertions[-1])
             self._handles.append(_open_file(checked_file(folder, files["parts"], whole=False)))
         self._with_data: Model | None = None
         """A model with weights in a file of their own, which it has mapped."""

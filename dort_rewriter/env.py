@@ -97,8 +97,9 @@ VARIABLES: dict[str, Variable] = {
             "",
             "1: a first call, or an export, shows what it is doing, as verbose=1 does where it is "
             "taken: a bar for each phase of each graph where a terminal reads it and tqdm is "
-            "installed, else lines of log. Without it, INFO lines say what takes more than 5 "
-            "seconds. Read at each phase.",
+            "installed, else lines of log. Without it, a line in the terminal says what a wait of "
+            "more than 5 seconds is for, and is gone when it ends; 0: none. INFO lines say what "
+            "took so long. Read at each phase.",
         ),
         Variable(
             "DORT_DISABLE",

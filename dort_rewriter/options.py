@@ -221,7 +221,10 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OrtBackendOptions:
-    """Options of ``torch.compile(model, backend="onnxrt", options=...)``."""
+    """Options of ``torch.compile(model, backend="onnxrt", options=...)``.
+
+    torch takes options or a mode: ``mode="max-autotune"`` is ``{"autotune": True}``.
+    """
 
     preferred_execution_providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
     """Execution providers to try first: names, or pairs of a name and its options."""

@@ -93,15 +93,18 @@ def save_all(folder: Path) -> dict[str, tuple[torch.Tensor, bool]]:
     torch.manual_seed(0)
     small, image = torch.randn(4, 4), torch.randn(3, 4, 16)
     mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 4))
+    wide = nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 4))
     subjects: dict[str, tuple[nn.Module, torch.Tensor, bool, bool | None]] = {
         "mlp": (mlp, small, False, True),
+        "frozen": (wide, small, False, True),
         "views": (Views(), small, False, None),
         "counts": (Counts(), small, False, None),
         "attention": (Attention(), image, False, None),
         "step": (nn.Sequential(nn.Linear(4, 8), nn.ReLU()), small, True, None),
     }
     for name, (model, x, training, dynamic) in subjects.items():
-        compiled = torch.compile(model, backend=OrtBackend(), dynamic=dynamic)
+        backend = OrtBackend({"freeze": name == "frozen"})
+        compiled = torch.compile(model, backend=backend, dynamic=dynamic)
         with torch.set_grad_enabled(training):
             compiled(x)
             dort_rewriter.save(compiled, folder / name, x, training=training)

@@ -8,6 +8,8 @@ import os
 import select
 import struct
 import sys
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +135,88 @@ def test_what_takes_long_is_said_unasked(
     with shown("Graph 2: export"):
         pass
     assert lines[1:] == ["Graph 2: export took 9 s."]
+
+
+@pytest.fixture
+def pty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """A terminal of 24 rows and 40 columns as the standard error; what was written to it."""
+    openpty = pytest.importorskip("pty").openpty
+    fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+    reader, writer = openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+
+    def read() -> str:
+        written, end = b"", time.monotonic() + 0.3
+        while time.monotonic() < end and select.select([reader], [], [], 0.1)[0]:
+            written += os.read(reader, 4096)
+        return written.decode()
+
+    with open(writer, "w", encoding="utf-8") as stderr:
+        monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stderr))
+        monkeypatch.setattr(progress, "_waits", progress._Waits())
+        yield read
+    os.close(reader)
+
+
+def screen(written: str) -> str:
+    """What a terminal shows in a line after some writing."""
+    cells: list[str] = []
+    at = 0
+    for character in written:
+        if character == "\r":
+            at = 0
+            continue
+        cells[at : at + 1] = [character]
+        at += 1
+    return "".join(cells).rstrip()
+
+
+def test_a_long_wait_has_a_line_in_a_terminal_while_it_lasts(
+    pty: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of phases that follow on each other, each short, too; it is as wide as the terminal."""
+    monkeypatch.setattr(progress, "LONG", 0.3)
+    monkeypatch.setattr(progress, "REPEATED", 0.01)
+    with shown("Graph 1: cut"):
+        pass
+    assert pty() == ""
+    with shown("Graph 1: optimize", steps=3) as advance:
+        advance()
+        time.sleep(0.4)
+        during = pty()
+    assert "\rdort_rewriter: Graph 1: optimize, 1 of \r" in during  # 39 columns of 40
+    assert "\n" not in during
+    assert screen(during + pty()) == ""
+    with shown("Graph 2: cut"):  # somebody waits still
+        time.sleep(0.1)
+        text = pty()
+    assert "\rdort_rewriter: Graph 2: cut, " in text
+    assert screen(text + pty()) == ""
+    monkeypatch.setattr(progress, "_PAUSE", -1.0)
+    with shown("Graph 3: cut"):  # another wait
+        time.sleep(0.1)
+    assert pty() == ""
+
+
+@pytest.mark.parametrize("way", ["raises", "0", "1"])
+def test_a_line_is_gone_after_an_error_and_can_be_left_out(
+    way: str, pty: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    if way != "raises":
+        monkeypatch.setenv("DORT_PROGRESS", way)
+
+    def work() -> None:
+        with shown("Graph 1: export"):
+            time.sleep(0.1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    written = pty()
+    assert ("Graph 1: export" in written) is (way == "raises")
+    assert screen(written) == ""
 
 
 def test_a_trace_knows_which_graph_it_is_and_how_long_it_took(lines: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from dort_rewriter.deployment.interface import Relation, from_size
+from dort_rewriter.deployment.interface import FLIPPED, Relation, from_size
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.plan.sizes import ArgumentSizes
 from dort_rewriter.signature import InputDim
@@ -101,6 +101,19 @@ def _knowledge(environment: Any, sizes: ArgumentSizes, args: Sequence[Any]) -> I
         yield from _related(environment.replace(guard.expr), sizes, fixed)
 
 
+def _of_one_symbol(op: str, left: Any, right: Any) -> tuple[str, tuple[Any, Any]]:
+    """A comparison with the symbol alone on the left, where it is of one: ``s - 1 != 1`` is
+    ``s != 2``."""
+    difference = sympy.expand(left - right)
+    if len(difference.free_symbols) == 1 and difference.is_Add:
+        (symbol,) = difference.free_symbols
+        factor = difference.coeff(symbol, 1)
+        rest = difference - factor * symbol
+        if factor in (1, -1) and isinstance(rest, sympy.Integer):
+            return (op if factor == 1 else FLIPPED.get(op, op)), (symbol, -rest * factor)
+    return op, (left, right)
+
+
 def _related(
     expression: Any, sizes: ArgumentSizes, fixed: Callable[[Any], Iterator[Relation]]
 ) -> Iterator[Relation]:
@@ -112,7 +125,8 @@ def _related(
         return
     op = _RELATIONS.get(type(expression))
     if op is not None:
-        left, right = (sizes.express(side) for side in expression.args)
+        op, sides = _of_one_symbol(op, *expression.args)
+        left, right = map(sizes.express, sides)
         if left is not None and right is not None:
             yield Relation(op, left, right)
             return

@@ -24,6 +24,7 @@ import torch
 
 from dort_rewriter.deployment.notation import MOST_DIMENSIONS, read_dtype, spell_dtype
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
+from dort_rewriter.deployment.shared_parts import Insertion, Part, join
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.ort_module import describe
 from dort_rewriter.runtime.model_files import Model, check_message, from_message, map_weights
@@ -263,15 +264,27 @@ class ModelFiles:
     """
 
     def __init__(
-        self, folder: Path, files: Mapping[str, Any], kind: str, *, torch_kernels: bool
+        self,
+        folder: Path,
+        files: Mapping[str, Any],
+        kind: str,
+        *,
+        torch_kernels: bool,
+        insertions: Sequence[Insertion] = (),
+        parts: Sequence[Part] = (),
     ) -> None:
         self._folder = folder
         self._entry = files[kind]
         self._data = files.get(f"{kind} data")
         self._torch_kernels = torch_kernels
+        self._insertions, self._parts = insertions, parts
         self._path = checked_file(folder, self._entry, whole=False)
         self._handle = _open_file(self._path)
-        self._close = weakref.finalize(self, os.close, self._handle)
+        self._handles = [self._handle]
+        self._close = weakref.finalize(self, _close_all, self._handles)
+        if insertions:
+            expect(insertions[-1].position <= self._entry["bytes"], "position", insertions[-1])
+            self._handles.append(_open_file(checked_file(folder, files["parts"], whole=False)))
         self._with_data: Model | None = None
         """A model with weights in a file of their own, which it has mapped."""
 
@@ -288,6 +301,8 @@ class ModelFiles:
         if len(message) != self._entry["bytes"] or zlib.crc32(message) != self._entry["digest"]:
             raise _damaged(self._path)
         try:
+            if self._insertions:
+                message = join(message, self._insertions, self._parts, self._read_part)
             if self._data is not None:
                 checked_file(self._folder, self._data)
                 model = from_message(message, self._folder)
@@ -300,10 +315,18 @@ class ModelFiles:
         except (OSError, ValueError) as error:
             raise ExecutionError(f"{self._folder} holds a damaged model: {error}.") from error
 
+    def _read_part(self, size: int, position: int) -> bytes:
+        return _read_at(self._handles[-1], size, position)
+
     def keep(self) -> None:
         """Note that its session is built: where nothing forks the files are closed."""
         if not hasattr(os, "fork"):
             self._close()
+
+
+def _close_all(handles: Sequence[int]) -> None:
+    for handle in handles:
+        os.close(handle)
 
 
 _PLACE_OF_WEIGHTS = b"location"

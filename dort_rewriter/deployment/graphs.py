@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.compiler.written_arguments import find_writes
+from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
 from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.capturing import capture
 from dort_rewriter.deployment.compiled import Compiled
@@ -20,7 +21,6 @@ from dort_rewriter.deployment.examples import Call
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose
 from dort_rewriter.deployment.notation import spell_signature, spell_writes
-from dort_rewriter.deployment.ones import calls_of_one
 from dort_rewriter.deployment.reading import MOST_GRAPHS, SavedCall, read_call
 from dort_rewriter.errors import (
     CallMismatchError,
@@ -36,6 +36,11 @@ __all__ = ["Graphs", "MadeGraph"]
 
 logger = logging.getLogger(__name__)
 
+MOST_VARYING = 2
+"""Varying sizes of which each has graphs for what is left out; of more, the first one has."""
+MOST_BESIDE = 12
+"""Graphs that nobody has asked for."""
+
 
 @dataclass(frozen=True)
 class MadeGraph:
@@ -43,7 +48,7 @@ class MadeGraph:
 
     call: Call
     captured: Captured
-    description: Mapping[str, Any]
+    description: dict[str, Any]
     """The call as plain data."""
 
     @property
@@ -102,22 +107,39 @@ class Graphs:
             describe_calls([self._saved_call(description).interface])[0] or "no tensors",
         )
 
-    def add_calls_of_one(self) -> None:
-        """Add graphs for sizes of one where a graph takes any other.
+    def add_calls_beside(self) -> None:
+        """Add graphs for sizes that graphs leave out: one, and those beyond a bound.
 
         What the model has no graph for is left out, with a line of log.
         """
-        for made in list(self.made):
-            args, kwargs = made.call
-            _, _, tensors, names = read_arguments(self._found.target, args, kwargs)
-            leaves = list(zip(tensors, names, strict=True))
-            alone = self._found.options.freeze
-            for found in calls_of_one(made.captured, made.call, leaves, alone=alone):
+        waiting = [(made, self._places(made)) for made in self.made]
+        added = 0
+        while waiting:
+            made, places = waiting.pop(0)
+            for found in calls_beside(made.captured, made.call, self._leaves(made), places):
+                before = len(self.made)
+                if added == MOST_BESIDE:
+                    logger.info("No more graphs are added: not for %s.", found.what)
+                    return
                 try:
                     self.add(found.call)
-                except Exception as error:  # noqa: PERF203
+                except Exception as error:
                     # Whatever the model raises at sizes that nobody has asked for.
                     logger.info("No graph is saved for %s: %s", found.what, error)
+                new = self.made[before:]
+                added += len(new)
+                waiting += [(other, places) for other in new]
+
+    def _places(self, made: MadeGraph) -> list[Place]:
+        """The sizes of a graph that are changed for others: all of few, the first of many, and
+        where each session holds the weights."""
+        places = varying_places(made.captured, made.call, self._leaves(made))
+        return places[:1] if self._found.options.freeze or len(places) > MOST_VARYING else places
+
+    def _leaves(self, made: MadeGraph) -> list[tuple[torch.Tensor, str]]:
+        args, kwargs = made.call
+        _, _, tensors, names = read_arguments(self._found.target, args, kwargs)
+        return list(zip(tensors, names, strict=True))
 
     def _takes(self, call: Call) -> bool:
         """Whether a graph that there is takes a call."""
@@ -143,5 +165,6 @@ def _describe_graph(block: BuiltBlock, providers: Providers) -> dict[str, Any]:
         "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
         "writes": spell_writes(find_writes(block)),
         "providers": [[name, dict(options)] for name, options in providers],
+        "insertions": [],
         "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
     }

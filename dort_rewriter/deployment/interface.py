@@ -18,6 +18,7 @@ from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
 __all__ = [
+    "FLIPPED",
     "MORE_SIZES",
     "Interface",
     "Parameter",
@@ -53,7 +54,8 @@ _COMPARISONS: Mapping[str, tuple[Callable[[int, int], bool], str]] = {
     "ge": (operator.ge, ">="),
 }
 
-_FLIPPED: Mapping[str, str] = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+FLIPPED: Mapping[str, str] = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+"""What comparisons are from the other side."""
 
 
 def from_size(size: Size, args: Sequence[Any]) -> int:
@@ -107,6 +109,8 @@ class _Bounds:
         self._least: dict[Size, int] = {}
         self._most: dict[Size, int] = {}
         self._leaders: dict[Size, Size] = {}
+        self._others: dict[Size, set[int]] = {}
+        """The numbers that a size is not."""
         for r in relations:
             if isinstance(r.left, InputDim) and isinstance(r.right, InputDim):
                 if r.op == "eq":
@@ -114,11 +118,13 @@ class _Bounds:
             elif isinstance(r.left, InputDim) and isinstance(r.right, int):
                 self._add(r.left, r.op, r.right)
             elif isinstance(r.right, InputDim) and isinstance(r.left, int):
-                self._add(r.right, _FLIPPED.get(r.op, r.op), r.left)
+                self._add(r.right, FLIPPED.get(r.op, r.op), r.left)
 
     def _add(self, size: Size, op: str, bound: int) -> None:
         least = {"ge": bound, "gt": bound + 1, "eq": bound}.get(op)
         most = {"le": bound, "lt": bound - 1, "eq": bound}.get(op)
+        if op == "ne":
+            self._others.setdefault(size, set()).add(bound)
         if least is not None:
             self._least[size] = max(least, self._least.get(size, 0))
         if most is not None:
@@ -129,6 +135,9 @@ class _Bounds:
         for _ in self._leaders:
             size = self._leaders.get(size, size)
         least, most = self._least.get(size, 0), self._most.get(size)
+        others = self._others.get(size, set())
+        while least and least in others:
+            least += 1
         if most is None:
             return f"{least}+" if least else "?"
         return str(most) if least == most else f"{least}-{most}"

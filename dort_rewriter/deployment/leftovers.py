@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ASIDE = ".dort-save-"
 """How the names of folders begin that a save writes to."""
 
-_OURS = re.compile(r"(model|backward|tensors)-[0-9a-f]{12}\.(onnx|onnx\.data|bin)")
+_OURS = re.compile(r"(model|backward|tensors|parts)-[0-9a-f]{12}\.(onnx|onnx\.data|bin)")
 
 
 @contextlib.contextmanager

@@ -55,7 +55,12 @@ class SavedModel:
         models = [
             {
                 kind: ModelFiles(
-                    folder, saved.files, f"{kind} {i}", torch_kernels=graph.torch_kernels
+                    folder,
+                    saved.files,
+                    f"{kind} {i}",
+                    torch_kernels=graph.torch_kernels,
+                    insertions=graph.insertions,
+                    parts=saved.parts,
                 )
                 for kind, graph in call.graphs.items()
                 if f"{kind} {i}" in saved.files

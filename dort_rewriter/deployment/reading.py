@@ -15,6 +15,12 @@ from dort_rewriter.deployment.folder import StoredTensor, file_name, map_tensors
 from dort_rewriter.deployment.interface import Interface, Parameter, Relation, TensorSpec
 from dort_rewriter.deployment.notation import read_dtype, read_signature, read_size, read_writes
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
+from dort_rewriter.deployment.shared_parts import (
+    Insertion,
+    Part,
+    read_insertions,
+    read_part,
+)
 from dort_rewriter.deployment.steps import StepPlan
 from dort_rewriter.deployment.structures import leaves, rebuild, tensors_in
 from dort_rewriter.errors import ExecutionError, OptionError
@@ -50,10 +56,11 @@ MOST_GRAPHS = 256
 """The graphs of a folder."""
 
 _CONTENT = (
-    *("calls", "files", "made_by", "options", "settings", "tensors", "training", "weights"),
+    *("calls", "files", "made_by", "options", "parts", "settings", "tensors", "training"),
+    "weights",
 )
 _CALL = ("arguments", "backward", "graph", "result", "updates")
-_GRAPH = ("name", "providers", "signature", "torch_kernels", "writes")
+_GRAPH = ("insertions", "name", "providers", "signature", "torch_kernels", "writes")
 _MOST_THREADS = 4_096
 
 
@@ -66,6 +73,8 @@ class SavedGraph:
     writes: Writes
     providers: tuple[tuple[str, dict[str, str]], ...]
     torch_kernels: bool
+    insertions: tuple[Insertion, ...]
+    """The weights that its model has in common with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +109,8 @@ class Description:
     options: OrtBackendOptions
     stored: tuple[StoredTensor, ...]
     """The tensors that the calls share."""
+    parts: tuple[Part, ...]
+    """What their models share."""
     calls: tuple[SavedCall, ...]
 
 
@@ -117,6 +128,7 @@ def read_whole(content: Mapping[str, Any]) -> Description:
     for tensor in stored:
         in_file = inside or tensor.kind == "constant"
         expect(in_file is (tensor.offset is not None), "place of a tensor", tensor.name)
+    parts = tuple(map(read_part, items(content["parts"])))
     calls = items(content["calls"])
     expect(0 < len(calls) <= MOST_GRAPHS, "number of graphs", len(calls))
     return Description(
@@ -126,22 +138,24 @@ def read_whole(content: Mapping[str, Any]) -> Description:
         files=_files(content["files"], len(calls)),
         options=_options(content["options"]),
         stored=stored,
-        calls=tuple(read_call(call, stored) for call in calls),
+        parts=parts,
+        calls=tuple(read_call(call, stored, parts) for call in calls),
     )
 
 
-def read_call(data: Any, stored: Sequence[StoredTensor]) -> SavedCall:
-    """A call out of a description, with the tensors that there are besides its arguments.
+def read_call(data: Any, stored: Sequence[StoredTensor], parts: Sequence[Part] = ()) -> SavedCall:
+    """A call out of a description, with the tensors that there are besides its arguments, and the
+    parts of models.
 
     Raises :class:`ValueError` when it is damaged.
     """
     data = mapping(data, "call", _CALL)
-    forward, backward = _graph(data["graph"], ()), data["backward"]
+    forward, backward = _graph(data["graph"], (), parts), data["backward"]
     inputs = len(forward.signature.inputs)
     found = SavedCall(
         interface=read_interface(data["arguments"], forward.signature),
         forward=forward,
-        backward=None if backward is None else _graph(backward, ("plan",)),
+        backward=None if backward is None else _graph(backward, ("plan",), parts),
         plan=read_plan(backward, forward.signature),
         updates=tuple(whole(i, "argument", limit=inputs) for i in items(data["updates"])),
         rebuild=rebuild(data["result"]),
@@ -150,7 +164,7 @@ def read_call(data: Any, stored: Sequence[StoredTensor]) -> SavedCall:
     return found
 
 
-def _graph(data: Any, more: tuple[str, ...]) -> SavedGraph:
+def _graph(data: Any, more: tuple[str, ...], parts: Sequence[Part]) -> SavedGraph:
     data = mapping(data, "graph", (*_GRAPH, *more))
     signature = read_signature(data["signature"])
     providers = []
@@ -164,6 +178,7 @@ def _graph(data: Any, more: tuple[str, ...]) -> SavedGraph:
         writes=read_writes(data["writes"], signature),
         providers=tuple(providers),
         torch_kernels=flag(data["torch_kernels"]),
+        insertions=read_insertions(data["insertions"], parts),
     )
 
 
@@ -185,7 +200,7 @@ def _settings(data: Any) -> dict[str, Any]:
 
 def _files(data: Any, calls: int) -> dict[str, Any]:
     kinds = [f"{kind} {i}" for i in range(calls) for kind in ("model", "backward")]
-    known = {"tensors", *kinds, *(f"{kind} data" for kind in kinds)}
+    known = {"parts", "tensors", *kinds, *(f"{kind} data" for kind in kinds)}
     data = mapping(data, "list of files")
     for kind, entry in data.items():
         text(kind, "kind of file", known)

@@ -27,6 +27,7 @@ from dort_rewriter.deployment.graphs import Graphs, MadeGraph
 from dort_rewriter.deployment.leftovers import ASIDE, saving_to
 from dort_rewriter.deployment.loading import SavedModel, settings_now
 from dort_rewriter.deployment.reading import SESSION_OPTIONS, read_whole
+from dort_rewriter.deployment.shared_parts import Insertion, PartsWriter
 from dort_rewriter.errors import (
     CaptureError,
     DivergenceError,
@@ -36,7 +37,7 @@ from dort_rewriter.errors import (
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock
 from dort_rewriter.runtime.low_bits import require_low_bit_products
-from dort_rewriter.runtime.model_files import write_model
+from dort_rewriter.runtime.model_files import weights_in, write_model
 
 __all__ = ["save"]
 
@@ -58,9 +59,10 @@ def save(
     name, tuples of whole numbers for tensors of that shape. Sizes that differ between them may
     vary, and what an earlier graph takes needs none of its own.
 
-    Sizes that were compiled for any number may vary from two on, as torch has it; graphs for sizes
-    of one are saved beside, where the model has them. Of up to two such sizes it is each
-    combination; of more, and with ``freeze``, the first one (the batch).
+    Sizes that were compiled for any number may vary from two on, as torch has it, or within bounds
+    that it found. Graphs for sizes of one, and beyond a bound, are saved beside, where the model
+    has them: of up to two sizes for each combination; of more, and with ``freeze``, for the first
+    one (the batch).
 
     :func:`load` makes it callable in another process, without tracing; its numbers are
     those of the compiled model: bit for bit, but within rounding where MKL computes in that one.
@@ -88,7 +90,7 @@ def save(
             raise OptionError("Give the arguments of one call, or calls=[...], not both.")
         for call in _entries(found, calls, training=training):
             graphs.add(call)
-    graphs.add_calls_of_one()
+    graphs.add_calls_beside()
     try:
         folder.mkdir(exist_ok=True)
         with saving_to(folder), tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
@@ -162,16 +164,24 @@ def _entries(
 # -- the folder ---------------------------------------------------------------------------------
 
 
-def _write(graphs: Graphs, found: Compiled, folder: Path, *, inside: bool) -> dict[str, Any]:
+def _write(graphs: Graphs, compiled: Compiled, folder: Path, *, inside: bool) -> dict[str, Any]:
     """Write the files of a model to a folder; return what describes them."""
     files: dict[str, Any] = {}
     calls = []
+    parts = PartsWriter(folder / f"parts-{secrets.token_hex(6)}.bin")
+    several = len(graphs.made) > 1
     for i, graph in enumerate(graphs.made):
-        label = secrets.token_hex(6)
+        label, made = secrets.token_hex(6), dict(graph.description)
         for kind, block in graph.blocks.items():
-            if block.session is not None:
-                _write_model(f"{kind} {i}", block, folder / f"{kind}-{label}.onnx", files)
-        calls.append(graph.description)
+            if block.session is None:
+                continue
+            path = folder / f"{kind}-{label}.onnx"
+            found = _write_model(f"{kind} {i}", block, path, files, parts if several else None)
+            name = "graph" if kind == "model" else kind
+            made[name] = {**made[name], "insertions": [dataclasses.astuple(f) for f in found]}
+        calls.append(made)
+    if parts.parts:
+        files["parts"] = file_entry(parts.path)
     state = graphs.state
     stored = list(state.stored)
     kept = [i for i, t in enumerate(stored) if inside or t.kind == "constant"]
@@ -184,21 +194,29 @@ def _write(graphs: Graphs, found: Compiled, folder: Path, *, inside: bool) -> di
     return {
         "made_by": made_by(),
         "settings": settings_now(),
-        "training": bool(getattr(found.module, "training", False)),
+        "training": bool(getattr(compiled.module, "training", False)),
         "weights": "inside" if inside else "reference",
         "files": files,
         "tensors": [t.spell() for t in stored],
+        "parts": [dataclasses.astuple(part) for part in parts.parts],
         "calls": calls,
-        "options": {name: getattr(found.options, name) for name in SESSION_OPTIONS},
+        "options": {name: getattr(compiled.options, name) for name in SESSION_OPTIONS},
     }
 
 
-def _write_model(kind: str, block: BuiltBlock, path: Path, files: dict[str, Any]) -> None:
-    """Write the model of a graph, and add its files to others."""
+def _write_model(
+    kind: str, block: BuiltBlock, path: Path, files: dict[str, Any], parts: PartsWriter | None
+) -> list[Insertion]:
+    """Write the model of a graph, and add its files to others; what of it is written apart."""
     write_model(block.model, path)
-    files[kind] = file_entry(path)
+    insertions: list[Insertion] = []
     if (data := path.with_name(f"{path.name}.data")).exists():
         files[f"{kind} data"] = file_entry(data)
+    elif parts is not None:
+        own, insertions = parts.take(path.read_bytes(), weights_in(block.model))
+        path.write_bytes(own)
+    files[kind] = file_entry(path)
+    return insertions
 
 
 def _compare(graphs: Graphs, content: Mapping[str, Any], folder: Path) -> None:

@@ -122,7 +122,9 @@ class _DerivedOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:
-        raise RuntimeError("The gradients of a saved training step have no gradients themselves.")
+        raise ExecutionError(
+            "The gradients of a saved training step have no gradients themselves."
+        )
 
 
 def _laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:

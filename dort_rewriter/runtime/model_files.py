@@ -38,6 +38,7 @@ __all__ = [
     "serialized",
     "to_proto",
     "weight_bytes",
+    "weights_in",
     "write_model",
 ]
 
@@ -256,6 +257,13 @@ def _brief(error: BaseException) -> str:
 def weight_bytes(model: ir.Model) -> int:
     """The size of all initializers."""
     return sum(weight.nbytes for weight in _weights(model))
+
+
+def weights_in(model: Model) -> Iterator[bytes]:
+    """Yield the bytes of the initializers of a model as it is written; none of a model that is
+    given as bytes."""
+    if not isinstance(model, bytes) and not is_message(model):
+        yield from (weight.tobytes() for weight in _weights(model))
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.kernels.build import find_compiler
+from dort_rewriter.kernels.build import features, find_compiler, supported_levels
 from dort_rewriter.kernels.library import installed_library, kernel_library
 from dort_rewriter.private_folder import (
     cache_folder,
@@ -30,24 +30,19 @@ from dort_rewriter.private_folder import (
     why_not_private,
 )
 from dort_rewriter.tools.command import brief
+from dort_rewriter.tools.doctor_machine import (
+    check_plugins,
+    check_processor,
+    check_threads,
+    plugins,
+)
+from dort_rewriter.tools.findings import Finding
 
 __all__ = ["Finding", "examine"]
 
 DISTRIBUTION = "dort-rewriter"
 TRAINING, GPU = "onnxruntime-training", "onnxruntime-gpu"
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    state: Literal["ok", "note", "problem"]
-    """``note``: nothing is wrong, but it may not be what one expects."""
-    subject: str
-    text: str
-    fix: str = ""
-    """The line that fixes it."""
 
 
 def examine(trial: bool = True) -> Iterator[Finding]:
@@ -65,6 +60,7 @@ def examine(trial: bool = True) -> Iterator[Finding]:
         mode = env.read(TELEMETRY) if env.is_set(TELEMETRY) else ""
         yield from check_telemetry(_version(flavours[0]) or "", mode)
         yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "", flavours)
+        yield from check_plugins(plugins())
     importlib.import_module("torch.onnx")  # where the hook has its work
     yield from check_hook(status())
     dynamo = importlib.import_module("torch._dynamo")
@@ -74,9 +70,24 @@ def examine(trial: bool = True) -> Iterator[Finding]:
     yield check_cache(cache_folder)
     yield check_compiler(env.read("CXX"))
     yield check_kernels(installed_library(), kernel_library if trial else None)
+    yield from _machine(torch)
     yield check_graphviz(shutil.which("dot"))
     if trial and flavours:
         yield check_training(train_a_little)
+
+
+def _machine(torch: Any) -> Iterator[Finding]:
+    from dort_rewriter.kernels.torch_library import multiplies_bfloat16
+    from dort_rewriter.runtime.threads import usable_cores
+
+    yield from check_processor(
+        [level.name for level in supported_levels()],
+        installed_library(),
+        torch.backends.cpu.get_cpu_capability(),
+        features(),
+        multiplies_bfloat16(),
+    )
+    yield check_threads(torch.get_num_threads(), usable_cores(), os.cpu_count() or 1)
 
 
 def check_requirements(

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from dort_rewriter.deployment.folder import (
+    ModelFiles,
     StoredTensor,
-    checked_file,
     made_by,
     read_description,
 )
 from dort_rewriter.deployment.interface import Interface, describe_calls
 from dort_rewriter.deployment.loading import spell_settings
-from dort_rewriter.deployment.reading import SavedCall, damage_is_named, read_whole
+from dort_rewriter.deployment.reading import (
+    Description,
+    SavedCall,
+    damage_is_named,
+    read_whole,
+)
 from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["SavedContent", "read_saved"]
@@ -36,9 +41,9 @@ class SavedContent:
     """The nodes of the ONNX model of each call by type; none where it computes nothing."""
 
     @property
-    def model(self) -> Path | None:
-        """The file of the ONNX model of the first call."""
-        return _model_of(self.folder, self.content, 0)
+    def model(self) -> Any:
+        """The ONNX model of the first call, None where it computes nothing."""
+        return _model_of(self.folder, read_whole(self.content), 0)
 
     @property
     def nodes(self) -> Mapping[str, int]:
@@ -159,15 +164,24 @@ def read_saved(folder: Path) -> SavedContent:
     content = read_description(folder)
     with damage_is_named(folder):
         saved = read_whole(content)
-        models = [_model_of(folder, content, i) for i in range(len(saved.calls))]
+        models = [_model_of(folder, saved, i) for i in range(len(saved.calls))]
         counts = tuple({} if m is None else count_nodes(load_model(m)) for m in models)
         return SavedContent(folder, content, saved.calls, saved.stored, counts)
 
 
-def _model_of(folder: Path, content: Mapping[str, Any], place: int) -> Path | None:
-    """The file of the ONNX model of a call; None where it computes nothing."""
-    entry = content["files"].get(f"model {place}")
-    return None if entry is None else checked_file(folder, entry)
+def _model_of(folder: Path, saved: Description, place: int) -> Any:
+    """The ONNX model of a call; None where it computes nothing."""
+    if f"model {place}" not in saved.files:
+        return None
+    graph = saved.calls[place].forward
+    return ModelFiles(
+        folder,
+        saved.files,
+        f"model {place}",
+        torch_kernels=graph.torch_kernels,
+        insertions=graph.insertions,
+        parts=saved.parts,
+    ).read()
 
 
 def _conditions(interface: Interface) -> list[str]:

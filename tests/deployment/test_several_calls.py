@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch import nn
 
 import dort_rewriter
 from dort_rewriter import CaptureError, ExecutionError, OptionError, OrtBackend
+from dort_rewriter.tools.cli import main
 from dort_rewriter.tools.saved_text import read_saved
 from tests.deployment.forged import rewrite
 from tests.deployment.test_saving import assert_same, compiled_of
@@ -58,6 +61,76 @@ def test_a_dynamic_model_serves_a_batch_of_one(options: dict[str, Any], tmp_path
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_frozen_weights_are_on_disk_once(weights: Any, tmp_path: Path) -> None:
+    """Whatever graphs hold them: they are parts of several models."""
+    low_bits = [] if weights is None else [{"weights": weights}]
+    options = {"freeze": True, **{k: v for d in low_bits for k, v in d.items()}}
+    model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 128)).eval()
+    try:
+        compiled = compiled_of(model, dynamic=True, **options)
+        dort_rewriter.save(compiled, tmp_path / "all", torch.randn(4, 256))
+    except OptionError as error:
+        pytest.skip(f"this onnxruntime has no such kernel: {error}")
+    static = compiled_of(model, dynamic=False, **options)
+    dort_rewriter.save(static, tmp_path / "one", torch.randn(4, 256))
+    sizes = [sum(f.stat().st_size for f in (tmp_path / n).iterdir()) for n in ("all", "one")]
+    assert sizes[0] < sizes[1] * 1.4
+    loaded = dort_rewriter.load(tmp_path / "all")
+    for rows in (1, 3, 1):
+        x = torch.randn(rows, 256)
+        assert_same(loaded(x), compiled(x))
+    shown, alone = (read_saved(tmp_path / name) for name in ("all", "one"))
+    assert shown.calls[1].forward.insertions
+    assert sum(shown.nodes.values()) >= sum(alone.nodes.values()) > 0
+    assert main(["show", str(tmp_path / "all"), "--count"]) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["parts"][0].__setitem__(0, 2**40),
+        lambda c: c["parts"][0].__setitem__(1, 2**40),
+        lambda c: c["parts"][0].__setitem__(2, 1),
+        lambda c: c["parts"].clear(),
+        lambda c: c["calls"][0]["graph"]["insertions"].reverse(),
+        lambda c: c["calls"][0]["graph"]["insertions"][0].__setitem__(0, 0),
+        lambda c: c["calls"][0]["graph"]["insertions"].extend([[10**6, 0]] * 10**5),
+        lambda c: c["calls"][0]["graph"].update(insertions=None),
+        lambda c: c["files"].pop("parts"),
+    ],
+)
+def test_forged_parts_are_refused(change: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    compiled = compiled_of(model, dynamic=True, freeze=True)
+    dort_rewriter.save(compiled, tmp_path, torch.randn(4, 64))
+    rewrite(tmp_path, change)
+    with pytest.raises(ExecutionError):
+        dort_rewriter.load(tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_child_has_the_parts_of_a_folder_that_is_gone(tmp_path: Path) -> None:
+    compiled = compiled_of(nn.Linear(64, 64), dynamic=True, freeze=True, intra_op_threads=2)
+    x = torch.randn(4, 64)
+    dort_rewriter.save(compiled, tmp_path / "saved", x)
+    loaded = dort_rewriter.load(tmp_path / "saved")
+    expected = loaded(x), loaded(x[:1])
+    shutil.rmtree(tmp_path / "saved")
+    child = os.fork()
+    if child == 0:
+        try:
+            same = torch.equal(loaded(x), expected[0]) and torch.equal(loaded(x[:1]), expected[1])
+            os._exit(0 if same else 2)
+        finally:
+            os._exit(3)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@torch.no_grad()
 def test_sizes_found_by_calls_have_ones_too(tmp_path: Path) -> None:
     compiled = compiled_of(Network().eval())
     for rows in (3, 5):
@@ -97,14 +170,32 @@ def test_each_combination_of_ones(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_of_many_sizes_the_batch_may_be_one(tmp_path: Path) -> None:
+def test_of_many_sizes_the_batch_may_be_any(tmp_path: Path) -> None:
+    """And more than the 15 that torch's choice of a convolution leaves to a graph."""
     compiled = compiled_of(nn.Conv2d(2, 3, 3, padding=1).eval(), dynamic=True)
     x = torch.randn(2, 2, 6, 5)
     dort_rewriter.save(compiled, tmp_path, x)
     loaded = dort_rewriter.load(tmp_path)
-    for given in (x, x[:1], torch.randn(1, 2, 9, 4)):
+    for given in (x, x[:1], *(torch.randn(n, 2, 9, 4) for n in (1, 15, 16, 17, 64))):
         assert_same(loaded(given), compiled(given))
-    assert len(files(tmp_path, ".onnx")) == 2
+    assert len(files(tmp_path, ".onnx")) <= 3
+
+
+@torch.no_grad()
+def test_bounds_of_a_graph_do_not_bound_the_folder(tmp_path: Path) -> None:
+    """Sizes on either side of what the model itself chooses by."""
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 8:
+            return x * 2
+        return x[1:] - x[:-1] if x.shape[0] > 1 else x + 1
+
+    dort_rewriter.save(compiled_of(chosen, dynamic=True), tmp_path, torch.randn(5, 3))
+    loaded = dort_rewriter.load(tmp_path)
+    for rows in (1, 2, 3, 8, 9, 100):
+        x = torch.randn(rows, 3)
+        assert_same(loaded(x), chosen(x))
+    assert all(f"x: ({sizes}, " in repr(loaded) for sizes in ("3-8", "1", "2", "9+"))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,20 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("block", blocks("python"))
 def test_each_block_of_python_runs_on_its_own(block: str) -> None:
     exec(compile(block, "<documentation>", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_line_of_log_is_as_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    """What Troubleshooting says that its first block logs."""
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    (block,) = [m[2] for m in FENCE.finditer(text) if "logging.basicConfig()" in m[2]]
+    (quoted,) = re.findall(r"`(A graph of \d+ nodes is a model of \d+ on \w+)", text)
+    level = logging.getLogger("dort_rewriter").level
+    try:
+        exec(compile(block, "<documentation>", "exec"), {"__name__": "__main__"})
+    finally:
+        logging.getLogger("dort_rewriter").setLevel(level)
+    assert quoted in caplog.text
 
 
 @pytest.mark.parametrize("block", blocks("bash"))

@@ -69,6 +69,62 @@ def test_what_onnxruntime_sends(version: str, mode: str, state: str, text: str) 
     assert not list(doctor.check_telemetry("1.19.2", mode))
 
 
+V4 = ["x86-64-v4", "x86-64-v3", "x86-64"]
+AMX = frozenset({"avx512f", "avx512_vnni", "amx_bf16", "amx_int8"})
+
+
+@pytest.mark.parametrize(
+    ("levels", "installed", "torchs", "features", "amx", "said", "noted"),
+    [
+        (V4, "x86-64-v4", "AVX512", AMX, True, "for x86-64-v4, torch's for AVX512", ""),
+        (V4, "x86-64-v4", "AVX512", AMX, True, "by AMX, of 8-bit numbers by amx_int8", ""),
+        (V4[1:], None, "AVX2", {"avx2"}, False, "for x86-64-v3", ""),
+        (V4, "x86-64-v3", "AVX512", {"avx512f"}, False, "for x86-64-v3", "can do x86-64-v4"),
+        (V4, "x86-64-v4", "AVX2", {"avx512f"}, False, "torch's for AVX2", "has AVX-512"),
+        (V4, None, "AVX512", AMX, False, "without AMX", "has AMX, and this torch"),
+        (["aarch64"], None, "DEFAULT", (), False, "for aarch64", ""),
+    ],
+)
+def test_what_computes_is_compared_with_what_the_processor_can(
+    levels: list[str],
+    installed: str | None,
+    torchs: str,
+    features: Any,
+    amx: bool,
+    said: str,
+    noted: str,
+) -> None:
+    library = None if installed is None else Path(f"kernels-{installed}.so")
+    first, *notes = doctor.check_processor(levels, library, torchs, features, amx)
+    assert first.state == "ok"
+    assert said in first.text
+    assert [noted in n.text and n.state == "note" and bool(n.fix) for n in notes] == [True] * bool(
+        noted
+    )
+
+
+def test_threads_are_compared_with_the_cores_of_the_container() -> None:
+    finding = doctor.check_threads(64, 2, 64)
+    assert finding.state == "note"
+    assert "on 2 core(s) that this process may use, of 64 of the machine" in finding.text
+    assert finding.fix.startswith("export OMP_NUM_THREADS=2")
+    assert doctor.check_threads(2, 2, 64).state == "ok"
+    assert doctor.check_threads(4, 4, 4).text == "4, on 4 usable core(s)"
+
+
+def test_plug_ins_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("onnxruntime_ep_webgpu", "onnxruntime_qnn", "onnxruntime_extensions"):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = doctor.plugins()
+    assert {"onnxruntime-ep-webgpu 1.0", "onnxruntime-qnn 1.0"} <= set(names)
+    assert not any("extensions" in name for name in names)
+    found = list(doctor.check_plugins(names))
+    assert all(f.state == "note" and "do not use it" in f.text for f in found)
+
+
 def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:
     assert list(doctor.check_requirements(['x>=1; extra == "demo"', "y"], VERSIONS.get)) == []
     finding = only(doctor.check_requirements(None, VERSIONS.get))

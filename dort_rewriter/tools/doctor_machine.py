@@ -1,0 +1,98 @@
+"""What the doctor says of the machine: its processor, its threads, plug-ins of onnxruntime."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dort_rewriter.tools.findings import Finding
+
+__all__ = ["check_plugins", "check_processor", "check_threads", "plugins"]
+
+PLUGINS = re.compile(r"onnxruntime-(ep-.+|qnn|windowsml|ggml)")
+"""Distributions that bring a provider as a library of its own. NOTE: some were builds of all of
+onnxruntime before, and bring its module then."""
+
+_INT8 = ("avx_vnni", "avx512_vnni", "amx_int8")
+
+
+def check_processor(
+    levels: Sequence[str], library: Path | None, torch: str, features: Collection[str], amx: bool
+) -> Iterator[Finding]:
+    """Compare what the processor can do with what computes on it.
+
+    ``levels`` are those of our kernels that run here, the best first; ``library`` is the installed
+    one. ``torch`` is what torch calls its kernels, ``amx`` says whether MKL multiplies bfloat16.
+    """
+    used = next((level for level in levels if library and library.stem.endswith(level)), "")
+    has_amx = "amx_bf16" in features
+    parts = [
+        f"kernels of this package for {used or levels[0]}",
+        f"torch's for {torch}",
+        f"products of bfloat16 {'by AMX' if amx and has_amx else 'without AMX'}",
+        f"of 8-bit numbers by {next((f for f in _INT8[::-1] if f in features), 'no own')} "
+        "instructions",
+    ]
+    yield Finding("ok", "processor", ", ".join(parts))
+    if used and used != levels[0]:
+        yield Finding(
+            "note",
+            "processor",
+            f"can do {levels[0]}, and the installed kernels are for {used}",
+            "pip install --force-reinstall --no-deps dort-rewriter",
+        )
+    if "avx512f" in features and torch not in ("AVX512", "AVX512_VNNI"):
+        yield Finding(
+            "note",
+            "processor",
+            f"has AVX-512, and torch's kernels are for {torch}",
+            "unset ATEN_CPU_CAPABILITY",
+        )
+    if has_amx and not amx:
+        yield Finding(
+            "note",
+            "processor",
+            "has AMX, and this torch comes without the MKL that multiplies by it",
+            "pip install torch  # a build with MKL, as those of pytorch.org are",
+        )
+
+
+def check_threads(torchs: int, cores: int, machine: int) -> Finding:
+    """Compare the threads of torch, which sessions take over, with the cores of this process.
+
+    ``cores`` are those that it may use (affinity, quota of a container), ``machine`` all of them.
+    """
+    limited = f", of {machine} of the machine" if cores < machine else ""
+    if torchs > cores:
+        return Finding(
+            "note",
+            "threads",
+            f"{torchs} of torch and of each session, on {cores} core(s) that this process may "
+            f"use{limited}: they wait for each other",
+            f"export OMP_NUM_THREADS={cores}  # or torch.set_num_threads({cores})",
+        )
+    return Finding("ok", "threads", f"{torchs}, on {cores} usable core(s){limited}")
+
+
+def plugins() -> list[str]:
+    """The installed distributions that bring a provider as a plug-in, with their versions."""
+    found = {
+        f"{name} {d.version}"
+        for d in importlib.metadata.distributions()
+        if (name := str(d.metadata["Name"] or "").lower().replace("_", "-"))
+        and PLUGINS.fullmatch(name)
+    }
+    return sorted(found)
+
+
+def check_plugins(names: Iterable[str]) -> Iterator[Finding]:
+    """Say of plug-in providers that they are not used."""
+    for name in names:
+        yield Finding(
+            "note",
+            "plug-in",
+            f"{name} is installed, and sessions do not use it: they take the providers that are "
+            "built into onnxruntime (onnxruntime.get_available_providers())",
+        )

@@ -72,8 +72,9 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
 
 def what_is_compiled() -> str:
     """Return a digest of what an installation compiles, and of how it does that."""
-    runtime = ROOT / "dort_rewriter" / "runtime"
-    files = [ROOT / "setup.py", runtime / "kernel_build.py", *(runtime / "kernels_cpp").iterdir()]
+    kernels = ROOT / "dort_rewriter" / "kernels"
+    sources = [path for path in (kernels / "cpp").rglob("*") if path.is_file()]
+    files = [ROOT / "setup.py", kernels / "build.py", *sources]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
 
 

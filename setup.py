@@ -28,7 +28,7 @@ AUTOLOAD = "dort_rewriter_autoload"
 
 def load_kernel_build() -> ModuleType:
     """Load the file by its path: the package itself may not be importable here."""
-    path = ROOT / "dort_rewriter" / "runtime" / "kernel_build.py"
+    path = ROOT / "dort_rewriter" / "kernels" / "build.py"
     spec = importlib.util.spec_from_file_location("kernel_build", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look themselves up there
@@ -102,7 +102,7 @@ class BuildKernels(Command):
         return said or f"{compiler[0]} made no library and said nothing"
 
     def get_source_files(self) -> list[str]:
-        sources = [*sorted(kernel_build.SOURCES.iterdir()), Path(kernel_build.__file__)]
+        sources = [*kernel_build.sources(), Path(kernel_build.__file__)]
         return [path.relative_to(ROOT).as_posix() for path in sources]
 
     def get_outputs(self) -> list[str]:
@@ -150,7 +150,12 @@ setup(
     py_modules=[AUTOLOAD],
     include_package_data=False,  # what is data is listed here
     package_data={
-        "dort_rewriter": ["py.typed", "capture/taken_types.txt", "runtime/kernels_cpp/*"],
+        "dort_rewriter": [
+            "py.typed",
+            "capture/taken_types.txt",
+            "kernels/cpp/*",
+            "kernels/cpp/operators/*",
+        ],
         "dort_rewriter.patches": ["*/*.diff"],
     },
     cmdclass={"build": Build, "build_kernels": BuildKernels, "bdist_wheel": PlatformWheel},

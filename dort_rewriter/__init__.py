@@ -22,7 +22,7 @@ _EXPORTS: dict[str, str] = {
     "Comparison": "tools.comparison",
     "compose_backends": "tools.backend_aids",
     "create_input_names": "export.names",
-    "custom_ops_library": "runtime.custom_kernels",
+    "custom_ops_library": "kernels.loading",
     "Dispatcher": "export.dispatcher",
     "DivergenceError": "errors",
     "DortError": "errors",
@@ -30,6 +30,7 @@ _EXPORTS: dict[str, str] = {
     "dump_onnx": "tools.dumps",
     "ExecutionError": "errors",
     "explain": "tools.explain",
+    "export_training_step": "deployment.training_steps",
     "Explanation": "tools.explain",
     "ExportError": "errors",
     "ExportOptions": "options",
@@ -46,6 +47,7 @@ _EXPORTS: dict[str, str] = {
     "installed": "hook",
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "load": "deployment.loading",
+    "load_training_state": "deployment.training_state",
     "make_aot_ort": "backends.aot_ort",
     "onnx_custom_backend": "backends.custom",
     "onnx_debug_backend": "backends.debug",
@@ -67,6 +69,7 @@ _EXPORTS: dict[str, str] = {
     "results_to_string": "tools.results",
     "ResultReachedError": "errors",
     "save": "deployment.saving",
+    "save_training_state": "deployment.training_state",
     "SavedModel": "deployment.loading",
     "status": "hook",
     "to_onnx": "backends.to_onnx",
@@ -107,6 +110,8 @@ if TYPE_CHECKING:
     from dort_rewriter.backends.to_onnx import to_onnx
     from dort_rewriter.deployment.loading import SavedModel, load
     from dort_rewriter.deployment.saving import save
+    from dort_rewriter.deployment.training_state import load_training_state, save_training_state
+    from dort_rewriter.deployment.training_steps import export_training_step
     from dort_rewriter.deployment.warming import warm_up
     from dort_rewriter.errors import (
         CallMismatchError,
@@ -132,9 +137,9 @@ if TYPE_CHECKING:
     from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
+    from dort_rewriter.kernels.loading import custom_ops_library
     from dort_rewriter.optimize.selection import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
-    from dort_rewriter.runtime.custom_kernels import custom_ops_library
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.backend_aids import (
         compose_backends,

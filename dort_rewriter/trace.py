@@ -21,16 +21,10 @@ _hidden = contextlib.nullcontext[Callable[[], object]](lambda: None)
 class CompileTrace:
     """One compilation, from the captured graph to its sessions."""
 
-    fx_text: str = ""
-    """The captured graph as text, before partitioning."""
-    models: list[Any] = field(default_factory=list)
-    """The exported models (``onnx_ir.Model``), in the order of the partitions."""
     reports: list[Any] = field(default_factory=list)
     """What the optimizer did to each of them."""
-    fallbacks: list[Any] = field(default_factory=list)
-    """The operators left to torch (:class:`~dort_rewriter.errors.UnsupportedOp`)."""
-    called: list[Any] = field(default_factory=list)
-    """The operators that sessions call in torch, and why (as ``fallbacks``)."""
+    plans: list[Any] = field(default_factory=list)
+    """Who computes each node of the graph; more than one where it was planned again."""
     failures: list[str] = field(default_factory=list)
     """Why graphs that are convertible run in torch all the same: what their sessions refused."""
     timings: dict[str, float] = field(default_factory=dict)

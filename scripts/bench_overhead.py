@@ -20,8 +20,8 @@ import onnx
 import onnx.helper as helper
 import torch
 
+from dort_rewriter.ort_module import bindings, describe, load_onnxruntime, max_ir_version
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime, max_ir_version
 from dort_rewriter.runtime.ort_values import to_ort
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session

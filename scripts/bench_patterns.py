@@ -26,7 +26,7 @@ import torch
 from bench_graphs import MODELS, Captured, capture
 from bench_subjects import Subject
 
-from dort_rewriter.runtime.installed import describe
+from dort_rewriter.ort_module import describe
 
 SETS: dict[str, str | None] = {
     "none": None,

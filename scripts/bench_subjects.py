@@ -12,13 +12,12 @@ import onnx_ir as ir
 import torch
 from bench_graphs import Captured
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.optimize_onnx import optimize_model
-from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe
 from dort_rewriter.runtime.providers import CPU
 
 FUSED = (

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from dort_rewriter import OrtBackend
+from dort_rewriter.ort_module import describe, max_ir_version
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import describe, max_ir_version
 from dort_rewriter.runtime.session import create_session, session_options
 from dort_rewriter.runtime.threads import Spinning, ThreadPolicy
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot

@@ -1,4 +1,4 @@
-"""Measure operators that may run faster in torch: the table of ``capture/placement.py``.
+"""Measure operators that may run faster in torch: the table of ``plan/placement.py``.
 
 usage: python scripts/calibrate.py [--ops a,b] [--types a,b] [--json FILE] [--repeat N]
 
@@ -24,12 +24,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.backends.compilation import compile_graph
-from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.backends.torch_kernels import with_torch_kernels
-from dort_rewriter.capture.placement import KERNEL, KERNEL_TYPES, Place, work_of
+from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.placement import KERNEL, KERNEL_TYPES, Place, work_of
+from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
 
 aten = torch.ops.aten
@@ -225,9 +224,10 @@ def compiled(function: Callable[..., Any], args: Sequence[Any], place: Place) ->
     assert node is not None
     options = OrtBackendOptions(intra_op_threads=1, fallback=False, placement={"*": place})
     recipe = Recipe(
-        dispatcher=with_torch_kernels(OxsDispatcher(), options),
+        dispatcher=OxsDispatcher(),
         options=options,
         runs_here=True,
+        torch_kernels=True,
         select_providers=lambda graph, args: [(CPU, {})],
     )
     base = str(node.target).split(".")

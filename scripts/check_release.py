@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 PACKAGE = "dort_rewriter"
-NEEDED_AT_RUN_TIME = ("py.typed", "runtime/kernels_cpp/library.cpp", "hook/installer.py")
+NEEDED_AT_RUN_TIME = ("py.typed", "kernels/cpp/library.cpp", "hook/installer.py")
 NEEDED_TO_BUILD = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 NOT_GIVEN_AWAY = ("tests", "scripts", "docs", "noxfile.py")
 
@@ -105,7 +105,7 @@ def check_installed(kernels: bool) -> list[str]:
     import torch
 
     import dort_rewriter
-    from dort_rewriter.runtime.kernel_library import installed_library
+    from dort_rewriter.kernels.library import installed_library
 
     place = Path(dort_rewriter.__file__)
     if place.is_relative_to(ROOT / PACKAGE):

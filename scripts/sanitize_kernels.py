@@ -37,8 +37,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kernel_cases import MAKERS
 from kernel_spoilers import draw
 
+from dort_rewriter.kernels.build import includes
+
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parent / "dort_rewriter" / "runtime" / "kernels_cpp"
 FLAGS = [
     *("-std=c++17", "-O1", "-g", "-pthread", "-ffp-contract=off", "-D_GLIBCXX_ASSERTIONS"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"),
@@ -49,7 +50,7 @@ SETTINGS = {"ASAN_OPTIONS": "max_allocation_size_mb=1024:detect_leaks=1"}
 def build(compiler: str, flags: Sequence[str], target: Path) -> None:
     """Compile the operators with the sanitizers, around what stands for ONNX Runtime."""
     source = HERE / "sanitize_kernels.cpp"
-    command = [compiler, *FLAGS, *flags, f"-I{SOURCES}", str(source), "-o", str(target)]
+    command = [compiler, *FLAGS, *flags, *includes(), str(source), "-o", str(target)]
     subprocess.run(command, check=True)
 
 

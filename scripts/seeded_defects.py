@@ -398,8 +398,8 @@ def collected(copy: Path, options: list[str]) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
-def quickest_first(tests: list[str], seconds: dict[str, float]) -> list[str]:
-    """The tests file by file, files of short tests before those of long ones."""
+def quickest_first(tests: list[str], seconds: dict[str, float], near: str) -> list[str]:
+    """The tests file by file: those of the defect's own folder, then files of short tests."""
     by_file: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         by_file[test.partition("::")[0]].append(test)
@@ -407,7 +407,12 @@ def quickest_first(tests: list[str], seconds: dict[str, float]) -> list[str]:
     def mean(file: str) -> float:
         return sum(seconds.get(_key(t), 1) for t in by_file[file]) / len(by_file[file])
 
-    return [t for file in sorted(by_file, key=mean) for t in by_file[file]]
+    folder = near.split("/")[1:2]
+
+    def order(file: str) -> tuple[bool, float]:
+        return file.split("/")[1:2] != folder, mean(file)
+
+    return [t for file in sorted(by_file, key=order) for t in by_file[file]]
 
 
 def report(verdicts: list[dict[str, Any]]) -> None:
@@ -438,6 +443,7 @@ def main() -> int:
     three.add_argument("--of", type=Path, required=True)
     three.add_argument("--touches", type=Path, required=True)
     three.add_argument("--into", type=Path, required=True)
+    three.add_argument("--shorter", type=Path, help="a list of its tests, in place of options")
     three.add_argument("--part", default="0/1", help="every Nth defect from the Mth: M/N")
     three.add_argument("options", nargs="*", help="options of pytest: the shorter suite")
     four = commands.add_parser("report")
@@ -458,17 +464,22 @@ def main() -> int:
     first, step = map(int, arguments.part.split("/"))
     done = json.loads(arguments.into.read_text()) if arguments.into.exists() else []
     with copied_tree() as copy:
-        shorter = collected(copy, arguments.options)
-        for number in range(first, len(defects), step):
+        if arguments.shorter is None:
+            shorter = collected(copy, arguments.options)
+        else:
+            shorter = set(arguments.shorter.read_text().splitlines())
+        seconds = touches["seconds"]
+        expected = [sum(seconds.get(_key(t), 1) for t in r) for r in touches["reached"]]
+        for number in sorted(range(len(defects)), key=expected.__getitem__)[first::step]:
             if any(v["number"] == number for v in done):
                 continue
             start = time.monotonic()
-            reached = quickest_first(touches["reached"][number], touches["seconds"])
+            reached = quickest_first(touches["reached"][number], seconds, defects[number].file)
             parts = [
                 [t for t in reached if t in shorter],
                 [t for t in reached if t not in shorter],
             ]
-            caught = judge(defects[number], parts, copy, touches["seconds"])
+            caught = judge(defects[number], parts, copy, seconds)
             sizes = [len(p) for p in parts]
             verdict = {"number": number, "file": defects[number].file, "caught": caught}
             verdict |= {"tests": sizes, "seconds": round(time.monotonic() - start, 1)}

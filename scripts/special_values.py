@@ -62,7 +62,7 @@ def serve(dtypes: Sequence[str], samples: int) -> None:
     from torch.testing._internal.common_methods_invocations import op_db
 
     import dort_rewriter
-    from dort_rewriter.backends.compilation import forget_what_was_told
+    from dort_rewriter.compiler.safety_net import forget_warnings
 
     records = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -78,7 +78,7 @@ def serve(dtypes: Sequence[str], samples: int) -> None:
         try:
             for record in measure(entries[name], dtypes, samples):
                 records.write(json.dumps({"op": name, **record}) + "\n")
-                forget_what_was_told()
+                forget_warnings()
         except Exception as e:  # samples that need a library which is not there, mostly
             records.write(json.dumps({"op": name, "status": "skipped", "detail": str(e)}) + "\n")
         records.write(json.dumps({"done": name}) + "\n")

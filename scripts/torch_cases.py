@@ -26,8 +26,13 @@ import torch
 from onnx import helper
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.graph.schemas import MKL_ATTENTION_GRAD, MKL_PRODUCT, OWN_DOMAIN, TORCH_FLASH
-from dort_rewriter.runtime.installed import bindings
+from dort_rewriter.kernels.operators import (
+    MKL_ATTENTION_GRAD,
+    MKL_PRODUCT,
+    OWN_DOMAIN,
+    TORCH_FLASH,
+)
+from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime.ort_values import push
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import create_session, session_options

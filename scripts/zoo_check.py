@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dort_rewriter.backends.compilation import forget_what_was_told
+from dort_rewriter.compiler.safety_net import forget_warnings
 from tests.backends.roundings import Roundings
 
 __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
@@ -94,7 +94,7 @@ class Watch(logging.Handler):
     def watching(self) -> Iterator[None]:
         logger = logging.getLogger("dort_rewriter")
         before = logger.level
-        forget_what_was_told()
+        forget_warnings()
         logger.addHandler(self)
         logger.setLevel(logging.INFO)
         try:

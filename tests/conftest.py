@@ -70,8 +70,8 @@ def levels_as_found() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_was_told() -> None:
     """What the log says once is said to each test."""
-    if (compilation := sys.modules.get("dort_rewriter.backends.compilation")) is not None:
-        compilation.forget_what_was_told()
+    if (safety_net := sys.modules.get("dort_rewriter.compiler.safety_net")) is not None:
+        safety_net.forget_warnings()
 
 
 @pytest.fixture(autouse=True)

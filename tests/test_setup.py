@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from dort_rewriter.runtime import kernel_build
+from dort_rewriter.kernels import build as kernel_build
 from tests.gates.sources import ROOT
 
-BUILT = "dort_rewriter/runtime/kernels_built/"
+BUILT = "dort_rewriter/kernels/built/"
 LEVELS = kernel_build.processor_levels(kernel_build.platform.machine())
 TAG = r"dort_rewriter-[\w.]+?(?:-0\.editable)?-(.*)\.whl"
 BUILD = """
@@ -36,7 +36,7 @@ class Project:
         self.folder = folder / "project"
         self.wheels = folder / "wheels"
         self.wheels.mkdir()
-        ignored = shutil.ignore_patterns("__pycache__", "kernels_built")
+        ignored = shutil.ignore_patterns("__pycache__", "built")
         for name in ("dort_rewriter", "patches"):
             shutil.copytree(ROOT / name, self.folder / name, ignore=ignored)
         for path in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -91,7 +91,7 @@ def test_a_wheel_with_kernels_is_for_a_platform(project: Project) -> None:
     tag, names = project.build(project.compiler())
     assert re.fullmatch(r"py3-none-(?!any)\w+", tag)
     assert libraries(names) == {"built.json", *map(kernel_build.library_name, LEVELS)}
-    assert {"dort_rewriter_autoload.py", "dort_rewriter/runtime/kernels_cpp/half.h"} <= set(names)
+    assert {"dort_rewriter_autoload.py", "dort_rewriter/kernels/cpp/half.h"} <= set(names)
     assert project.compilations() == len(LEVELS)
     assert project.build(project.compiler()) == (tag, names)
     assert project.compilations() == len(LEVELS)
@@ -134,7 +134,7 @@ def test_an_editable_installation_compiles_for_this_processor(project: Project) 
     }
     assert list(json.loads((project.built / "built.json").read_text())) == [best.name]
     assert "dort_rewriter_autoload.py" in names
-    with (project.folder / "dort_rewriter/runtime/kernels_cpp/half.h").open("a") as file:
+    with (project.folder / "dort_rewriter/kernels/cpp/half.h").open("a") as file:
         file.write("// edited\n")
     project.build(project.compiler(), "build_editable")
     assert project.compilations() == 2

@@ -264,12 +264,13 @@ def _shown_as(chain: Sequence[torch.fx.Node]) -> torch.fx.Node:
     return owner
 
 
-def rebase_strided(graph: torch.fx.Graph) -> None:
+def rebase_strided(graph: torch.fx.Graph) -> int:
     """Let as_strided read what owns the memory, rather than a view of it that may show less.
 
     A view of an argument stays, or of a copy that torch makes of its storage: where that begins is
-    known at run time only.
+    known at run time only. Returns how many nodes read something else now.
     """
+    changed = 0
     in_torch = set(reads_gaps(graph))
     for node in graph.nodes:
         if node.target is not aten.as_strided.default or node in in_torch:
@@ -284,3 +285,5 @@ def rebase_strided(graph: torch.fx.Graph) -> None:
             continue
         if owner.meta["val"].dtype is shown.meta["val"].dtype:
             node.args, node.kwargs = (owner, *node.args[1:3], offset), {}
+            changed += 1
+    return changed

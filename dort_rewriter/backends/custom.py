@@ -21,15 +21,14 @@ from dort_rewriter.backends.arguments import (
     select_patterns,
     takes_fields_of,
 )
-from dort_rewriter.backends.compilation import compile_graph
-from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.provider_choice import select_providers
-from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.backends.safety_net import guarded, raises_at_call
 from dort_rewriter.backends.user_storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.capture.lowering import is_lowered
+from dort_rewriter.compiler.compilation import compile_graph
+from dort_rewriter.compiler.conventions import unboxed
+from dort_rewriter.compiler.safety_net import guarded, raises_at_call
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import (
@@ -38,6 +37,7 @@ from dort_rewriter.options import (
     OrtBackendOptions,
     from_mapping,
 )
+from dort_rewriter.plan.recipe import Recipe
 
 __all__ = ["compile_any_graph", "make_recipe", "merge_options", "onnx_custom_backend"]
 

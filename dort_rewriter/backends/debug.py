@@ -14,12 +14,12 @@ import onnx
 import torch
 
 from dort_rewriter.backends.arguments import CustomBackendOptions, takes_fields_of
-from dort_rewriter.backends.blocks import ExportedBlock
 from dort_rewriter.backends.custom import compile_any_graph, make_recipe, merge_options
-from dort_rewriter.backends.divergence import TorchResults
-from dort_rewriter.backends.safety_net import raises_at_call
+from dort_rewriter.compiler.divergence import TorchResults
+from dort_rewriter.compiler.safety_net import raises_at_call
 from dort_rewriter.errors import OptionError, ResultReachedError
 from dort_rewriter.options import OptimizationOptions, from_mapping
+from dort_rewriter.plan.recipe import ExportedBlock
 from dort_rewriter.runtime.reference import ReferenceExecutor, describe_node
 
 __all__ = ["DebugBackendOptions", "DebugRunner", "onnx_debug_backend"]

@@ -11,8 +11,8 @@ import onnx
 import torch
 from onnx import helper
 
-from dort_rewriter.backends.blocks import BuiltBlock, Runner
 from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.plan.recipe import BuiltBlock, Runner
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import InputSlot, OutputSlot

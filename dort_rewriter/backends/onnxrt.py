@@ -16,7 +16,6 @@ import torch
 
 from dort_rewriter import notebook
 from dort_rewriter.backends.arguments import with_mode
-from dort_rewriter.backends.compilation import forget_what_was_told
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
 from dort_rewriter.backends.instances import (
     clear_instances,
@@ -33,8 +32,8 @@ from dort_rewriter.backends.onnxrt_graphs import (
     serves,
 )
 from dort_rewriter.backends.provider_choice import select_providers
-from dort_rewriter.backends.safety_net import raises_at_call
 from dort_rewriter.backends.session_call import run_session
+from dort_rewriter.compiler.safety_net import forget_warnings, raises_at_call
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
@@ -225,7 +224,7 @@ def compile_by_name(
 
 
 def _reset() -> None:
-    forget_what_was_told()
+    forget_warnings()
     for backend in OrtBackend.get_cached_instances():
         backend.reset()
 

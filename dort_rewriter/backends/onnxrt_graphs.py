@@ -16,33 +16,34 @@ from typing import Any
 import torch
 
 from dort_rewriter import env
-from dort_rewriter.backends import compilation
 from dort_rewriter.backends.arguments import with_mode
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.conventions import unboxed
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
-from dort_rewriter.backends.finite import FiniteChecks, checks_finite
-from dort_rewriter.backends.graph_key import graph_key
 from dort_rewriter.backends.instances import as_own
-from dort_rewriter.backends.minifier import watched
 from dort_rewriter.backends.provider_choice import selection_of
-from dort_rewriter.backends.recipe import Recipe, RunBoxed
-from dort_rewriter.backends.safety_net import (
+from dort_rewriter.backends.seen_calls import note_call
+from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.capture.metadata import complete_metadata
+from dort_rewriter.compiler import compilation
+from dort_rewriter.compiler.block import make_block
+from dort_rewriter.compiler.conventions import unboxed
+from dort_rewriter.compiler.finite import FiniteChecks, checks_finite
+from dort_rewriter.compiler.graph_key import graph_key
+from dort_rewriter.compiler.minifier import watched
+from dort_rewriter.compiler.safety_net import (
     GRAPH_BREAKS,
     guarded,
     is_compiled_ahead,
+    log_whole_fallback,
     raises_at_call,
 )
-from dort_rewriter.backends.seen_calls import note_call
-from dort_rewriter.backends.torch_kernels import with_torch_kernels
-from dort_rewriter.backends.verification import copies
-from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.metadata import complete_metadata
+from dort_rewriter.compiler.verification import copies
 from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.plan.graph_plan import plan_whole
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.torch_defects.kernel_layouts import asks_for_format
 from dort_rewriter.torch_defects.overlapping_writes import (
@@ -97,7 +98,7 @@ def call_backend(
     if written := overlapping_writes(graph_module.graph):
         left = [UnsupportedOp(name_of(n), REASON, source_line(n), n.name) for n in written]
         if not any(map(raises_in_eager_mode, written)):
-            compilation.tell_whole(left, fallback=chosen.fallback)
+            log_whole_fallback(left, fallback=chosen.fallback)
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
@@ -208,7 +209,7 @@ def accelerated_call(
 
         def compiled() -> Callable[..., Any]:
             complete_metadata(graph_module, args)
-            return compilation.make_block(graph_module, make_recipe(backend))
+            return make_block(plan_whole(graph_module, make_recipe(backend)))
 
         fallback = _options(backend).fallback
         block = _blocks[graph_module] = guarded(
@@ -221,12 +222,13 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
     """What a backend does with a graph of ATen operators, with its options or others."""
     options = options or _options(backend)
     return Recipe(
-        dispatcher=with_torch_kernels(make_dispatcher(), options),
+        dispatcher=make_dispatcher(),
         options=options,
         select_providers=selection_of(backend, options),
         on_built=functools.partial(_record, backend),
         around=functools.partial(_watch, backend),
         runs_here=True,
+        torch_kernels=True,
         compared=backend._assert_allclose_to_baseline,
     )
 

@@ -15,7 +15,7 @@ from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from dort_rewriter.runtime.model_files import from_message, read_model, to_proto
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import try_session

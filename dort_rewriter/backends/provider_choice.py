@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import Providers
-from dort_rewriter.backends.tf32 import may_use_tf32
+from dort_rewriter.compiler.tf32 import may_use_tf32
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.runtime.providers import CPU, CUDA, ProviderSpec, infer
+from dort_rewriter.plan.recipe import Providers
+from dort_rewriter.runtime.providers import (
+    CPU,
+    CUDA,
+    OPENVINO,
+    ProviderSpec,
+    infer,
+    take_present,
+)
 
 __all__ = ["select_providers", "selection_of"]
 
@@ -31,7 +38,11 @@ def selection_of(
 def select_providers(
     options: OrtBackendOptions, graph_module: torch.fx.GraphModule, args: Sequence[Any]
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """The providers of a session, best first, each once."""
+    """The providers of a session, best first, each once.
+
+    Raises :class:`OptionError` for one that is named and not there, if it is required or the
+    options say ``fallback=False``.
+    """
     wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
     if options.infer_execution_providers:
         devices = [a.device for a in args if isinstance(a, torch.Tensor)]
@@ -45,12 +56,26 @@ def select_providers(
             chosen.setdefault(spec[0], spec[1] or {})
         else:  # inferred: what the user left open follows the tensors, as the device's number
             chosen[spec.name] = {**spec.options, **chosen.get(spec.name, {})}
-    if CUDA in chosen:
-        chosen[CUDA] = {**_as_torch_computes(graph_module), **chosen[CUDA]}
-    return list(chosen.items())
+    here = take_present(list(chosen.items()), strict=not options.fallback)
+    names = [p.name for p in here] or [CPU]
+    return [(n, {**_as_torch_computes(n, graph_module), **chosen.get(n, {})}) for n in names]
 
 
-def _as_torch_computes(graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+def _as_torch_computes(name: str, graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+    """Options that have a provider compute as exactly as torch's settings ask for.
+
+    By itself each of these lowers the precision of float32 on processors that have it cheap. What
+    the user's own options say wins.
+    """
+    if name == CUDA:
+        return _cuda_options(graph_module)
+    if name == OPENVINO and torch.get_float32_matmul_precision() != "medium":
+        # On a processor with AMX it would be bfloat16: gradients were off by 1.6e-2.
+        return {"load_config": '{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}'}
+    return {}
+
+
+def _cuda_options(graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
     """What torch's settings say of CUDA's products and convolutions.
 
     NOTE: by itself onnxruntime rounds to TF32 and tries every algorithm of a convolution, which

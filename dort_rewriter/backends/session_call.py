@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from dort_rewriter.dtypes import to_torch
-from dort_rewriter.runtime.installed import bindings, load_onnxruntime
+from dort_rewriter.ort_module import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import dense, from_ort, to_ort
 from dort_rewriter.signature import Scalar, describe_value
 

@@ -11,10 +11,10 @@ import onnx
 import torch
 
 from dort_rewriter.aten.aliases import rebase_strided
-from dort_rewriter.backends.building import add_casts_of_standard
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower
+from dort_rewriter.compiler.building import add_casts_of_standard
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
@@ -24,7 +24,7 @@ from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
-from dort_rewriter.torch_defects.metadata import correct_records
+from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["to_onnx"]
@@ -179,7 +179,7 @@ def to_onnx(
         source = lower(
             mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
         )
-        correct_records(source.graph_module.graph)
+        correct_metadata(source.graph_module.graph)
         rebase_strided(source.graph_module.graph)
     with trace.phase("export", len(source.graph_module.graph.nodes)) as advance:
         exported = convert_graph(

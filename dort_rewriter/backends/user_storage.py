@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.recipe import RunBoxed
+from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.model_files import to_proto
 
 __all__ = ["StorageKeeper"]

@@ -23,11 +23,12 @@ from dort_rewriter.capture.saved_values import mark_saved
 from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.passes import AtenPass, passes_of, run_passes
 from dort_rewriter.progress import shown
 from dort_rewriter.torch_defects.forgotten_orders import keep_orders
 from dort_rewriter.torch_defects.gradient_layouts import keep_gradients_apart
 from dort_rewriter.torch_defects.margin_loss import corrected
-from dort_rewriter.torch_defects.metadata import correct_records
+from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.torch_defects.overlapping_writes import REASON, name_of, overlapping_writes
 from dort_rewriter.torch_defects.tracing import correct_tracing
 from dort_rewriter.torch_defects.unread_draws import return_unread_draws, without_last
@@ -126,26 +127,6 @@ def _make_compiler(
     return watched(lambda graph, given: finish(graph, given, prepare(graph)))
 
 
-def _prepare_forward(graph_module: torch.fx.GraphModule) -> Traced:
-    view_written_arguments(graph_module.graph, metadata_of_compilation())
-    _release_updates(graph_module)
-    return Traced("forward")
-
-
-def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
-    return Traced("backward")
-
-
-def _prepare_inference(types: TypeCheck, graph_module: torch.fx.GraphModule) -> Traced:
-    correct_records(graph_module.graph)
-    types.check(graph_module)
-    view_written_arguments(graph_module.graph, metadata_of_compilation())
-    _release_updates(graph_module)
-    name_known_masks(graph_module.graph)
-    updated = take_updates(graph_module)
-    return Traced("inference", updated, _weights(graph_module))
-
-
 def _raising_as(
     graph_module: torch.fx.GraphModule, compiled: Callable[..., Any], draws: bool
 ) -> Callable[..., Any]:
@@ -174,6 +155,129 @@ def _raising_as(
     return call
 
 
+class _AotGraph:
+    """A graph of AOTAutograd on its way to a compiler."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule, types: TypeCheck | None = None) -> None:
+        self.graph_module = graph_module
+        self.graph: torch.fx.Graph = graph_module.graph
+        self.types = types
+        self.metadata = metadata_of_compilation()
+        self.updated: tuple[int, ...] = ()
+        """The arguments whose new values are its last results."""
+        self.results = self.returned = 0
+        """How many results a joint graph has that are the forward part's, and the program's."""
+
+    def refuse_types(self) -> int:
+        assert self.types is not None
+        self.types.check(self.graph_module)
+        return 0
+
+    def release_updates(self) -> int:
+        """Let the new values of arguments lie in memory as they like: torch copies them.
+
+        They are the first results of a forward graph.
+        """
+        if self.metadata is None:
+            return 0
+        updated = [self.metadata.input_info[i] for i in self.metadata.mutated_inp_runtime_indices]
+        copied = [
+            i for i, info in enumerate(updated) if info.mutates_data and not info.mutates_metadata
+        ]
+        let_layouts_vary(self.graph, copied)
+        return len(copied)
+
+    def take_updates(self) -> int:
+        self.updated = take_updates(self.graph_module)
+        return len(self.updated)
+
+    def run(self, passes: Sequence[AtenPass[_AotGraph]]) -> None:
+        run_passes(passes, self, passes_of(self.graph_module))
+
+
+_CORRECT_METADATA = AtenPass[_AotGraph](
+    "correct_metadata",
+    "Nodes have the types and sizes that kernels give, not those that torch traced.",
+    lambda given: correct_metadata(given.graph),
+)
+_REFUSE_TYPES = AtenPass[_AotGraph](
+    "refuse_types",
+    "Torch's kernels take the types of all operators, or eager mode runs the graph.",
+    _AotGraph.refuse_types,  # by the types that kernels give, not by those that torch traced
+)
+_NAME_KNOWN_MASKS = AtenPass[_AotGraph](
+    "name_known_masks",
+    "Attention is called causal, or has no mask, where its mask is known.",
+    lambda given: name_known_masks(given.graph),
+)
+_VIEW_WRITTEN_ARGUMENTS = AtenPass[_AotGraph](
+    "view_written_arguments",
+    "Results that are views of mutated inputs are views of these.",
+    lambda given: view_written_arguments(given.graph, given.metadata),
+)
+_RELEASE_UPDATES = AtenPass[_AotGraph](
+    "release_updates",
+    "New values of mutated inputs may have any strides: torch copies them.",
+    _AotGraph.release_updates,
+)
+
+JOINT: tuple[AtenPass[_AotGraph], ...] = (
+    AtenPass(
+        "drop_copies",
+        "Copies that cannot be told from what they copy are gone.",
+        lambda given: drop_copies(given.graph),
+    ),
+    AtenPass(
+        "merge_duplicates",
+        "What is computed twice is computed once.",
+        lambda given: merge_duplicates(given.graph),
+    ),
+    _CORRECT_METADATA,
+    _REFUSE_TYPES,
+    _NAME_KNOWN_MASKS,
+    AtenPass(
+        "mark_saved",
+        "What the backward graph would recompute to other values is saved.",
+        lambda given: mark_saved(
+            given.graph, given.results, max(given.results - given.returned, 0)
+        ),
+    ),
+)
+"""What a joint graph goes through before it is cut into forward and backward."""
+
+FORWARD: tuple[AtenPass[_AotGraph], ...] = (_VIEW_WRITTEN_ARGUMENTS, _RELEASE_UPDATES)
+"""What a forward graph goes through behind that."""
+
+INFERENCE: tuple[AtenPass[_AotGraph], ...] = (
+    _CORRECT_METADATA,
+    _REFUSE_TYPES,
+    _VIEW_WRITTEN_ARGUMENTS,
+    _RELEASE_UPDATES,
+    _NAME_KNOWN_MASKS,
+    AtenPass(
+        "take_updates",
+        "New values of mutated inputs are the last results.",
+        _AotGraph.take_updates,
+    ),
+)
+"""What a graph without gradients goes through."""
+
+
+def _prepare_forward(graph_module: torch.fx.GraphModule) -> Traced:
+    _AotGraph(graph_module).run(FORWARD)
+    return Traced("forward")
+
+
+def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
+    return Traced("backward")
+
+
+def _prepare_inference(types: TypeCheck, graph_module: torch.fx.GraphModule) -> Traced:
+    given = _AotGraph(graph_module, types)
+    given.run(INFERENCE)
+    return Traced("inference", given.updated, _weights(graph_module))
+
+
 def _partition(
     types: TypeCheck, returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
 ) -> Any:
@@ -184,34 +288,17 @@ def _partition(
     """
     from functorch.compile import min_cut_rematerialization_partition
 
-    drop_copies(joint.graph)
-    merge_duplicates(joint.graph)
-    correct_records(joint.graph)
-    types.check(joint)  # by the types that kernels give, not by those that torch traced
-    name_known_masks(joint.graph)
-    forward_results = kwargs["num_fwd_outputs"]
-    mark_saved(joint.graph, forward_results, max(forward_results - returned, 0))
+    given = _AotGraph(joint, types)
+    given.results, given.returned = kwargs["num_fwd_outputs"], returned
+    given.run(JOINT)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
-    saved = range(forward_results, len(results_of(forward.graph)))
+    saved = range(given.results, len(results_of(forward.graph)))
     let_layouts_vary(forward.graph, saved)
     let_layouts_vary(backward.graph, range(len(results_of(backward.graph))))
+    for part in (forward, backward):
+        passes_of(part).extend(passes_of(joint))
     return forward, backward
-
-
-def _release_updates(graph_module: torch.fx.GraphModule) -> None:
-    """Let the new values of arguments lie in memory as they like: torch copies them.
-
-    They are the first results of a forward graph.
-    """
-    metadata = metadata_of_compilation()
-    if metadata is None:
-        return
-    updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
-    copied = [
-        i for i, info in enumerate(updated) if info.mutates_data and not info.mutates_metadata
-    ]
-    let_layouts_vary(graph_module.graph, copied)
 
 
 def _weights(graph_module: torch.fx.GraphModule) -> frozenset[str]:

@@ -34,8 +34,11 @@ _MOST = 1 << 26
 Known: TypeAlias = Literal["causal", "none"]
 
 
-def name_known_masks(graph: torch.fx.Graph) -> None:
-    """Let attention whose mask is causal say so, and leave out masks that mask nothing."""
+def name_known_masks(graph: torch.fx.Graph) -> int:
+    """Let attention whose mask is causal say so, and leave out masks that mask nothing.
+
+    Returns how many masks are gone.
+    """
     found: dict[torch.fx.Node, Known | None] = {}
     for node in graph.nodes:
         mask = node.kwargs.get("attn_mask")
@@ -47,7 +50,8 @@ def name_known_masks(graph: torch.fx.Graph) -> None:
             _say(node, is_causal=found[mask] == "causal")
     for mask, kind in found.items():
         if kind is not None:
-            _erase_unread(graph, mask)
+            _erase_unused(graph, mask)
+    return sum(kind is not None for kind in found.values())
 
 
 def _is_causal(node: torch.fx.Node) -> bool:
@@ -66,8 +70,8 @@ def _say(node: torch.fx.Node, *, is_causal: bool) -> None:
         node.update_kwarg("is_causal", is_causal)
 
 
-def _erase_unread(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Erase a node that nobody reads any more, and what it alone has read."""
+def _erase_unused(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Erase an unused node, and what is unused without it."""
     waiting = [node]
     while waiting:
         last = waiting.pop()

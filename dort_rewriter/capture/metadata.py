@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.passes import passes_of
 
 __all__ = ["complete_metadata", "propagate", "retrace"]
 
@@ -32,6 +33,7 @@ def retrace(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx
     Raises :class:`CaptureError` if the graph does not run on them.
     """
     copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    passes_of(copied).clear()
     propagate(copied, args)
     return copied
 

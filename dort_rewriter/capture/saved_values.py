@@ -16,8 +16,10 @@ __all__ = ["mark_saved"]
 aten = torch.ops.aten
 
 
-def mark_saved(graph: torch.fx.Graph, forward: int, updated: int) -> None:
+def mark_saved(graph: torch.fx.Graph, forward: int, updated: int) -> int:
     """Mark the values of a joint graph that its backward part reads as the forward part left them.
+
+    Returns how many they are.
 
     `forward` is how many of its results are those of the forward part; so many of the first as
     are `updated` may be new values of arguments.
@@ -25,12 +27,14 @@ def mark_saved(graph: torch.fx.Graph, forward: int, updated: int) -> None:
     """
     policy = getattr(torch.utils.checkpoint, "CheckpointPolicy", None)
     if policy is None:  # torch 2.3
-        return
+        return 0
     written = _copied_first(graph) | _without_gradient(graph, forward, updated)
-    for node in (*_compared(graph), *_of_written(graph, written)):
+    saved, normalized = [*_compared(graph), *_of_written(graph, written)], _normalized(graph)
+    for node in saved:
         node.meta.setdefault("recompute", policy.MUST_SAVE)
-    for node in _normalized(graph):
+    for node in normalized:
         node.meta["recompute"] = policy.MUST_SAVE
+    return len({*saved, *normalized})
 
 
 def _compared(graph: torch.fx.Graph) -> list[torch.fx.Node]:

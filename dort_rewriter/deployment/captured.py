@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock, Providers
 from dort_rewriter.deployment.steps import StepPlan
+from dort_rewriter.plan.recipe import BuiltBlock, Providers
 
 __all__ = ["Captured", "CapturedBackward", "ComputedNumber", "copy_of"]
 

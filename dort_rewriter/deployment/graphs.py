@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock, Providers
-from dort_rewriter.backends.written_arguments import find_writes
+from dort_rewriter.compiler.written_arguments import find_writes
 from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
 from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.capturing import capture
@@ -30,7 +29,8 @@ from dort_rewriter.errors import (
     ExportError,
     OptionError,
 )
-from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
+from dort_rewriter.plan.recipe import BuiltBlock, Providers
+from dort_rewriter.runtime.stored_model import uses_torch_kernels
 
 __all__ = ["Graphs", "MadeGraph"]
 

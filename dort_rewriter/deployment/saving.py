@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock
 from dort_rewriter.backends.seen_calls import latest_call, map_values
 from dort_rewriter.deployment.captured import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
@@ -36,6 +35,7 @@ from dort_rewriter.errors import (
     OptionError,
 )
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.recipe import BuiltBlock
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.runtime.model_files import weights_in, write_model
 

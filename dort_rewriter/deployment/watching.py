@@ -8,19 +8,18 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.building import build_block
-from dort_rewriter.backends.compilation import cut
-from dort_rewriter.backends.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
-from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.stages import metadata_of_compilation
 from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.compiler.building import build_block
+from dort_rewriter.compiler.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.deployment.captured import Captured, ComputedNumber, copy_of
 from dort_rewriter.errors import CaptureError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.graph_plan import GraphPlan, plan_graph
 
 __all__ = ["Watcher"]
 
@@ -85,25 +84,26 @@ class Watcher:
             "It is a graph of a training step: save(compiled, path, training=True) saves one."
         )
 
-    def recipe(self, graph_module: torch.fx.GraphModule) -> Recipe:
+    def plan(self, graph_module: torch.fx.GraphModule) -> GraphPlan:
         """How a graph is made a model, which has to be one."""
         backend = OrtBackend(self.options)
         recipe = dataclasses.replace(
             make_recipe(backend, self.options), as_stored=True, runs_here=False
         )
-        if not cut(graph_module, recipe).whole:
+        plan = plan_graph(graph_module, recipe)
+        if not plan.whole:
             raise CaptureError(
                 "Some of it runs in torch, and only what ONNX Runtime runs as a whole can be "
-                f"saved: {UnsupportedOpError(recipe.trace.fallbacks)}"
+                f"saved: {UnsupportedOpError(plan.fallbacks)}"
             )
-        return recipe
+        return plan
 
     def compile_inference(
         self, graph_module: torch.fx.GraphModule, weights: frozenset[str]
     ) -> Callable[..., Any]:
         """Compile a graph that has no gradient; it is given the names of its weights."""
         _refuse_outside_work()
-        recipe = self.recipe(graph_module)
+        plan = self.plan(graph_module)
         updates = tuple(updates_of(graph_module.graph).values())
 
         def run(args: list[Any]) -> Any:
@@ -111,10 +111,10 @@ class Watcher:
             names = weights if self.options.freeze else frozenset()
             frozen = FrozenWeights.take(graph_module, names, given)
             numbers = self.numbers(given)
-            block = build_block(graph_module, given, recipe, frozen.tensors, numbers)
+            block = build_block(plan, given, frozen.tensors, numbers)
             self.captured = Captured(
                 block,
-                recipe.select_providers(graph_module, given),
+                plan.recipe.select_providers(graph_module, given),
                 given,
                 frozenset({*frozen.tensors, *numbers}),
                 updates,

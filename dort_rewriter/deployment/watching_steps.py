@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from dort_rewriter.aten.layouts import storage_order
-from dort_rewriter.backends.building import build_block
-from dort_rewriter.backends.recipe import Recipe
 from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.compiler.building import build_block
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
 from dort_rewriter.deployment.interface import shows_same
 from dort_rewriter.deployment.steps import StepPlan, gradients_of_ones
 from dort_rewriter.deployment.watching import Watcher
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.graph_plan import GraphPlan
 
 __all__ = ["StepWatcher"]
 
@@ -47,21 +47,21 @@ class StepWatcher(Watcher):
         self, graph_module: torch.fx.GraphModule, given: Sequence[Any]
     ) -> Callable[..., Any]:
         """Compile the forward graph, then the backward graph."""
-        recipe = self.recipe(graph_module)
+        plan = self.plan(graph_module)
         if self._metadata is not None:
-            return self._backward(graph_module, recipe)
+            return self._backward(graph_module, plan)
         self._metadata = metadata_of_compilation()
         _refuse_outside_work(self._metadata)
-        return self._forward(graph_module, recipe)
+        return self._forward(graph_module, plan)
 
-    def _forward(self, graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
+    def _forward(self, graph_module: torch.fx.GraphModule, plan: GraphPlan) -> Callable[..., Any]:
         updates = tuple(self._metadata.mutated_inp_runtime_indices)
 
         def run(args: list[Any]) -> Any:
             given = [self._as_given(a, i) for i, a in enumerate(args)]
             numbers = self.numbers(given)
-            block = build_block(graph_module, given, recipe, {}, numbers)
-            providers = recipe.select_providers(graph_module, given)
+            block = build_block(plan, given, {}, numbers)
+            providers = plan.recipe.select_providers(graph_module, given)
             self._before = [copy_of(given[i].detach()) for i in updates]
             self.captured = Captured(block, providers, given, frozenset(numbers), updates)
             return list(block.runner.boxed(list(given)))
@@ -69,13 +69,13 @@ class StepWatcher(Watcher):
         run._boxed_call = True  # type: ignore[attr-defined]  # read by torch
         return run
 
-    def _backward(self, graph_module: torch.fx.GraphModule, recipe: Recipe) -> Callable[..., Any]:
+    def _backward(self, graph_module: torch.fx.GraphModule, plan: GraphPlan) -> Callable[..., Any]:
         def run(args: list[Any]) -> Any:
-            block = build_block(graph_module, args, recipe, {}, {})
+            block = build_block(plan, args, {}, {})
             assert self.captured is not None
             self.captured.backward = CapturedBackward(
                 block,
-                recipe.select_providers(graph_module, args),
+                plan.recipe.select_providers(graph_module, args),
                 _plan(self._metadata, graph_module, self.captured.args),
             )
             return list(block.runner.boxed(list(args)))

@@ -12,9 +12,9 @@ import torch
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import ExportError
 from dort_rewriter.export.registry import Refused
-from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 
 __all__ = ["Recorder", "scalar_type"]
 

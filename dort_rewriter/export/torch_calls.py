@@ -1,11 +1,12 @@
 """Calls of torch inside a session: operators without a converter, and that would cut the graph.
 
-The partitioner asks which nodes may be called, and marks them; the nodes of a graph that is
+The plan of a graph asks which nodes may be called, and marks them; the nodes of a graph that is
 exported to a file are never marked. A model with such calls runs only in the process that made it.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,20 +15,19 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.complex_numbers import has_complex
-from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
-from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
+from dort_rewriter.export.registry import Converter, Refused, python_name
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.torch_call import Given, Result, TorchCall
 from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
-__all__ = ["TorchCalls", "is_called", "mark_called", "may_be_called", "unmark_called"]
+__all__ = ["call_converter", "is_called", "mark_called", "may_be_called"]
 
 _MARK = "dort_torch_call"
-"""In the metadata of a node: None for one that is to be called, then its call, which the graph
-keeps for the sessions made of it; False for one that cannot be."""
+"""In the metadata of a node that is to be called: None, then its call, which the graph keeps for
+the sessions made of it."""
 
 _TYPES = frozenset(
     {
@@ -45,7 +45,7 @@ _TYPES = frozenset(
         torch.complex128,
     }
 )
-"""Those of ``kernels_cpp/torch_call.h``, and pairs of them."""
+"""Those of ``kernels/cpp/torch_call.h``, and pairs of them."""
 
 _STATEFUL = ("c10d", "_c10d", "_dtensor", "fsdp", "symm_mem", "rngprims", "streams", "_inductor")
 """How the namespaces begin whose operators know tensors by their memory, or change the process."""
@@ -62,8 +62,6 @@ def may_be_called(node: torch.fx.Node, *, draws: bool = False) -> bool:
     """Whether a session may call what a node calls: a function of dense tensors on the CPU
     to new ones, which writes nothing, and draws random numbers only where ``draws`` allows it."""
     target = node.target
-    if _MARK in node.meta:
-        return False
     if _ordered_check(node) is None and not _is_function(target, views=has_complex(node)):
         return False
     if not draws and _draws(target):
@@ -128,89 +126,82 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def mark_called(node: torch.fx.Node) -> None:
-    """Let sessions call what a node calls."""
-    node.meta[_MARK] = None
-
-
-def unmark_called(node: torch.fx.Node) -> None:
-    """Never let sessions call what a node calls: it was tried."""
-    node.meta[_MARK] = False
+def mark_called(node: torch.fx.Node, called: bool = True) -> None:
+    """Say whether sessions are to call what a node calls."""
+    if called:
+        node.meta[_MARK] = None
+    else:
+        node.meta.pop(_MARK, None)
 
 
 def is_called(node: torch.fx.Node) -> bool:
     """Whether sessions are to call what a node calls."""
-    return node.meta.get(_MARK, False) is not False
+    return _MARK in node.meta
 
 
 _TOKEN = Result(torch.float32, (0,))
 """What a draw gives for the next one to wait for."""
 
 
-class TorchCalls(InFront):
-    """A dispatcher, before which the nodes that are marked become calls."""
+Register = Callable[[TorchCall], int]
+"""Gives the number of a call."""
 
-    def __init__(self, others: Dispatcher, register: Callable[[TorchCall], int]) -> None:
-        """Keep who converts the rest; ``register`` gives the number of a call."""
-        super().__init__(others)
-        self._register = register
 
-    def find(self, node: torch.fx.Node) -> Converter | str:
-        """The converter of an FX node, or the reason why there is none."""
-        if is_called(node):
-            return Converter(op_name(node.target), self._record)
-        return self.others.find(node)
+def call_converter(name: str, register: Register) -> Converter:
+    """What writes the call of a node that is marked."""
+    return Converter(name, functools.partial(_record_call, register))
 
-    def _record(self, op: Recorder, *args: Any, **kwargs: Any) -> list[Any] | Any:
-        node = op.fx_node
-        assert node is not None
-        inputs: list[Value] = []
-        metas = node.meta["val"]
-        listed = metas if isinstance(metas, list | tuple) else [metas]
-        check = _ordered_check(node)
-        given, values = node.args, args
-        if check is not None:
-            token: Any = given[0]
-            if token.op != "placeholder":  # AOTAutograd calls graphs with None for the first one
-                inputs.append(args[0])  # it waits for the check that the token comes from
-            given, values = given[2:], values[2:]
-        draws = _draws(node.target)
-        if draws and op.drawn is not None:
-            inputs.append(op.drawn)  # it waits for the draw before it
-        if listed is metas:  # torch may record other sizes for what nobody reads
-            read = {u.args[1] for u in node.users if u.target is operator.getitem}
-            listed = [m if i in read or not read else None for i, m in enumerate(listed)]
-        results_of_call = [None if m is None else _result(m) for m in listed]
-        call = TorchCall(
-            target=check or node.target,  # type: ignore[arg-type]  # what is marked is one
-            args=tuple(_arguments(given, values, inputs)),
-            kwargs={
-                key: _argument(value, kwargs[python_name(key)], inputs)
-                for key, value in node.kwargs.items()
-            },
-            results=(*([_TOKEN] if draws else []), *results_of_call),
-            where=source_line(node),
-            ordered=draws or check is not None,
-        )
-        number = self._register(call)
-        node.meta[_MARK] = call
-        made = [i for i, m in enumerate(listed) if m is not None]
-        results = op.call(
-            TORCH_CALL,
-            *(inputs or [op.constant(0)]),
-            domain=OWN_DOMAIN,
-            outputs=len(made) + draws,
-            operator=call.name,
-            call=number,
-        )
-        results = results if isinstance(results, tuple) else (results,)
-        if draws:
-            op.drawn, *results = results
-            op.drawn.type, op.drawn.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([0])
-        all_results: list[Value | None] = [None] * len(listed)
-        for i, value in zip(made, results, strict=True):
-            all_results[i] = value
-        return all_results if isinstance(metas, list | tuple) else all_results[0]
+
+def _record_call(register: Register, op: Recorder, *args: Any, **kwargs: Any) -> list[Any] | Any:
+    node = op.fx_node
+    assert node is not None
+    inputs: list[Value] = []
+    metas = node.meta["val"]
+    listed = metas if isinstance(metas, list | tuple) else [metas]
+    check = _ordered_check(node)
+    given, values = node.args, args
+    if check is not None:
+        token: Any = given[0]
+        if token.op != "placeholder":  # AOTAutograd calls graphs with None for the first one
+            inputs.append(args[0])  # it waits for the check that the token comes from
+        given, values = given[2:], values[2:]
+    draws = _draws(node.target)
+    if draws and op.drawn is not None:
+        inputs.append(op.drawn)  # it waits for the draw before it
+    if listed is metas:  # torch may record other sizes for what nobody reads
+        read = {u.args[1] for u in node.users if u.target is operator.getitem}
+        listed = [m if i in read or not read else None for i, m in enumerate(listed)]
+    results_of_call = [None if m is None else _result(m) for m in listed]
+    call = TorchCall(
+        target=check or node.target,  # type: ignore[arg-type]  # what is marked is one
+        args=tuple(_arguments(given, values, inputs)),
+        kwargs={
+            key: _argument(value, kwargs[python_name(key)], inputs)
+            for key, value in node.kwargs.items()
+        },
+        results=(*([_TOKEN] if draws else []), *results_of_call),
+        where=source_line(node),
+        ordered=draws or check is not None,
+    )
+    number = register(call)
+    node.meta[_MARK] = call
+    made = [i for i, m in enumerate(listed) if m is not None]
+    results = op.call(
+        TORCH_CALL,
+        *(inputs or [op.constant(0)]),
+        domain=OWN_DOMAIN,
+        outputs=len(made) + draws,
+        operator=call.name,
+        call=number,
+    )
+    results = results if isinstance(results, tuple) else (results,)
+    if draws:
+        op.drawn, *results = results
+        op.drawn.type, op.drawn.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([0])
+    all_results: list[Value | None] = [None] * len(listed)
+    for i, value in zip(made, results, strict=True):
+        all_results[i] = value
+    return all_results if isinstance(metas, list | tuple) else all_results[0]
 
 
 def _arguments(given: Sequence[Any], values: Sequence[Any], inputs: list[Value]) -> list[Any]:

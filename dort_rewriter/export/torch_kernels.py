@@ -14,56 +14,27 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters.windows import group_count, spread
-from dort_rewriter.export.dispatcher import Dispatcher, InFront
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, make_converter, op_name
-from dort_rewriter.graph.schemas import CONVOLUTION_LIMITS, OWN_DOMAIN
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
 from dort_rewriter.traced_sizes import is_contiguous
 
-__all__ = ["TorchKernels"]
-
-Asks = Callable[[torch.fx.Node], bool]
-HasFunction = Callable[[str], bool]
+__all__ = ["torch_kernel"]
 
 
-class TorchKernels(InFront):
-    """A dispatcher, before which torch's kernels get the nodes that are meant for them."""
+def torch_kernel(node: torch.fx.Node, has_function: Callable[[str], bool]) -> Converter | None:
+    """What writes the kernel of torch that computes a node; None where there is none.
 
-    def __init__(
-        self, others: Dispatcher, wants: Asks, has_function: HasFunction, described: str
-    ) -> None:
-        """Keep who converts the rest.
-
-        ``wants`` tells whether a node is meant for a kernel of torch, ``has_function`` whether
-        torch's library has a function of that name; ``described`` is the same where they answer
-        alike.
-        """
-        super().__init__(others)
-        self._described = described
-        self._wants = wants
-        self._has_function = has_function
-
-    def find(self, node: torch.fx.Node) -> Converter | str:
-        """The converter of an FX node, or the reason why there is none."""
-        found = self.others.find(node)
-        if isinstance(found, str) or not self._wants(node):
-            return found
-        return self._kernel(node) or found
-
-    def _kernel(self, node: torch.fx.Node) -> Converter | None:
-        name = op_name(node.target)
-        known = _KERNELS.get(name)
-        if known is None or known.refusal(node) is not None:
-            return None
-        function = f"aoti_torch_cpu_{name.removeprefix('aten::')}"
-        there = self._has_function(function) or self._has_function(f"{function}_out")
-        return known if there else None
-
-    def description(self) -> str | None:
-        """What is the same for dispatchers that convert alike."""
-        known = self.others.description()
-        return None if known is None else f"{known}, kernels of torch: {self._described}"
+    ``has_function`` says whether torch's library has a function of that name.
+    """
+    name = op_name(node.target)
+    known = _KERNELS.get(name)
+    if known is None or known.refusal(node) is not None:
+        return None
+    function = f"aoti_torch_cpu_{name.removeprefix('aten::')}"
+    there = has_function(function) or has_function(f"{function}_out")
+    return known if there else None
 
 
 def _of_numbers(node: torch.fx.Node) -> bool:

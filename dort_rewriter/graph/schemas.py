@@ -13,54 +13,12 @@ if TYPE_CHECKING:
     import onnx_ir.schemas
 
 __all__ = [
-    "CONVOLUTION_LIMITS",
-    "MKL_PRODUCT",
-    "OWN_DOMAIN",
-    "OWN_MOST_AXES",
-    "TORCH_ATTENTION",
-    "TORCH_CALL",
-    "TORCH_CONVOLUTIONS",
-    "TORCH_FLASH",
-    "TORCH_KERNELS",
-    "TORCH_PRODUCTS",
     "UNLISTED",
     "OpInfo",
     "Slot",
     "op_info",
     "qualified",
 ]
-
-OWN_DOMAIN = "dort_rewriter"
-"""The domain of the operators with kernels of our own."""
-
-TORCH_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
-"""Operators of that domain that torch's kernels compute: they read transposed inputs as they
-lie."""
-
-TORCH_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-TORCH_ATTENTION = frozenset({TORCH_FLASH, f"{TORCH_FLASH}_backward"})
-"""The same for attention, where the last axis stays the last; results too have any order."""
-
-TORCH_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
-"""The same for convolutions, whose inputs and results have any order."""
-
-CONVOLUTION_LIMITS = {"stride": 1024, "padding": 8192, "dilation": 8192, "output_padding": 1024}
-"""The largest numbers that these take: ``kMostStride`` and ``kMostReach`` of
-``runtime/kernels_cpp/torch_convolution.h``."""
-
-TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION | TORCH_CONVOLUTIONS
-
-MKL_PRODUCT = "MklProduct"
-"""The operator of that domain that multiplies by MKL, which comes with torch."""
-
-MKL_ATTENTION_GRAD = "MklAttentionGrad"
-"""The gradient of attention by those products: it reads and gives what torch's kernel does."""
-
-TORCH_CALL = "TorchCall"
-"""The operator of that domain that calls any operator of torch, through Python."""
-
-OWN_MOST_AXES = 12
-"""The axes that these kernels take: ``kMostAxes`` of ``runtime/kernels_cpp/tensors.h``."""
 
 UNLISTED = frozenset({"SimplifiedLayerNormalization"})
 """Operators that onnxruntime adds to ONNX's own domain: ONNX has no schema for them."""

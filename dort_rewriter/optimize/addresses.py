@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 
 __all__ = ["AddressedModel", "give_addresses"]
 

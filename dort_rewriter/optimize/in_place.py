@@ -18,13 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import (
-    MKL_ATTENTION_GRAD,
-    MKL_PRODUCT,
-    OWN_DOMAIN,
-    TORCH_ATTENTION,
-    TORCH_PRODUCTS,
-)
+from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN
 from dort_rewriter.optimize.bodies import nodes_inside, values_read
 
 __all__ = ["checks_of", "written_in_place"]
@@ -48,29 +42,7 @@ _ORT_NEVER_FAIL = frozenset(
     "BiasGelu FastGelu FusedMatMul Gelu MatMulNBits MultiHeadAttention QuickGelu "
     "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
-"""Likewise, of onnxruntime's domain."""
-
-_OWN_NEVER_FAIL = (
-    _PROGRAMS
-    | TORCH_ATTENTION
-    | TORCH_PRODUCTS
-    | {
-        "GeluGrad",
-        "LayerNorm",
-        "LayerNormGrad",
-        MKL_ATTENTION_GRAD,
-        MKL_PRODUCT,
-        "RmsNorm",
-        "RmsNormGrad",
-        "Rotary",
-        "Softmax",
-        "SoftmaxGrad",
-        "Sum",
-        "TransposedElementwise",
-        "TriMatrix",
-        "Variance",
-    }
-)
+"""Likewise, of onnxruntime's domain; those of ours say so themselves."""
 
 
 def written_in_place(graph: ir.Graph, wanted: Mapping[str, str]) -> dict[str, str]:
@@ -240,7 +212,7 @@ def _never_fails(node: ir.Node) -> bool:
     if any(True for _ in nodes_inside(node)):
         return False
     if node.domain == OWN_DOMAIN:
-        return node.op_type in _OWN_NEVER_FAIL
+        return node.op_type in OPERATORS and OPERATORS[node.op_type].never_fails
     if node.domain == "com.microsoft":
         if node.op_type == "RotaryEmbedding":  # the places of its angles are looked up
             return node.inputs[1] is not None and node.inputs[1].const_value is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import MKL_ATTENTION_GRAD, OWN_DOMAIN, TORCH_FLASH
+from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, OWN_DOMAIN, TORCH_FLASH
 
 __all__ = ["differentiate_by_mkl"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import MKL_PRODUCT, OWN_DOMAIN
+from dort_rewriter.kernels.operators import MKL_PRODUCT, OWN_DOMAIN
 from dort_rewriter.optimize.replacing import take_place
 
 __all__ = ["multiply_by_mkl", "multiply_small_by_mkl"]

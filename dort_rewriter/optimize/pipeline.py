@@ -122,7 +122,7 @@ def _remove_unused(view: GraphView) -> int:
 def _run_pass(
     work: GraphPass, view: GraphView, report: OptimizeReport, check: RuleCheck | None
 ) -> int:
-    entry = report.rule(work.name)
+    (entry,) = report.entries([work.name])
     start, before = time.perf_counter(), view.graph.num_nodes()
     entry.tried += 1
     changed = work.run(view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +40,9 @@ class OptimizeReport:
     """Of intermediate results and outputs before and after they were ordered by memory."""
     seconds: float = 0.0
 
-    def rule(self, name: str) -> RuleReport:
-        """The entry of a rule."""
-        return self.rules.setdefault(name, RuleReport(name))
+    def entries(self, names: Iterable[str]) -> list[RuleReport]:
+        """The entries of rules and passes, by name."""
+        return [self.rules.setdefault(name, RuleReport(name)) for name in names]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as numbers and strings, for JSON."""

@@ -66,10 +66,12 @@ class Rewriting:
         self.check = check
         self.emitter = Emitter(view.graph, view.opset)
         self._by_root: dict[str, list[tuple[Rule, RuleReport, _Guard]]] = defaultdict(list)
-        for rule in rules:
-            entry = report.rule(rule.name)
+        rules = list(rules)
+        names = [type(rule).__name__ for rule in rules]
+        for rule, entry in zip(rules, report.entries(names), strict=True):
+            guard = _guard(rule)
             for root in rule.roots:
-                self._by_root[root].append((rule, entry, _guard(rule)))
+                self._by_root[root].append((rule, entry, guard))
         self.gave_up = False
         """Whether rules undid each other for so long that the work was stopped."""
         self._budget = 1000 + 10 * self.graph.num_nodes()
@@ -103,7 +105,11 @@ class Rewriting:
 
     def _try(self, node: ir.Node, touched: dict[ir.Node, None]) -> bool:
         """Apply the first rule that matches at a node."""
-        for rule, entry, guard in self._by_root.get(operator(node), ()):
+        listed = self._by_root.get(operator(node), ())
+        made = _operators_before(node) if listed else frozenset()
+        for rule, entry, guard in listed:
+            if rule.reads and made.isdisjoint(rule.reads):
+                continue
             start = time.perf_counter()
             entry.tried += 1
             with guard:
@@ -247,6 +253,14 @@ class Rewriting:
             removed[node] = None
         self.graph.remove(removed)
         return len(removed)
+
+
+def _operators_before(node: ir.Node) -> frozenset[str]:
+    """The operators that make the inputs of a node."""
+    makers = (v.producer() for v in node.inputs if v is not None)
+    return frozenset(
+        f"{m.domain}::{m.op_type}" if m.domain else m.op_type for m in makers if m is not None
+    )
 
 
 _Guard = contextlib.AbstractContextManager[None]

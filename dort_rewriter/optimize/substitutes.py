@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.graph.signs import signed_one
 from dort_rewriter.graph.writer import Writer
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
 from dort_rewriter.optimize.replacing import take_place

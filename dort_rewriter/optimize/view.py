@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.graph.shapes import Dim, same
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.sizes import Sizes
 
 __all__ = ["Dim", "GraphView", "KernelQuery"]

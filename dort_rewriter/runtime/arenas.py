@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import at_fork, forked_alone
-from dort_rewriter.runtime.installed import load_onnxruntime
+from dort_rewriter.ort_module import load_onnxruntime
 from dort_rewriter.runtime.providers import CPU
 
 if TYPE_CHECKING:

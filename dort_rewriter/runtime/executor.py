@@ -17,13 +17,14 @@ import torch
 
 from dort_rewriter.dtypes import onnx_name
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.kernels.torch_calls import take_failure
+from dort_rewriter.ort_module import bindings, load_onnxruntime
 from dort_rewriter.runtime.addressed_call import (
     addressed_constants,
     can_give_addresses,
     write_addressed_call,
 )
 from dort_rewriter.runtime.call_plan import CallPlan, plan_call
-from dort_rewriter.runtime.installed import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import (
     DLPACK_TYPES,
     as_pairs,
@@ -45,7 +46,6 @@ from dort_rewriter.runtime.straightline import (
     write_call,
 )
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
-from dort_rewriter.runtime.torch_calls import take_failure
 from dort_rewriter.runtime.writing import Apart, Kept
 from dort_rewriter.signature import Addresses, GraphSignature, InputSlot, OutputSlot, Writes
 

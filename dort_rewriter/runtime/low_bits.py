@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.runtime.installed import describe
+from dort_rewriter.ort_module import describe
 from dort_rewriter.runtime.session import try_session
 
 __all__ = ["BITS", "has_low_bit_products", "require_low_bit_products"]

@@ -11,8 +11,8 @@ import torch
 from onnx import helper
 
 from dort_rewriter.dtypes import to_numpy, to_torch
-from dort_rewriter.runtime.custom_kernels import DOMAIN
-from dort_rewriter.runtime.installed import bindings, load_onnxruntime
+from dort_rewriter.kernels.operators import OWN_DOMAIN
+from dort_rewriter.ort_module import bindings, load_onnxruntime
 from dort_rewriter.runtime.ort_values import DLPACK_TYPES, capsule_to_tensor, push
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session, session_options
@@ -44,7 +44,7 @@ class NodeSession:
         """The outputs of the node; None for those it leaves out."""
         given = {name: feeds[name] for name in self.reads if name in feeds}
         plain = all(_is_plain(v) for v in given.values())
-        if not plain and self.node.domain != DOMAIN:
+        if not plain and self.node.domain != OWN_DOMAIN:
             return self.slow().run(None, feeds)
         if self.session is None:
             self.session = self._build(given)

@@ -26,7 +26,7 @@ import torch
 
 from dort_rewriter.dtypes import is_convertible, to_numpy
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.runtime.installed import bindings
+from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime.providers import ort_device
 
 __all__ = [

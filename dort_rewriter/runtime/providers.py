@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-import warnings
+import importlib
+import importlib.metadata
+import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
+from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 
 __all__ = [
     "CPU",
     "CUDA",
+    "OPENVINO",
     "Provider",
     "ProviderSpec",
     "available",
+    "devices_of",
     "infer",
+    "is_plug_in",
     "normalize",
     "ort_device",
+    "take_present",
 ]
+
+logger = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
 _NEED_CUDA = frozenset({CUDA, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
 
 _NVIDIA = 0x10DE
 """As onnxruntime, and PCI, number vendors."""
+
+_CUDA_HINT = (
+    'pip install "dort-rewriter[gpu]" on a machine with a GPU of NVIDIA, beside a torch with CUDA'
+)
+_HINTS: Mapping[str, str] = {
+    CUDA: _CUDA_HINT,
+    "TensorrtExecutionProvider": f"{_CUDA_HINT}, and TensorRT",
+    OPENVINO: (
+        "pip install onnxruntime-ep-openvino on a machine with a processor or GPU of Intel, with "
+        "onnxruntime 1.23 or newer"
+    ),
+}
+"""How to install what has a provider, where that is known."""
+
+_PLUG_INS = "onnxruntime-ep-"
+"""How the names of packages begin that bring a provider as a plug-in: their module says its name,
+and where its library is."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +66,10 @@ class Provider:
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
+    required: bool = False
+    """Whether its absence is an error: the option ``required``."""
+    device: str | None = None
+    """The kind of device where a plug-in has several: the option ``device``, as in ``"NPU"``."""
 
 
 ProviderSpec = str | tuple[str, Mapping[str, object]] | Provider
@@ -44,8 +77,8 @@ ProviderSpec = str | tuple[str, Mapping[str, object]] | Provider
 
 
 @functools.cache
-def available() -> tuple[str, ...]:
-    """The providers that can run here.
+def built_in() -> tuple[str, ...]:
+    """The providers of the installed onnxruntime that can run here.
 
     NOTE: builds with CUDA list it on every machine; torch knows whether there is a device.
     """
@@ -54,19 +87,88 @@ def available() -> tuple[str, ...]:
     return tuple(n for n in names if usable or n not in _NEED_CUDA)
 
 
-def normalize(specs: Iterable[ProviderSpec]) -> tuple[Provider, ...]:
-    """Keep the providers that are available, in order; the CPU alone when none is.
+def available() -> tuple[str, ...]:
+    """The providers that can run here: those built in, and plug-ins that are registered by now."""
+    return tuple(dict.fromkeys((*built_in(), *(d.ep_name for d in _plug_in_devices()))))
 
-    Warns once for each name that is not available.
+
+def _plug_in_devices() -> list[Any]:
+    """The devices of registered plug-ins; none where onnxruntime takes no plug-ins."""
+    listed = getattr(load_onnxruntime(), "get_ep_devices", None)
+    return [] if listed is None else [d for d in listed() if d.ep_name not in built_in()]
+
+
+def is_plug_in(name: str) -> bool:
+    """Whether a provider is taken by its devices, not by its name."""
+    return name not in built_in() and any(d.ep_name == name for d in _plug_in_devices())
+
+
+def devices_of(provider: Provider) -> list[Any]:
+    """The devices of a plug-in that a session is to have."""
+    return [
+        d for d in _plug_in_devices() if d.ep_name == provider.name and _is_wanted(d, provider)
+    ]
+
+
+def _is_wanted(device: Any, provider: Provider) -> bool:
+    kind = str(device.device.type).rpartition(".")[2]
+    return provider.device is None or provider.device.upper() == kind.upper()
+
+
+def normalize(specs: Iterable[ProviderSpec]) -> tuple[Provider, ...]:
+    """Keep the providers that are there, in order; the CPU alone when none is."""
+    return take_present(specs) or (Provider(CPU),)
+
+
+def take_present(specs: Iterable[ProviderSpec], *, strict: bool = False) -> tuple[Provider, ...]:
+    """The providers that are there, each once, in order.
+
+    A plug-in that is installed is registered where it is named. What is not there is one warning
+    in the log, or with ``strict``, and where it is required, an :class:`OptionError`.
     """
     kept: dict[str, Provider] = {}
     for spec in specs:
         provider = _parse(spec)
-        if provider.name not in available():
-            _warn_unavailable(provider.name)
-        else:
+        if _is_here(provider):
             kept.setdefault(provider.name, provider)
-    return tuple(kept.values()) or (Provider(CPU),)
+        elif strict or provider.required:
+            raise OptionError(_missing(provider))
+        else:
+            _warn(_missing(provider))
+    return tuple(kept.values())
+
+
+def _is_here(provider: Provider) -> bool:
+    if provider.name in built_in():
+        return True
+    return bool(devices_of(provider) or (_register(provider.name) and devices_of(provider)))
+
+
+_registering = threading.Lock()
+
+
+@functools.cache
+def _register(name: str) -> bool:
+    """Register the installed plug-in that has a provider of a name, if there is one."""
+    register = getattr(load_onnxruntime(), "register_execution_provider_library", None)
+    if register is None:
+        return False
+    with _registering:
+        for found in importlib.metadata.distributions():
+            package = (found.metadata["Name"] or "").lower().replace("_", "-")
+            if not package.startswith(_PLUG_INS):
+                continue
+            try:
+                module = importlib.import_module(package.replace("-", "_"))
+                if name != module.get_ep_name():
+                    continue
+                register(package, module.get_library_path())
+            except Exception as error:  # a package of others
+                logger.warning("The plug-in %s cannot be registered: %s", package, error)
+                continue
+            logger.info("The plug-in %s %s is registered for %s.", package, found.version, name)
+            return True
+    return False
 
 
 def _parse(spec: ProviderSpec) -> Provider:
@@ -76,20 +178,39 @@ def _parse(spec: ProviderSpec) -> Provider:
         case str():
             return Provider(spec)
         case (str() as name, Mapping() as options):
-            return Provider(name, {str(k): str(v) for k, v in options.items()})
+            own = {str(k): v for k, v in options.items()}
+            required, device = own.pop("required", False), own.pop("device", None)
+            if not isinstance(required, bool) or not isinstance(device, str | None):
+                raise OptionError(
+                    f"'required' is True or False and 'device' a kind of device ('CPU', 'GPU', "
+                    f"'NPU'), not {required!r} and {device!r} of {name!r}."
+                )
+            given = {k: str(v) for k, v in own.items()}
+            return Provider(name, given, required=required, device=device)
     raise OptionError(
         f"An execution provider is a name or a pair (name, options), not {spec!r}: "
         f"'{CPU}', ('{CUDA}', {{'device_id': 0}})."
     )
 
 
-@functools.cache
-def _warn_unavailable(name: str) -> None:
-    warnings.warn(
-        f"Execution provider {name!r} is not available with {describe()} on this machine and is "
-        f"left out; available: {', '.join(available())}.",
-        stacklevel=4,
+def _missing(provider: Provider) -> str:
+    """What is missing, what is there, and how to get the rest."""
+    name, here = provider.name, available()
+    of_device = "" if provider.device is None else f" on a device of the kind {provider.device!r}"
+    text = (
+        f"Execution provider {name!r}{of_device} is not available with {describe()} on this "
+        f"machine; available: {', '.join(here)}."
     )
+    if hint := _HINTS.get(name):
+        return f"{text} To have it: {hint}."
+    close = difflib.get_close_matches(name, {*here, *_HINTS}, n=1, cutoff=0.85)
+    return f"{text} Did you mean {close[0]!r}?" if close else text
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Log once that a graph runs without a provider."""
+    logger.warning("%s It is left out.", text)
 
 
 def infer(devices: Iterable[torch.device | None]) -> tuple[Provider, ...]:

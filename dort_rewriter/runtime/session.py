@@ -11,27 +11,36 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
 from dort_rewriter.forks import at_fork, forked_alone
-from dort_rewriter.graph.schemas import TORCH_CALL, qualified
+from dort_rewriter.graph.schemas import qualified
+from dort_rewriter.kernels.loading import kernels_for, register
+from dort_rewriter.kernels.operators import TORCH_CALL
+from dort_rewriter.kernels.torch_calls import calls_of
 from dort_rewriter.options import OptimizationLevel
+from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
-from dort_rewriter.runtime.custom_kernels import (
-    kernels_for,
-    register,
+from dort_rewriter.runtime.model_files import read_model, serialized
+from dort_rewriter.runtime.providers import (
+    CPU,
+    CUDA,
+    Provider,
+    ProviderSpec,
+    devices_of,
+    is_plug_in,
+    normalize,
+)
+from dort_rewriter.runtime.stored_model import (
+    StoredModel,
+    is_message,
     uses_custom_kernels,
     uses_torch_kernels,
 )
-from dort_rewriter.runtime.installed import bindings, describe, load_onnxruntime
-from dort_rewriter.runtime.model_files import read_model, serialized
-from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ProviderSpec, normalize
-from dort_rewriter.runtime.stored_model import StoredModel, is_message
 from dort_rewriter.runtime.threads import ThreadPolicy
-from dort_rewriter.runtime.torch_calls import calls_of
 from dort_rewriter.torch_call import TorchCall
 
 if TYPE_CHECKING:
@@ -162,7 +171,7 @@ def create_session(
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
     return Session(
         ort=session,
-        providers=chosen,
+        providers=_really(chosen, session),
         input_types={i.name: i.type for i in session.get_inputs()},
         output_types={o.name: o.type for o in session.get_outputs()},
         nodes=_node_places(model),
@@ -172,6 +181,14 @@ def create_session(
         calls=calls_of(_call_numbers(model)),
         stream=stream,
     )
+
+
+def _really(
+    asked: Sequence[Provider], session: onnxruntime.InferenceSession
+) -> tuple[Provider, ...]:
+    """The providers that a session has, by its own word."""
+    known = {p.name: p for p in asked}
+    return tuple(known.get(name, Provider(name)) for name in session.get_providers())
 
 
 def _call_numbers(model: Model) -> list[int]:
@@ -240,16 +257,15 @@ def _build(
 ) -> onnxruntime.InferenceSession:
     """Build a session, `without` some of onnxruntime's optimizers."""
     ort = load_onnxruntime()
+    # Without it a provider that fails is printed about and silently replaced.
+    how: dict[str, Any] = {"disabled_optimizers": set(without), "enable_fallback": False}
+    if any(is_plug_in(p.name) for p in providers):
+        _take_by_device(providers, options)
+    else:
+        how["providers"] = [p.name for p in providers]
+        how["provider_options"] = [dict(p.options) for p in providers]
     try:
-        return ort.InferenceSession(
-            source,
-            options,
-            providers=[p.name for p in providers],
-            provider_options=[dict(p.options) for p in providers],
-            disabled_optimizers=set(without),
-            # Without it a provider that fails is printed about and silently replaced.
-            enable_fallback=False,
-        )
+        return ort.InferenceSession(source, options, **how)
     except ort_errors() as error:
         made = _MADE_BY.search(str(error))
         if made is not None and made[1] not in without:
@@ -261,6 +277,29 @@ def _build(
             f"{describe()} cannot build a session on {names}: "
             f"{explain_failure(error, _node_places(model))}"
         ) from error
+
+
+_taken: weakref.WeakKeyDictionary[onnxruntime.SessionOptions, tuple[Provider, ...]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The providers that options name themselves: adding them twice is an error."""
+
+
+def _take_by_device(providers: Sequence[Provider], options: onnxruntime.SessionOptions) -> None:
+    """Name providers in the options: plug-ins are not found where sessions look for names."""
+    if (taken := _taken.get(options)) is not None:
+        if taken != tuple(providers):
+            raise OptionError(
+                "ort_session_options were used for a session on "
+                f"{', '.join(p.name for p in taken)}: give other providers options of their own."
+            )
+        return
+    for provider in providers:
+        if is_plug_in(provider.name):
+            options.add_provider_for_devices(devices_of(provider), dict(provider.options))
+        elif provider.name != CPU:  # which is there in any case
+            options.add_provider(provider.name, dict(provider.options))
+    _taken[options] = tuple(providers)
 
 
 _NOBODYS = re.compile(r"Provider type for \S+ node with name '[^']*' is not set")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.runtime.custom_kernels import uses_torch_kernels
 from dort_rewriter.runtime.providers import CPU, ProviderSpec, normalize
 from dort_rewriter.runtime.session import session_options
+from dort_rewriter.runtime.stored_model import uses_torch_kernels
 from dort_rewriter.runtime.threads import ThreadPolicy
 
 __all__ = ["session_settings"]

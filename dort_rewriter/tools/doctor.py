@@ -22,9 +22,9 @@ from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.runtime.kernel_build import features, find_compiler, supported_levels
-from dort_rewriter.runtime.kernel_library import installed_library, kernel_library
-from dort_rewriter.runtime.private_folder import (
+from dort_rewriter.kernels.build import features, find_compiler, supported_levels
+from dort_rewriter.kernels.library import installed_library, kernel_library
+from dort_rewriter.private_folder import (
     cache_folder,
     private_folder,
     why_not_private,
@@ -77,8 +77,8 @@ def examine(trial: bool = True) -> Iterator[Finding]:
 
 
 def _machine(torch: Any) -> Iterator[Finding]:
+    from dort_rewriter.kernels.torch_library import multiplies_bfloat16
     from dort_rewriter.runtime.threads import usable_cores
-    from dort_rewriter.runtime.torch_library import multiplies_bfloat16
 
     yield from check_processor(
         [level.name for level in supported_levels()],
@@ -140,12 +140,13 @@ def _extra(names: Sequence[str]) -> str:
 
 def check_onnxruntime(cuda: bool, numpy: str, names: Sequence[str] = ()) -> Iterator[Finding]:
     """Import onnxruntime and look at what it can do."""
-    from dort_rewriter.runtime import installed, providers
+    from dort_rewriter import ort_module
+    from dort_rewriter.runtime import providers
 
     try:
         text = (
-            f"{installed.describe()}, opset up to {installed.max_opset()}, IR version up to "
-            f"{installed.max_ir_version()}"
+            f"{ort_module.describe()}, opset up to {ort_module.max_opset()}, IR version up to "
+            f"{ort_module.max_ir_version()}"
         )
     except DortError as error:
         yield explain_import_failure(str(error), numpy, names)

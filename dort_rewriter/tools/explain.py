@@ -16,20 +16,21 @@ from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.compilation import compile_graph, settle_records
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
-from dort_rewriter.backends.recipe import RunBoxed
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
+from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.passes import PassRun
+from dort_rewriter.plan.graph_plan import prepare
+from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.tools.explain_html import explanation_html
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
@@ -65,6 +66,8 @@ class AtenGraph:
     in_torch: tuple[InTorch, ...]
     torch_kernels: tuple[InTorch, ...] = ()
     """What those parts call in torch, and why it is not converted."""
+    passes: tuple[PassRun, ...] = ()
+    """What was done to it and decided about it, in order."""
 
     def counts(self) -> dict[str, int]:
         """How many operators run where; they add up to all."""
@@ -108,6 +111,19 @@ class Explanation:
     def in_torch(self) -> tuple[InTorch, ...]:
         """Everything that runs in torch, of all graphs."""
         return tuple(t for g in self.graphs for a in g.lowered for t in a.in_torch)
+
+    def describe_passes(self) -> str:
+        """What each graph went through: the passes in order, what they changed, and the time."""
+        lines = []
+        for i, captured in enumerate(self.graphs):
+            for graph in captured.lowered:
+                lines.append(f"graph {i}, {graph.kind}:")
+                for run in graph.passes:
+                    did = "-" if run.changed is None else f"{run.changed} nodes"
+                    lines.append(
+                        f"  {run.name:<22} {did:>10} {run.seconds * 1e3:8.2f} ms  {run.sentence}"
+                    )
+        return "\n".join(lines)
 
     @property
     def skipped(self) -> bool:
@@ -284,14 +300,12 @@ class _Recorder:
         if watch is not None:
             watch.traces.append(trace)
             recipe = dataclasses.replace(recipe, around=functools.partial(_watch, watch, built))
-        settle_records(
-            graph_module, recipe
-        )  # as the compilation does: the operators are those it sees
+        prepare(graph_module, recipe)  # as the compilation does: the operators are those it sees
         calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
         kind = _kind(graph_module)
         run = compile_graph(graph_module, recipe)
         inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
-        reasons = {c.node: c.reason for c in trace.called}
+        reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
         outside = [n for name, n in calls.items() if name not in inside]
         called = [name for name in calls if name in inside and name in reasons]
         lowered.append(
@@ -302,6 +316,7 @@ class _Recorder:
                 in_onnxruntime=len(calls) - len(outside) - len(called),
                 in_torch=_left_to_torch(outside, trace),
                 torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
+                passes=trace.plans[0].passes if trace.plans else (),
             )
         )
         return run if watch is None else watch.watch_graph(run)
@@ -333,7 +348,7 @@ def _kind(graph_module: torch.fx.GraphModule) -> Literal["forward", "backward", 
 
 
 def _left_to_torch(nodes: Sequence[torch.fx.Node], trace: CompileTrace) -> tuple[InTorch, ...]:
-    refused: dict[str, UnsupportedOp] = {f.node: f for f in trace.fallbacks}
+    refused: dict[str, UnsupportedOp] = {f.node: f for p in trace.plans for f in p.fallbacks}
     failure = f"its session failed: {trace.failures[0]}" if trace.failures else ""
     otherwise = failure or "too few operators around it to be worth a session"
     return _grouped((n, refused[n.name].reason if n.name in refused else otherwise) for n in nodes)

@@ -20,11 +20,17 @@ def run_explain(arguments: Sequence[str]) -> int:
         "examples:\n"
         "  dort-rewriter explain model.py:make_model\n"
         "  dort-rewriter explain model.py:make_model --times\n"
+        "  dort-rewriter explain model.py:make_model --passes\n"
         "  dort-rewriter explain package.models:small --dynamic --json",
     )
     parser.add_argument("model", metavar="MODEL", help=HELP)
     parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
     parser.add_argument("--times", action="store_true", help="also say where the time goes")
+    parser.add_argument(
+        "--passes",
+        action="store_true",
+        help="also say what was done to each graph before it was exported, in order",
+    )
     parser.add_argument(
         "--strict", action="store_true", help="exit with 1 when a graph breaks or torch runs any"
     )
@@ -32,6 +38,7 @@ def run_explain(arguments: Sequence[str]) -> int:
     model, args = load_pair(options.model)
     compile_options = {"dynamic": True} if options.dynamic else None
     found = explain(model, *args, times=options.times, compile_options=compile_options)
-    answer(options.json, found.to_dict(), str(found))
+    text = f"{found}\n{found.describe_passes()}" if options.passes else str(found)
+    answer(options.json, found.to_dict(), text)
     torchs = found.in_torch or any(a.torch_kernels for g in found.graphs for a in g.lowered)
     return int(options.strict and bool(found.breaks or torchs or found.skipped))

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.building import build_session, make_executor
-from dort_rewriter.backends.recipe import RunBoxed
-from dort_rewriter.graph.schemas import TORCH_CALL
+from dort_rewriter.compiler.building import build_session, make_executor
+from dort_rewriter.kernels.operators import TORCH_CALL
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.profiling import (
     ProfiledRun,

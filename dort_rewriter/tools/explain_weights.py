@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.compilation import compile_graph
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.optimize.low_bits import ERROR
+from dort_rewriter.plan.recipe import BuiltBlock
 
 __all__ = ["LowBitError", "compare_with_float32"]
 

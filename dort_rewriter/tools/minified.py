@@ -1,6 +1,6 @@
 """What scripts of torch's minifier call: the ``onnxrt`` backend in place of Inductor's compiler.
 
-``backends/minifier.py`` writes the call; what the script runs, checks and minifies is compiled by
+``compiler/minifier.py`` writes the call; what the script runs, checks and minifies is compiled by
 the backend then, and so are the smaller scripts that it writes.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.backends.minifier import begin_with, beginning
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.capture.partition import copy_graph
 from dort_rewriter.capture.updates import apply_updates, take_updates
+from dort_rewriter.compiler.minifier import begin_with, beginning
 from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.plan.partition import copy_graph
 
 __all__ = ["stand_in"]
 

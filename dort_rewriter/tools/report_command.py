@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dort_rewriter import env
-from dort_rewriter.backends.problem_report import FOLDER, unwritten
+from dort_rewriter.compiler.problem_report import FOLDER, unwritten
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.command import answer, brief, make_parser
 

@@ -111,12 +111,13 @@ def _read_by(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[torch
     return found
 
 
-def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: bool) -> None:
+def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: bool) -> int:
     """Note how the elementwise results of a graph lie in eager mode, if anybody sees it.
 
     What is a view of them, or recorded to lie as they do, follows; with ``hidden_copies`` unless
     eager mode may have made a copy of it. With ``owns_views``, where the views that a graph
-    returns are those that it made, what eager mode copies (``flatten``) is copied.
+    returns are those that it made, what eager mode copies (``flatten``) is copied. Returns how
+    many nodes have another layout now.
     """
     views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
@@ -135,6 +136,7 @@ def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: b
         if new is not None:
             family = (node, *views.get(node, ()))
             changed |= _replace(family, new, hidden_copies=hidden_copies, owns_views=owns_views)
+    return len(changed)
 
 
 def _is_on_cpu(value: Any) -> bool:

@@ -17,7 +17,7 @@ from dort_rewriter.torch_defects.count_types import COUNTING, with_count_types
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.traced_sizes import is_same_size
 
-__all__ = ["DEFECT", "correct_records", "present"]
+__all__ = ["DEFECT", "correct_metadata", "present"]
 
 DEFECT = Defect(
     operators="layer_norm, group_norm, batch_norm of 16-bit numbers with weights of 32 bits",
@@ -61,8 +61,11 @@ _GRADIENTS = frozenset(
 )
 
 
-def correct_records(graph: torch.fx.Graph) -> None:
-    """Note the type and the sizes that kernels give, and what becomes of them further on."""
+def correct_metadata(graph: torch.fx.Graph) -> int:
+    """Note the type and the sizes that kernels give, and what becomes of them further on.
+
+    Returns for how many nodes.
+    """
     corrected: set[torch.fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -81,6 +84,7 @@ def correct_records(graph: torch.fx.Graph) -> None:
             _follow(node)
         if node.meta.get("val") is not value:
             corrected.add(node)
+    return len(corrected)
 
 
 def _is_whole(value: torch.Tensor) -> bool:

@@ -72,21 +72,24 @@ def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bo
     return results[info.base_idx].output_type is not OutputType.non_alias
 
 
-def view_written_arguments(graph: torch.fx.Graph, metadata: Any) -> None:
+def view_written_arguments(graph: torch.fx.Graph, metadata: Any) -> int:
     """Let the results that are views of new values of arguments be views of the arguments.
+
+    Returns how many they are.
 
     Their numbers are those before the writes, which are unused: torch makes each view again,
     once the argument is written.
     """
     arguments = [n for n in graph.nodes if n.op == "placeholder"]
     if metadata is None or len(arguments) != len(metadata.input_info):
-        return  # its arguments are not those that the results are said to be views of
+        return 0  # its arguments are not those that the results are said to be views of
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     results = results_of(graph)
     first = len(metadata.mutated_inp_runtime_indices)
     given = {arguments[i]: results[k] for k, i in enumerate(metadata.mutated_inp_runtime_indices)}
     copies = [n for n in graph.nodes if n.target is torch.ops.aten.copy_.default]
     given |= {n.args[0]: n.args[1] for n in copies}
+    changed = 0
     for i, info in enumerate(metadata.output_info, first):
         if info.output_type is not OutputType.alias_of_input or info.base_idx is None:
             continue
@@ -97,7 +100,9 @@ def view_written_arguments(graph: torch.fx.Graph, metadata: Any) -> None:
         with graph.inserting_before(copies[0] if copies else output):
             view = _view_of(argument, leaf, given[argument])
         results[i] = leaf if view is None else view
+        changed += view is not None
     output.args = (tuple(results),)
+    return changed
 
 
 def _view_of(

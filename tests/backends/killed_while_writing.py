@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from dort_rewriter.backends.problem_report import report_problem
+from dort_rewriter.compiler.problem_report import report_problem
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.disk_cache import DiskCache
 from dort_rewriter.runtime.dump import dump_graph

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dort_rewriter.backends.compilation import forget_what_was_told
+from dort_rewriter.compiler.safety_net import forget_warnings
 from dort_rewriter.torch_defects.tracing import correct_tracing
 from tests.backends.aliases import MODES, Program, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
@@ -271,7 +271,7 @@ class _Watch(logging.Handler):
         self.text = self.text or f"given up: {record.getMessage()}"
 
     def __enter__(self) -> None:
-        forget_what_was_told()
+        forget_warnings()
         logging.getLogger("dort_rewriter").addHandler(self)
 
     def __exit__(self, *_: object) -> None:

@@ -13,8 +13,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from dort_rewriter.backends import building
-from dort_rewriter.backends.written_arguments import find_addresses
+from dort_rewriter.compiler import building
+from dort_rewriter.compiler.written_arguments import find_addresses
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.optimize.patterns.kernels import lists
 from dort_rewriter.runtime.session import create_session

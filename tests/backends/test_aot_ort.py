@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, make_aot_ort
-from dort_rewriter.backends.lazy_block import _few
+from dort_rewriter.compiler.block import _few
 
 
 def test_a_pair_of_the_same_backend_that_trains() -> None:

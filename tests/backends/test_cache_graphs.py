@@ -270,7 +270,7 @@ def test_the_same_has_the_same_key() -> None:
 def test_what_a_user_gives_has_none(
     options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "dort_rewriter.backends.graph_key")
+    caplog.set_level(logging.INFO, "dort_rewriter.compiler.graph_key")
     if "optimization" in options:
         with pytest.raises(keys.NoKey, match=reason):
             keys._plain(options["optimization"]["patterns"])
@@ -283,7 +283,7 @@ def test_an_old_torch_says_that_it_keeps_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "_can_keep", lambda: False)
-    caplog.set_level(logging.INFO, "dort_rewriter.backends.graph_key")
+    caplog.set_level(logging.INFO, "dort_rewriter.compiler.graph_key")
     assert _key(_twice, numbers(3)) is None
     assert [r.levelname for r in caplog.records] == ["INFO"]
     assert "this torch keeps graphs of its own compilers only" in caplog.text

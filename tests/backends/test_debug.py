@@ -18,7 +18,7 @@ from dort_rewriter import (
     ResultReachedError,
     onnx_debug_backend,
 )
-from dort_rewriter.backends.divergence import describe_difference
+from dort_rewriter.compiler.divergence import describe_difference
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "onnxruntime"])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, UnsupportedOpError, onnx_custom_backend
-from dort_rewriter.runtime.custom_kernels import is_available
+from dort_rewriter.kernels.loading import is_available
 from tests.backends.ways import compile_strictly, models
 
 STATIC_OR_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -20,9 +20,9 @@ import pytest
 import torch
 from onnx import helper
 
-from dort_rewriter.runtime.custom_kernels import custom_ops_library
+from dort_rewriter.kernels.loading import custom_ops_library
 from tests.backends.ways import compile_strictly
-from tests.runtime.test_custom_kernels import Array, _run
+from tests.kernels.test_custom_kernels import Array, _run
 from tests.runtime.test_programs import _computed
 
 Make = Callable[..., torch.optim.Optimizer]

@@ -11,13 +11,15 @@ import torch
 from torch._decomp.decompositions import nll_loss_backward
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.backends.blocks import BuiltBlock
-from dort_rewriter.backends.compilation import compile_graph
-from dort_rewriter.backends.own_kernels import uses_own_kernels
-from dort_rewriter.backends.recipe import Recipe
+from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.kernels import build as kernel_build
+from dort_rewriter.kernels import library as kernel_library
+from dort_rewriter.kernels import loading as custom_kernels
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
-from dort_rewriter.runtime import custom_kernels, kernel_build, kernel_library
+from dort_rewriter.plan.kernel_choice import uses_own_kernels
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe
 from dort_rewriter.runtime.providers import CPU
 
 aten = torch.ops.aten
@@ -49,7 +51,7 @@ def compiled(
     def call(*args: Any) -> Any:
         results = run(list(args))
         nodes = [n for b in blocks for n in b.exported.model.graph]
-        own = {n.op_type for n in nodes if n.domain == custom_kernels.DOMAIN}
+        own = {n.op_type for n in nodes if n.domain == OWN_DOMAIN}
         used.update(own - {"Elementwise", "Sum"})  # which any rest may become
         return results
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,25 +13,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.backends import (
-    building,
-    onnxrt_graphs,
-    provider_choice,
-    recipe,
-    torch_kernels,
-)
+from dort_rewriter.backends import onnxrt_graphs, provider_choice
 from dort_rewriter.backends.provider_choice import select_providers
+from dort_rewriter.compiler import building
+from dort_rewriter.plan import nodes
+from dort_rewriter.plan.nodes import Chooser
 from dort_rewriter.runtime import providers
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider
 from tests.backends.ways import HAS_ORT_BACKEND, compile_strictly
 
 GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)
 AS_TORCH = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
-"""What `tests/backends/test_tf32.py` is about."""
+"""What `tests/compiler/test_tf32.py` is about."""
 
 
 def _select(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
-    """Select as on a machine whose second GPU holds the tensors."""
+    """Select as on a machine with all providers, whose second GPU holds the tensors."""
+    present = lambda specs, strict: [Provider(name) for name, _ in specs]  # noqa: E731
+    monkeypatch.setattr(provider_choice, "take_present", present)
     inferred = (Provider(CUDA, {"device_id": "1"}), Provider(CPU))
     monkeypatch.setattr(provider_choice, "infer", lambda devices: inferred)
     backend: Any = OrtBackend(OrtBackendOptions(**options))
@@ -68,7 +66,7 @@ def test_a_preferred_provider_runs_where_the_tensors_are(monkeypatch: pytest.Mon
 def test_results_on_a_device_decide_where_arguments_are_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(providers, "available", lambda: (CUDA, CPU))
+    monkeypatch.setattr(providers, "built_in", lambda: (CUDA, CPU))
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     (made,) = next(n for n in graph.graph.nodes if n.op == "output").all_input_nodes
     with FakeTensorMode():
@@ -77,23 +75,23 @@ def test_results_on_a_device_decide_where_arguments_are_on_the_cpu(
     assert chosen == [(CUDA, {**AS_TORCH, "device_id": "1"}), (CPU, {})]
 
 
+@pytest.mark.parametrize("provider", [CPU, CUDA])
 @pytest.mark.parametrize("function", [torch.relu, torch.sort, torch.linalg.svdvals])
 def test_our_kernels_are_not_compiled_for_a_graph_on_cuda(
-    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Any], provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are for the CPU, and take half a minute where no compiled ones were installed."""
 
     def fail(options: Any) -> bool:
         raise AssertionError("it was asked for our kernels")
 
-    monkeypatch.setattr(recipe, "uses_own_kernels", fail)
-    monkeypatch.setattr(torch_kernels, "uses_own_kernels", fail)
+    monkeypatch.setattr(nodes, "uses_own_kernels", fail)
     with FakeTensorMode():
         graph = make_fx(function)(torch.empty(3, 3, device="cuda"))
-    made = onnxrt_graphs.make_recipe(OrtBackend())
+    made = Chooser(onnxrt_graphs.make_recipe(OrtBackend()), provider)
     for node in graph.graph.nodes:
         if node.op == "call_function":
-            made.refusal(node)
+            made.choose(node)
             assert not made.may_call(node)
 
 
@@ -136,20 +134,6 @@ def test_options_reach_the_session() -> None:
     torch.testing.assert_close(compiled(x), x.relu())
     ((info,),) = backend._all_ort_execution_info.execution_info_per_graph_module.values()
     assert info.session.get_providers() == [CPU]
-
-
-def test_a_provider_that_is_not_there_is_named_and_left_out() -> None:
-    compiled, _ = compile_strictly(
-        torch.relu, preferred_execution_providers=["NowhereExecutionProvider"]
-    )
-    x = torch.randn(3)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        torch.testing.assert_close(compiled(x), x.relu())
-        compiled(x)
-    texts = [str(w.message) for w in seen if "Nowhere" in str(w.message)]
-    assert len(texts) == 1
-    assert CPU in texts[0]
 
 
 def test_a_selection_of_the_users_own_is_asked() -> None:

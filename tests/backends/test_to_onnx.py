@@ -31,9 +31,9 @@ from dort_rewriter import (
     to_onnx,
 )
 from dort_rewriter.errors import UnsupportedOpError
+from dort_rewriter.ort_module import max_ir_version, max_opset
 from dort_rewriter.runtime import model_files
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import max_ir_version, max_opset
 from dort_rewriter.runtime.session import create_session
 from tests.dynamo_graphs import graph_of_dynamo
 

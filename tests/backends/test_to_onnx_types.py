@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dort_rewriter import to_onnx
-from dort_rewriter.backends.building import add_casts
+from dort_rewriter.compiler.building import add_casts
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

@@ -21,8 +21,8 @@ from packaging.version import Version
 from dort_rewriter import OrtBackend, onnx_custom_backend, to_onnx
 from dort_rewriter.backends.onnxrt import torch_compile_backend
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
+from dort_rewriter.kernels.torch_calls import _calls
 from dort_rewriter.runtime.session import create_session
-from dort_rewriter.runtime.torch_calls import _calls
 
 Tensor = torch.Tensor
 

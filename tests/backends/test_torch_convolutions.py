@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, to_onnx
-from dort_rewriter.capture import placement
+from dort_rewriter.plan import placement
 
 KERNELS = {"convolution", "convolution_backward"}
 

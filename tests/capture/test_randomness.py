@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.capture import randomness
-from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS, hoist_random
+from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
+from dort_rewriter.plan.random_order import hoist_random
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 import dort_rewriter
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.capture.placement import FLASH_BACKWARD
+from dort_rewriter.plan.placement import FLASH_BACKWARD
 
 
 @pytest.fixture(autouse=True)

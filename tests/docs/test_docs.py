@@ -134,7 +134,8 @@ def test_messages_of_troubleshooting_are_in_the_code() -> None:
     said = [literal for path in modules for literal in literals(path)]
     titles = re.findall(r"^## `(.+)`$", text, flags=re.MULTILINE)
     assert len(titles) > 5
-    said += [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("kernels_cpp/*.h")]
+    headers = (PACKAGE / "kernels" / "cpp").rglob("*.h")
+    said += [path.read_text(encoding="utf-8") for path in headers]
     said += ["Support for dynamo_export has been dropped"]  # of onnxscript
     # Of torch.
     said += ["Metric(s) {'is_forward'} have already been set in the current context"]

@@ -19,8 +19,8 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.backends.building import add_casts
 from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.compiler.building import add_casts
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.registry import op_name

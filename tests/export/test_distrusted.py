@@ -17,7 +17,7 @@ from dort_rewriter.errors import UnsupportedOpError
 from dort_rewriter.export import oxs_dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import DISTRUSTED, OxsDispatcher
-from dort_rewriter.runtime.installed import max_opset
+from dort_rewriter.ort_module import max_opset
 from tests.export.cases import T, overload
 
 LINE, IMAGE, VOLUME = T(1, 2, 6), T(1, 2, 6, 6), T(1, 2, 6, 6, 6)

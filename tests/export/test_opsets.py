@@ -19,7 +19,7 @@ import torch
 import tests.export.converters
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import convert_graph
-from dort_rewriter.runtime.installed import max_opset
+from dort_rewriter.ort_module import max_opset
 from tests.export.cases import Case, compare, expect, run, trace
 from tests.export.converters.test_activations import IMPLICIT
 

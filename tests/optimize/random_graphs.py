@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import SIZES, make_session, random_inputs, run_onnxruntime
 
 __all__ = ["SELECTIONS", "failure", "generate", "shrink"]

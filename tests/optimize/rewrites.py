@@ -16,13 +16,14 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, UNLISTED
+from dort_rewriter.graph.schemas import UNLISTED
+from dort_rewriter.kernels.loading import register
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.custom_kernels import register
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import try_session
 

@@ -11,7 +11,7 @@ import pytest
 
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import model_of
 
 HEADER = """(float[2,4,8] x, float[8] w) => (float[2,4,8] y) <float e = {1e-6},

@@ -17,8 +17,8 @@ import torch
 from dort_rewriter import OrtBackend
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
-from dort_rewriter.runtime.installed import max_opset
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.ort_module import max_opset
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.export.models import MODELS
 from tests.export.test_models import step
 

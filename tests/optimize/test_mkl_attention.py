@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.graph.schemas import MKL_ATTENTION_GRAD, TORCH_FLASH
+from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, TORCH_FLASH
 from dort_rewriter.optimize.mkl_attention import differentiate_by_mkl
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18, "dort_rewriter" : 1]>

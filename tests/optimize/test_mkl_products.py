@@ -9,7 +9,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.graph.schemas import MKL_PRODUCT
+from dort_rewriter.kernels.operators import MKL_PRODUCT
 from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_by_mkl
 
 

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from dort_rewriter.optimize.own_factors import part_factors
-from dort_rewriter.runtime.kernels import loses_factors
+from dort_rewriter.runtime.kernel_query import loses_factors
 from tests.optimize.rewrites import model_of
 
 TURNED = "t = Transpose<perm=[0, 2, 1]>(x)"

@@ -15,14 +15,14 @@ import torch
 from functorch.compile import make_boxed_func
 
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.outputs import plan_outputs
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.plan.outputs import plan_outputs
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.export.models import MODELS, Factory, Named
 from tests.optimize.rewrites import make_session, run_onnxruntime
 

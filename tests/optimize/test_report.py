@@ -10,7 +10,7 @@ import pytest
 from dort_rewriter import OptimizationOptions
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import model_of
 
 TEXT = """(float16[N] x, float[N] w) => (double[N] y, float[N] z) {

@@ -17,7 +17,7 @@ from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.optimize.view import GraphView
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import model_of, random_inputs, run_onnxruntime
 
 

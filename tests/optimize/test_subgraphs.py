@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.random_graphs import SELECTIONS, completed, random_graph
 from tests.optimize.rewrites import make_session, random_inputs, run_onnxruntime
 

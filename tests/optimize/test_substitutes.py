@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dort_rewriter.optimize.substitutes import SUBSTITUTED, IsWrong, substitute
-from dort_rewriter.runtime.kernels import is_wrong
+from dort_rewriter.runtime.kernel_query import is_wrong
 from tests.optimize.rewrites import model_of, run_onnxruntime
 
 OWN_OR_STANDARD = pytest.mark.parametrize("own", [False, True], ids=["standard", "own"])

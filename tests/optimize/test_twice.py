@@ -9,14 +9,15 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.backends.building import export_block
 from dort_rewriter.backends.optimize_onnx import optimize_model
-from dort_rewriter.backends.recipe import Recipe
-from dort_rewriter.capture.randomness import hoist_random
+from dort_rewriter.compiler.building import export_block
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.view import GraphView
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.plan.graph_plan import plan_whole
+from dort_rewriter.plan.random_order import hoist_random
+from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
 from tests.optimize.rewrites import model_of
 
@@ -66,7 +67,7 @@ def test_graphs_of_the_benchmarks(
             )
             graph = captured.copy()
             hoist_random(graph)
-            model = export_block(graph, recipe, CPU).exported.model
+            model = export_block(plan_whole(graph, recipe), CPU).exported.model
             assert applied_again(model, patterns) == {}, (captured.name, patterns)
 
 

@@ -8,8 +8,8 @@ import onnx
 import onnx.parser
 import torch
 
+from dort_rewriter.ort_module import max_ir_version
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import max_ir_version
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.signature import Dim, GraphSignature, InputSlot, OutputSlot, ViewStep
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError
+from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime import executor, session
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.providers import CPU, CUDA, Provider, ort_device
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.signature import InputSlot, OutputSlot

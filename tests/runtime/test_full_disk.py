@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dort_rewriter.backends.problem_report import report_problem, unwritten
+from dort_rewriter.compiler.problem_report import report_problem, unwritten
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.disk_cache import DiskCache

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.runtime.installed import load_onnxruntime, max_opset
-from dort_rewriter.runtime.kernels import has_kernel, kernel_query
+from dort_rewriter.ort_module import load_onnxruntime, max_opset
+from dort_rewriter.runtime.kernel_query import has_kernel, kernel_query
 from dort_rewriter.runtime.session import create_session
 from tests.runtime.graphs import parse
 

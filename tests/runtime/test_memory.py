@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import bindings
 from dort_rewriter.runtime.ort_values import from_ort, to_ort
 from tests.runtime.graphs import add_one, executor, result, tensor
 

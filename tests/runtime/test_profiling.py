@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import helper
 
-from dort_rewriter.runtime.installed import max_ir_version
+from dort_rewriter.ort_module import max_ir_version
 from dort_rewriter.runtime.profiling import (
     profiling,
     read_profile,

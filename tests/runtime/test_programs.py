@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.test_custom_kernels import OPERATIONS, Array, _random, _run
+from tests.kernels.test_custom_kernels import OPERATIONS, Array, _random, _run
 
 FIRSTS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 8}
 SECONDS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}

@@ -5,27 +5,43 @@ none.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import re
 import subprocess
 import sys
-import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
 import torch
 
+from dort_rewriter import ort_module
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.runtime import installed, providers
-from dort_rewriter.runtime.providers import CPU, CUDA, Provider, available, infer, normalize
+from dort_rewriter.ort_module import bindings
+from dort_rewriter.runtime import providers, session
+from dort_rewriter.runtime.providers import (
+    CPU,
+    CUDA,
+    Provider,
+    available,
+    built_in,
+    devices_of,
+    infer,
+    is_plug_in,
+    normalize,
+    take_present,
+)
 from dort_rewriter.runtime.session import create_session
 from tests.runtime.graphs import parse
 
 
 @pytest.fixture
-def fresh_warnings():
-    providers._warn_unavailable.cache_clear()
+def fresh_warnings() -> Iterator[None]:
+    providers._warn.cache_clear()
     yield
-    providers._warn_unavailable.cache_clear()
+    providers._warn.cache_clear()
 
 
 def test_names_and_options() -> None:
@@ -36,12 +52,119 @@ def test_names_and_options() -> None:
 
 
 @pytest.mark.usefixtures("fresh_warnings")
-def test_unavailable_provider_is_named_once() -> None:
-    with pytest.warns(UserWarning, match="'NoSuchProvider' is not available.*available: .*CPU"):
+def test_a_provider_that_is_missing_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
         assert normalize(["NoSuchProvider", CPU]) == (Provider(CPU),)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert normalize(["NoSuchProvider", CPU]) == (Provider(CPU),)
+    (found,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert re.match(
+        "Execution provider 'NoSuchProvider' is not available.*available: .*CPU", found.message
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("NoSuchProvider", "available: "),
+        ("CPUExecutionProvidr", "Did you mean 'CPUExecutionProvider'?"),
+        ("OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino"),
+        ((CUDA, {"required": True}), "a GPU of NVIDIA"),
+    ],
+)
+def test_a_provider_that_has_to_be_there_is_an_error(spec: Any, said: str) -> None:
+    strict = isinstance(spec, str)
+    if _name_of(spec) in available():
+        pytest.skip(f"{spec} is here")
+    with pytest.raises(OptionError, match=re.escape(said)):
+        take_present([spec, CPU], strict=strict)
+
+
+def _name_of(spec: Any) -> str:
+    return spec if isinstance(spec, str) else spec[0]
+
+
+@pytest.mark.parametrize("options", [{"required": 1}, {"device": 3}])
+def test_what_no_provider_is_given(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="'required' is True or False"):
+        take_present([(CPU, options)])
+
+
+class PlugIn:
+    """A plug-in as far as it is asked for: a package, and devices once it is registered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.registered: list[tuple[str, str]] = []
+        self.devices = [
+            SimpleNamespace(ep_name="Plugged", device=SimpleNamespace(type=f"DeviceType.{kind}"))
+            for kind in ("CPU", "NPU")
+        ]
+        real = providers.load_onnxruntime()
+        ort = SimpleNamespace(
+            get_available_providers=real.get_available_providers,
+            get_ep_devices=lambda: self.devices if self.registered else [],
+            register_execution_provider_library=self.register,
+            __version__=real.__version__,
+        )
+        package = SimpleNamespace(metadata={"Name": "onnxruntime-ep-plugged"}, version="1.0")
+        module = SimpleNamespace(get_ep_name=lambda: "Plugged", get_library_path=lambda: "p.so")
+        monkeypatch.setattr(providers, "load_onnxruntime", lambda: ort)
+        monkeypatch.setattr(providers.importlib.metadata, "distributions", lambda: [package])
+        monkeypatch.setitem(sys.modules, "onnxruntime_ep_plugged", module)
+
+    def register(self, name: str, path: str) -> None:
+        self.registered.append((name, path))
+
+
+@pytest.fixture(name="plug_in")
+def install_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlugIn]:
+    providers._register.cache_clear()
+    yield PlugIn(monkeypatch)
+    providers._register.cache_clear()
+
+
+def test_a_plug_in_is_registered_where_it_is_named(plug_in: PlugIn) -> None:
+    """And by nothing else; what is registered by the program meanwhile counts too."""
+    assert "Plugged" not in available()
+    assert normalize([CPU]) == (Provider(CPU),)
+    assert plug_in.registered == []
+    for _ in range(2):
+        assert [p.name for p in normalize(["Plugged", CPU])] == ["Plugged", CPU]
+    assert plug_in.registered == [("onnxruntime-ep-plugged", "p.so")]
+    assert "Plugged" in available()
+    assert is_plug_in("Plugged")
+    assert not is_plug_in(CPU)
+
+
+def test_one_of_the_devices_of_a_plug_in(plug_in: PlugIn) -> None:
+    (both,) = take_present(["Plugged"])
+    assert devices_of(both) == plug_in.devices
+    (one,) = take_present([("Plugged", {"device": "npu", "k": 1})])
+    assert devices_of(one) == plug_in.devices[1:]
+    assert one.options == {"k": "1"}
+    with pytest.raises(OptionError, match="on a device of the kind 'GPU'"):
+        take_present([("Plugged", {"device": "GPU", "required": True})])
+
+
+@pytest.mark.skipif(
+    not hasattr(bindings().SessionOptions, "add_provider_for_devices"),
+    reason="this onnxruntime takes no plug-ins",
+)
+def test_a_session_by_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the CPU stands for a plug-in's; options name it once."""
+    from onnxruntime import get_ep_devices
+
+    (device,) = [d for d in get_ep_devices() if d.ep_name == CPU]
+    monkeypatch.setattr(session, "is_plug_in", lambda name: True)
+    monkeypatch.setattr(session, "devices_of", lambda provider: [device])
+    model, options = (
+        parse("(float[N] x) => (float[N] y) { y = Add(x, x) }"),
+        session.session_options(),
+    )
+    for _ in range(2):
+        built = create_session(model, providers=[CPU], options=options)
+        assert [p.name for p in built.providers] == [CPU]
+    monkeypatch.setattr(providers, "built_in", lambda: (CPU, "Other"))
+    with pytest.raises(OptionError, match="options of their own"):
+        create_session(model, providers=["Other", CPU], options=options)
 
 
 @pytest.mark.parametrize("spec", [3, (CPU,), (CPU, "x")])
@@ -51,7 +174,7 @@ def test_what_is_no_provider(spec: object) -> None:
 
 
 def test_cuda_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "available", lambda: (CUDA, CPU))
+    monkeypatch.setattr(providers, "built_in", lambda: (CUDA, CPU))
     devices = [torch.device("cpu"), torch.device("cuda", 1), None]
     assert infer(devices) == (Provider(CUDA, {"device_id": "1"}), Provider(CPU))
     assert infer([torch.device("cpu")]) == (Provider(CPU),)
@@ -65,11 +188,11 @@ def test_cuda_is_not_available_without_a_device(monkeypatch: pytest.MonkeyPatch)
     ort = SimpleNamespace(get_available_providers=lambda: [CUDA, CPU])
     monkeypatch.setattr(providers, "load_onnxruntime", lambda: ort)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    available.cache_clear()
+    built_in.cache_clear()
     try:
         assert available() == (CPU,)
     finally:
-        available.cache_clear()
+        built_in.cache_clear()
 
 
 def test_device_without_a_counterpart() -> None:
@@ -78,18 +201,18 @@ def test_device_without_a_counterpart() -> None:
 
 
 def test_installed_flavour_is_named() -> None:
-    assert installed.describe().startswith("onnxruntime")
-    assert installed.load_onnxruntime().__version__ in installed.describe()
+    assert ort_module.describe().startswith("onnxruntime")
+    assert ort_module.load_onnxruntime().__version__ in ort_module.describe()
 
 
 def test_every_distribution_that_provides_onnxruntime_is_described() -> None:
     names = importlib.metadata.packages_distributions()["onnxruntime"]
     for name in names:
-        assert f"{name} {importlib.metadata.version(name)}" in installed.describe()
+        assert f"{name} {importlib.metadata.version(name)}" in ort_module.describe()
 
 
 def test_limits_load_and_the_next_do_not() -> None:
-    ir_version, opset = installed.max_ir_version(), installed.max_opset()
+    ir_version, opset = ort_module.max_ir_version(), ort_module.max_opset()
     create_session(parse("(float[N] x) => (float[N] y) { y = Neg(x) }", opset))
     if ir_version < onnx.IR_VERSION:
         model = parse("(float[N] x) => (float[N] y) { y = Neg(x) }")
@@ -102,7 +225,7 @@ def test_limits_load_and_the_next_do_not() -> None:
 
 
 def _without_cache(monkeypatch: pytest.MonkeyPatch, import_module) -> None:
-    monkeypatch.setattr(installed.importlib, "import_module", import_module)
+    monkeypatch.setattr(ort_module.importlib, "import_module", import_module)
 
 
 def test_no_onnxruntime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +234,14 @@ def test_no_onnxruntime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
     _without_cache(monkeypatch, missing)
     with pytest.raises(ExecutionError, match=r"pip install dort-rewriter\[cpu\]"):
-        installed.load_onnxruntime.__wrapped__()
+        ort_module.load_onnxruntime.__wrapped__()
 
 
 def test_old_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(__version__="1.20.1", OrtValueVector=object)
     _without_cache(monkeypatch, lambda _name: old)
     with pytest.raises(ExecutionError, match=r"1\.20\.1 has no OrtValueVector.push_back_batch"):
-        installed.load_onnxruntime.__wrapped__()
+        ort_module.load_onnxruntime.__wrapped__()
 
 
 @pytest.mark.load_sensitive

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dort_rewriter.errors import ExecutionError, NoKernelError, OptionError
+from dort_rewriter.ort_module import load_onnxruntime
 from dort_rewriter.runtime import model_files
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.installed import load_onnxruntime
 from dort_rewriter.runtime.session import create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
 from tests.runtime.graphs import parse, result, signature, tensor

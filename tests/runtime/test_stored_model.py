@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.runtime.custom_kernels import uses_custom_kernels, uses_torch_kernels
 from dort_rewriter.runtime.model_files import serialized
 from dort_rewriter.runtime.session import create_session, explain_failure
-from dort_rewriter.runtime.stored_model import StoredModel, is_message
+from dort_rewriter.runtime.stored_model import (
+    StoredModel,
+    is_message,
+    uses_custom_kernels,
+    uses_torch_kernels,
+)
 
 TEXT = '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Neg(x) }'
 

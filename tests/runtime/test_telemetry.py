@@ -11,7 +11,7 @@ import pytest
 from tests.gates.sources import ROOT
 
 VARIABLE = "ORT_DISABLE_TELEMETRY"
-LOAD = "from dort_rewriter.runtime.installed import load_onnxruntime; load_onnxruntime()"
+LOAD = "from dort_rewriter.ort_module import load_onnxruntime; load_onnxruntime()"
 PRINT = f"import os; print(os.environ.get({VARIABLE!r}))"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter.backends import building
 from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.compiler import building
 from dort_rewriter.runtime import threads as policies
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session, session_options

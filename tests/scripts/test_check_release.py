@@ -32,7 +32,7 @@ class Archives:
         self.folder, self.version = folder, script.version()
         information = f"dort_rewriter-{self.version}.dist-info/"
         names = [f"dort_rewriter/{name}" for name in script.NEEDED_AT_RUN_TIME]
-        names += ["dort_rewriter_autoload.py", "dort_rewriter/runtime/kernels_built/kernels.so"]
+        names += ["dort_rewriter_autoload.py", "dort_rewriter/kernels/built/kernels.so"]
         names += [f"{information}RECORD", f"{information}licenses/LICENSE"]
         self.wheel = dict.fromkeys([*names, *script.sources_of_the_package()], "")
         self.wheel[f"{information}METADATA"] = METADATA
@@ -64,9 +64,9 @@ def test_whole_archives_pass(script: ModuleType, archives: Archives) -> None:
     "lost",
     [
         "dort_rewriter/py.typed",
-        "dort_rewriter/runtime/kernels_cpp/library.cpp",
+        "dort_rewriter/kernels/cpp/library.cpp",
         "dort_rewriter/patches/torch-2.8/onnxruntime.diff",
-        "dort_rewriter/runtime/kernels_built/kernels.so",
+        "dort_rewriter/kernels/built/kernels.so",
         "dort_rewriter_autoload.py",
     ],
 )

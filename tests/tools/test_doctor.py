@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter import HookStatus
-from dort_rewriter.runtime import installed
-from dort_rewriter.runtime.private_folder import cache_folder
+from dort_rewriter import HookStatus, ort_module
+from dort_rewriter.private_folder import cache_folder
 from dort_rewriter.tools import cli, doctor
 from dort_rewriter.tools.doctor import Finding, examine
 
@@ -122,8 +121,10 @@ def test_plug_ins_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     names = doctor.plugins()
     assert {"onnxruntime-ep-webgpu 1.0", "onnxruntime-qnn 1.0"} <= set(names)
     assert not any("extensions" in name for name in names)
-    found = list(doctor.check_plugins(names))
-    assert all(f.state == "note" and "do not use it" in f.text for f in found)
+    found = {f.text.split()[0]: f for f in doctor.check_plugins(names)}
+    assert found["onnxruntime-ep-webgpu"].state == "ok"
+    assert found["onnxruntime-qnn"].state == "note"
+    assert "register_execution_provider_library" in found["onnxruntime-qnn"].text
 
 
 def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:
@@ -167,9 +168,9 @@ def test_cuda_of_torch_needs_cuda_of_onnxruntime() -> None:
 
 def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
-        raise installed.ExecutionError("onnxruntime cannot be imported (numpy.core...)")
+        raise ort_module.ExecutionError("onnxruntime cannot be imported (numpy.core...)")
 
-    monkeypatch.setattr(installed, "describe", fail)
+    monkeypatch.setattr(ort_module, "describe", fail)
     assert only(doctor.check_onnxruntime(False, "2.1.0")).fix == "pip install 'numpy<2'"
     finding = only(doctor.check_onnxruntime(False, "1.26.4"))
     fix = 'pip install --upgrade "dort-rewriter[{}]"'
@@ -179,13 +180,13 @@ def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_onnxruntime_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_BATCH_API", (("OrtValueVector", "no_such_method"),))
-    installed.load_onnxruntime.cache_clear()
-    installed.describe.cache_clear()
+    monkeypatch.setattr(ort_module, "_BATCH_API", (("OrtValueVector", "no_such_method"),))
+    ort_module.load_onnxruntime.cache_clear()
+    ort_module.describe.cache_clear()
     try:
         finding = only(doctor.check_onnxruntime(False, "2.1.0", ["onnxruntime-gpu"]))
     finally:
-        installed.load_onnxruntime.cache_clear()
+        ort_module.load_onnxruntime.cache_clear()
     assert "onnxruntime >= 1.21 or onnxruntime-training >= 1.19 is needed" in finding.text
     assert finding.fix == 'pip install --upgrade "dort-rewriter[gpu]"'
 
@@ -267,7 +268,7 @@ def test_the_kernels() -> None:
     """Installed, compiled, to be compiled, or not to be had."""
 
     def fail() -> Path:
-        raise installed.ExecutionError("there is no C++ compiler 'c++'")
+        raise ort_module.ExecutionError("there is no C++ compiler 'c++'")
 
     assert doctor.check_kernels(Path("a/k.so"), fail).text == "installed, k.so"
     assert doctor.check_kernels(None, None).text == "not installed: they are compiled at first use"

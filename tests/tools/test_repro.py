@@ -22,7 +22,8 @@ from dort_rewriter import (
     dump_for_debug,
     replay_dumped_data,
 )
-from dort_rewriter.runtime.custom_kernels import DOMAIN, is_available
+from dort_rewriter.kernels.loading import is_available
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from tests.runtime.graphs import parse
 
 LINEAR = "(float[N] x, int64 n) => (float[N] y, int64 m) { y = Neg(x)\n m = Neg(n) }"
@@ -215,9 +216,9 @@ def test_a_crafted_program_is_an_error(program: list[int], tmp_path: Path) -> No
     if not is_available():
         pytest.skip("there is no C++ compiler")
     model = onnx.parser.parse_model(
-        f'''<ir_version: 8, opset_import: ["": 18, "{DOMAIN}": 1]>
+        f'''<ir_version: 8, opset_import: ["": 18, "{OWN_DOMAIN}": 1]>
         g (float[N] x) => (float[N] y) {{
-            y = {DOMAIN}.Elementwise<program = {program}, results = [0]>(x)
+            y = {OWN_DOMAIN}.Elementwise<program = {program}, results = [0]>(x)
         }}'''
     )
     x = torch.ones(700)

@@ -21,8 +21,8 @@ from dort_rewriter.export.converters.opmath import check_dimension, is_bool, is_
 from dort_rewriter.export.converters.reductions import extremum, has_nan
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.graph.schemas import OWN_MOST_AXES
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.operators import OWN_MOST_AXES
 
 
 def _comparable(op: Recorder, x: Value) -> Value:

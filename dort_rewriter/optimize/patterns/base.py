@@ -59,6 +59,9 @@ class Rule(ABC):
 
     roots: ClassVar[tuple[str, ...]]
     """Operators at which matching starts: ``"Add"``, ``"com.microsoft::FusedMatMul"``."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Operators, one of which has to make an input of the root: a node without is not shown to the
+    rule. () for a rule that has to see for itself."""
     lowers: ClassVar[str] = "nodes"
     """What every application makes smaller, so that applying a set ends: ``"nodes"`` is checked
     by the tests of the rule, anything else is said in words."""

@@ -8,25 +8,22 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.casts import NARROW, after_cast, before_cast
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]
 
-_MIXED = (
-    *("LayerNorm", "LayerNormGrad", "RmsNorm", "RmsNormGrad", "Softmax", "SoftmaxGrad"),
-    *("BatchNorm", "BatchNormGrad", "CrossEntropyGrad", "GeluGrad", "Rotary", "Sum", "Variance"),
-)
-"""Kernels whose inputs and results have a type each."""
+_MIXED = [o.name for o in OPERATORS.values() if o.mixed_types and not o.variadic]
+"""Kernels whose inputs and outputs have a type each."""
 
 
 class KernelCasts(Rule):
     """``Cast(K(Cast(x), ...)) -> K(x, ...)``   for a kernel K of norms, softmax, sums or
     gradients, casts from and to 16-bit types, and any of its inputs and results."""
 
-    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in _MIXED)
+    roots = own_roots(_MIXED)
     lowers = "casts that kernels read"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.bodies import nodes_inside, values_read
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.kernels.programs import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.bodies import values_read
 from dort_rewriter.optimize.patterns.base import GraphPass
 from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program

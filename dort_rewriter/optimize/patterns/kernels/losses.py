@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.shapes import same
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
 from dort_rewriter.optimize.patterns.recognize.fillings import filling

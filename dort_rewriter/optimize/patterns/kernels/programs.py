@@ -5,7 +5,7 @@ that stands for a 16-bit tensor is rounded to its type where others read it, so 
 the bits of its nodes, which are those of eager mode: models are compared with it, and float32
 between the nodes, as Inductor has it, is further away. A rounding takes as long as a sum.
 
-NOTE: a test compares the table of operators with ``runtime/kernels_cpp/operations.h``.
+NOTE: a test compares the table of operators with ``kernels/cpp/operations.h``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = [

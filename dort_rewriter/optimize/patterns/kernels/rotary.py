@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.casts import NARROW
 from dort_rewriter.optimize.patterns.recognize.rotary import find_turn
@@ -21,6 +21,7 @@ class Rotary(Rule):
     Of 16-bit types the products are rounded; x may have been cast from one."""
 
     roots = ("Add",)
+    reads = ("Mul", "Cast", "Concat")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, OWN_MOST_AXES
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN
 from dort_rewriter.graph.writer import Writer
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Rule
 from dort_rewriter.optimize.patterns.recognize.casts import NARROW
 from dort_rewriter.optimize.view import GraphView

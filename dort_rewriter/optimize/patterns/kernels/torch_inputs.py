@@ -7,11 +7,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import (
+from dort_rewriter.kernels.operators import (
     OWN_DOMAIN,
     TORCH_ATTENTION,
     TORCH_CONVOLUTIONS,
     TORCH_KERNELS,
+    own_roots,
 )
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
@@ -23,7 +24,7 @@ class TransposeTorch(Rule):
     """``mm(Transpose(x, perm), y) -> mm<perm0=perm>(x, y)``   for each input of torch's
     kernels, of attention where the last axis stays the last."""
 
-    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_KERNELS))
+    roots = own_roots(TORCH_KERNELS)
     lowers = "kernels of torch that read a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -48,7 +49,7 @@ class TorchTranspose(Rule):
     """``Transpose(attention(...), perm) -> attention<order0=perm>(...)``   for each result that
     only Transposes of one order read; of convolutions too."""
 
-    roots = tuple(f"{OWN_DOMAIN}::{name}" for name in sorted(TORCH_ATTENTION | TORCH_CONVOLUTIONS))
+    roots = own_roots(TORCH_ATTENTION | TORCH_CONVOLUTIONS)
     lowers = "Transposes of results of torch's kernels"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

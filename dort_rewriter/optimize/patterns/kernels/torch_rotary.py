@@ -7,14 +7,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_ATTENTION
+from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_ATTENTION, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, operator
 from dort_rewriter.signature import inverse_order
 
 __all__ = ["RotaryTranspose", "TransposeRotary"]
 
-_ATTENTION = frozenset(f"{OWN_DOMAIN}::{name}" for name in TORCH_ATTENTION)
+_ATTENTION = frozenset(own_roots(TORCH_ATTENTION))
 
 
 class TransposeRotary(Rule):
@@ -23,6 +23,7 @@ class TransposeRotary(Rule):
     sin only sizes of 1 move."""
 
     roots = (f"{OWN_DOMAIN}::Rotary",)
+    reads = ("Transpose",)
     lowers = "Transposes before Rotary that attention reads"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -51,6 +52,7 @@ class RotaryTranspose(Rule):
     torch's attention gives x: gradients, on the way back."""
 
     roots = ("Transpose",)
+    reads = (f"{OWN_DOMAIN}::Rotary",)
     lowers = "Transposes behind Rotary of what attention gives"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.schemas import OWN_DOMAIN, TORCH_KERNELS
+from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, operator
 
@@ -22,7 +22,7 @@ _TYPES = {
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT): "TransposeToFloat",
     (ir.DataType.FLOAT, ir.DataType.BFLOAT16): "TransposeToBfloat16",
 }
-_ANY_ORDER = frozenset(f"{OWN_DOMAIN}::{name}" for name in TORCH_KERNELS)
+_ANY_ORDER = frozenset(own_roots(TORCH_KERNELS))
 """Kernels of torch, which read tensors in any order of the axes."""
 _ROW, _BLOCK = 32, 8
 """How many numbers have to be neighbours, in rows that are copied and on both axes of a block."""
@@ -33,6 +33,7 @@ class AddMulTranspose(Rule):
     instructions or more and one result, when the last axis, of 32 numbers or more, stays last."""
 
     roots = ("Transpose",)
+    reads = (f"{OWN_DOMAIN}::Elementwise",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -67,6 +68,7 @@ class TransposeCast(Rule):
     ``Transpose(Cast(x), perm)``."""
 
     roots = ("Cast", "Transpose")
+    reads = ("Cast", "Transpose")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -32,6 +32,7 @@ class MultiHeadAttention(Rule):
     """
 
     roots = ("MatMul", "com.microsoft::FusedMatMul", "Where")
+    reads = ("Softmax", "Equal")
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

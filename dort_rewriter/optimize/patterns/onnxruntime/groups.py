@@ -29,6 +29,7 @@ class GroupQueryAttention(Rule):
     """
 
     roots = ("MatMul", "com.microsoft::FusedMatMul", "Where")
+    reads = ("Softmax", "Equal")
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

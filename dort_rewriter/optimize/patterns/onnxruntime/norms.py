@@ -23,6 +23,7 @@ class SimplifiedLayerNormalization(Rule):
     """
 
     roots = ("Mul",)
+    reads = ("Mul", "Div", "Cast")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

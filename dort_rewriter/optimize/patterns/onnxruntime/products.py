@@ -126,6 +126,7 @@ class FusedMatMul(Rule):
     """
 
     roots = ("MatMul", _FUSED)
+    reads = ("Transpose",)
     lowers = "transposes that move the last axis before a product"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -159,6 +160,7 @@ class FusedMatMulTranspose(Rule):
     """``Transpose(MatMul(a, b)) -> FusedMatMul(b, a, transA=1, transB=1)``   on the last axes."""
 
     roots = ("Transpose",)
+    reads = ("MatMul", _FUSED)
     lowers = "transposes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -181,6 +183,7 @@ class FusedMatMulScale(Rule):
     """
 
     roots = ("MatMul", _FUSED, "Mul", "Div")
+    reads = ("MatMul", _FUSED, "Mul", "Div")
     lowers = "scalings around products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -19,6 +19,7 @@ class ContribRotaryEmbedding(Rule):
     """
 
     roots = ("Add",)
+    reads = ("Mul", "Cast", "Concat")
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

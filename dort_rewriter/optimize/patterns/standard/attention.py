@@ -25,6 +25,7 @@ class Attention(Rule):
     """
 
     roots = ("MatMul", "Where")
+    reads = ("Softmax", "Equal")
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -35,6 +35,7 @@ class ReshapeMatMulReshape(Rule):
     """
 
     roots = ("Reshape",)
+    reads = ("MatMul",)
     lowers = "Reshapes of products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

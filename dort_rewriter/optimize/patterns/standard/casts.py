@@ -5,28 +5,39 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from dort_rewriter.dtypes import holds
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["CastCast", "CastOpCast"]
 
 
-class CastCast(Rule):
+class CastCast(TreeRule):
     """``Cast(Cast(x)) -> Cast(x)``   when the type between holds every value of the first."""
 
-    roots = ("Cast",)
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value) -> Tree:
+        """Two casts."""
+        return op.Cast(op.named("first", op.Cast(x)))
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        first = graph.producer(node.inputs[0], "Cast")
-        if first is None or (x := first.inputs[0]) is None or x.dtype is None:
-            return None
-        between, last = node.inputs[0].dtype, node.outputs[0].dtype  # type: ignore[union-attr]
-        if between is None or last is None:
-            return None
+    @staticmethod
+    def check(
+        graph: GraphView, x: ir.Value, first: ir.Node, result: ir.Value
+    ) -> Refusal | bool | None:
+        """Types are known, and the one between rounds nothing."""
+        between = first.outputs[0].dtype
+        if x.dtype is None or between is None or result.dtype is None:
+            return False
         if not holds(between, x.dtype):
             return Refusal("the type between rounds", f"{x.dtype} -> {between}")
-        return Match([node.outputs[0]], lambda op: op.cast(x, last))
+        return None
+
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, result: ir.Value) -> ir.Value:
+        """One cast."""
+        assert result.dtype is not None
+        return op.cast(x, result.dtype)
 
 
 _MOVES = ("Expand", "Flatten", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
@@ -39,6 +50,7 @@ class CastOpCast(Rule):
     """
 
     roots = ("Cast",)
+    reads = _MOVES
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -28,6 +28,7 @@ class ClipClip(Rule):
     """
 
     roots = ("Clip", "Relu", "Max", "Min")
+    reads = ("Clip", "Relu", "Max", "Min")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

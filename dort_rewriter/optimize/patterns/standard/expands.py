@@ -5,8 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import broadcast, same
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.elementwise import BROADCASTING, UNARY
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import Dim, GraphView
 
 __all__ = ["ExpandBroadcast", "ExpandExpand", "ExpandSwap"]
@@ -19,6 +21,7 @@ class ExpandBroadcast(Rule):
     """
 
     roots = BROADCASTING
+    reads = ("Expand",)
     lowers = "elementwise operators that read an Expand"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -40,6 +43,7 @@ class ExpandSwap(Rule):
     when ``y`` makes the product no larger than ``x``."""
 
     roots = (*UNARY, *BROADCASTING)
+    reads = ("Expand",)
     lowers = "elements computed"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -63,21 +67,29 @@ class ExpandSwap(Rule):
         return Match([result], lambda op: op.Expand(op.call(name, *inputs, **attributes), target))
 
 
-class ExpandExpand(Rule):
+class ExpandExpand(TreeRule):
     """``Expand(Expand(x, s), t) -> Expand(x, t)``   when ``t`` alone says the shape."""
 
-    roots = ("Expand",)
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value, s: ir.Value, t: ir.Value) -> Tree:
+        """Two of them."""
+        return op.Expand(op.named("first", op.Expand(x, s)), t)
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        value, target = node.inputs
-        first = graph.producer(value, "Expand")
-        if first is None or value is None or (x := first.inputs[0]) is None:
-            return None
-        dims, sizes = graph.dims(x), graph.sizes(target)
-        if dims is None or sizes is None or not _equal(broadcast([dims, sizes]), node.outputs[0]):
-            return Refusal("the first shape is needed", value.name)
-        return Match([node.outputs[0]], lambda op: op.Expand(x, target))
+    @staticmethod
+    def check(
+        graph: GraphView, x: ir.Value, t: ir.Value, first: ir.Node, result: ir.Value
+    ) -> Refusal | None:
+        """The second shape is that of the result."""
+        dims, sizes = graph.dims(x), graph.sizes(t)
+        if dims is None or sizes is None or not _equal(broadcast([dims, sizes]), result):
+            return Refusal("the first shape is needed", first.outputs[0].name)
+        return None
+
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, t: ir.Value) -> ir.Value:
+        """The second one."""
+        result: ir.Value = op.Expand(x, t)
+        return result
 
 
 def _is_shape(value: ir.Value, inputs: list[ir.Value | None], graph: GraphView) -> bool:

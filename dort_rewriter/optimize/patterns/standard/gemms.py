@@ -24,6 +24,7 @@ class TransposeMatMul(Rule):
     """
 
     roots = ("MatMul", "Gemm")
+    reads = ("Transpose",)
     lowers = "products of a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -53,6 +54,7 @@ class MatMulAdd(Rule):
     """
 
     roots = ("Add",)
+    reads = ("MatMul", "Gemm")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -81,6 +83,7 @@ class GemmTranspose(Rule):
     """
 
     roots = ("Transpose",)
+    reads = ("MatMul", "Gemm")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -25,6 +25,7 @@ class SharedHeads(Rule):
     """
 
     roots = ("MatMul", "Where")
+    reads = ("Softmax", "Equal")
     lowers = "bytes of keys and values"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

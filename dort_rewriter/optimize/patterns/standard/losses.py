@@ -40,6 +40,7 @@ class CrossEntropyScatter(Rule):
     """
 
     roots = ("Sub",)
+    reads = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["AddNeg", "NeutralElement", "NotNot", "NotWhere", "WhereConstant"]
@@ -73,44 +77,43 @@ def _changes_zeros(
     return result.is_graph_output() or not blind
 
 
-class NotNot(Rule):
+class NotNot(TreeRule):
     """``Not(Not(x)) -> x``   and ``Neg(Neg(x)) -> x``."""
 
-    roots = ("Not", "Neg")
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value) -> Sequence[Tree]:
+        """Two of one operator."""
+        return op.Not(op.Not(x)), op.Neg(op.Neg(x))
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """What to replace."""
-        first = graph.producer(node.inputs[0], node.op_type)
-        if first is None or (x := first.inputs[0]) is None:
-            return None
-        return Match.of_known(node, x)
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value) -> ir.Value:
+        """The value itself."""
+        return x
 
 
-class AddNeg(Rule):
+class AddNeg(TreeRule):
     """``Add(x, Neg(y)) -> Sub(x, y)``   and ``Sub(x, Neg(y)) -> Add(x, y)``."""
 
-    roots = ("Add", "Sub")
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value, y: ir.Value) -> Sequence[Tree]:
+        """A sum or a difference, whose negative nothing else reads."""
+        return (
+            op.named("root", op.Add(x, op.alone(op.Neg(y)))),
+            op.named("root", op.Sub(x, op.alone(op.Neg(y)))),
+        )
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        x, negative = node.inputs
-        negation = graph.producer(negative, "Neg")
-        if negation is None and node.op_type == "Add":
-            x, negative = negative, x
-            negation = graph.producer(negative, "Neg")
-        if negation is None or negative is None or x is None:
-            return None
-        if not graph.used_once(negative):
-            return Refusal("the negative is needed", negative.name)
-        y = negation.inputs[0]
-        other = "Sub" if node.op_type == "Add" else "Add"
-        return Match([node.outputs[0]], lambda op: op.call(other, x, y))
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, y: ir.Value, root: ir.Node) -> ir.Value:
+        """The other of the two."""
+        result: ir.Value = op.Sub(x, y) if root.op_type == "Add" else op.Add(x, y)
+        return result
 
 
 class NotWhere(Rule):
     """``Where(Not(c), a, b) -> Where(c, b, a)``   when nothing else reads ``Not(c)``."""
 
     roots = ("Where",)
+    reads = ("Not",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -20,6 +20,7 @@ class RMSNormalization(Rule):
     """
 
     roots = ("Mul",)
+    reads = ("Mul", "Div", "Cast")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -22,6 +22,7 @@ class ReduceReshape(Rule):
     """
 
     roots = ("Squeeze", "Reshape", "Unsqueeze")
+    reads = _REDUCTIONS
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -20,6 +20,7 @@ class RotaryEmbedding(Rule):
     """
 
     roots = ("Add",)
+    reads = ("Mul", "Cast", "Concat")
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -11,8 +11,10 @@ import math
 import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.arithmetic import factors, number_of, scaled
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["DivToMul", "MulMulMul", "MulMulScalar", "ScaleSmaller"]
@@ -21,29 +23,41 @@ _LARGEST = 2.0**60
 """Beyond, a product of factors is no number of float32 any more."""
 
 
-class DivToMul(Rule):
+class DivToMul(TreeRule):
     """``Div(x, 2) -> Mul(x, 0.5)``   for powers of two: a product is faster."""
 
-    roots = ("Div",)
     lowers = "Div nodes"
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        x, divisor = node.inputs
-        number = number_of(divisor, graph)
-        if x is None or number is None or divisor is None or not _is_float(x):
-            return None
-        if not _is_power_of_two(number):
-            return Refusal("the divisor is no power of two", number)
-        if scaled(node, graph) is None:
-            return Refusal("the divisor makes the result larger", divisor.name)
-        return Match([node.outputs[0]], lambda op: op.Mul(x, 1.0 / number))
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value, divisor: float) -> Tree:
+        """A quotient by a number."""
+        return op.named("quotient", op.Div(x, divisor))
+
+    @staticmethod
+    def check(
+        graph: GraphView, x: ir.Value, divisor: float, quotient: ir.Node
+    ) -> Refusal | bool | None:
+        """The product is the same number, and no larger."""
+        if not _is_float(x):
+            return False
+        if not _is_power_of_two(divisor):
+            return Refusal("the divisor is no power of two", divisor)
+        if scaled(quotient, graph) is None:
+            return Refusal("the divisor makes the result larger", divisor)
+        return None
+
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, divisor: float) -> ir.Value:
+        """A product."""
+        result: ir.Value = op.Mul(x, 1.0 / divisor)
+        return result
 
 
 class MulMulScalar(Rule):
     """``Mul(Mul(x, 3), 2) -> Mul(x, 6)``   when one of the factors is a power of two."""
 
     roots = ("Mul",)
+    reads = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -64,6 +78,7 @@ class MulMulMul(Rule):
     """``Mul(Mul(Mul(x, 3), y), 2) -> Mul(Mul(x, 6), y)``   when a factor is a power of two."""
 
     roots = ("Mul",)
+    reads = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -94,6 +109,7 @@ class ScaleSmaller(Rule):
     """
 
     roots = ("Mul",)
+    reads = ("Mul",)
     lowers = "elements multiplied by a constant"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -18,6 +18,7 @@ class SliceSlice(Rule):
     """``Slice(Slice(x, a, b), c, d) -> Slice(x, a + c, a + d)``   along one axis."""
 
     roots = ("Slice",)
+    reads = ("Slice",)
     lowers = "Slices of a Slice"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -40,6 +41,7 @@ class ConcatSlice(Rule):
     """``Slice(Concat(a, b)) -> a``   when one part is cut out again, ``Slice(a)`` when less."""
 
     roots = ("Slice",)
+    reads = ("Concat",)
     lowers = "Slices of a Concat"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -76,6 +78,7 @@ class PadPadAdd(Rule):
     """
 
     roots = ("Add",)
+    reads = ("Pad",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -130,6 +133,7 @@ class SplitConcat(Rule):
     """``Concat(*Split(x)) -> x``   when all parts come back in order, along the same axis."""
 
     roots = ("Concat",)
+    reads = ("Split",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
@@ -148,6 +152,7 @@ class ConcatConcat(Rule):
     """``Concat(Concat(a, b), c) -> Concat(a, b, c)``   when nothing else reads the inner one."""
 
     roots = ("Concat",)
+    reads = ("Concat",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

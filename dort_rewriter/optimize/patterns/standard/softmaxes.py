@@ -4,78 +4,93 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.graph.writer import Writer
+from dort_rewriter.optimize.patterns.base import Refusal
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["LogSoftmax", "Softmax"]
 
 
-class Softmax(Rule):
+class Softmax(TreeRule):
     """``e / ReduceSum(e) -> Softmax(x)``   when ``e`` is ``Exp(x - ReduceMax(x))``, over one
     axis."""
 
-    roots = ("Div",)
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value) -> Tree:
+        """The quotient, which reads the exponentials twice."""
+        highest = op.named("highest", op.ReduceMax(x, ...))
+        e = op.named("shared", op.Exp(op.Sub(x, highest)))
+        return op.Div(e, op.named("total", op.ReduceSum(e, ...)))
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        e, total = node.inputs
-        reduction, exponential = graph.producer(total, "ReduceSum"), graph.producer(e, "Exp")
-        if reduction is None or exponential is None or reduction.inputs[0] is not e or e is None:
-            return None
-        return _fuse("Softmax", node, e, reduction, _centred(exponential, graph), graph)
+    @staticmethod
+    def check(
+        graph: GraphView, x: ir.Value, highest: ir.Node, shared: ir.Node, total: ir.Node
+    ) -> Refusal | bool | None:
+        """It is over one axis, and nothing reads what is inside."""
+        return _check("Softmax", graph, x, highest, shared, total)
+
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, total: ir.Node) -> ir.Value:
+        """One node."""
+        result: ir.Value = op.Softmax(x, axis=_axis(total, x))
+        return result
 
 
-class LogSoftmax(Rule):
+class LogSoftmax(TreeRule):
     """``c - Log(ReduceSum(Exp(c))) -> LogSoftmax(x)``   when ``c`` is ``x - ReduceMax(x)``, over
     one axis."""
 
-    roots = ("Sub",)
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value) -> Tree:
+        """The difference, which reads the centred numbers twice."""
+        c = op.named("shared", op.Sub(x, op.named("highest", op.ReduceMax(x, ...))))
+        return op.Sub(c, op.Log(op.named("total", op.ReduceSum(op.Exp(c), ...))))
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        c, logarithm = node.inputs
-        log = graph.producer(logarithm, "Log")
-        reduction = None if log is None else graph.producer(log.inputs[0], "ReduceSum")
-        if reduction is None or c is None:
-            return None
-        if c.dtype == ir.DataType.DOUBLE:  # whose kernel loses a NaN of its row
-            return None
-        exponential = graph.producer(reduction.inputs[0], "Exp")
-        if exponential is None or exponential.inputs[0] is not c:
-            return None
-        return _fuse("LogSoftmax", node, c, reduction, _centred(exponential, graph), graph)
+    @staticmethod
+    def check(
+        graph: GraphView, x: ir.Value, highest: ir.Node, shared: ir.Node, total: ir.Node
+    ) -> Refusal | bool | None:
+        """The same; the kernel of float64 loses a NaN of its row."""
+        if x.dtype == ir.DataType.DOUBLE:
+            return False
+        return _check("LogSoftmax", graph, x, highest, shared, total)
 
-
-def _centred(exponential: ir.Node, graph: GraphView) -> ir.Node | None:
-    """The ReduceMax of x in ``Exp(x - ReduceMax(x))``."""
-    difference = graph.producer(exponential.inputs[0], "Sub")
-    if difference is None:
-        return None
-    highest = graph.producer(difference.inputs[1], "ReduceMax")
-    return highest if highest is not None and highest.inputs[0] is difference.inputs[0] else None
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, total: ir.Node) -> ir.Value:
+        """One node."""
+        result: ir.Value = op.LogSoftmax(x, axis=_axis(total, x))
+        return result
 
 
-def _fuse(
-    name: str,
-    node: ir.Node,
-    shared: ir.Value,
-    total: ir.Node,
-    highest: ir.Node | None,
-    graph: GraphView,
-) -> Match | Refusal | None:
-    """Replace a softmax; ``shared`` is what it reads twice."""
-    x = None if highest is None else highest.inputs[0]
-    rank = graph.rank(x)
-    if highest is None or x is None or rank is None:
-        return None
-    axes = [graph.axes(reduction, rank) for reduction in (total, highest)]
+def _check(
+    name: str, graph: GraphView, x: ir.Value, highest: ir.Node, shared: ir.Node, total: ir.Node
+) -> Refusal | bool | None:
+    """Why a softmax is left as it is; ``shared`` is what it reads twice."""
+    if graph.rank(x) is None:
+        return False
+    axes = [graph.axes(reduction, graph.rank(x)) for reduction in (total, highest)]
     if axes[0] is None or len(axes[0]) != 1 or axes[0] != axes[1]:
         return Refusal("not over one axis", str(axes))
     if not all(graph.attribute(reduction, "keepdims", 1) for reduction in (total, highest)):
-        return None
-    if shared.is_graph_output() or len(graph.consumers(shared)) > 2:
-        return Refusal("others read what is inside", shared.name)
+        return False
+    inside = shared.outputs[0]
+    if inside.is_graph_output() or len(graph.consumers(inside)) > 2:
+        return Refusal("others read what is inside", inside.name)
     if not graph.runs(name, [x], domain=""):
         return Refusal("no kernel for the type", x.dtype)
-    (axis,) = axes[0]
-    return Match([node.outputs[0]], lambda op: op.call(name, x, axis=axis))
+    return None
+
+
+def _axis(reduction: ir.Node, x: ir.Value) -> int:
+    """The only axis of a reduction of x."""
+    assert x.shape is not None
+    given = reduction.attributes.get("axes")
+    if given is not None:
+        (axis,) = given.as_ints()
+    else:
+        tensor = reduction.inputs[1]
+        assert tensor is not None
+        assert tensor.const_value is not None
+        (axis,) = tensor.const_value.numpy().ravel().tolist()
+    return int(axis) % len(x.shape)

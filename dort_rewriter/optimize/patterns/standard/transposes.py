@@ -79,6 +79,7 @@ class TransposeElementwise(Rule):
     """
 
     roots = (*UNARY, *BROADCASTING)
+    reads = ("Transpose",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""

@@ -22,6 +22,7 @@ class ReshapeReshape(Rule):
     """
 
     roots = VIEWS
+    reads = VIEWS
     lowers = "Reshapes of a Reshape"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dort_rewriter.backends.onnxrt import OrtBackend
-from dort_rewriter.graph.schemas import OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.options import OrtBackendOptions
 from tests.export.models import MODELS
 from tests.export.test_models import step

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-import dort_rewriter.runtime.custom_kernels
+import dort_rewriter.kernels.loading
 from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
 from dort_rewriter.optimize.patterns.kernels.programs import OPERATIONS, write_program
 from tests.optimize.rewrites import (
@@ -598,7 +598,7 @@ def test_as_many_axes_as_the_kernel_takes() -> None:
 
 def test_the_table_of_operators_is_that_of_the_kernel() -> None:
     """Their numbers are places in it."""
-    folder = Path(dort_rewriter.runtime.custom_kernels.__file__).parent / "kernels_cpp"
+    folder = Path(dort_rewriter.kernels.loading.__file__).parent / "cpp"
     header = (folder / "operations.h").read_text(encoding="utf-8")
     found = re.search(r"enum Operation : int64_t {(.*?)}", header, re.DOTALL)
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from dort_rewriter.optimize.patterns.kernels.transposes import AddMulTranspose, TransposeCast
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import (
     apply,
     assert_refuses,

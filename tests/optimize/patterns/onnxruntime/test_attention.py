@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dort_rewriter.optimize.patterns.onnxruntime.attention import MultiHeadAttention
-from dort_rewriter.runtime.kernels import has_kernel
+from dort_rewriter.runtime.kernel_query import has_kernel
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 INPUTS = "float[B,3,4,8] q, float[B,3,5,8] k, float[B,3,5,8] v"

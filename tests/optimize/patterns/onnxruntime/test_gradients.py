@@ -10,7 +10,7 @@ import torch
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.optimize.patterns.onnxruntime.gradients import SoftmaxGrad
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 HAS_KERNEL = kernel_query()("SoftmaxGrad_13", "com.microsoft", 1, [1, 1])

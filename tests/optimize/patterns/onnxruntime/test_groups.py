@@ -14,7 +14,7 @@ from dort_rewriter.optimize.patterns.onnxruntime.groups import (
     GroupQueryAttention,
     GroupQueryRotary,
 )
-from dort_rewriter.runtime.kernels import has_kernel, kernel_query
+from dort_rewriter.runtime.kernel_query import has_kernel, kernel_query
 from tests.export.models import Named
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 

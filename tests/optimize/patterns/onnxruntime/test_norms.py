@@ -15,7 +15,7 @@ from dort_rewriter.optimize.patterns.onnxruntime.norms import (
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,
 )
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import (
     apply,
     assert_refuses,

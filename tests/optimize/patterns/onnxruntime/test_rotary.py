@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dort_rewriter.optimize.patterns.onnxruntime.rotary import ContribRotaryEmbedding
-from dort_rewriter.runtime.kernels import kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 CONSTANTS = """<int64[1] start = {0}, int64[1] half = {4}, int64[1] end = {9223372036854775807},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dort_rewriter.optimize.patterns.standard.attention import Attention
-from dort_rewriter.runtime.installed import max_opset
+from dort_rewriter.ort_module import max_opset
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 INPUTS = "float[B,4,3,8] q, float[B,4,5,8] k, float[B,4,5,8] v"

@@ -164,5 +164,5 @@ def test_a_negative_that_is_needed() -> None:
     assert_refuses(
         AddNeg,
         "(float[N] x, float[N] z) => (float[N] y, float[N] n) {n = Neg(z) y = Add(x, n)}",
-        "the negative is needed",
+        "others read what is inside",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dort_rewriter.optimize.patterns.standard.norms import RMSNormalization
-from dort_rewriter.runtime.installed import max_opset
+from dort_rewriter.ort_module import max_opset
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 NORM = """<float e = {1e-6}, int64[1] last = {-1}> {

@@ -1,0 +1,317 @@
+"""A part of a graph that runs in ONNX Runtime as a whole; its first call builds it.
+
+What it was built for may change: weights and numbers that it holds, ranks, types and fixed sizes
+of arguments. It is built again then, or another beside it; one that fails falls back to torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd import forward_ad
+
+from dort_rewriter.aten.operators import is_random
+from dort_rewriter.capture.metadata import retrace
+from dort_rewriter.compiler.building import build_block
+from dort_rewriter.compiler.conventions import boxed, boxed_module, returns_tuple
+from dort_rewriter.compiler.ending import hold_calls_at_end
+from dort_rewriter.compiler.frozen import FrozenNumbers, FrozenWeights
+from dort_rewriter.compiler.problem_report import report_when_asked
+from dort_rewriter.compiler.safety_net import guarded, log_fallbacks
+from dort_rewriter.compiler.verification import calls_to_verify, verified
+from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
+from dort_rewriter.forks import SafeLock, at_fork
+from dort_rewriter.plan.graph_plan import GraphPlan, plan_graph
+from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
+from dort_rewriter.runtime.session import Session
+from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
+
+__all__ = ["Block", "assemble", "make_block"]
+
+logger = logging.getLogger(__name__)
+
+MAX_REBUILT = 2
+"""How many times a model is built again because its weights changed."""
+
+
+class Block:
+    """A graph that runs in ONNX Runtime."""
+
+    def __init__(
+        self,
+        plan: GraphPlan,
+        origin: torch.fx.GraphModule | None = None,
+    ) -> None:
+        self.plan = plan
+        self.graph_module = plan.graph_module
+        self.recipe = plan.recipe
+        self._origin = origin
+        """The graph that this one was traced again from."""
+        self._relatives: list[tuple[GraphSignature, RunBoxed]] = []
+        """The same graph for arguments of other ranks, types or fixed sizes."""
+        self._lock = SafeLock()
+        self._run: RunBoxed | None = None
+        """Runs the graph on arguments like those it was traced for."""
+        self._boxed: RunBoxed | None = None
+        """Runs the graph: the above, behind a choice where there are relatives."""
+        self._session: Session | None = None
+        self._fell_back = False
+        self._builds = 0
+        self._rebuilt = 0
+        self._numbers_vary = False
+        self._draws = any(map(is_random, plan.graph_module.graph.nodes))
+        _blocks.add(self)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph on its arguments."""
+        results = self.boxed(list(args))
+        return results if returns_tuple(self.graph_module) else results[0]
+
+    def boxed(self, args: list[Any]) -> Any:
+        """Run the graph on a list of arguments, which is emptied."""
+        if forward_ad._current_level >= 0 and _has_tangent(args):
+            return boxed_module(self.graph_module)(args)  # a session knows of no tangents
+        run = self._boxed
+        if run is None:
+            run = self._prepare(args)
+        state = torch.get_rng_state() if self._draws else None
+        try:
+            return run(args)
+        except ExecutionError as e:
+            error = e
+        if state is not None:
+            torch.set_rng_state(state)  # torch draws them again
+        return self._recover(error, args)  # not above: an error of torch comes without ours
+
+    def prepare(self) -> None:
+        """Build the session now, out of what the graph says about its arguments."""
+        placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
+        with unset_fake_temporarily():  # AOTAutograd compiles under it
+            self._prepare([n.meta.get("val") for n in placeholders])
+
+    def _prepare(self, args: Sequence[Any]) -> RunBoxed:
+        with self._lock:
+            return self._boxed or self._use(self._build(args))
+
+    def _use(self, run: RunBoxed) -> RunBoxed:
+        """Run the graph so from now on."""
+        self._run = run
+        self._boxed = self._choose(run) if self._relatives else run
+        return self._boxed
+
+    def _build(self, args: Sequence[Any]) -> RunBoxed:
+        return guarded(
+            lambda: self._build_model(args),
+            lambda: boxed_module(self.graph_module),
+            self.graph_module,
+            fallback=self.recipe.options.fallback,
+            trace=self.recipe.trace,
+            report=functools.partial(
+                report_when_asked, self.graph_module, args, self.recipe.options
+            ),
+        )
+
+    def _build_model(self, args: Sequence[Any]) -> RunBoxed:
+        weights = self.recipe.weights if self._rebuilt < MAX_REBUILT else frozenset()
+        frozen = FrozenWeights.take(self.graph_module, weights, args)
+        numbers = FrozenNumbers.take(() if self._numbers_vary else args)
+        try:
+            built = build_block(self.plan, args, frozen.tensors, numbers.tensors)
+        except UnsupportedOpError as e:
+            if not self.recipe.options.fallback:
+                raise
+            reasons = {u.node: f"{u.reason} ({u.op})" for u in e.unsupported}
+            if reasons.items() <= self.recipe.refused.items():  # no node of the graph is to blame
+                return self._fall_back(ExecutionError(str(e)), args)
+            return assemble(self.plan.without(reasons))
+        except ExecutionError as e:
+            return self._fall_back(e, args)
+        logger.info("%s", describe(built))
+        if self.recipe.on_built is not None:
+            known = built.graph_module if self._origin is None else self._origin
+            self.recipe.on_built(dataclasses.replace(built, graph_module=known))
+        self._session = built.session
+        hold_calls_at_end(Block.boxed.__code__, _living)
+        run = built.runner.boxed
+        if calls := calls_to_verify(self.recipe.options):
+            run = verified(built, run, self.recipe.options, calls)
+        if self.recipe.around is not None:
+            run = self.recipe.around(self.graph_module, run)
+        self._builds += 1
+        run = frozen.guard(run, functools.partial(self._rebuild, self._builds))
+        return numbers.guard(run, functools.partial(self._free_numbers, self._builds))
+
+    def _rebuild(self, build: int, args: list[Any]) -> Any:
+        """Build the model again, its weights having changed: with the new ones, and as inputs
+        when that happens too often."""
+        with self._lock:
+            if self._is_latest(build):
+                self._rebuilt += 1
+                self._use(self._build(args))
+        return self.boxed(args)
+
+    def _free_numbers(self, build: int, args: list[Any]) -> Any:
+        """Build the model again, a number having changed: from now on all are inputs."""
+        with self._lock:
+            if self._is_latest(build):
+                self._numbers_vary = True
+                self._use(self._build(args))
+        return self.boxed(args)
+
+    def _is_latest(self, build: int) -> bool:
+        """Whether no other thread was faster to replace what was built."""
+        return build == self._builds and not self._fell_back
+
+    def _recover(self, error: ExecutionError, args: list[Any]) -> Any:
+        """Run the graph on arguments that its session failed on."""
+        if error.unfinished:
+            raise error
+        taken = signature_of(self.graph_module)
+        if self._origin is not None or taken.accepts(args):
+            return self._blame(error, args)
+        try:
+            relative = self._relative(args)
+        except CaptureError:
+            if not self.recipe.options.fallback:
+                raise error from None
+            return boxed_module(self.graph_module)(args)  # torch says what is wrong with them
+        return relative(args)
+
+    def _blame(self, error: ExecutionError, args: list[Any]) -> Any:
+        """Find out whether a run failed because of its arguments, by running the graph in torch.
+
+        If torch raises too, that is what the user gets, and the session stays. If not, the graph
+        is left to torch. NOTE: a run that fails has changed no argument, or says so.
+        """
+        given = list(args)
+        results = boxed_module(self.graph_module)(args)
+        self._fall_back(error, given)
+        return results
+
+    def _choose(self, run: RunBoxed) -> RunBoxed:
+        """Look at the arguments before a session does, now that there are several."""
+        taken = signature_of(self.graph_module)
+
+        def call(args: list[Any]) -> Any:
+            return run(args) if taken.accepts(args) else self._relative(args)(args)
+
+        return call
+
+    def _relative(self, args: Sequence[Any]) -> RunBoxed:
+        with self._lock:
+            for taken, run in self._relatives:
+                if taken.accepts(args):
+                    return run
+            traced = retrace(self.graph_module, args)
+            run = assemble(plan_graph(traced, self.recipe), self.graph_module)
+            self._relatives.append((signature_of(traced), run))
+            if self._run is not None:
+                self._use(self._run)
+            return run
+
+    def _fall_back(self, error: ExecutionError, args: Sequence[Any]) -> RunBoxed:
+        """Run this graph in torch from now on."""
+        if not self.recipe.options.fallback:
+            raise error
+        with self._lock:
+            if not self._fell_back:
+                logger.warning("A graph runs in torch from now on: %s", error)
+                report_when_asked(self.graph_module, args, self.recipe.options, str(error))
+                self.recipe.trace.failures.append(str(error))
+                self._use(boxed_module(self.graph_module))
+                self._fell_back = True
+            assert self._run is not None
+            return self._run
+
+    def hold_back(self, run: Callable[[RunBoxed, list[Any]], Any]) -> None:
+        """Have each call made by another function, which is given what makes it now."""
+        if self._boxed is not None:
+            self._boxed = functools.partial(run, self._boxed)
+
+    def forget_inherited(self) -> None:
+        """In a forked child, leave the sessions of the parent alone: the next call builds."""
+        inherits = self.recipe.make_runner is not None  # it may have sessions of its own
+        if self._session is not None:
+            inherits = not self._session.survives_fork()
+        if inherits and not self._fell_back:
+            self._run = self._boxed = self._session = None
+
+
+def assemble(plan: GraphPlan, origin: torch.fx.GraphModule | None = None) -> RunBoxed:
+    """What runs a planned graph: a block, or torch with blocks for its submodules.
+
+    ``origin`` is the graph that it was traced again from.
+    """
+    plan.recipe.trace.plans.append(plan)
+    log_fallbacks(
+        plan.fallbacks,
+        plan.called,
+        in_part=bool(plan.blocks),
+        fallback=plan.recipe.options.fallback,
+    )
+    if plan.whole:
+        return boxed(make_block(plan, origin).boxed)
+    for name, part in plan.blocks.items():
+        delattr(plan.graph_module, name)
+        object.__setattr__(plan.graph_module, name, make_block(part))
+    return boxed_module(plan.graph_module)
+
+
+def make_block(plan: GraphPlan, origin: torch.fx.GraphModule | None = None) -> Block:
+    """What runs a graph that is convertible as a whole, built if the recipe says so."""
+    block = Block(plan, origin)
+    if plan.recipe.build_now:
+        block.prepare()
+    return block
+
+
+_blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+
+
+def _living() -> list[Block]:
+    return list(_blocks)
+
+
+def _forget_inherited() -> None:
+    for block in _living():
+        block.forget_inherited()
+
+
+at_fork(in_child=_forget_inherited)
+
+
+def _has_tangent(args: Sequence[Any]) -> bool:
+    """Whether an argument is differentiated in forward mode."""
+    tensors = (a for a in args if isinstance(a, torch.Tensor))
+    return any(forward_ad.unpack_dual(a).tangent is not None for a in tensors)
+
+
+def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:
+    """The arguments a graph was traced for; nothing about its results."""
+    placeholders = (n for n in graph_module.graph.nodes if n.op == "placeholder")
+    slots = (InputSlot(name=None, **describe_value(n.meta.get("val"))) for n in placeholders)
+    return GraphSignature(inputs=tuple(slots), outputs=())
+
+
+def describe(built: BuiltBlock) -> str:
+    """A line about a graph that runs in ONNX Runtime."""
+    session, signature = built.session, built.signature
+    providers = "" if session is None else f" on {', '.join(p.name for p in session.providers)}"
+    return (
+        f"A graph of {len(built.graph_module.graph.nodes)} nodes is a model of "
+        f"{len(built.exported.model.graph)}{providers}, inputs {_few(signature.input_names)}, "
+        f"outputs {_few(signature.output_names)}"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names, the first ones of many."""
+    shown = ", ".join(map(repr, names[:8]))
+    return f"[{shown}{f', ... {len(names)} in all' if len(names) > 8 else ''}]"

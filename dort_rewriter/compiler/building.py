@@ -1,0 +1,285 @@
+"""Build one block: export, optimize, make a session. What sees all phases but the cutting."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.aten.layouts import input_orders
+from dort_rewriter.compiler.models_on_disk import ModelEntry
+from dort_rewriter.compiler.transforms import before_transforms, check_results, transform
+from dort_rewriter.compiler.written_arguments import find_addresses, find_writes
+from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.export.annotations import opset_of
+from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.names import create_input_names, create_output_names
+from dort_rewriter.export.provenance import first_place
+from dort_rewriter.optimize.low_bits import lower_weights
+from dort_rewriter.optimize.own_factors import part_factors
+from dort_rewriter.optimize.pipeline import optimize
+from dort_rewriter.optimize.provider_fit import (
+    compute_halves_in_float,
+    fit_to_provider,
+    fit_to_standard,
+)
+from dort_rewriter.optimize.substitutes import substitute
+from dort_rewriter.optimize.unread_results import leave_out_unread_results
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.graph_plan import GraphPlan
+from dort_rewriter.plan.kernel_choice import compute_by_mkl, uses_own_kernels
+from dort_rewriter.plan.nodes import unsupported
+from dort_rewriter.plan.outputs import SHARED, ModelOutput, OutputPlan
+from dort_rewriter.plan.recipe import BuiltBlock, ExportedBlock, Providers, Recipe
+from dort_rewriter.runtime.dump import try_dump
+from dort_rewriter.runtime.executor import Executor
+from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_query, loses_factors
+from dort_rewriter.runtime.low_bits import BITS
+from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.session import Session, create_session, try_session
+from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.signature import Addresses, GraphSignature, input_slots
+
+__all__ = [
+    "add_casts",
+    "add_casts_of_standard",
+    "build_block",
+    "build_session",
+    "export_block",
+    "make_executor",
+]
+
+
+def build_block(
+    plan: GraphPlan,
+    args: Sequence[Any],
+    frozen: Mapping[int, torch.Tensor] | None = None,
+    numbers: Mapping[int, torch.Tensor] | None = None,
+) -> BuiltBlock:
+    """Export a graph that is planned for one session, and build that.
+
+    ``frozen`` and ``numbers`` are the arguments that the model holds, by position.
+    """
+    recipe = plan.recipe
+    providers = recipe.select_providers(plan.graph_module, args)
+    block = export_block(plan, str(providers[0][0]), frozen, numbers)
+    fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
+    if recipe.make_runner is not None:
+        return BuiltBlock(**fields, session=None, runner=recipe.make_runner(block))
+    with recipe.trace.phase("session"):
+        session = addresses = None
+        if block.computed:
+            plain = [str(p[0]) for p in providers] == [CPU]
+            plain = plain and not recipe.options.preallocate_output
+            if plain and (found := find_addresses(block)) is not None:
+                model, addresses = found
+                settings = session_settings(recipe.options, block.model, providers)
+                session = create_session(model, providers=providers, options=settings)
+            else:
+                session = build_session(block.model, providers, recipe.options)
+            if block.proto is not None:
+                check_results(session, block.exported.model)
+        executor = make_executor(session, block, recipe.options, addresses)
+        return BuiltBlock(**fields, session=session, runner=executor)
+
+
+def make_executor(
+    session: Session | None,
+    block: ExportedBlock,
+    options: OrtBackendOptions,
+    addresses: Addresses | None = None,
+) -> Executor:
+    """Prepare the calls of a session as the options say."""
+    nodes, where = len(block.exported.model.graph), first_place(block.graph_module)
+    return Executor(
+        session,
+        block.signature,
+        name=f"ONNX Runtime: {nodes} nodes{f' from {where}' if where else ''}",
+        writes=find_writes(block),
+        addresses=addresses,
+        preallocate=options.preallocate_output,
+        pause_torch_threads=options.pause_torch_threads,
+    )
+
+
+def export_block(
+    plan: GraphPlan,
+    provider: str,
+    frozen: Mapping[int, torch.Tensor] | None = None,
+    numbers: Mapping[int, torch.Tensor] | None = None,
+) -> ExportedBlock:
+    """Export a graph that is planned for one session, and optimize its model for a provider."""
+    graph_module, recipe = plan.graph_module, plan.recipe
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    held = {**(frozen or {}), **(numbers or {})}
+    constants = {placeholders[i].name: t for i, t in held.items()}
+    asked, trace = recipe, recipe.trace
+    if asked.options.pre_ort_model_transforms:
+        first = before_transforms(asked.options.optimization)
+        recipe = dataclasses.replace(
+            asked, options=dataclasses.replace(asked.options, optimization=first)
+        )
+    with trace.phase("export", 0):
+        if plan.outputs.left:
+            raise UnsupportedOpError(unsupported(n, SHARED) for n in plan.outputs.left)
+        names = _output_names(plan.outputs)
+        outputs = list(zip(names, plan.outputs.model_outputs, strict=True))
+        values = {i: float(t) for i, t in (numbers or {}).items()}
+        orders = input_orders(graph_module) if recipe.as_stored else {}
+        entry = None
+        if not frozen:
+            entry = ModelEntry(graph_module, recipe, provider, outputs, values, orders)
+        model = entry.load() if entry is not None else None
+    if model is None:
+        model = _convert(plan, recipe, provider, outputs, constants, orders)
+        if entry is not None:
+            entry.store(model)
+    proto = None
+    if asked.options.pre_ort_model_transforms:
+        proto = transform(model, asked, provider)
+    try_dump(proto or model, str(graph_module.graph), recipe.dump_prefix)
+    slots = tuple(
+        dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
+        for s in plan.outputs.slots
+    )
+    fed = {str(value.name) for value in model.graph.inputs}
+    inputs = input_slots(placeholders, _input_names(graph_module, recipe), fed, orders)
+    return ExportedBlock(
+        graph_module=graph_module,
+        exported=ExportedGraph(model, GraphSignature(inputs=inputs, outputs=slots)),
+        proto=proto,
+        computed=dict(outputs),
+    )
+
+
+def _convert(
+    plan: GraphPlan,
+    recipe: Recipe,
+    provider: str,
+    outputs: Sequence[tuple[str, ModelOutput]],
+    constants: Mapping[str, torch.Tensor],
+    orders: Mapping[str, tuple[int, ...]],
+) -> ir.Model:
+    """Export a graph and optimize its model, by a recipe with the options of the optimizer."""
+    options, trace, graph_module = recipe.options, recipe.trace, plan.graph_module
+    placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+    names = zip(placeholders, _input_names(graph_module, recipe), strict=True)
+    nodes = len(graph_module.graph.nodes)
+    with trace.phase("export", nodes) as advance:
+        model = convert_graph(
+            graph_module,
+            plan.dispatcher(provider),
+            opset=opset_of(graph_module.graph, options.target_opset),
+            input_names=[name for node, name in names if node not in constants],
+            constants=constants,
+            output_names=[name for name, _ in outputs],
+            results=[(o.node, o.order) for _, o in outputs],
+            keep_unused_inputs=False,
+            own_kernels=provider == CPU and uses_own_kernels(options.optimization),
+            input_orders=orders,
+            advance=advance,
+        ).model
+    with trace.phase("optimize"):
+        query = kernel_query(provider)
+        report = optimize(
+            model,
+            options.optimization,
+            has_kernel=query,
+            make_session=functools.partial(try_session, provider=provider),
+        )
+        trace.reports.append(report)
+        if options.weights is not None and provider == CPU:
+            lower_weights(model, BITS[options.weights])
+        leave_out_unread_results(model)
+        if recipe.may_call_torch(provider):
+            compute_by_mkl(model, options)
+    return model
+
+
+def _input_names(graph_module: torch.fx.GraphModule, recipe: Recipe) -> list[str]:
+    """What each placeholder is called in the model, if it is an input of it."""
+    if recipe.rename_inputs:
+        return create_input_names(graph_module)
+    return [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
+
+
+def _output_names(plan: OutputPlan) -> list[str]:
+    """Name each output of the model after the first result made of it."""
+    values: list[Any] = [
+        None if s.kind == "none" else 0 if s.kind == "int" else "" for s in plan.slots
+    ]
+    by_position = create_output_names(values)
+    names: dict[int, str] = {}
+    for slot, name in zip(plan.slots, by_position, strict=True):
+        if slot.source == "model":
+            names.setdefault(slot.index, name)
+    return [names[i] for i in range(len(plan.model_outputs))]
+
+
+def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
+    """Build the session of a model, with casts where the provider has no kernel for a type."""
+    settings, provider = session_settings(options, model, providers), str(providers[0][0])
+    model = _with_right_kernels(model, provider, options)
+    try:
+        return create_session(model, providers=providers, options=settings)
+    except NoKernelError:
+        pass
+    fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
+    add_casts(fitted, provider=provider)
+    fitted = _with_right_kernels(fitted, provider, options)  # of the types that are wider now
+    return create_session(fitted, providers=providers, options=settings)
+
+
+def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:
+    """The model without the nodes that onnxruntime, or a kernel of it, computes wrongly."""
+    if provider != CPU:
+        return model
+    known = model if isinstance(model, ir.Model) else ir.from_proto(model)
+    changed = compute_halves_in_float(known)
+    own = uses_own_kernels(options.optimization)
+    changed += substitute(known, is_wrong, own_kernels=own)
+    if loses_factors():
+        changed += part_factors(known)
+    return known if changed else model
+
+
+def add_casts(model: ir.Model, *, provider: str) -> None:
+    """Fix the nodes without a kernel, or give them back to torch by name."""
+
+    def runs(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
+        ask = functools.partial(
+            has_kernel,
+            node.op_type,
+            node.domain,
+            model.graph.opset_imports[node.domain],
+            types,
+            attributes={name: attribute.value for name, attribute in node.attributes.items()},
+            outputs=len(node.outputs),
+        )
+        # What CUDA has no kernel for runs on the CPU, in the same session.
+        return ask(provider=provider) or (provider != CPU and ask(provider=CPU))
+
+    helpless = fit_to_provider(model, runs)
+    _refuse(helpless, f"{provider} has no kernel for its types")
+
+
+def add_casts_of_standard(model: ir.Model) -> None:
+    """The same for a file: what counts is ONNX's own word, whoever is to run it."""
+    _refuse(fit_to_standard(model), "ONNX does not define it for its types")
+
+
+def _refuse(nodes: Sequence[ir.Node], reason: str) -> None:
+    if nodes:
+        raise UnsupportedOpError(
+            UnsupportedOp(
+                n.op_type,
+                reason,
+                n.metadata_props.get("source", ""),
+                n.metadata_props.get("fx_node", ""),
+            )
+            for n in nodes
+        )

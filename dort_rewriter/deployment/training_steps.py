@@ -1,0 +1,708 @@
+"""export_training_step: forward, loss, gradients and optimizer as one ONNX file.
+
+The folder holds ``step.onnx`` and ``eval.onnx`` (standard operators, no weights),
+``state.safetensors`` (the start: a tensor under the name of each input that is fed back) and
+``training.json`` (names, no code). Any runtime of ONNX trains with it: it feeds a batch and the
+state, and takes the new state from the outputs that ``feeds_back`` names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import operator
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from dort_rewriter.aten.operators import is_random
+from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.deployment.training_random import SeededDraws
+from dort_rewriter.deployment.training_state import (
+    DESCRIPTION,
+    FORMAT,
+    STATE,
+    require_safetensors,
+    trained_of,
+)
+from dort_rewriter.deployment.training_updates import update_of
+from dort_rewriter.errors import CaptureError, ExportError
+from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.plan.placement import CHECKS
+from dort_rewriter.staging import staged
+
+__all__ = ["export_training_step"]
+
+_STEP, _MICRO, _SEED, _LOSS = "step", "micro_step", "seed", "loss"
+
+
+class _Names:
+    """Names of inputs and outputs, each once."""
+
+    def __init__(self, taken: Collection[str]) -> None:
+        self._taken = set(taken)
+
+    def __call__(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+class _WithLoss(torch.nn.Module):
+    """A model and a loss, of the leaves of a batch."""
+
+    def __init__(self, model: torch.nn.Module, loss: Any, batch: _Batch) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.batch = batch
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
+        given, target = self.batch.restore(leaves)
+        value = self.loss(_call(self.model, given), target)
+        if not isinstance(value, torch.Tensor) or value.dim() != 0:
+            raise ExportError("The loss of a training step is a tensor of one number.")
+        return (value,)
+
+
+class _Outputs(torch.nn.Module):
+    """A model, of the leaves of its input, to the tensors among its results."""
+
+    def __init__(self, model: torch.nn.Module, batch: _Batch) -> None:
+        super().__init__()
+        self.model = model
+        self.batch = batch
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = _call(self.model, self.batch.restore_input(leaves))
+        found = tree_flatten(result)[0]
+        return tuple(v for v in found if isinstance(v, torch.Tensor))
+
+
+def _call(model: torch.nn.Module, given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return model(**given)
+    return model(*given) if isinstance(given, tuple) else model(given)
+
+
+class _Batch:
+    """The example: a pair of an input and a target, each a tensor, a tuple or a mapping."""
+
+    def __init__(self, example: Any, dynamic_shapes: Any, names: _Names) -> None:
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise ExportError("The example of a training step is a pair (input, target).")
+        parts = [tree_flatten(part) for part in example]
+        self._specs = [spec for _, spec in parts]
+        self.leaves = [leaf for leaves, _ in parts for leaf in leaves]
+        if not all(isinstance(leaf, torch.Tensor) for leaf in self.leaves):
+            raise ExportError("Input and target of a training step are tensors, or made of them.")
+        self.inputs = len(parts[0][0])
+        self.names = [
+            names(label)
+            for part, word in zip(example, ("input", "target"), strict=True)
+            for label in _labels(part, word)
+        ]
+        shapes = dynamic_shapes if dynamic_shapes is not None else (None, None)
+        if not isinstance(shapes, tuple | list) or len(shapes) != 2:
+            raise ExportError("dynamic_shapes of a training step is a pair, as the example is.")
+        self.shapes = [
+            shape
+            for part, said in zip(example, shapes, strict=True)
+            for shape in _shapes(part, said)
+        ]
+
+    def restore(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        """Input and target of leaves."""
+        target = tree_unflatten(list(leaves[self.inputs :]), self._specs[1])
+        return self.restore_input(leaves[: self.inputs]), target
+
+    def restore_input(self, leaves: Sequence[Any]) -> Any:
+        return tree_unflatten(list(leaves), self._specs[0])
+
+
+def _labels(part: Any, word: str) -> list[str]:
+    """What the leaves of a part of the example are called."""
+    if isinstance(part, torch.Tensor):
+        return [word]
+    if isinstance(part, Mapping):
+        return [
+            str(key) if isinstance(value, torch.Tensor) else f"{key}_{i}"
+            for key, value in part.items()
+            for i, _ in enumerate(tree_flatten(value)[0])
+        ]
+    return [f"{word}_{i}" for i, _ in enumerate(tree_flatten(part)[0])]
+
+
+def _shapes(part: Any, said: Any) -> list[Any]:
+    """What ``dynamic_shapes`` says of each leaf of a part of the example."""
+    if isinstance(part, torch.Tensor):
+        return [said]
+    values = part.values() if isinstance(part, Mapping) else part
+    if said is None:
+        listed = [None] * len(values)
+    elif isinstance(part, Mapping) and isinstance(said, Mapping):
+        listed = [said.get(key) for key in part]
+    elif isinstance(said, tuple | list) and len(said) == len(values):
+        listed = list(said)
+    else:
+        raise ExportError("dynamic_shapes of a training step is built as its example is.")
+    return [leaf for value, shape in zip(values, listed, strict=True)
+            for leaf in _shapes(value, shape)]  # fmt: skip
+
+
+# -- tracing ------------------------------------------------------------------------------------
+
+
+class _Fakes:
+    """Fake tensors for tracing: with symbols for what is dynamic."""
+
+    def __init__(self, dynamic: bool) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        self.dynamic = dynamic
+        self.mode = FakeTensorMode(
+            shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True
+        )
+        self._made: dict[int, torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor, shape: Any = None) -> torch.Tensor:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+        tensor = tensor.detach()
+        if not self.dynamic:
+            return self.mode.from_tensor(tensor)
+        axes = _dynamic_axes(shape, tensor.dim())
+        sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC
+                 for i in range(tensor.dim())]  # fmt: skip
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        return self.mode.from_tensor(tensor, symbolic_context=context)
+
+    @contextlib.contextmanager
+    def inside(
+        self, module: torch.nn.Module, trained: Collection[torch.nn.Parameter]
+    ) -> Iterator[None]:
+        """Have a module hold fakes for a while; those of ``trained`` need gradients."""
+        wanted = {id(p) for p in trained}
+        made: dict[int, torch.Tensor] = {}
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for part in module.modules():
+                tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+                for table in tables:
+                    for name, value in [(k, v) for k, v in table.items() if v is not None]:
+                        fake = made.get(id(value))
+                        if fake is None:
+                            fake = self.of(value)
+                            if isinstance(value, torch.nn.Parameter):
+                                fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
+                            made[id(value)] = fake
+                        undo.append((table, name, value))
+                        table[name] = fake
+            yield
+        finally:
+            for table, name, value in reversed(undo):
+                table[name] = value
+
+
+def _dynamic_axes(shape: Any, rank: int) -> set[int]:
+    if shape is None:
+        return set()
+    if isinstance(shape, Mapping):
+        return {axis % rank for axis, dim in shape.items() if dim is not None}
+    return {i for i, dim in enumerate(shape) if dim is not None and not isinstance(dim, int)}
+
+
+@contextlib.contextmanager
+def _as_error() -> Iterator[None]:
+    """What torch raises where it does not trace a model, as ours."""
+    try:
+        yield
+    except (ExportError, CaptureError, _SameGradient):
+        raise
+    except Exception as error:  # torch's, whatever it is
+        first = str(error).strip().partition("\n")[0]
+        raise ExportError(
+            f"torch does not trace the training step: {type(error).__name__}: {first}"
+        ) from error
+
+
+class _SameGradient(Exception):
+    """Two parameters have one gradient, which torch's signature of a graph does not take."""
+
+
+class _Apart(torch.nn.Module):
+    """A module each of whose parameters has a gradient of its own: multiplied by 1, which is left
+    out of the file again."""
+
+    def __init__(self, whole: _WithLoss) -> None:
+        super().__init__()
+        self.model, self.loss = whole.model, whole.loss
+        self._whole = [whole]  # no submodule
+
+    def forward(self, *leaves: torch.Tensor) -> Any:
+        (whole,) = self._whole
+        scaled = {n: p * 1.0 for n, p in whole.named_parameters() if p.requires_grad}
+        return torch.func.functional_call(whole, scaled, leaves)
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Trace the parts of layers for which oneDNN has one operator, and ONNX none: an LSTM."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _trace(
+    module: torch.nn.Module, fakes: _Fakes, leaves: Sequence[Any], *, joint: bool
+) -> tuple[torch.fx.GraphModule, Any]:
+    """The graph of a module of its parameters, buffers and arguments, and its signature."""
+    from torch._functorch.aot_autograd import aot_export_module
+
+    table = dict(get_decomposition_table(OxsDispatcher()))
+    for draws in SeededDraws.operators():
+        table.pop(draws, None)  # they are written when the seed is known
+    with _as_error(), fakes.mode, _without_onednn():
+        try:
+            graph, signature = aot_export_module(
+                module,
+                tuple(leaves),
+                trace_joint=joint,
+                output_loss_index=0 if joint else None,
+                decompositions=table,
+                dynamic_shapes=fakes.dynamic,
+            )
+        except AssertionError as error:
+            if "gradients_to_parameters" not in str(error):
+                raise
+            raise _SameGradient from error
+    assert isinstance(graph, torch.fx.GraphModule)
+    return graph, signature
+
+
+# -- the step -----------------------------------------------------------------------------------
+
+
+def export_training_step(
+    model: torch.nn.Module,
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    example: Any,
+    folder: str | os.PathLike[str],
+    *,
+    dynamic_shapes: Any = None,
+    trainable: Collection[str] | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    target_opset: int = 18,
+) -> None:
+    """Write a training step that any runtime of ONNX runs, without torch and without Python.
+
+    Args:
+        model: what is trained, in training mode; in the other for ``eval.onnx``.
+        loss: ``loss(output, target)``, a function or a module.
+        optimizer: one of torch's ``SGD``, ``Adam``, ``AdamW``, ``RMSprop``, ``Adagrad`` over the
+            parameters of the model; what it keeps by now is where training starts.
+        example: a pair ``(input, target)``, each a tensor, a tuple or a mapping.
+        folder: gets ``step.onnx``, ``eval.onnx``, ``state.safetensors`` and ``training.json``,
+            all or none.
+        dynamic_shapes: a pair built as the example is: what may vary, as for ``to_onnx``.
+        trainable: the names of the parameters that are trained; by default those of the optimizer
+            that require a gradient.
+        clip_norm: the largest norm of all gradients together.
+        accumulate: of so many batches the gradients are averaged before parameters change.
+        target_opset: the opset of the files.
+
+    Dropout and other draws follow ``seed``, an input that each step gives anew: the same numbers
+    on every runtime, not those of torch. Raises :class:`ExportError` for what cannot be exported.
+
+    """
+    save_file = require_safetensors().save_file
+    if accumulate < 1:
+        raise ExportError(f"accumulate is how many batches, 1 or more, not {accumulate}.")
+    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = _Names(known)
+    batch = _Batch(example, dynamic_shapes, names)
+    step = _Step(model, loss, optimizer, batch, names, trainable, clip_norm, accumulate)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    with _modes(model, training=True):
+        trained = step.export(target_opset)
+    with _modes(model, training=False):
+        evaluated = step.export_eval(target_opset)
+    description = {
+        "format": FORMAT,
+        **step.describe(),
+        "eval": {"inputs": batch.names[: batch.inputs], "outputs": evaluated[1]},
+        "versions": {"torch": torch.__version__, "opset": target_opset},
+    }
+    with staged(target, last=DESCRIPTION) as place:
+        (place / "step.onnx").write_bytes(trained)
+        (place / "eval.onnx").write_bytes(evaluated[0])
+        save_file(step.start(), str(place / STATE))
+        (place / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _modes(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """Set the mode of a model for a while; parts that are set otherwise by hand stay so."""
+    before = [(m, m.training) for m in model.modules()]
+    try:
+        if training != model.training or not training:
+            model.train(training)
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+class _Step:
+    """One training step: its graphs, its names, its state."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Any,
+        optimizer: torch.optim.Optimizer,
+        batch: _Batch,
+        names: _Names,
+        trainable: Collection[str] | None,
+        clip_norm: float | None,
+        accumulate: int,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.update = update_of(optimizer)
+        self.batch = batch
+        self.names = names
+        self.clip_norm = clip_norm
+        self.accumulate = accumulate
+        self.trained, self.steps = trained_of(model, optimizer, trainable)
+        groups = optimizer.param_groups
+        rates = ["learning_rate"] if len(groups) == 1 else [
+            f"learning_rate_{i}" for i in range(len(groups))
+        ]  # fmt: skip
+        self.rates = [names(rate) for rate in rates]
+        self.step_name, self.seed_name = names(_STEP), names(_SEED)
+        self.micro_name = names(_MICRO)
+        self.loss_name = names(_LOSS)
+        self._tensors, self._canonical = _held_by(model, loss)
+        self.feeds_back: dict[str, str] = {}
+        self.draws = False
+        self._state: dict[str, torch.Tensor] = {}
+
+    def start(self) -> dict[str, torch.Tensor]:
+        """The tensors to begin with, by the names of inputs."""
+        return self._state
+
+    def describe(self) -> dict[str, Any]:
+        """What ``training.json`` says of the step."""
+        leaves = zip(self.batch.names, self.batch.leaves, strict=True)
+        return {
+            "batch": self.batch.names,
+            "loss": self.loss_name,
+            "feeds_back": self.feeds_back,
+            "learning_rates": self.rates,
+            "seed": self.seed_name if self.draws else None,
+            "optimizer": {
+                "name": type(self.optimizer).__name__,
+                "steps": self.step_name,
+                "state": {
+                    t.name: {key: _of_state(t.name, key) for key in t.state} for t in self.trained
+                },
+            },
+            "inputs": {
+                name: {"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)}
+                for name, leaf in leaves
+            },
+            "accumulate": self.accumulate,
+        }
+
+    def export(self, opset: int) -> bytes:
+        """The model of the step."""
+        fakes = _Fakes(any(_dynamic_axes(s, 1 << 30) for s in self.batch.shapes))
+        whole = _WithLoss(self.model, self.loss, self.batch)
+        with fakes.inside(whole, [t.parameter for t in self.trained]):
+            leaves = [
+                fakes.of(leaf, shape)
+                for leaf, shape in zip(self.batch.leaves, self.batch.shapes, strict=True)
+            ]
+            try:
+                graph, signature = _trace(whole, fakes, leaves, joint=True)
+            except _SameGradient:  # of two parameters: torch names gradients by their nodes
+                apart = _Apart(whole)
+                graph, signature = _trace(apart, fakes, leaves, joint=True)
+        held = [self._canonical[n] for n in (*signature.parameters, *signature.buffers)]
+        gradients = _places_of_gradients(graph, signature, held, {t.name for t in self.trained})
+        self.trained = [t for t in self.trained if t.name in gradients]
+        if not self.trained:
+            raise ExportError("No parameter of the optimizer has a gradient of the loss.")
+        inputs, tensors = self._inputs(held)
+        step = self._function(graph, signature, held, gradients, inputs)
+        places = dict(zip(self.batch.names, leaves, strict=True))
+        given = [places[n] if n in places else fakes.of(tensors[n]) for n in inputs]
+        return self._convert(step, fakes, inputs, given, opset)
+
+    def _inputs(self, held: Sequence[str]) -> tuple[list[str], dict[str, torch.Tensor]]:
+        """The inputs of the step in order, and the tensors to start with."""
+        state = {name: self._tensors[name].detach() for name in held}
+        for t in self.trained:
+            for key, value in t.state.items():
+                state[_of_state(t.name, key)] = value
+        if self.accumulate > 1:
+            for t in self.trained:
+                state[_of_state(t.name, "accumulated")] = torch.zeros_like(t.parameter)
+            state[self.micro_name] = torch.zeros((), dtype=torch.int64)
+        state[self.step_name] = torch.tensor(self.steps, dtype=torch.int64)
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
+        state[self.seed_name] = torch.zeros((), dtype=torch.int64)
+        self._state = {k: v.detach().clone().contiguous().cpu() for k, v in state.items()}
+        return [*self.batch.names, *state], {**state}
+
+    def _function(
+        self,
+        graph: torch.fx.GraphModule,
+        signature: Any,
+        held: Sequence[str],
+        gradients: Mapping[str, Sequence[int]],
+        inputs: Sequence[str],
+    ) -> Any:
+        """The step as a function of its inputs, in order."""
+        order = [*held, *self.batch.names]
+        # NOTE: new values of buffers come first; the signature's name of the loss forgets them.
+        buffers = [self._canonical[n] for n in signature.buffers_to_mutate.values()]
+
+        def run(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            given = dict(zip(inputs, values, strict=True))
+            draws.seed = given[self.seed_name]
+            results = graph(*(given[name] for name in order))
+            new = dict(zip(buffers, results[: len(buffers)], strict=True))
+            found = {
+                t.name: functools.reduce(
+                    operator.add, [results[place] for place in gradients[t.name]]
+                )
+                for t in self.trained
+            }
+            new |= self._changed(given, found)
+            if draws.count:
+                new[self.seed_name] = torch.remainder(
+                    given[self.seed_name] * 48271 + 12820163, 2**31 - 1
+                )
+            self.draws = bool(draws.count)
+            self.feeds_back = {f"{name}.new": name for name in new}
+            return (results[len(buffers)], *new.values())
+
+        draws = SeededDraws()
+        run.draws = draws  # type: ignore[attr-defined]
+        return run
+
+    def _changed(
+        self, given: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The new values of parameters and of what the optimizer keeps."""
+        new: dict[str, torch.Tensor] = {}
+        due = None
+        if self.accumulate > 1:
+            micro = given[self.micro_name] + 1
+            due = micro == self.accumulate
+            gradients = {
+                name: given[_of_state(name, "accumulated")] + grad / self.accumulate
+                for name, grad in gradients.items()
+            }
+            new[self.micro_name] = torch.where(due, torch.zeros_like(micro), micro)
+            for name, grad in gradients.items():
+                zeros = torch.zeros_like(grad)
+                new[_of_state(name, "accumulated")] = torch.where(due, zeros, grad)
+        if self.clip_norm is not None:
+            gradients = _clipped(gradients, self.clip_norm)
+        step = given[self.step_name] + 1
+        new[self.step_name] = step if due is None else torch.where(due, step, step - 1)
+        for t in self.trained:
+            p, rate = given[t.name], given[self.rates[t.group]]
+            state = {key: given[_of_state(t.name, key)] for key in t.state}
+            changed, kept = self.update(p, gradients[t.name], state, t.options, rate, step)
+            pairs = {t.name: (changed, p)}
+            pairs |= {_of_state(t.name, k): (v, state[k]) for k, v in kept.items()}
+            for name, (after, before) in pairs.items():
+                new[name] = after if due is None else torch.where(due, after, before)
+        return new
+
+    def _convert(
+        self, step: Any, fakes: _Fakes, inputs: list[str], given: list[Any], opset: int
+    ) -> bytes:
+        with _as_error(), fakes.mode:
+            traced = make_fx(step, decomposition_table=dict(step.draws.table()))(*given)
+        _drop_checks(traced)
+        _refuse_draws(traced)
+        kept = [n for n in inputs if n != self.seed_name or self.draws]
+        if len(kept) < len(inputs):
+            _drop_input(traced, inputs.index(self.seed_name))
+            self._state.pop(self.seed_name)
+        shapes = [
+            self.batch.shapes[self.batch.names.index(n)] if n in self.batch.names else None
+            for n in kept
+        ]
+        proto = to_onnx(
+            traced,
+            input_names=kept,
+            output_names=[self.loss_name, *self.feeds_back],
+            target_opset=opset,
+            dynamic_shapes=tuple(shapes) if fakes.dynamic else None,
+        )
+        return _plain(proto)
+
+    def export_eval(self, opset: int) -> tuple[bytes, list[str]]:
+        """The model of the outputs, and their names."""
+        batch = self.batch
+        shapes = batch.shapes[: batch.inputs]
+        fakes = _Fakes(any(_dynamic_axes(s, 1 << 30) for s in shapes))
+        module = _Outputs(self.model, batch)
+        with fakes.inside(module, ()), torch.no_grad():
+            leaves = [
+                fakes.of(leaf, shape)
+                for leaf, shape in zip(batch.leaves[: batch.inputs], shapes, strict=True)
+            ]
+            graph, signature = _trace(module, fakes, leaves, joint=False)
+        count = len(next(n for n in graph.graph.nodes if n.op == "output").args[0])
+        changed = len(signature.buffers_to_mutate)
+        _keep_results(graph, slice(changed, count))
+        _drop_checks(graph)
+        held = [self._canonical[n] for n in (*signature.parameters, *signature.buffers)]
+        _merge_inputs(graph, held)
+        held = list(dict.fromkeys(held))
+        names = [*held, *batch.names[: batch.inputs]]
+        words = _Names(names)
+        single = count - changed == 1
+        outputs = [words("output" if single else f"output_{i}") for i in range(count - changed)]
+        said = (*[None] * len(held), *shapes)
+        proto = to_onnx(
+            graph,
+            input_names=names,
+            output_names=outputs,
+            target_opset=opset,
+            dynamic_shapes=said if fakes.dynamic else None,
+        )
+        return _plain(proto), outputs
+
+
+def _held_by(model: torch.nn.Module, loss: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The parameters and buffers of a model and a loss by name, and for each name that tracing
+    has for one, the first: some are there twice."""
+    tensors: dict[str, torch.Tensor] = {}
+    canonical: dict[str, str] = {}
+    first: dict[int, str] = {}
+    parts = [("model.", "", model)]
+    if isinstance(loss, torch.nn.Module):
+        parts.append(("loss.", "loss.", loss))
+    for traced, shown, module in parts:
+        named = [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+        for name, tensor in named:
+            known = first.setdefault(id(tensor), f"{shown}{name}")
+            canonical[f"{traced}{name}"] = known
+            tensors[known] = tensor
+    return tensors, canonical
+
+
+def _of_state(name: str, key: str) -> str:
+    return f"{name}.{key}"
+
+
+def _clipped(gradients: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
+    """Gradients whose norm together is no larger, as ``clip_grad_norm_`` makes them."""
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])
+    factor = torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0)
+    return {name: grad * factor for name, grad in gradients.items()}
+
+
+def _places_of_gradients(
+    graph: torch.fx.GraphModule, signature: Any, held: Sequence[str], trained: Collection[str]
+) -> dict[str, list[int]]:
+    """Where the gradients of each parameter are among the results of a joint graph.
+
+    One that a model has under two names has a gradient for each.
+    """
+    names = [n for n in held[: len(signature.parameters)] if n in trained]
+    results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    first = len(signature.buffers_to_mutate) + 1
+    assert len(results) - first == len(names)
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names, first):
+        if results[place] is not None:
+            found.setdefault(name, []).append(place)
+    return found
+
+
+def _keep_results(graph: torch.fx.GraphModule, kept: slice) -> None:
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    output.args = (tuple(output.args[0][kept]),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _merge_inputs(graph: torch.fx.GraphModule, names: Sequence[str]) -> None:
+    """Have inputs of one name, the first ones of a graph, be one."""
+    first: dict[str, torch.fx.Node] = {}
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    for name, node in zip(names, placeholders, strict=False):
+        known = first.setdefault(name, node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _drop_input(graph: torch.fx.GraphModule, index: int) -> None:
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    graph.graph.erase_node(placeholders[index])
+    graph.recompile()
+
+
+def _drop_checks(graph: torch.fx.GraphModule) -> None:
+    """Leave out what torch adds to check sizes and types, and what is unused."""
+    for node in reversed(graph.graph.nodes):
+        if node.op == "call_function" and op_name(node.target) in CHECKS and not node.users:
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _refuse_draws(graph: torch.fx.GraphModule) -> None:
+    """Refuse random operators whose numbers no runtime would draw alike."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and is_random(node):
+            where = source_line(node)
+            raise ExportError(
+                f"{op_name(node.target)} draws random numbers that a file cannot draw"
+                f"{f', at {where}' if where else ''}: dropout, bernoulli, rand and randn can be "
+                "exported."
+            )
+
+
+def _plain(proto: Any) -> bytes:
+    """A model as bytes, without what it says of its sources."""
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    content: bytes = proto.SerializeToString()
+    return content

@@ -1,0 +1,193 @@
+"""How torch's optimizers change a parameter, as functions of tensors: nothing is written in place.
+
+Each function computes what the loop over single tensors of ``torch.optim`` does, in its order.
+Numbers that torch keeps in Python (powers of the step) are float64 here, rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dort_rewriter.errors import ExportError
+
+__all__ = ["Options", "State", "Update", "options_of", "state_of", "update_of", "write_state"]
+
+State = dict[str, torch.Tensor]
+"""What an optimizer keeps of a parameter, by torch's own names, but for ``step``."""
+
+Options = Mapping[str, Any]
+Update = Callable[
+    [torch.Tensor, torch.Tensor, State, Options, torch.Tensor, torch.Tensor],
+    tuple[torch.Tensor, State],
+]
+"""``(parameter, gradient, state, options of its group, learning rate, step from 1) -> (parameter,
+state)``"""
+
+
+def _decayed(p: torch.Tensor, grad: torch.Tensor, options: Options) -> torch.Tensor:
+    """The gradient with what all but AdamW do first."""
+    if options.get("maximize"):
+        grad = -grad
+    if options["weight_decay"] != 0:
+        grad = grad + options["weight_decay"] * p
+    return grad
+
+
+def _sgd(
+    p: torch.Tensor,
+    grad: torch.Tensor,
+    state: State,
+    options: Options,
+    rate: torch.Tensor,
+    step: torch.Tensor,
+) -> tuple[torch.Tensor, State]:
+    grad = _decayed(p, grad, options)
+    momentum, dampening = options["momentum"], options["dampening"]
+    if momentum == 0:
+        return p - rate * grad, {}
+    buffer = momentum * state["momentum_buffer"] + (1 - dampening) * grad
+    if dampening != 0:  # the first gradient is kept whole
+        buffer = torch.where(step == 1, grad, buffer)
+    direction = grad + momentum * buffer if options["nesterov"] else buffer
+    return p - rate * direction, {"momentum_buffer": buffer}
+
+
+def _adam(
+    p: torch.Tensor,
+    grad: torch.Tensor,
+    state: State,
+    options: Options,
+    rate: torch.Tensor,
+    step: torch.Tensor,
+) -> tuple[torch.Tensor, State]:
+    decoupled = options.get("decoupled_weight_decay", False)
+    if decoupled:
+        grad = -grad if options.get("maximize") else grad
+        p = p * (1 - rate * options["weight_decay"]) if options["weight_decay"] else p
+    else:
+        grad = _decayed(p, grad, options)
+    beta1, beta2 = options["betas"]
+    first = state["exp_avg"] + (1 - beta1) * (grad - state["exp_avg"])
+    second = beta2 * state["exp_avg_sq"] + (1 - beta2) * (grad * grad)
+    kept = {"exp_avg": first, "exp_avg_sq": second}
+    if options["amsgrad"]:
+        second = torch.maximum(state["max_exp_avg_sq"], second)
+        kept["max_exp_avg_sq"] = second
+    count = step.to(torch.float64)
+    size = (rate.to(torch.float64) / (1 - beta1**count)).to(p.dtype)
+    root = torch.sqrt(1 - beta2**count).to(p.dtype)
+    return p - size * (first / (second.sqrt() / root + options["eps"])), kept
+
+
+def _rmsprop(
+    p: torch.Tensor,
+    grad: torch.Tensor,
+    state: State,
+    options: Options,
+    rate: torch.Tensor,
+    step: torch.Tensor,
+) -> tuple[torch.Tensor, State]:
+    grad = _decayed(p, grad, options)
+    alpha = options["alpha"]
+    square = alpha * state["square_avg"] + (1 - alpha) * (grad * grad)
+    kept = {"square_avg": square}
+    if options["centered"]:
+        mean = state["grad_avg"] + (1 - alpha) * (grad - state["grad_avg"])
+        kept["grad_avg"] = mean
+        square = square - mean * mean
+    root = square.sqrt() + options["eps"]
+    if options["momentum"] == 0:
+        return p - rate * (grad / root), kept
+    buffer = options["momentum"] * state["momentum_buffer"] + grad / root
+    return p - rate * buffer, {**kept, "momentum_buffer": buffer}
+
+
+def _adagrad(
+    p: torch.Tensor,
+    grad: torch.Tensor,
+    state: State,
+    options: Options,
+    rate: torch.Tensor,
+    step: torch.Tensor,
+) -> tuple[torch.Tensor, State]:
+    grad = _decayed(p, grad, options)
+    total = state["sum"] + grad * grad
+    count = step.to(torch.float64)
+    size = (rate.to(torch.float64) / (1 + (count - 1) * options["lr_decay"])).to(p.dtype)
+    return p - size * (grad / (total.sqrt() + options["eps"])), {"sum": total}
+
+
+_UPDATES: Mapping[str, Update] = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "RMSprop": _rmsprop,
+    "Adagrad": _adagrad,
+}
+
+
+def update_of(optimizer: torch.optim.Optimizer) -> Update:
+    """The function of an optimizer of torch. Raises :class:`ExportError` for another one."""
+    kind = type(optimizer)
+    found = _UPDATES.get(kind.__name__)
+    if found is None or kind is not getattr(torch.optim, kind.__name__, None):
+        raise ExportError(
+            f"A training step is exported with one of torch.optim's {', '.join(_UPDATES)}, not "
+            f"with {kind.__module__}.{kind.__qualname__}."
+        )
+    return found
+
+
+def options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group that decide how its parameters change."""
+    flags = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
+    options = {k: v for k, v in group.items() if k not in flags}
+    if isinstance(optimizer, torch.optim.AdamW):
+        options["decoupled_weight_decay"] = True
+    return options
+
+
+def start_of(optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor) -> State:
+    """What an optimizer keeps of a parameter before its first step."""
+    name = type(optimizer).__name__
+    zeros = torch.zeros_like(p, memory_format=torch.contiguous_format)
+    if name == "SGD":
+        return {"momentum_buffer": zeros} if options["momentum"] else {}
+    if name in ("Adam", "AdamW"):
+        keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else [])]
+        return {key: zeros.clone() for key in keys}
+    if name == "RMSprop":
+        keys = ["square_avg", *(["grad_avg"] if options["centered"] else [])]
+        keys += ["momentum_buffer"] if options["momentum"] else []
+        return {key: zeros.clone() for key in keys}
+    return {"sum": torch.full_like(zeros, options["initial_accumulator_value"])}
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor
+) -> tuple[State, int]:
+    """What an optimizer keeps of a parameter now, and how many steps it made."""
+    start = start_of(optimizer, options, p)
+    known = optimizer.state.get(p, {})
+    kept = {key: known.get(key) for key in start}
+    state = {k: start[k] if v is None else v.detach().clone() for k, v in kept.items()}
+    if "step" in known:
+        return state, int(known["step"])
+    return state, int(any(v is not None for v in kept.values()))
+
+
+def write_state(
+    optimizer: torch.optim.Optimizer, p: torch.Tensor, state: State, step: int
+) -> None:
+    """Have an optimizer go on from a state of a parameter."""
+    if step == 0 and not isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.state.pop(p, None)
+        return
+    kept: dict[str, Any] = {k: v.to(p.device).reshape(p.shape) for k, v in state.items()}
+    if not isinstance(optimizer, torch.optim.SGD):
+        kept["step"] = torch.tensor(float(step), dtype=torch.float32)
+    if kept:
+        optimizer.state[p] = kept

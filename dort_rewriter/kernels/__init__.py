@@ -1,0 +1,1 @@
+"""Our operators: their C++ sources, how they are built and loaded; calls of torch and of MKL."""

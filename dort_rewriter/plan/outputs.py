@@ -1,0 +1,213 @@
+"""Decide what of a graph's results has to be computed, and what is only looked at differently.
+
+A result that is an argument, another result, a view of either, a constant or a size is made by
+the executor in torch, at no cost. So is a view of something computed: the model computes what owns
+the memory, and the executor takes the view, so that strides, offsets and who shares memory with
+whom are what torch would have given. Where all sizes are known the views between what is computed
+and what is returned are one: each costs microseconds.
+
+Results whose layout is not observed (saved for a backward graph, gradients) are computed as they
+are, dense: a part of something large does not keep all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dort_rewriter.aten.aliases import (
+    is_layout_free,
+    is_tracked,
+    lineage,
+    reads_storage,
+    results_of,
+    rewriting,
+)
+from dort_rewriter.aten.layouts import covers, is_dense, lies_as_ordered, storage_order
+from dort_rewriter.plan.replaying import Unknown, is_static, lay_out, replay, strided
+from dort_rewriter.plan.sizes import ArgumentSizes
+from dort_rewriter.signature import OutputSlot, ViewStep, as_returned, describe_value
+from dort_rewriter.traced_sizes import is_same_size
+
+__all__ = ["SHARED", "ModelOutput", "OutputPlan", "plan_outputs"]
+
+SHARED = "a result shares its memory, and only torch can tell how"
+"""Why a view, or what owns its memory, is not in a model."""
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """A result that ONNX Runtime computes."""
+
+    node: torch.fx.Node
+    order: tuple[int, ...] | None = None
+    """A permutation to apply before it is returned; None for none."""
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """What the model computes, and how the results of the graph are made of it."""
+
+    model_outputs: tuple[ModelOutput, ...]
+    slots: tuple[OutputSlot, ...]
+    left: tuple[torch.fx.Node, ...] = ()
+    """What has to stay in torch: results depend on it that cannot be made otherwise."""
+
+
+def plan_outputs(graph_module: torch.fx.GraphModule) -> OutputPlan:
+    """Plan the results of an ATen graph whose nodes carry ``meta["val"]``."""
+    graph = graph_module.graph
+    arguments = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    return _Planner(arguments, results_of(graph)).plan()
+
+
+class _Planner:
+    def __init__(self, arguments: dict[torch.fx.Node, int], leaves: Sequence[Any]) -> None:
+        self.arguments = arguments
+        self.leaves = leaves
+        self.sizes = ArgumentSizes(arguments)
+        self.first: dict[torch.fx.Node, int] = {}
+        """Where each node is returned first."""
+        self.computed: dict[torch.fx.Node, int] = {}
+        """The position of each node among the outputs of the model."""
+        self.outputs: list[ModelOutput] = []
+        self.left: list[torch.fx.Node] = []
+        self.chains = self._chains()
+
+    def _chains(self) -> dict[torch.fx.Node, Sequence[torch.fx.Node]]:
+        """Each result that is a tensor and made of something computed, down to that."""
+        nodes = [n for n in self.leaves if isinstance(n, torch.fx.Node)]
+        tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        found: dict[torch.fx.Node, Sequence[torch.fx.Node]] = {n: lineage(n) for n in tensors}
+        found = {n: c for n, c in found.items() if c[-1] not in self.arguments}
+        kept = {c[-1] for n, c in found.items() if not is_layout_free(n)}
+        for node, chain in found.items():
+            if is_layout_free(node):
+                found[node] = _worth_keeping(chain, kept)
+                kept.add(found[node][-1])
+        return found
+
+    def plan(self) -> OutputPlan:
+        slots = []
+        for i, leaf in enumerate(self.leaves):
+            try:
+                slots.append(self._slot(leaf))
+            except Unknown as e:
+                # What torch computes begins where the copies before it do.
+                self.left += [e.node, *rewriting(e.node)[1:-1]]
+            if isinstance(leaf, torch.fx.Node):
+                self.first.setdefault(leaf, i)
+        return OutputPlan(tuple(self.outputs), tuple(slots), tuple(dict.fromkeys(self.left)))
+
+    def _slot(self, leaf: Any) -> OutputSlot:
+        if not isinstance(leaf, torch.fx.Node):
+            return OutputSlot(**describe_value(leaf), source="constant", value=leaf)
+        value = leaf.meta.get("val")
+        described = describe_value(value)
+        if value is None:
+            return OutputSlot(**described, source="constant")
+        if leaf in self.first:
+            return OutputSlot(**described, source="output", index=self.first[leaf])
+        if leaf in self.arguments:
+            return OutputSlot(**described, source="input", index=self.arguments[leaf])
+        if (chain := self.chains.get(leaf)) is not None:
+            index, steps = self._compute(chain[-1]), self._views(chain)
+            steps = (*as_returned(chain[-1].meta["val"]), *steps)
+            return OutputSlot(**described, source="model", index=index, views=steps)
+        if isinstance(value, torch.Tensor):
+            chain = lineage(leaf)
+            at, steps = self.arguments[chain[-1]], replay(chain, self.sizes)
+            return OutputSlot(**described, source="input", index=at, views=steps)
+        if (size := self.sizes.find(value)) is not None:
+            return OutputSlot(**described, source="size", size=size)
+        return OutputSlot(**described, source="model", index=self._compute(leaf))
+
+    def _compute(self, node: torch.fx.Node) -> int:
+        """The position of a node among the outputs of the model."""
+        if node not in self.computed:
+            self.computed[node] = len(self.outputs)
+            self.outputs.append(ModelOutput(node, storage_order(node.meta.get("val"))))
+        return self.computed[node]
+
+    def _views(self, chain: Sequence[torch.fx.Node]) -> tuple[ViewStep, ...]:
+        """What makes the first node of a chain of what the model computes for the last."""
+        node, owner = chain[0], chain[-1]
+        if is_layout_free(node) and not is_dense(owner.meta["val"]):
+            return ()
+        seen, steps = self._seen(owner)
+        if node is seen:
+            return steps
+        above = chain[: chain.index(seen) + 1]
+        step = strided(owner.meta["val"], node.meta["val"], self.sizes)
+        if steps and steps[0].op == "lay_out":
+            step = None
+        if not is_layout_free(node) and not all(is_tracked(n) for n in above[:-1]):
+            step = None
+        if step is not None and is_static(step) and not _is_guessed(node, above):
+            undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
+            # The steps of another result change the tensor that they share in place.
+            shared = steps and any(
+                c[-1] is owner and c[0] is not node for c in self.chains.values()
+            )
+            return () if undone and not shared else (step,)
+        try:
+            return (*steps, *replay(above, self.sizes))
+        except Unknown:
+            if step is None:
+                raise
+            return (step,)
+
+    def _seen(self, owner: torch.fx.Node) -> tuple[torch.fx.Node, tuple[ViewStep, ...]]:
+        """The node that all results of one memory are views of, and how it is made.
+
+        The owner of the memory itself, or what torch shows it as without calling that a view.
+        """
+        chains = [c for c in self.chains.values() if c[-1] is owner]
+        free = all(is_layout_free(c[0]) for c in chains)
+        value = owner.meta["val"]
+        if not free and not is_same_size(value.storage_offset(), 0):
+            raise Unknown(owner)
+        laid_out = lay_out(owner, self.sizes, as_view=free)
+        for node in chains[0]:
+            if node is owner:
+                break
+            if is_tracked(node) or any(node not in c for c in chains):
+                continue
+            if not isinstance(node.meta["val"], torch.Tensor):
+                continue
+            step = strided(value, node.meta["val"], self.sizes)
+            if step is None:
+                continue
+            gaps = [s for s in laid_out if s.op == "lay_out"]
+            return node, (*gaps, ViewStep("aten::as_strided_", step.args))
+        return owner, laid_out
+
+
+def _is_guessed(node: torch.fx.Node, chain: Sequence[torch.fx.Node]) -> bool:
+    """Whether torch may give dimensions of size one other strides than its fake tensors."""
+    if is_layout_free(node):
+        return False
+    return any(n.target is torch.ops.aten.view.default and 1 in n.meta["val"].shape for n in chain)
+
+
+def _is_as_computed(step: ViewStep, owner: torch.Tensor) -> bool:
+    """Whether a view of known sizes shows what the model gives as it is."""
+    layout = (tuple(owner.shape), tuple(owner.stride()), 0)
+    return step.args == layout and lies_as_ordered(owner, None)
+
+
+def _worth_keeping(
+    chain: Sequence[torch.fx.Node], kept: Container[torch.fx.Node]
+) -> Sequence[torch.fx.Node]:
+    """Cut the lineage of a result that may have any layout where keeping more costs memory."""
+    length = 1
+    for count, node in enumerate(chain[1:], 2):
+        if reads_storage(chain[count - 2]):
+            break
+        value = node.meta["val"]
+        if is_dense(value) and (node in kept or covers(value, chain[0].meta["val"])):
+            length = count
+    return chain[:length]

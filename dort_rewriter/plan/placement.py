@@ -1,0 +1,399 @@
+"""Which operators run faster in torch than in ONNX Runtime on the CPU, by a measured table.
+
+An operator moves to torch when that saves more than a boundary costs: the graph is cut there, and
+each part is a session of its own. ``scripts/calibrate.py`` measures the table again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dort_rewriter.traced_sizes import hint_of, is_contiguous
+
+__all__ = [
+    "CALLED",
+    "CHECK",
+    "CHECKS",
+    "COSTS",
+    "FLASH_BACKWARD",
+    "KERNEL",
+    "ONE_KERNEL",
+    "PLACED",
+    "PRODUCTS",
+    "RUNNING",
+    "Cost",
+    "Place",
+    "choose_place",
+    "find_override",
+    "work_of",
+]
+
+Place = Literal["torch", "onnxruntime", "torch kernel"]
+"""Outside of a model, in it by a kernel of onnxruntime or ours, in it by torch's own kernel."""
+
+KERNEL: Place = "torch kernel"
+
+ONE_KERNEL = frozenset(
+    {
+        "aten::gcd",
+        "prims::gcd",
+        "aten::binary_cross_entropy",
+        "aten::repeat_interleave.Tensor",
+        *(f"aten::{name}" for name in ("polygamma", "signbit", "copysign.Tensor")),
+        *(f"aten::{name}" for name in ("frexp.Tensor", "histc", "index_reduce")),
+        *(f"aten::grid_sampler_{n}d{part}" for n in (2, 3) for part in ("", "_backward")),
+        *(
+            f"aten::upsample_{how}_backward"
+            for how in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+        ),
+        "aten::upsample_bicubic2d",
+        *(f"aten::_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
+        *(f"aten::adaptive_max_pool{n}d_backward" for n in (2, 3)),
+        *(f"aten::adaptive_max_pool{n}d" for n in (2, 3)),
+        "aten::_fft_c2c",
+        "aten::_fft_c2r",
+        "aten::_fft_r2c",
+        *(
+            f"aten::_upsample_{how}2d_aa{part}"
+            for how in ("bilinear", "bicubic")
+            for part in ("", "_backward")
+        ),
+    }
+)
+"""What is a loop, a product with a large matrix or a slow kernel in ONNX, and one in torch; or
+what torch's kernel looks at before it computes: a probability beyond one, or a count below zero,
+is an error; or what no operator of ONNX shows: the sign of a NaN. A product with a matrix of zeros
+makes NaN of an infinity that torch's kernel never reads.
+"""
+
+RUNNING = frozenset(f"aten::{name}" for name in ("cumprod", "cummax", "cummin", "logcumsumexp"))
+"""The same where a size is not known at export."""
+
+CALLED = "torch has a kernel for it"
+"""Why a session calls it in torch, where it may."""
+
+PLACED = "it runs faster in torch"
+"""Why a placed operator is not in a model."""
+
+CHECKS = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_async.msg",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::sym_constrain_range",
+        "aten::sym_constrain_range_for_size",
+    }
+)
+"""What torch adds to a graph to check sizes that are counted when it runs: it gives nothing."""
+
+CHECK = "a check of the graph, which torch makes"
+"""Why a check is not in a model."""
+
+BOUNDARY = 150e-6
+"""Seconds that a cut has to save: a session more to build and to call, and what cannot be fused
+across it."""
+
+THREADED_BOUNDARY = 5e-3
+"""The same when operators share their work between threads.
+
+torch's threads spin for milliseconds after their part of an operator, on the cores where those of
+ONNX Runtime go on. Measured with two threads on two cores: one cut in the gradient of a BERT or a
+ViT took 3 to 6 ms, where the operator itself saved 0.3 ms.
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per unit of work, see :func:`work_of`, for large inputs on one core."""
+
+    onnxruntime: float
+    torch: float
+
+
+COSTS: Mapping[str, Cost] = {
+    "aten::max_pool2d_with_indices_backward": Cost(onnxruntime=5.6e-9, torch=1.6e-9),
+    "aten::native_batch_norm_backward": Cost(onnxruntime=1.5e-9, torch=4.8e-10),
+    "aten::gelu_backward": Cost(onnxruntime=2.0e-9, torch=9.2e-10),
+    "aten::silu_backward": Cost(onnxruntime=1.2e-9, torch=5.3e-10),
+    "aten::tanh_backward": Cost(onnxruntime=4.9e-10, torch=1.8e-10),
+    "aten::threshold_backward": Cost(onnxruntime=6.5e-10, torch=1.6e-10),
+    "aten::_softmax_backward_data": Cost(onnxruntime=5.8e-10, torch=1.8e-10),
+}
+"""The operators that are at least twice as slow in ONNX Runtime (1.31.1, AVX-512, torch 2.13)."""
+
+
+ON_CUDA = frozenset({"aten::convolution_backward"})
+"""The operators that are torch's on CUDA: ONNX Runtime has no kernel for them there, and with what
+else they can be written as, a training step of ResNet-18 took nine times as long as in torch (64
+pictures of 224 x 224, an H100)."""
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+_FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+FLASH_BACKWARD = f"{_FLASH}_backward"
+"""The gradient of attention."""
+
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+"""Products of matrices."""
+
+CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+"""Convolutions, and their gradients."""
+
+KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
+    **dict.fromkeys(PRODUCTS, _HALVES),
+    **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
+    _FLASH: (torch.float32, *_HALVES),
+    FLASH_BACKWARD: (torch.float32, *_HALVES),
+}
+"""The operators that torch's kernels compute inside a model, by the type of the first result that
+is asked for: ONNX Runtime has no products of halves, and makes them in float32, at a third of the
+speed; torch's attention never makes the scores.
+
+NOTE: torch's gradients of convolutions of float16 take 40 to 600 times as long as those of
+float32.
+"""
+
+LEAST_PIXELS = 32
+LEAST_MULTIPLIED = {CONVOLUTIONS[0]: 2e6, CONVOLUTIONS[1]: 8e6}
+"""The pixels of an image, and the multiplications in all, from which a convolution of bfloat16
+with windows of one element is a product, and so is its gradient: that took 0.4 to 0.64 of the
+time, 0.9 to 1.0 with half of the work and 1.2 to 2.3 with less."""
+
+LEAST_WORK = 15e6
+LEAST_CHANNELS = {CONVOLUTIONS[0]: 32, CONVOLUTIONS[1]: 8}
+LEAST_SUMMED = 256
+"""The multiplications in all, and the channels of an image, from which a convolution of float32
+over two axes is torch's, and its gradient: where weights are not frozen, since onnxruntime has its
+fast layout for constants alone, and multiplies each picture for itself. A gradient of weights is
+to be a sum of so many pixels.
+
+Measured with two threads on an EPYC with AVX-512, windows of 3 x 3, of the time without torch's:
+0.75 to 0.95 for planes of 14 to 56, 0.3 to 0.6 for planes of 2 to 8 with 256 and 512 channels; but
+1.0 to 1.4 below this work, 1.4 to 1.8 with 1 to 16 channels, 1.1 to 1.5 for windows of one
+element, 1.0 to 1.5 over one axis and 2.5 over three. Gradients took 0.23 to 0.77 with 16 to 64
+channels, 0.75 to 0.91 with more, 1.0 to 1.2 below this work; 1.0 to 1.6 for planes of 2 to 4, 0.96
+to 1.4 where pixels are left out, 2.8 with 3 channels.
+"""
+
+LEAST_WORK_OF_WEIGHTS = 3e7
+"""The same of a gradient of weights alone, as of a first layer: of any channels. It took 0.5 to
+0.76 of the time, and 0.97 to 1.17 below."""
+
+CHANNELS_AT_ONCE = 16
+"""Of so many channels a thread computes all that it does, see `kernels/cpp`."""
+
+SHORT = 32
+"""The tokens up to which attention in float32 is not torch's, where their number is fixed: there
+are few scores, and its kernel is slow to start.
+
+Measured with one thread, a Llama of width 16 to 128: of the time with torch's kernel, inference
+took 0.80 (8 tokens), 0.87 and 0.94 (16), 0.93 (32) and 0.98 (64), training 0.94, 0.99, 0.98 and
+0.99.
+"""
+
+THREADED_SCORES = 200 * 200
+"""The scores of a head from which attention in float32 is torch's when threads share the work.
+
+Measured with two threads on two cores, a Llama of width 256: of the time with the kernels of ONNX
+Runtime, inference took 1.02 (64 tokens), 0.98 (128), 0.88 (256) and 0.85 (384), training 1.01,
+0.99, 0.93 and 0.91; a ViT of 197 tokens 1.06 and 1.01, a BERT of 128 1.02 and 0.97. With one
+thread torch's kernel was the faster one at each of these lengths. Where MKL computes the
+gradient, training takes 0.97 (a ViT of 65 tokens), 0.98 (a BERT of 128) and 0.95 (a GPT-2 and a
+Llama of 128).
+"""
+
+OPENMP_SCORES = 512 * 512
+"""The same where torch's kernels share their work between OpenMP's threads.
+
+Those of the session wait without spinning then, which costs its other operators: 128 tokens took
+1.15 to 1.35 times as long, 512 tokens 0.97 and 1,024 tokens 0.76.
+"""
+
+
+def choose_place(
+    node: torch.fx.Node,
+    name: str,
+    overrides: Mapping[str, Place] | None = None,
+    *,
+    by_mkl: Callable[[], bool] = lambda: False,
+    frozen: bool = False,
+) -> Place:
+    """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all.
+
+    ``by_mkl`` tells whether MKL computes the gradient of attention in place of torch's kernel,
+    ``frozen`` whether weights are constants.
+    """
+    base = name.split(".")[0]
+    chosen = find_override(name, overrides)
+    if chosen is not None:
+        return chosen
+    if not _on_cpu(node):
+        return "torch" if base in ON_CUDA else "onnxruntime"
+    if _has_type(node, KERNEL_TYPES.get(base, ())) and _pays(node, base, by_mkl, frozen):
+        return KERNEL
+    cost = COSTS.get(base)
+    if cost is None:
+        return "onnxruntime"
+    saved = (cost.onnxruntime - cost.torch) * work_of(node, base)
+    boundary = BOUNDARY if torch.get_num_threads() == 1 else THREADED_BOUNDARY
+    return "torch" if saved > boundary else "onnxruntime"
+
+
+def find_override(name: str, overrides: Mapping[str, Place] | None) -> Place | None:
+    """Where a user wants an operator to run, if anywhere."""
+    overrides = overrides or {}
+    return overrides.get(name) or overrides.get(name.split(".")[0]) or overrides.get("*")
+
+
+def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
+    value = node.meta.get("val")
+    results = value if isinstance(value, list | tuple) else [value]
+    first = next((r for r in results if isinstance(r, torch.Tensor)), None)
+    return first is not None and first.dtype in types
+
+
+def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bool) -> bool:
+    """Whether torch's kernel is the faster one."""
+    if name in CONVOLUTIONS:
+        if _has_type(node, (torch.float32,)):
+            return not frozen and _convolves_float32() and _is_large(node, name)
+        return _convolves_bfloat16() and _convolves_faster(node, name)
+    if not name.startswith(_FLASH):
+        return True
+    is_backward = name == FLASH_BACKWARD
+    first = 1 if is_backward else 0
+    query, key = (_value(node.args[first + i]) for i in range(2))
+    if query.dtype in _HALVES:
+        return True
+    lengths = [x.shape[-2] for x in (query, key)]
+    if all(isinstance(n, int) and n <= SHORT for n in lengths):
+        return False
+    if torch.get_num_threads() == 1:
+        return True
+    if (is_backward or _is_differentiated(node)) and by_mkl():
+        return True
+    # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
+    fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
+    return math.prod(map(_size, lengths)) >= fewest
+
+
+def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
+    """The same of a convolution of bfloat16: windows of one element are a product.
+
+    Those that leave out pixels took 1.1 to 3 times as long as between casts, and so do their
+    gradients. Products took 0.4 to 0.8 of the time; smaller ones than here 1.04 to 1.5.
+    """
+    arguments: Sequence[Any] = node.args
+    is_gradient = name == CONVOLUTIONS[1]
+    first = 1 if is_gradient else 0
+    weight = _value(arguments[1 + first])
+    stride, padding, _, transposed, _, groups = arguments[3 + first : 9 + first]
+    if math.prod(map(_size, weight.shape[2:])) > 1:
+        # Gradients take 1.2 and 2.4 times as long with a filter for each channel.
+        return not is_gradient or groups == 1 or all(n == 1 for n in stride)
+    if not all(isinstance(n, int) for n in (groups, *stride, *padding)):
+        return False
+    if transposed or groups != 1 or any(n != 1 for n in stride) or any(padding):
+        return False
+    images = [_value(arguments[i]) for i in range(1 + first)]
+    fixed = all(isinstance(n, int) for n in (*images[-1].shape[1:], *weight.shape))
+    if not fixed and any(map(is_contiguous, images)):
+        return False  # no product of pixels that are not counted, see `export/torch_kernels.py`
+    if is_gradient and not all(map(is_contiguous, images)):
+        return False
+    made = images[0] if is_gradient else _value(node)
+    pixels = math.prod(map(_size, made.shape[2:]))
+    work = _count(made) * _size(weight.shape[1])
+    return pixels >= LEAST_PIXELS and work >= LEAST_MULTIPLIED[name]
+
+
+def _is_large(node: torch.fx.Node, name: str) -> bool:
+    """Whether a convolution of float32, or its gradient, is one that torch computes faster."""
+    arguments: Sequence[Any] = node.args
+    is_gradient = name == CONVOLUTIONS[1]
+    made = _value(arguments[0]) if is_gradient else _value(node)
+    weight = _value(arguments[1 + is_gradient])
+    stride, _, _, transposed, _, groups = arguments[3 + is_gradient : 9 + is_gradient]
+    window = weight.shape[2:]
+    if transposed or groups != 1 or len(window) != 2 or math.prod(map(_size, window)) == 1:
+        return False
+    batch, channels, *plane = map(_size, made.shape)
+    if max(batch, channels // CHANNELS_AT_ONCE) < torch.get_num_threads():
+        return False  # some threads would have nothing to do
+    summed = batch * math.prod(plane)
+    work = summed * _count(weight)
+    if is_gradient and not arguments[10][0]:
+        return work >= LEAST_WORK_OF_WEIGHTS
+    if is_gradient and (summed < LEAST_SUMMED or any(n != 1 for n in stride)):
+        return False
+    return work >= LEAST_WORK and _size(weight.shape[1]) >= LEAST_CHANNELS[name]
+
+
+def _convolves_float32() -> bool:
+    """Whether torch has oneDNN, and works in the session's threads, see ``OPENMP_SCORES``."""
+    both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+    return both and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@functools.cache
+def _convolves_bfloat16() -> bool:
+    """Whether the processor has what oneDNN needs for that; torch has slow loops beside it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _is_differentiated(node: torch.fx.Node) -> bool:
+    """Whether the sums of exponentials of an attention are read, which is for its gradient."""
+    return any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in node.users)
+
+
+def _on_cpu(node: torch.fx.Node) -> bool:
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+
+
+def work_of(node: torch.fx.Node, name: str) -> float:
+    """The work of a node: multiplications of a convolution, elements read of others."""
+    measure: Callable[[torch.fx.Node], float] = _WORK.get(name, _elements)
+    return measure(node)
+
+
+def _elements(node: torch.fx.Node) -> float:
+    """The elements of the first input."""
+    return _count(node.all_input_nodes[0].meta.get("val"))
+
+
+def _convolution_backward(node: torch.fx.Node) -> float:
+    """The multiplications of the gradients asked for."""
+    grad, _, weight = (_value(node.args[i]) for i in range(3))
+    mask: Any = node.args[10]
+    return _count(grad) * _count(weight) / _size(weight.shape[0]) * sum(map(bool, mask[:2]))
+
+
+_WORK: Mapping[str, Callable[[torch.fx.Node], float]] = {
+    "aten::convolution_backward": _convolution_backward,
+}
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"]
+
+
+def _count(value: Any) -> float:
+    if not isinstance(value, torch.Tensor):
+        return 0.0
+    return math.prod(_size(d) for d in value.shape)
+
+
+def _size(dim: int | torch.SymInt) -> int:
+    return hint_of(dim, counted=1)

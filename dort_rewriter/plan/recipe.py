@@ -1,0 +1,127 @@
+"""What a backend wants of a graph, and what becomes of its blocks: records of the compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import onnx_ir as ir
+import torch
+
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.interpreter import ExportedGraph
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.outputs import ModelOutput
+from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.session import Session
+from dort_rewriter.signature import GraphSignature
+from dort_rewriter.trace import CompileTrace
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["BuiltBlock", "ExportedBlock", "Providers", "Recipe", "RunBoxed", "Runner"]
+
+Providers = Sequence[tuple[str, Mapping[str, Any]]]
+"""Execution providers with their options, best first."""
+
+RunBoxed = Callable[[list[Any]], Any]
+"""Takes the list of arguments, and empties it."""
+
+
+class Runner(Protocol):
+    """What runs a block: an :class:`Executor`, or what a recipe puts in its place."""
+
+    @property
+    def boxed(self) -> RunBoxed:
+        """Runs the block on a list of arguments."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedBlock:
+    """A block whose model is ready for a session."""
+
+    graph_module: torch.fx.GraphModule
+    exported: ExportedGraph
+    proto: onnx.ModelProto | None
+    """The model as the session gets it, when a transform asked for it."""
+    computed: Mapping[str, ModelOutput]
+    """What each output of the model is, by name."""
+
+    @property
+    def signature(self) -> GraphSignature:
+        """How the block is called."""
+        return self.exported.signature
+
+    @property
+    def model(self) -> onnx.ModelProto | ir.Model:
+        """The model to run."""
+        return self.proto or self.exported.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltBlock(ExportedBlock):
+    """A block that is ready to run."""
+
+    session: Session | None
+    """None when everything the graph returns is made of its arguments, or no session runs it."""
+    runner: Runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to do with a graph."""
+
+    dispatcher: Dispatcher
+    options: OrtBackendOptions
+    select_providers: Callable[
+        [torch.fx.GraphModule, Sequence[Any]], Sequence[tuple[str, Mapping[str, Any]]]
+    ]
+    on_built: Callable[[BuiltBlock], None] | None = None
+    """Called once for each block, when its session exists."""
+    around: Callable[[torch.fx.GraphModule, RunBoxed], RunBoxed] | None = None
+    """Put around what runs a block."""
+    weights: frozenset[str] = frozenset()
+    """Names of placeholders to put into the model."""
+    trace: CompileTrace = dataclasses.field(default_factory=CompileTrace)
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """FX nodes, by name, that turned out not to be convertible, and why."""
+    hidden_copies: bool = True
+    """Whether the program may copy to a memory format what was traced as if it had it."""
+    owns_views: bool = False
+    """Whether views of what it computes leave the graph as it makes them: AOTAutograd makes them
+    anew where there are gradients."""
+    build_now: bool = False
+    """Build the blocks when the graph is compiled, not at their first call."""
+    rename_inputs: bool = True
+    """Call the inputs ``input0``, ``input1``, ...; False keeps the names of the graph."""
+    runs_here: bool = False
+    """Whether models run in the process that makes them: their sessions may call what has no
+    converter, where the graph would be cut, and multiply by MKL."""
+    torch_kernels: bool = False
+    """Whether torch's own kernels may compute in models, which then need torch beside them."""
+    compared: bool = False
+    """Whether results are compared with torch's at each call."""
+    as_stored: bool = False
+    """Let the model read arguments in the order of their memory: less is copied at each call."""
+    make_runner: Callable[[ExportedBlock], Runner] | None = None
+    """Makes what runs a model in place of a session, for debugging."""
+    dump_prefix: str | None = None
+    """Prefix of the files written for each model; None reads it from the environment."""
+
+    def __post_init__(self) -> None:
+        """Show the work on the graph where the options ask for it."""
+        self.trace.verbose = self.options.optimization.verbose > 0
+
+    def provider_of(self, graph_module: torch.fx.GraphModule) -> str:
+        """The first provider of a graph, by what is known of its arguments."""
+        placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        chosen = self.select_providers(graph_module, [n.meta.get("val") for n in placeholders])
+        return str(chosen[0][0])
+
+    def may_call_torch(self, provider: str) -> bool:
+        """Whether sessions of a provider may call torch, or MKL: they run here, on the CPU."""
+        return self.runs_here and provider == CPU

@@ -122,8 +122,8 @@ class _Line:
 
 REPEATED = 0.5
 """Seconds after which a line is written anew."""
-_PAUSE = 2.0
-"""Seconds between two pieces of work that belong to one wait."""
+_PAUSE = 5.0
+"""Seconds between two pieces of work that belong to one wait: Dynamo works in between."""
 
 
 class _Waits:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dort_rewriter import env
+from dort_rewriter.forks import SafeLock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -122,8 +123,8 @@ class _Line:
 
 REPEATED = 0.5
 """Seconds after which a line is written anew."""
-_PAUSE = 2.0
-"""Seconds between two pieces of work that belong to one wait."""
+_PAUSE = 5.0
+"""Seconds between two pieces of work that belong to one wait: Dynamo works in between."""
 
 
 class _Waits:
@@ -131,18 +132,23 @@ class _Waits:
 
     def __init__(self) -> None:
         self._began = self._ended = float("-inf")
+        self._at_work = 0
+        self._lock = SafeLock()
 
     def begin(self) -> float:
         """The time when the wait began that work which begins now is part of."""
         now = time.perf_counter()
-        if now - self._ended > _PAUSE:
-            self._began = now
-        self._ended = now
-        return self._began
+        with self._lock:
+            if not self._at_work and now - self._ended > _PAUSE:
+                self._began = now
+            self._at_work += 1
+            return self._began
 
     def end(self) -> None:
         """Note that work has ended."""
-        self._ended = time.perf_counter()
+        with self._lock:
+            self._at_work -= 1
+            self._ended = time.perf_counter()
 
 
 _waits = _Waits()

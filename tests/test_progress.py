@@ -195,7 +195,11 @@ def test_a_long_wait_has_a_line_in_a_terminal_while_it_lasts(
     monkeypatch.setattr(progress, "_PAUSE", -1.0)
     with shown("Graph 3: cut"):  # another wait
         time.sleep(0.1)
-    assert pty() == ""
+        assert pty() == ""
+        time.sleep(0.1)
+        with shown("Graph 3: export"):  # inside of it
+            time.sleep(0.1)
+    assert "Graph 3: export" in pty()
 
 
 @pytest.mark.parametrize("way", ["raises", "0", "1"])

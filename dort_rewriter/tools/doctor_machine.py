@@ -15,6 +15,9 @@ PLUGINS = re.compile(r"onnxruntime-(ep-.+|qnn|windowsml|ggml)")
 """Distributions that bring a provider as a library of its own. NOTE: some were builds of all of
 onnxruntime before, and bring its module then."""
 
+_BY_NAME = "onnxruntime-ep-"
+"""Those that are registered where a session names their provider."""
+
 _INT8 = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 
@@ -88,11 +91,15 @@ def plugins() -> list[str]:
 
 
 def check_plugins(names: Iterable[str]) -> Iterator[Finding]:
-    """Say of plug-in providers that they are not used."""
+    """Say of plug-in providers who registers them."""
     for name in names:
-        yield Finding(
-            "note",
-            "plug-in",
-            f"{name} is installed, and sessions do not use it: they take the providers that are "
-            "built into onnxruntime (onnxruntime.get_available_providers())",
-        )
+        if name.startswith(_BY_NAME):
+            text = f"{name}, for sessions whose options name its provider"
+            yield Finding("ok", "plug-in", text)
+        else:
+            yield Finding(
+                "note",
+                "plug-in",
+                f"{name} is not registered by itself: a program that wants it calls "
+                "onnxruntime.register_execution_provider_library()",
+            )

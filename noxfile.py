@@ -184,6 +184,16 @@ def tests_lowest(session: nox.Session) -> None:
     run_pytest(session)
 
 
+@nox.session
+def runtimes(session: nox.Session) -> None:
+    """Train exported steps in Node and in a browser: npm and Chromium have to be there."""
+    install(session, "cpu,test", *NEW)
+    run_pytest(
+        session,
+        *(f"tests/runtimes/{name}.py" for name in ("training_in_node", "training_on_a_page")),
+    )
+
+
 @nox.session(name="tests-recipes")
 def tests_recipes(session: nox.Session) -> None:
     """Run all programs of docs/recipes, with the trainers that some of them show."""

@@ -40,6 +40,7 @@ _EXPORTS: dict[str, str] = {
     "get_decomposition_table_by_name": "export.decompositions",
     "GraphSignature": "signature",
     "get_pattern_list": "optimize.selection",
+    "get_parsed_args": "tools.parsed_args",
     "HookError": "errors",
     "HookStatus": "hook",
     "inputs_from_onnx_model": "tools.feeds",
@@ -152,6 +153,7 @@ if TYPE_CHECKING:
     from dort_rewriter.tools.explain import Explanation, explain
     from dort_rewriter.tools.feeds import build_matching_inputs, inputs_from_onnx_model
     from dort_rewriter.tools.onnx_text import pretty_onnx
+    from dort_rewriter.tools.parsed_args import get_parsed_args
     from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data
     from dort_rewriter.tools.results import assert_all_close, results_to_string
     from dort_rewriter.tools.storage_report import pprint_storage

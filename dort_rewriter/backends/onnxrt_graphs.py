@@ -121,6 +121,7 @@ def call_backend(
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
             key=graph_key(graph_module, args, chosen, dispatcher, table),
+            may_overlap=False,
         )
 
     return guarded(

@@ -60,6 +60,7 @@ def compile_with_aot(
     verbose: bool = False,
     watched: Callable[[CompileGraph], CompileGraph] = lambda compiler: compiler,
     key: str | None = None,
+    may_overlap: bool = True,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph through AOTAutograd: forward and backward, or inference.
 
@@ -67,6 +68,7 @@ def compile_with_aot(
     it is also given the names of the inputs that are weights. ``verbose`` shows the work.
     ``watched`` is given each compiler, for one that AOTAutograd calls instead. ``key`` is of all
     that the graphs depend on besides Dynamo's: torch keeps them under it for other processes.
+    ``may_overlap`` is False for a graph that was searched for writes that overlap.
     Raises :class:`CaptureError` for what AOTAutograd would trace wrongly.
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -86,7 +88,7 @@ def compile_with_aot(
     drawing: list[bool] = []
     make = functools.partial(_make_compiler, finish, watched)
     keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    for node in overlapping_writes(graph_module.graph):
+    for node in overlapping_writes(graph_module.graph) if may_overlap else ():
         raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
     keep_orders(graph_module)
     flat = flatten_interface(graph_module)

@@ -49,6 +49,7 @@ PUBLIC = [
     "dump_onnx",
     "filter_decomposition_table",
     "get_decomposition_table",
+    "get_parsed_args",
     "get_decomposition_table_by_name",
     "inputs_from_onnx_model",
     "install",

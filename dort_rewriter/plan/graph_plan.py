@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -102,7 +102,7 @@ class GraphPlan:
         recipe = dataclasses.replace(self.recipe, refused={**self.recipe.refused, **reasons})
         draft = _Draft(self.graph_module, recipe, self.provider)
         draft.take_outputs(self.outputs)
-        return draft.decide()
+        return draft.decide(DECIDE[1:])
 
     def __str__(self) -> str:
         lines = []
@@ -144,9 +144,9 @@ class _Draft:
         )
         return len(self.shared)
 
-    def decide(self) -> GraphPlan:
+    def decide(self, passes: Sequence[AtenPass[_Draft]]) -> GraphPlan:
         """Decide where nodes run, and cut the graph."""
-        run_passes(DECIDE, self, passes_of(self.graph_module))
+        run_passes(passes, self, passes_of(self.graph_module))
         return self.finish()
 
     def finish(self) -> GraphPlan:
@@ -194,8 +194,7 @@ def plan_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> GraphPlan:
     with recipe.trace.phase("cut"):
         draft = _Draft(graph_module, recipe, recipe.provider_of(graph_module))
         _prepare(draft)
-        draft.take_outputs(plan_outputs(graph_module))
-        return draft.decide()
+        return draft.decide(DECIDE)
 
 
 def plan_whole(graph_module: torch.fx.GraphModule, recipe: Recipe) -> GraphPlan:
@@ -322,6 +321,11 @@ PREPARE: tuple[AtenPass[_Draft], ...] = (
 
 DECIDE: tuple[AtenPass[_Draft], ...] = (
     AtenPass(
+        "plan_outputs",
+        "Results are computed, or made of arguments and other results; torch makes the rest.",
+        lambda draft: draft.take_outputs(plan_outputs(draft.graph_module)),
+    ),
+    AtenPass(
         "place_nodes",
         "Each node has who computes it, by its operator, types, sizes and the options.",
         _place_nodes,
@@ -339,7 +343,7 @@ DECIDE: tuple[AtenPass[_Draft], ...] = (
         applies=lambda draft: bool(draft.refused),
     ),
 )
-"""What decides about it."""
+"""What decides about it. Another plan of the same graph begins behind the first of them."""
 
 
 def belongs_in_torch(fallback: UnsupportedOp) -> bool:

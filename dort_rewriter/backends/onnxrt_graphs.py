@@ -95,10 +95,7 @@ def call_backend(
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
 
-    if written := overlapping_writes(graph_module.graph):
-        left = [UnsupportedOp(name_of(n), REASON, source_line(n), n.name) for n in written]
-        if not any(map(raises_in_eager_mode, written)):
-            log_whole_fallback(left, fallback=chosen.fallback)
+    if _overlaps(graph_module, chosen):
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
@@ -131,6 +128,18 @@ def call_backend(
         fallback=chosen.fallback,
         passed=GRAPH_BREAKS,
     )
+
+
+def _overlaps(graph_module: torch.fx.GraphModule, options: OrtBackendOptions) -> bool:
+    """Whether a graph of Dynamo writes where its own arguments overlap, so that eager mode runs it.
+
+    Logs it, where eager mode does not raise.
+    """
+    written = overlapping_writes(graph_module.graph)
+    if written and not any(map(raises_in_eager_mode, written)):
+        left = [UnsupportedOp(name_of(n), REASON, source_line(n), n.name) for n in written]
+        log_whole_fallback(left, fallback=options.fallback)
+    return bool(written)
 
 
 def _refuse_aot_compile() -> None:

@@ -25,13 +25,13 @@ from dort_rewriter.capture.updates import apply_updates, is_inference, take_upda
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.passes import AtenPass, passes_of, run_passes
 from dort_rewriter.progress import shown
-from dort_rewriter.torch_defects.forgotten_orders import keep_orders
 from dort_rewriter.torch_defects.gradient_layouts import keep_gradients_apart
+from dort_rewriter.torch_defects.lost_strides import keep_orders
 from dort_rewriter.torch_defects.margin_loss import corrected
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.torch_defects.overlapping_writes import REASON, name_of, overlapping_writes
 from dort_rewriter.torch_defects.tracing import correct_tracing
-from dort_rewriter.torch_defects.unread_draws import return_unread_draws, without_last
+from dort_rewriter.torch_defects.unused_random import return_unused_random, without_last
 from dort_rewriter.torch_defects.view_replays import (
     drop_wrong_replays,
     share_memory,
@@ -92,9 +92,9 @@ def compile_with_aot(
         raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
     keep_orders(graph_module)
     flat = flatten_interface(graph_module)
-    traced, unread = return_unread_draws(graph_module if flat is None else flat.graph_module)
+    traced, unread = return_unused_random(graph_module if flat is None else flat.graph_module)
     if key is not None:
-        from dort_rewriter.capture.kept_graphs import keep, make_keeper
+        from dort_rewriter.capture.cached_graphs import keep, make_keeper
 
         make, keeping = functools.partial(make_keeper, finish), keep(traced, key, finish)
     types = TypeCheck({**corrected(decompositions), **RANDOM_DECOMPOSITIONS})

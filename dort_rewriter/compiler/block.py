@@ -21,10 +21,10 @@ from dort_rewriter.aten.operators import is_random
 from dort_rewriter.capture.metadata import retrace
 from dort_rewriter.compiler.building import build_block
 from dort_rewriter.compiler.conventions import boxed, boxed_module, returns_tuple
-from dort_rewriter.compiler.ending import hold_calls_at_end
 from dort_rewriter.compiler.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.compiler.problem_report import report_when_asked
 from dort_rewriter.compiler.safety_net import guarded, log_fallbacks
+from dort_rewriter.compiler.shutdown import hold_calls_at_shutdown
 from dort_rewriter.compiler.verification import calls_to_verify, verified
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
 from dort_rewriter.forks import SafeLock, at_fork
@@ -138,7 +138,7 @@ class Block:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
-        hold_calls_at_end(Block.boxed.__code__, _living)
+        hold_calls_at_shutdown(Block.boxed.__code__, _living)
         run = built.runner.boxed
         if calls := calls_to_verify(self.recipe.options):
             run = verified(built, run, self.recipe.options, calls)

@@ -12,15 +12,15 @@ import torch
 
 from dort_rewriter.aten.layouts import input_orders
 from dort_rewriter.compiler.models_on_disk import ModelEntry
+from dort_rewriter.compiler.mutated_inputs import find_addresses, find_mutated_inputs
 from dort_rewriter.compiler.transforms import before_transforms, check_results, transform
-from dort_rewriter.compiler.written_arguments import find_addresses, find_writes
 from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.annotations import opset_of
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place
+from dort_rewriter.optimize.distinct_operands import separate_operands
 from dort_rewriter.optimize.low_bits import lower_weights
-from dort_rewriter.optimize.own_factors import part_factors
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import (
     compute_halves_in_float,
@@ -28,7 +28,7 @@ from dort_rewriter.optimize.provider_fit import (
     fit_to_standard,
 )
 from dort_rewriter.optimize.substitutes import substitute
-from dort_rewriter.optimize.unread_results import leave_out_unread_results
+from dort_rewriter.optimize.unused_results import drop_unused_results
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.graph_plan import GraphPlan
 from dort_rewriter.plan.kernel_choice import compute_by_mkl, uses_own_kernels
@@ -99,7 +99,7 @@ def make_executor(
         session,
         block.signature,
         name=f"ONNX Runtime: {nodes} nodes{f' from {where}' if where else ''}",
-        writes=find_writes(block),
+        writes=find_mutated_inputs(block),
         addresses=addresses,
         preallocate=options.preallocate_output,
         pause_torch_threads=options.pause_torch_threads,
@@ -194,7 +194,7 @@ def _convert(
         trace.reports.append(report)
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
-        leave_out_unread_results(model)
+        drop_unused_results(model)
         if recipe.may_call_torch(provider):
             compute_by_mkl(model, options)
     return model
@@ -243,7 +243,7 @@ def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -
     own = uses_own_kernels(options.optimization)
     changed += substitute(known, is_wrong, own_kernels=own)
     if loses_factors():
-        changed += part_factors(known)
+        changed += separate_operands(known)
     return known if changed else model
 
 

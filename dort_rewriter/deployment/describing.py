@@ -14,10 +14,10 @@ from dort_rewriter.aten.layouts import storage_order
 from dort_rewriter.deployment.captured import Captured, ComputedNumber
 from dort_rewriter.deployment.conditions import find_relations, number_of, sizes_of
 from dort_rewriter.deployment.folder import StoredTensor
-from dort_rewriter.deployment.notation import spell, spell_dtype
-from dort_rewriter.deployment.structures import describe_arguments, describe_results, leaves
+from dort_rewriter.deployment.pytree_specs import describe_arguments, describe_results, leaves
+from dort_rewriter.deployment.serialization import spell, spell_dtype
 from dort_rewriter.errors import CaptureError
-from dort_rewriter.runtime.spelling import arguments_needed
+from dort_rewriter.runtime.argument_encoding import arguments_needed
 
 __all__ = ["State", "describe_call", "read_arguments"]
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.deployment.notation import MOST_DIMENSIONS, read_dtype, spell_dtype
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
+from dort_rewriter.deployment.serialization import MOST_DIMENSIONS, read_dtype, spell_dtype
 from dort_rewriter.deployment.shared_parts import Insertion, Part, join
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.ort_module import describe

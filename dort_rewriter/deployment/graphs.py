@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.compiler.written_arguments import find_writes
+from dort_rewriter.compiler.mutated_inputs import find_mutated_inputs
 from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
 from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.capturing import capture
@@ -20,8 +20,8 @@ from dort_rewriter.deployment.describing import State, describe_call, read_argum
 from dort_rewriter.deployment.examples import Call
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose
-from dort_rewriter.deployment.notation import spell_signature, spell_writes
 from dort_rewriter.deployment.reading import MOST_GRAPHS, SavedCall, read_call
+from dort_rewriter.deployment.serialization import spell_signature, spell_writes
 from dort_rewriter.errors import (
     CallMismatchError,
     CaptureError,
@@ -163,7 +163,7 @@ def _describe_graph(block: BuiltBlock, providers: Providers) -> dict[str, Any]:
     return {
         "signature": spell_signature(block.signature),
         "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
-        "writes": spell_writes(find_writes(block)),
+        "writes": spell_writes(find_mutated_inputs(block)),
         "providers": [[name, dict(options)] for name, options in providers],
         "insertions": [],
         "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",

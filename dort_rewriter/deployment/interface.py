@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.deployment.structures import collect
+from dort_rewriter.deployment.pytree_specs import collect
 from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 

@@ -13,8 +13,14 @@ import torch
 
 from dort_rewriter.deployment.folder import StoredTensor, file_name, map_tensors
 from dort_rewriter.deployment.interface import Interface, Parameter, Relation, TensorSpec
-from dort_rewriter.deployment.notation import read_dtype, read_signature, read_size, read_writes
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
+from dort_rewriter.deployment.pytree_specs import leaves, rebuild, tensors_in
+from dort_rewriter.deployment.serialization import (
+    read_dtype,
+    read_signature,
+    read_size,
+    read_writes,
+)
 from dort_rewriter.deployment.shared_parts import (
     Insertion,
     Part,
@@ -22,7 +28,6 @@ from dort_rewriter.deployment.shared_parts import (
     read_part,
 )
 from dort_rewriter.deployment.steps import StepPlan
-from dort_rewriter.deployment.structures import leaves, rebuild, tensors_in
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.signature import GraphSignature, InputDim, SizeExpression, Writes

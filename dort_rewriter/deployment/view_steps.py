@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.deployment.plain import expect, text
-from dort_rewriter.runtime.spelling import STRIDED
+from dort_rewriter.runtime.argument_encoding import STRIDED
 from dort_rewriter.signature import FROM_PAIRS, InputDim, InputSize, SizeExpression, ViewStep
 
 __all__ = ["checked_step", "is_saved", "is_size"]

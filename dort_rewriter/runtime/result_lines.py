@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.runtime.spelling import (
+from dort_rewriter.runtime.argument_encoding import (
     find_step,
     keys_of_results,
     spell_argument,

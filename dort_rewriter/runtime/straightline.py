@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.runtime.call_plan import TYPECODES, CallPlan, plan_call
-from dort_rewriter.runtime.ort_values import takes_flag
-from dort_rewriter.runtime.result_lines import ResultLines
-from dort_rewriter.runtime.spelling import (
+from dort_rewriter.runtime.argument_encoding import (
     arguments_needed,
     spell_device_tests,
     spell_tuple,
     spell_unpacking,
 )
+from dort_rewriter.runtime.call_plan import TYPECODES, CallPlan, plan_call
+from dort_rewriter.runtime.ort_values import takes_flag
+from dort_rewriter.runtime.result_lines import ResultLines
 from dort_rewriter.signature import GraphSignature, Writes
 
 __all__ = [

@@ -18,9 +18,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.backends import graph_key as keys
+from dort_rewriter.compiler import graph_key as keys
 from dort_rewriter.runtime.disk_cache import FOLDER
-from tests.backends.kept_graphs import KEPT, TRACED, network, numbers, step
+from tests.backends.cached_graphs import KEPT, TRACED, network, numbers, step
 from tests.gates.sources import ROOT
 
 CAN_KEEP = keys._can_keep()
@@ -62,7 +62,7 @@ def _kept(folder: Path) -> list[Path]:
 @pytest.mark.load_sensitive
 def test_other_processes_find_them(tmp_path: Path) -> None:
     """Results, strides, views, gradients, buffers and runs are the same; nothing is traced."""
-    command = [sys.executable, "-m", "tests.backends.kept_graphs"]
+    command = [sys.executable, "-m", "tests.backends.cached_graphs"]
     first, second = (
         json.loads(
             subprocess.run(
@@ -205,7 +205,7 @@ def test_an_entry_of_something_else_is_traced_again(
         data = entry.compiled_bw.result._data
         object.__setattr__(data, "nodes", spoil(data.nodes))
         path.write_bytes(pickle.dumps(entry))
-    caplog.set_level(logging.INFO, "dort_rewriter.capture.kept_graphs")
+    caplog.set_level(logging.INFO, "dort_rewriter.capture.cached_graphs")
     torch.testing.assert_close(step(module, _compile(module), numbers(3, 4)), expected)
     assert _found() == 0
     told = [r for r in caplog.records if "traced again" in r.getMessage()]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.torch_defects.unread_draws import return_unread_draws
+from dort_rewriter.torch_defects.unused_random import return_unused_random
 from tests.dynamo_graphs import graph_of_dynamo
 
 Tensor = torch.Tensor
@@ -115,12 +115,12 @@ READ: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", READ)
 def test_a_graph_that_reads_what_it_draws_stays(name: str) -> None:
     graph_module = graph_of_dynamo(READ[name], torch.ones(3, 4))
-    assert return_unread_draws(graph_module) == (graph_module, 0)
+    assert return_unused_random(graph_module) == (graph_module, 0)
 
 
 def test_the_graph_itself_stays_as_it_is() -> None:
     graph_module = graph_of_dynamo(lambda x: (torch.rand(3), x + 1)[1], torch.ones(3, 4))
     before = str(graph_module.graph)
-    extended, count = return_unread_draws(graph_module)
+    extended, count = return_unused_random(graph_module)
     assert (count, str(graph_module.graph)) == (1, before)
     assert len(graph_module(torch.ones(3, 4))) + 1 == len(extended(torch.ones(3, 4)))

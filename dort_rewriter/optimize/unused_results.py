@@ -6,13 +6,13 @@ import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 
-__all__ = ["leave_out_unread_results"]
+__all__ = ["drop_unused_results"]
 
 _OPTIONAL = frozenset({"convolution_backward"})
 """Operators of ours all of whose results are optional."""
 
 
-def leave_out_unread_results(model: ir.Model) -> int:
+def drop_unused_results(model: ir.Model) -> int:
     """Change a model in place, and return how many results are left out.
 
     NOTE: done last: rules expect that each result has a name.

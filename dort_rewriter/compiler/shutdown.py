@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from dort_rewriter.plan.recipe import RunBoxed
 
-__all__ = ["hold_calls_at_end"]
+__all__ = ["hold_calls_at_shutdown"]
 
 PATIENCE = 5.0
 """Seconds that the end of a program waits for calls of daemon threads."""
@@ -32,7 +32,7 @@ class _Called(Protocol):
 
 
 @functools.cache
-def hold_calls_at_end(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+def hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
     """Let no thread but the main one be in a session once the functions of ``atexit`` are done.
 
     ``call`` is the code that makes the calls. NOTE: the functions of ``atexit`` are called in the

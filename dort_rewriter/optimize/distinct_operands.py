@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["part_factors"]
+__all__ = ["separate_operands"]
 
 _PRODUCTS = {("", "MatMul"), ("com.microsoft", "FusedMatMul")}
 _TAKEN_IN = frozenset({"Cast", "Div", "Mul", "Transpose"})
 """Operators that onnxruntime moves into a product, or past one that it does."""
 
 
-def part_factors(model: ir.Model) -> int:
+def separate_operands(model: ir.Model) -> int:
     """Copy one factor of each product of a value with itself; return how many there were.
 
     NOTE: a Max of one value is the copy that no optimizer of onnxruntime takes away.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.optimize.unread_results import leave_out_unread_results
+from dort_rewriter.optimize.unused_results import drop_unused_results
 
 BACKWARD = """
 <ir_version: 10, opset_import: ["": 20, "dort_rewriter": 1]>
@@ -22,15 +22,15 @@ def test_they_get_no_name(reader: str | None) -> None:
     (node,) = model.graph
     if reader:
         model.graph.append(ir.node(reader, [node.outputs[0]]))
-    assert leave_out_unread_results(model) == (1 if reader else 2)
+    assert drop_unused_results(model) == (1 if reader else 2)
     names = [result.name for result in node.outputs]
     assert names == ["of_x" if reader else "", "made", ""]
     written = ir.to_proto(model).graph.node[0].output
     assert list(written) == names[: len(written)]
-    assert leave_out_unread_results(model) == 0
+    assert drop_unused_results(model) == 0
 
 
 def test_results_of_others_stay() -> None:
     """Of a kernel that makes all of them, and of operators that are not ours."""
     model = ir.from_onnx_text(BACKWARD.replace("convolution_backward", "SoftmaxGrad"))
-    assert leave_out_unread_results(model) == 0
+    assert drop_unused_results(model) == 0

@@ -10,10 +10,10 @@ import torch
 from dort_rewriter.aten.layouts import storage_order
 from dort_rewriter.capture.stages import metadata_of_compilation
 from dort_rewriter.compiler.building import build_block
+from dort_rewriter.deployment.capture_backend import Watcher
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
 from dort_rewriter.deployment.interface import shows_same
 from dort_rewriter.deployment.steps import StepPlan, gradients_of_ones
-from dort_rewriter.deployment.watching import Watcher
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.graph_plan import GraphPlan

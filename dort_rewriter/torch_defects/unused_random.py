@@ -17,7 +17,7 @@ from dort_rewriter.aten.aliases import results_of
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.overlapping_writes import is_in_place, name_of, traced_value
 
-__all__ = ["DEFECT", "present", "return_unread_draws", "without_last"]
+__all__ = ["DEFECT", "present", "return_unused_random", "without_last"]
 
 DEFECT = Defect(
     operators="dropout and all random operators",
@@ -47,7 +47,7 @@ _SOURCE = "_dynamo_source"
 """Where an argument comes from: Dynamo notes it beside the node."""
 
 
-def return_unread_draws(
+def return_unused_random(
     graph_module: torch.fx.GraphModule,
 ) -> tuple[torch.fx.GraphModule, int]:
     """The graph with copies of what it draws in vain as its last results, and how many.

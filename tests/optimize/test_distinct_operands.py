@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from dort_rewriter.optimize.own_factors import part_factors
+from dort_rewriter.optimize.distinct_operands import separate_operands
 from dort_rewriter.runtime.kernel_query import loses_factors
 from tests.optimize.rewrites import model_of
 
@@ -28,8 +28,8 @@ def test_a_value_times_itself(square: str, read: str) -> None:
     results = "float[2,3,3] y, float[2,3,3] n" if read else "float[2,3,3] y"
     model = model_of(f"(float[2,3,3] x) => ({results}) <float h = {{0.5}}> {{ {square}{read} }}")
     plain = _run(model, optimized=False)
-    assert part_factors(model) == 1
-    assert part_factors(model) == 0, "applying it twice changes something"
+    assert separate_operands(model) == 1
+    assert separate_operands(model) == 0, "applying it twice changes something"
     np.testing.assert_allclose(_run(model, optimized=True), plain)
 
 
@@ -44,7 +44,7 @@ def test_a_value_times_itself(square: str, read: str) -> None:
 def test_other_products_stay(product: str) -> None:
     signature = "(float[2,3,3] x, float[2,3,3] x2) => (float[2,3,3] y)"
     model = model_of(f"{signature} <float h = {{0.5}}> {{ {product} }}")
-    assert part_factors(model) == 0
+    assert separate_operands(model) == 0
 
 
 def test_only_older_releases_lose_factors() -> None:

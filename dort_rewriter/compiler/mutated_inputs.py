@@ -17,10 +17,10 @@ from dort_rewriter.plan.recipe import ExportedBlock
 from dort_rewriter.runtime.addressed_call import can_give_addresses
 from dort_rewriter.signature import Addresses, Writes
 
-__all__ = ["find_addresses", "find_writes"]
+__all__ = ["find_addresses", "find_mutated_inputs"]
 
 
-def find_writes(block: ExportedBlock) -> Writes:
+def find_mutated_inputs(block: ExportedBlock) -> Writes:
     """The results that may be written to the memory of the arguments they are new values of.
 
     NOTE: to be asked when the session is built: its model may have got casts before.
@@ -43,7 +43,7 @@ def find_addresses(block: ExportedBlock) -> tuple[ir.Model, Addresses] | None:
 
     NOTE: it has no node but ours, so that no provider asks for casts in it.
     """
-    signature, writes = block.signature, find_writes(block)
+    signature, writes = block.signature, find_mutated_inputs(block)
     if not isinstance(block.model, ir.Model) or not writes.arguments:
         return None
     written = {o: str(signature.inputs[i].name) for o, i in writes.arguments.items()}

@@ -131,7 +131,7 @@ def call_backend(
 
 
 def _overlaps(graph_module: torch.fx.GraphModule, options: OrtBackendOptions) -> bool:
-    """Whether a graph of Dynamo writes where its own arguments overlap, so that eager mode runs it.
+    """Whether a graph of Dynamo writes where arguments overlap, so that eager mode runs it.
 
     Logs it, where eager mode does not raise.
     """

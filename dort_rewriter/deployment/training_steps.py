@@ -13,7 +13,8 @@ import functools
 import json
 import operator
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,11 +219,13 @@ class _Fakes:
 
 
 def _dynamic_axes(shape: Any, rank: int) -> set[int]:
-    if shape is None:
-        return set()
-    if isinstance(shape, Mapping):
-        return {axis % rank for axis, dim in shape.items() if dim is not None}
-    return {i for i, dim in enumerate(shape) if dim is not None and not isinstance(dim, int)}
+    """The axes that ``dynamic_shapes`` says may vary, of a tensor."""
+    listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
+    return {axis % rank for axis, dim in listed if dim is not None and not isinstance(dim, int)}
+
+
+def _varies(shape: Any) -> bool:
+    return bool(_dynamic_axes(shape, sys.maxsize))
 
 
 @contextlib.contextmanager
@@ -437,7 +440,7 @@ class _Step:
 
     def export(self, opset: int) -> bytes:
         """The model of the step."""
-        fakes = _Fakes(any(_dynamic_axes(s, 1 << 30) for s in self.batch.shapes))
+        fakes = _Fakes(any(map(_varies, self.batch.shapes)))
         whole = _WithLoss(self.model, self.loss, self.batch)
         with fakes.inside(whole, [t.parameter for t in self.trained]):
             leaves = [
@@ -455,10 +458,13 @@ class _Step:
         if not self.trained:
             raise ExportError("No parameter of the optimizer has a gradient of the loss.")
         inputs, tensors = self._inputs(held)
-        step = self._function(graph, signature, held, gradients, inputs)
+        draws = SeededDraws()
+        step = self._function(graph, signature, held, gradients, inputs, draws)
         places = dict(zip(self.batch.names, leaves, strict=True))
         given = [places[n] if n in places else fakes.of(tensors[n]) for n in inputs]
-        return self._convert(step, fakes, inputs, given, opset)
+        with _as_error(), fakes.mode:
+            traced = make_fx(step, decomposition_table=dict(draws.table()))(*given)
+        return self._convert(traced, inputs, opset, is_dynamic=fakes.dynamic)
 
     def _inputs(self, held: Sequence[str]) -> tuple[list[str], dict[str, torch.Tensor]]:
         """The inputs of the step in order, and the tensors to start with."""
@@ -484,7 +490,8 @@ class _Step:
         held: Sequence[str],
         gradients: Mapping[str, Sequence[int]],
         inputs: Sequence[str],
-    ) -> Any:
+        draws: SeededDraws,
+    ) -> Callable[..., Any]:
         """The step as a function of its inputs, in order."""
         order = [*held, *self.batch.names]
         # NOTE: new values of buffers come first; the signature's name of the loss forgets them.
@@ -510,8 +517,6 @@ class _Step:
             self.feeds_back = {f"{name}.new": name for name in new}
             return (results[len(buffers)], *new.values())
 
-        draws = SeededDraws()
-        run.draws = draws  # type: ignore[attr-defined]
         return run
 
     def _changed(
@@ -546,10 +551,9 @@ class _Step:
         return new
 
     def _convert(
-        self, step: Any, fakes: _Fakes, inputs: list[str], given: list[Any], opset: int
+        self, traced: torch.fx.GraphModule, inputs: list[str], opset: int, *, is_dynamic: bool
     ) -> bytes:
-        with _as_error(), fakes.mode:
-            traced = make_fx(step, decomposition_table=dict(step.draws.table()))(*given)
+        """The traced step as a model; the seed is no input where nothing draws."""
         _drop_checks(traced)
         _refuse_draws(traced)
         kept = [n for n in inputs if n != self.seed_name or self.draws]
@@ -565,7 +569,7 @@ class _Step:
             input_names=kept,
             output_names=[self.loss_name, *self.feeds_back],
             target_opset=opset,
-            dynamic_shapes=tuple(shapes) if fakes.dynamic else None,
+            dynamic_shapes=tuple(shapes) if is_dynamic else None,
         )
         return _plain(proto)
 
@@ -573,7 +577,7 @@ class _Step:
         """The model of the outputs, and their names."""
         batch = self.batch
         shapes = batch.shapes[: batch.inputs]
-        fakes = _Fakes(any(_dynamic_axes(s, 1 << 30) for s in shapes))
+        fakes = _Fakes(any(map(_varies, shapes)))
         module = _Outputs(self.model, batch)
         with fakes.inside(module, ()), torch.no_grad():
             leaves = [

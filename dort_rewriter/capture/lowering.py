@@ -25,6 +25,7 @@ from dort_rewriter.capture.dim_names import (
     read_shapes,
     without_names,
 )
+from dort_rewriter.capture.gradients import trace_with_gradients
 from dort_rewriter.capture.metadata import propagate
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.errors import CaptureError
@@ -36,6 +37,9 @@ __all__ = ["LoweredGraph", "is_lowered", "lower"]
 logger = logging.getLogger(__name__)
 
 Table = Mapping[Any, Callable[..., Any]]
+
+Call = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+"""A module, its arguments and keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,50 @@ def lower(
             f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
         )
     call = (mod, tuple(args), dict(kwargs or {}))
-    program = _export(call, without_names(read_shapes(*call, dynamic_shapes)), attempts)
-    return _from_program(program, decompositions, _leaves(*call, dynamic_shapes))
+    try:
+        with _warning_if_it_works():
+            program = _export(call, without_names(read_shapes(*call, dynamic_shapes)), attempts)
+            return _from_program(program, decompositions, _leaves(*call, dynamic_shapes))
+    except CaptureError as refused:
+        traced = _with_gradients(call, dynamic_shapes, decompositions)
+        if traced is None:
+            raise
+        logger.info("%s It was traced with its gradients instead.", refused)
+        return traced
+
+
+@contextlib.contextmanager
+def _warning_if_it_works() -> Iterator[None]:
+    """Hold warnings back until the block is done: those of an export that fails mean nothing."""
+    with warnings.catch_warnings(record=True) as held:
+        warnings.simplefilter("always")
+        yield
+    for each in held:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> LoweredGraph | None:
+    """The graph of a module that ``torch.export`` refuses, as it does those that differentiate;
+    None of one that is not traced either."""
+    mod, args, kwargs = call
+    shapes = None if dynamic_shapes is None else _leaves(*call, dynamic_shapes)
+    with _keeping_marks(call[1:]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
+        try:
+            graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)
+        except (*_REFUSALS, CaptureError) as error:
+            logger.info("Tracing with gradients failed: %s", _first_line(error))
+            return None
+    lowered = LoweredGraph(graph, constants)
+    if shapes is None:
+        return lowered
+    nodes = [n for n in graph.graph.nodes if n.op == "placeholder"][len(constants) :]
+    values = [n.meta["val"] for n in nodes]
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    pairs = zip(leaves, shapes, strict=True)
+    tensors = [shape for leaf, shape in pairs if isinstance(leaf, torch.Tensor)]
+    check_dynamic(values, tensors)
+    return dataclasses.replace(lowered, dim_names=name_symbols(graph.graph, values, tensors))
 
 
 def _leaves(
@@ -106,9 +152,6 @@ def _named(lowered: LoweredGraph, dynamic_shapes: Any) -> LoweredGraph:
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError)
 """What torch raises where it does not trace a model."""
-
-Call = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
-"""A module, its arguments and keyword arguments."""
 
 
 def _export(call: Call, shapes: Any, attempts: Sequence[bool]) -> torch.export.ExportedProgram:

@@ -1,0 +1,141 @@
+"""Models that differentiate as files of standard operators: force fields, penalties, Jacobians."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+
+from dort_rewriter import CaptureError, to_onnx
+
+# What torch's forward mode imports when it is used first.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+class Forces(Base):
+    """Energy and forces, as those who compute molecules export them."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = x.detach().requires_grad_(True)
+        energy = self.n(x).sum()
+        (gradient,) = torch.autograd.grad(energy, x, create_graph=True)
+        return {"energy": energy, "forces": -gradient}
+
+
+class Penalty(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self.n(x).sum(), x, create_graph=True)
+        return (gradient.norm(dim=1) - 1).square().mean()
+
+
+class OfParameters(Base):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(self.n(x).sum(), [*self.n.parameters()])
+
+
+class InPlace(Base):
+    """A step of a sampler, which writes to what it made."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        moved = x.clone()
+        for _ in range(2):
+            point = moved.detach().requires_grad_(True)
+            (score,) = torch.autograd.grad(self.n(point).sum(), point)
+            moved.add_(score, alpha=0.1)
+        return moved
+
+
+class Transformed(Base):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> Any:
+        func = torch.func
+        total = lambda y: self.n(y).sum()  # noqa: E731
+        if self.how == "grad":
+            return func.grad(total)(x)
+        if self.how == "jvp":
+            return func.jvp(self.n, (x,), (torch.ones_like(x),))
+        if self.how == "vjp":
+            result, pull = func.vjp(self.n, x)
+            return result, pull(torch.ones_like(result))
+        inner = {"hessian": func.hessian(total), "jacrev": func.jacrev(self.n)}
+        return func.vmap({**inner, "jacfwd": func.jacfwd(self.n)}[self.how])(x)
+
+
+MODELS: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (Forces, Penalty, OfParameters, InPlace)},
+    **{how: how for how in ("grad", "jvp", "vjp", "hessian", "jacrev", "jacfwd")},
+}
+DYNAMIC = ("Forces", "Penalty", "OfParameters", "InPlace", "grad", "vjp")
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    kind = MODELS[name]
+    return Transformed(kind) if isinstance(kind, str) else kind()
+
+
+def check(proto: onnx.ModelProto, model: nn.Module, x: torch.Tensor) -> None:
+    onnx.checker.check_model(proto)
+    assert {o.domain for o in proto.opset_import} == {""}
+    want = [t.detach().numpy() for t in torch.utils._pytree.tree_leaves(model(x.clone()))]
+    fed = {proto.graph.input[0].name: x.numpy()}
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for got in (session.run(None, fed), ReferenceEvaluator(proto).run(None, fed)):
+        assert len(got) == len(want)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_eager_mode(name: str) -> None:
+    model, x = made(name), torch.randn(4, 3)
+    before = {n: (p, p.requires_grad) for n, p in model.named_parameters()}
+    check(to_onnx(model, (x,)), model, x)
+    assert not x.requires_grad
+    assert {n: (p, p.requires_grad) for n, p in model.named_parameters()} == before
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_any_number_of_rows(name: str) -> None:
+    model = made(name)
+    proto = to_onnx(model, (torch.randn(4, 3),), dynamic_shapes=({0: "rows"},))
+    assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
+    for rows in (4, 7):
+        check(proto, model, torch.randn(rows, 3))
+
+
+def test_float64() -> None:
+    model, x = made("Forces").double(), torch.randn(4, 3, dtype=torch.float64)
+    proto = to_onnx(model, (x,))
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    got = session.run(None, {proto.graph.input[0].name: x.numpy()})
+    for a, b in zip(got, model(x).values(), strict=True):
+        np.testing.assert_allclose(a, b.detach(), rtol=1e-12)
+
+
+def test_what_depends_on_numbers_is_refused_as_before() -> None:
+    class Branching(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(self.n(x).sum(), x)
+            return gradient if gradient.sum() > 0 else x
+
+    with pytest.raises(CaptureError, match="could not"):
+        to_onnx(Branching(), (torch.randn(4, 3),))

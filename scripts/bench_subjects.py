@@ -51,7 +51,7 @@ class Subject:
         self._run = compile_graph(captured.copy(), recipe)
         self.results = self()
         self.reports: list[OptimizeReport] = recipe.trace.reports
-        self.fallbacks = sorted({f.op for f in recipe.trace.fallbacks})
+        self.fallbacks = sorted({f.op for p in recipe.trace.plans for f in p.fallbacks})
         self.seconds: list[float] = []
 
     def __call__(self) -> tuple[Any, ...]:

@@ -98,10 +98,12 @@ class GraphPlan:
             yield from block.nodes()
 
     def without(self, reasons: Mapping[str, str]) -> GraphPlan:
-        """The plan of the same graph where torch computes these nodes too, by name."""
+        """The plan of the same graph where torch computes these nodes too, by name: called out of
+        a session where that joins what it would cut."""
         recipe = dataclasses.replace(self.recipe, refused={**self.recipe.refused, **reasons})
         draft = _Draft(self.graph_module, recipe, self.provider)
         draft.take_outputs(self.outputs)
+        draft.called_before = frozenset(c.node for c in self.called)
         return draft.decide(DECIDE[1:])
 
     def __str__(self) -> str:
@@ -129,6 +131,8 @@ class _Draft:
         self.shared: frozenset[torch.fx.Node] = frozenset()
         """What results cannot be made without torch for."""
         self.called: tuple[UnsupportedOp, ...] = ()
+        self.called_before: frozenset[str] = frozenset()
+        """What sessions call in the plan that this one is to replace."""
         self.partition = Partition(graph_module, (), True, ())
 
     def take_outputs(self, outputs: OutputPlan) -> int:
@@ -243,13 +247,14 @@ def _call_torch(draft: _Draft) -> int:
 
     NOTE: only where the graph would be cut into sessions. One without any is faster in torch.
     """
-    refused, chooser = draft.refused, draft.chooser
+    refused, chooser, known = draft.refused, draft.chooser, draft.called_before
     rest = [
         n
         for n in draft.graph.nodes
-        if n.op == "call_function" and n not in refused and not _takes_from(n, refused)
+        if n.op == "call_function"
+        and (n.name in known or not (n in refused or _takes_from(n, refused)))
     ]
-    if most_work_together(rest, is_called) < draft.recipe.options.min_block_size:
+    if most_work_together(rest, lambda n: n.name in known) < draft.recipe.options.min_block_size:
         return 0
     called = [n for n, w in refused.items() if not belongs_in_torch(w) and chooser.may_call(n)]
     called += _draws_inside(draft)

@@ -152,7 +152,7 @@ class Chooser:
             return False
         if asked not in (None, KERNEL) or not self.may_call_torch:
             return False
-        if node.name in self.recipe.refused or not may_be_called(node, draws=draws):
+        if not may_be_called(node, draws=draws):
             return False
         return not self.options.pre_ort_model_transforms and self.has_own()
 

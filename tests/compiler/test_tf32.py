@@ -126,7 +126,7 @@ def test_settings_by_operator_are_read() -> None:
 
 
 def test_the_provider_is_told_and_a_user_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "available", lambda: (CUDA, CPU))
+    monkeypatch.setattr(providers, "built_in", lambda: (CUDA, CPU))
 
     def chosen(*preferred: tuple[str, dict[str, object]]) -> dict[str, object]:
         options = OrtBackendOptions(preferred_execution_providers=[*preferred, CUDA])

@@ -32,7 +32,7 @@ def test_matches_and_near_misses_are_counted() -> None:
     rule = report.rules["CastCast"]
     assert (rule.matches, rule.removed, rule.added) == (1, 2, 1)
     assert (report.nodes_before, report.nodes_after) == (4, 3)
-    assert rule.tried >= 4
+    assert rule.tried >= 3
     assert list(rule.refusals) == ["the type between rounds"]
     assert rule.examples == {"the type between rounds": "FLOAT -> FLOAT16"}
     assert 0 < rule.seconds <= report.seconds

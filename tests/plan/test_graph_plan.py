@@ -45,19 +45,28 @@ def test_what_is_placed_in_torch_cuts_the_graph() -> None:
     assert all(plan_of(n) is not None for b in plan.blocks.values() for n, _ in b.nodes())
 
 
-def test_another_plan_leaves_a_node_to_torch() -> None:
+def test_another_plan_has_a_node_called_in_torch() -> None:
     """The place of no other node is decided otherwise, and the graph stays as it was."""
     plan = planned(lambda x: (x.exp() + 1).relu().tanh() * 3)
     assert plan.whole
     nodes = [n.name for n in plan.graph_module.graph.nodes]
     changed = plan.without({"relu": "no kernel"})
-    assert [(f.node, f.reason) for f in changed.fallbacks] == [("relu", "no kernel")]
-    assert not changed.whole
+    assert [(f.node, f.reason) for f in changed.called] == [("relu", "no kernel")]
+    assert changed.whole
+    assert not changed.fallbacks
     assert [n.name for n in plan.graph_module.graph.nodes] == nodes
     assert changed.without({"tanh": "none"}).recipe.refused == {
         "relu": "no kernel",
         "tanh": "none",
     }
+
+
+def test_another_plan_leaves_a_node_to_torch() -> None:
+    """Where too little is left for a session that could call it."""
+    plan = planned(lambda x: x.exp().relu() * 3)
+    changed = plan.without({"relu": "no kernel"})
+    assert [(f.node, f.reason) for f in changed.fallbacks] == [("relu", "no kernel")]
+    assert not changed.whole
 
 
 def test_passes_run_once_in_their_order() -> None:

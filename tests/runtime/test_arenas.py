@@ -57,7 +57,7 @@ def test_the_settings_of_a_session(arena: Any, in_session: bool, of_process: str
 
 
 def test_the_arena_of_the_process_is_for_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dort_rewriter.runtime.providers.available", lambda: (CUDA, CPU))
+    monkeypatch.setattr("dort_rewriter.runtime.providers.built_in", lambda: (CUDA, CPU))
     model = parse(BODY)
     alone = session_settings(OrtBackendOptions(), model, [CPU])
     assert alone.get_session_config_entry("session.use_env_allocators") == "1"

@@ -1,6 +1,6 @@
 """Graphs of models that differentiate, by ``torch.autograd.grad`` or transforms of ``torch.func``.
 
-``torch.export`` traces no such model. Here it is run once on fake tensors, below autograd, by
+``torch.export`` traces no such model. Here one is run once on fake tensors, below autograd, by
 ``make_fx``: what the gradients compute is in the graph as anything else is.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dort_rewriter.aten.operators import is_mutation
@@ -31,7 +32,9 @@ def trace_with_gradients(
 ) -> tuple[torch.fx.GraphModule, dict[str, torch.Tensor]]:
     """The ATen graph of a call, and the tensors of the module that are its first inputs.
 
-    ``shapes`` says for each leaf of the arguments which axes may vary; None if none may.
+    ``shapes`` says for each leaf of the arguments which axes may vary; None if none may. Raises
+    :class:`CaptureError` where nothing is differentiated: what else ``torch.export`` refuses it
+    refuses for a reason.
     """
     held: dict[str, torch.Tensor] = {}
     first: dict[int, str] = {}
@@ -42,6 +45,8 @@ def trace_with_gradients(
     ):
         names[name] = first.setdefault(id(tensor), name)
         held.setdefault(names[name], tensor)
+    if any(tensor.is_meta for tensor in held.values()):
+        raise CaptureError("Weights are on the meta device and without values.")
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -54,8 +59,10 @@ def trace_with_gradients(
         given = iter(values[len(held) :])
         filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         inner_args, inner_kwargs = tree_unflatten(filled, spec)
-        with torch.enable_grad():
+        with torch.enable_grad(), _Differentiation() as noted:
             result = torch.func.functional_call(mod, state, inner_args, inner_kwargs)
+        if not noted.seen:
+            raise CaptureError("Nothing is differentiated.")
         found = tree_leaves(result)
         if not all(isinstance(leaf, torch.Tensor) for leaf in found):
             raise CaptureError("A model that differentiates returns tensors only.")
@@ -72,6 +79,20 @@ def trace_with_gradients(
     _set_metadata(graph, mode)
     constants = zip(placeholders, [*made, *held.values()], strict=False)
     return graph, {node.name: tensor.detach() for node, tensor in constants}
+
+
+class _Differentiation(TorchFunctionMode):
+    """Notes whether anything is differentiated, backward or forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        self.seen |= func is torch.autograd.grad or getattr(func, "__name__", "") == "_make_dual"
+        return func(*args, **(kwargs or {}))
 
 
 def _without_mutations(

@@ -109,11 +109,11 @@ def _warning_if_it_works() -> Iterator[None]:
 
 
 def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> LoweredGraph | None:
-    """The graph of a module that ``torch.export`` refuses, as it does those that differentiate;
-    None of one that is not traced either."""
+    """The graph of a module that differentiates, which ``torch.export`` refuses; None of any other
+    module, and of one that cannot be traced so either."""
     mod, args, kwargs = call
     shapes = None if dynamic_shapes is None else _leaves(*call, dynamic_shapes)
-    with _keeping_marks(call[1:]), warnings.catch_warnings():
+    with _keeping_marks(call[1:]), correct_tracing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
         try:
             graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)

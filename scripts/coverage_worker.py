@@ -23,10 +23,16 @@ from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.compiler.building import add_casts
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.dispatcher import InFront
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.registry import op_name
-from dort_rewriter.export.torch_calls import TorchCalls, mark_called, may_be_called
+from dort_rewriter.export.registry import Converter, op_name
+from dort_rewriter.export.torch_calls import (
+    call_converter,
+    is_called,
+    mark_called,
+    may_be_called,
+)
 from dort_rewriter.kernels.torch_calls import register_call
 from dort_rewriter.plan.ties import has_torchs_order
 from dort_rewriter.runtime.executor import Executor
@@ -211,6 +217,15 @@ def _differ(a: torch.Tensor, b: torch.Tensor) -> str:
     return ""
 
 
+class Calls(InFront):
+    """A dispatcher, before which nodes that a session calls in torch are written so."""
+
+    def find(self, node: torch.fx.Node) -> Converter | str:
+        if is_called(node):
+            return call_converter(op_name(node.target), register_call)
+        return super().find(node)
+
+
 class Sweep:
     """Measures the samples of one entry after the other."""
 
@@ -219,7 +234,7 @@ class Sweep:
         self.opset = opset
         self.dynamic = dynamic
         converters = OxsDispatcher()
-        self.dispatcher = TorchCalls(converters, register_call)
+        self.dispatcher = Calls(converters)
         self.table = get_decomposition_table(converters)
         self.values_count = True
 

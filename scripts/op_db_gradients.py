@@ -1,0 +1,193 @@
+"""Write the gradients of torch's ``op_db`` as files of standard operators, and run the files.
+
+usage: python scripts/op_db_gradients.py [--samples 2] [--ops REGEX] [--reference N] [--json FILE]
+
+Each sample is a model that calls its operator and returns ``torch.autograd.grad``; ``to_onnx``
+writes it, plain onnxruntime runs the file, and eager mode is the judge, in float64 where two
+roundings differ. With ``--reference N`` ONNX's reference evaluator runs each Nth file as well.
+Exits with 1 where a number is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from opset_coverage import Record, Worker, list_entries, measure_all
+
+
+class Gradients(torch.nn.Module):
+    """The gradients of a function, each result weighted by numbers of its own."""
+
+    def __init__(self, call: Callable[..., list[torch.Tensor]], needed: Sequence[bool]) -> None:
+        super().__init__()
+        self.call = call
+        self.needed = needed
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        given = [t.detach().requires_grad_(n) for t, n in zip(tensors, self.needed, strict=True)]
+        ends = [r for r in self.call(*given) if r.requires_grad]
+        starts = [t for t in given if t.requires_grad]
+        weights = [torch.cos(torch.arange(r.numel())).reshape(r.shape).to(r.dtype) for r in ends]
+        found = torch.autograd.grad(ends, starts, weights, allow_unused=True)
+        return [g for g in found if g is not None]
+
+
+def measure(entry: Any, samples: int, reference: int) -> Iterator[Record]:
+    if not entry.supports_autograd:
+        return
+    torch.manual_seed(0)
+    found = entry.sample_inputs("cpu", torch.float32, requires_grad=True)
+    numbered = list(enumerate(itertools.islice(found, 200)))
+    count = min(samples, len(numbered))
+    for number, sample in [numbered[i * len(numbered) // count] for i in range(count)]:
+        if (record := judge(entry, sample, reference)) is not None:
+            yield {"sample": number, **record}
+
+
+_files = itertools.count()
+
+
+def judge(entry: Any, sample: Any, reference: int) -> Record | None:
+    """What becomes of a sample; None of one without a gradient in eager mode, or with one that
+    is different each time."""
+    from coverage_worker import compare
+    from op_db_entries import call_of
+
+    from dort_rewriter import CaptureError, UnsupportedOpError, to_onnx
+
+    call, tensors = call_of(entry, sample, grad=True)
+    model = Gradients(call, [t.requires_grad for t in tensors])
+    plain = [t.detach().clone() for t in tensors]
+    try:
+        expected, again = model(*plain), model(*plain)
+    except Exception:  # eager mode's own: there is nothing to compare with
+        return None
+    if not expected or any(g.is_complex() for g in expected) or compare(again, expected):
+        return None
+    try:
+        proto = to_onnx(model, tuple(plain))
+    except (CaptureError, UnsupportedOpError) as error:
+        return {"status": "refused", "detail": " ".join(str(error).split())[:400]}
+    try:
+        got = run_file(proto, plain)
+    except Exception as error:  # whatever breaks is the finding
+        return {"status": "error", "detail": f"{type(error).__name__}: {error}"[:400]}
+    if (text := compare(got, expected)) and not is_noise(model, plain, got, expected):
+        return {"status": "wrong", "detail": text[:400]}
+    if reference and next(_files) % reference == 0:
+        return by_reference(proto, plain, expected)
+    return {"status": "right"}
+
+
+def run_file(proto: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    import onnxruntime
+
+    assert {o.domain for o in proto.opset_import} <= {""}
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return [torch.from_numpy(v) for v in session.run(None, feeds(proto, tensors))]
+
+
+def feeds(proto: Any, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    return {i.name: t.numpy() for i, t in zip(proto.graph.input, tensors, strict=True)}
+
+
+def by_reference(
+    proto: Any, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> Record:
+    """The second judge. What it has no implementation for says nothing about the file."""
+    import numpy as np
+    from coverage_worker import compare
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        found = ReferenceEvaluator(proto).run(None, feeds(proto, tensors))
+    except Exception as error:  # it fails in many ways
+        return {"status": "right", "reference": f"{type(error).__name__}: {error}"[:200]}
+    text = compare([torch.from_numpy(np.array(v)) for v in found], expected)
+    return {"status": "right", "reference": text[:200] or "right"}
+
+
+def is_noise(
+    model: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    got: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+) -> bool:
+    """Whether float64 tells that the file is no farther from the truth than eager mode is."""
+    try:
+        exact = model(*(t.double() if t.dtype is torch.float32 else t for t in tensors))
+    except Exception:  # it insists on float32
+        return False
+    pairs = zip(got, expected, exact, strict=True)
+    return all(
+        bool((a.double() - e).abs().max() <= 2 * (b.double() - e).abs().max())
+        for a, b, e in pairs
+        if a.shape == e.shape and a.numel()
+    )
+
+
+def serve_samples(samples: int, reference: int) -> None:
+    from op_db_entries import entry_name, serve
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    logging.disable(logging.WARNING)
+    entries = {entry_name(e): e for e in op_db}
+    serve(entries, lambda entry: measure(entry, samples, reference))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
+    parser.add_argument("--samples", type=int, default=2, help="of each entry")
+    parser.add_argument("--reference", type=int, default=0, help="each Nth file by onnx.reference")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds until a record comes")
+    parser.add_argument("--json", type=Path, help="write all records to this file")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve_samples(args.samples, args.reference)
+        return 0
+    os.environ["DORT_CACHE"] = "0"
+    start = time.monotonic()
+    names = list_entries(args.ops)
+    options = ["--serve", "--samples", str(args.samples), "--reference", str(args.reference)]
+
+    def make() -> Worker:
+        return Worker(options, args.timeout, Path(__file__))
+
+    def show(record: Record) -> None:
+        if record["status"] in ("wrong", "error", "crashed"):
+            print(json.dumps(record), flush=True)
+
+    records = measure_all(names, args.workers, make, show)
+    counts = collections.Counter(r["status"] for r in records)
+    print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+    judged = [r["reference"] for r in records if "reference" in r]
+    if judged:
+        print(f"reference evaluator: {judged.count('right')} of {len(judged)} right")
+    print(f"{len(names)} entries in {time.monotonic() - start:.0f} s")
+    if args.json:
+        args.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    return int(counts["wrong"] + counts["error"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,6 @@ import torch
 
 from tests.gates.sources import ROOT
 
-
 pytestmark = pytest.mark.alternating
 
 

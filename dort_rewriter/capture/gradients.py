@@ -104,8 +104,9 @@ def _without_mutations(
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     """A graph that writes to nothing, and gives what one gives that writes to what it made.
 
-    Behind it the tensors of the graph that are its inputs now, in front of the others: torch
-    2.8 makes inputs of those that tracing left in it.
+    What that writes to buffers and arguments is left out: a model file has no state. Behind it
+    the tensors of the graph that are its inputs now, in front of the others: torch 2.8 makes
+    inputs of those that tracing left in it.
     """
     from torch._functorch.aot_autograd import aot_export_module
 
@@ -114,8 +115,9 @@ def _without_mutations(
             graph, tuple(fakes), trace_joint=False, decompositions=table, dynamic_shapes=is_dynamic
         )
     assert isinstance(functional, torch.fx.GraphModule)
-    if signature.user_inputs_to_mutate or signature.buffers_to_mutate or signature.parameters:
-        raise CaptureError("A model that differentiates does not write to its arguments.")
+    output = next(n for n in functional.graph.nodes if n.op == "output")
+    results = output.args[0]
+    output.args = (results[len(results) - len(signature.user_outputs) :],)
     return functional, [graph.get_buffer(name) for name in signature.inputs_to_buffers.values()]
 
 

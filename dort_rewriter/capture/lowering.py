@@ -113,23 +113,20 @@ def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> L
     module, and of one that cannot be traced so either."""
     mod, args, kwargs = call
     shapes = None if dynamic_shapes is None else _leaves(*call, dynamic_shapes)
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    pairs = zip(leaves, shapes or [None] * len(leaves), strict=True)
+    given = [shape for leaf, shape in pairs if isinstance(leaf, torch.Tensor)]
     with _keeping_marks(call[1:]), correct_tracing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
         try:
             graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)
+            nodes = [n for n in graph.graph.nodes if n.op == "placeholder"][len(constants) :]
+            values = [n.meta["val"] for n in nodes]
+            check_dynamic(values, given)
         except (*_REFUSALS, CaptureError) as error:
             logger.info("Tracing with gradients failed: %s", _first_line(error))
             return None
-    lowered = LoweredGraph(graph, constants)
-    if shapes is None:
-        return lowered
-    nodes = [n for n in graph.graph.nodes if n.op == "placeholder"][len(constants) :]
-    values = [n.meta["val"] for n in nodes]
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    pairs = zip(leaves, shapes, strict=True)
-    tensors = [shape for leaf, shape in pairs if isinstance(leaf, torch.Tensor)]
-    check_dynamic(values, tensors)
-    return dataclasses.replace(lowered, dim_names=name_symbols(graph.graph, values, tensors))
+    return LoweredGraph(graph, constants, name_symbols(graph.graph, values, given))
 
 
 def _leaves(

@@ -58,6 +58,28 @@ class InPlace(Base):
         return moved
 
 
+class Normalized(Base):
+    """The gradient goes through batch norm in training, which writes to its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self.n(self.norm(x)).square().sum(), x)
+        return gradient
+
+
+class Signs(Base):
+    """The gradient of a sign is a zero that torch has no memory for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad((x.sgn() * 3 + x.square()).sum(), x)
+        return gradient
+
+
 class Transformed(Base):
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -78,10 +100,12 @@ class Transformed(Base):
 
 
 MODELS: dict[str, Any] = {
-    **{kind.__name__: kind for kind in (Forces, Penalty, OfParameters, InPlace)},
+    **{
+        kind.__name__: kind for kind in (Forces, Penalty, OfParameters, InPlace, Normalized, Signs)
+    },
     **{how: how for how in ("grad", "jvp", "vjp", "hessian", "jacrev", "jacfwd")},
 }
-DYNAMIC = ("Forces", "Penalty", "OfParameters", "InPlace", "grad", "vjp")
+DYNAMIC = ("Forces", "Penalty", "OfParameters", "InPlace", "Normalized", "grad", "vjp")
 
 
 def made(name: str) -> nn.Module:
@@ -119,6 +143,11 @@ def test_any_number_of_rows(name: str) -> None:
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
     for rows in (4, 7):
         check(proto, model, torch.randn(rows, 3))
+
+
+def test_sizes_that_torch_fixes_in_tracing_are_refused() -> None:
+    with pytest.raises(CaptureError, match="could not capture Signs"):
+        to_onnx(made("Signs"), (torch.randn(4, 3),), dynamic_shapes=({0: "rows"},))
 
 
 def test_float64() -> None:

@@ -43,7 +43,7 @@ def new_full(
     return _fill(op, size, fill_value)
 
 
-@converter("aten::zeros", "aten::empty.memory_format")
+@converter("aten::zeros", "aten::_efficientzerotensor", "aten::empty.memory_format")
 def zeros(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
     """zeros(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
     return _fill(op, size, 0)

@@ -26,9 +26,15 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 
 
 def line_chart(
-    series: Mapping[str, Sequence[float]], title: str, size: tuple[int, int] = (640, 300)
+    series: Mapping[str, Sequence[float]],
+    title: str,
+    size: tuple[int, int] = (640, 300),
+    *,
+    at: Mapping[str, Sequence[float]] | None = None,
+    unit: str = "",
 ) -> str:
-    """Curves over the same steps as SVG, thinner from one to the next.
+    """Curves as SVG, thinner from one to the next: over the same steps, or from 0 over what ``at``
+    says of each.
 
     Curves that coincide stay visible: each one is narrower than the one it is drawn upon.
     """
@@ -38,23 +44,30 @@ def line_chart(
     low, high = min(values, default=0.0), max(values, default=1.0)
     span = (high - low) or 1.0
     steps = max((len(curve) for curve in series.values()), default=1)
+    if at is None:
+        at, first, last, labels = {}, 0.0, float(steps - 1), ("step 1", f"{steps}")
+    else:
+        first, last = 0.0, max((x for places in at.values() for x in places), default=1.0)
+        labels = (f"0{unit}", f"{last:.3g}{unit}")
 
-    def place(i: int, v: float) -> str:
-        x = left + (width - left - right) * i / max(steps - 1, 1)
-        return f"{x:.1f},{place_y(v):.1f}"
+    def place(x: float, v: float) -> str:
+        across = left + (width - left - right) * (x - first) / ((last - first) or 1.0)
+        return f"{across:.1f},{place_y(v):.1f}"
 
     def place_y(v: float) -> float:
         return top + (height - top - bottom) * (high - v) / span
 
     lines = [_svg(width, height), _label(left, 20, title)]
     for mark in (low, (low + high) / 2, high):
-        start, end = place(0, mark), place(steps - 1, mark)
+        start, end = place(first, mark), place(last, mark)
         lines.append(f'<path d="M{start} L{end}" stroke="#dde2e6" fill="none"/>')
         lines.append(_label(left - 6, place_y(mark) + 4, f"{mark:.3g}", "end"))
-    lines.append(_label(left, height - 8, "step 1"))
-    lines.append(_label(width - right, height - 8, f"{steps}", "end"))
+    lines.append(_label(left, height - 8, labels[0]))
+    lines.append(_label(width - right, height - 8, labels[1], "end"))
     for number, (name, curve) in enumerate(series.items()):
-        points = " ".join(place(i, v) for i, v in enumerate(curve) if math.isfinite(v))
+        places = at.get(name, range(len(curve)))
+        pairs = zip(places, curve, strict=True)
+        points = " ".join(place(x, v) for x, v in pairs if math.isfinite(v))
         colour = COLOURS[number % len(COLOURS)]
         thickness = max(7 - 2.5 * number, 1.5)
         lines.append(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
+import platform
 import statistics
 import subprocess
 import sys
@@ -18,11 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dort_rewriter import env
 from dort_rewriter.tools import demo_worker
 from dort_rewriter.tools.demo_model import Size
 
-__all__ = ["BACKENDS", "MODES", "Competitor", "DemoResult", "Times", "run_demo"]
+__all__ = [
+    "BACKENDS",
+    "MODES",
+    "Competitor",
+    "DemoResult",
+    "Times",
+    "catches_up",
+    "processor",
+    "run_demo",
+]
 
 BACKENDS = ("eager", "inductor", "onnxrt")
 MODES = ("inference", "training")
@@ -49,6 +62,25 @@ class Times:
         """Seconds of a call: the median without the first ones, which compile and allocate."""
         later = self.seconds[min(3, len(self.seconds) - 1) :]
         return statistics.median(later) if later else float("nan")
+
+
+def catches_up(ahead: Times, behind: Times) -> int | None:
+    """The number of steps after which who began later has made as many; None if that never is."""
+    late, gained = behind.first - ahead.first, ahead.usual - behind.usual
+    if late <= 0:
+        return 1
+    return math.ceil(1 + late / gained) if gained > 0 else None
+
+
+def processor() -> str:
+    """What the processor is called, and how many threads compute."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # another system than Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(names, "") or platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} thread(s)"
 
 
 @dataclass(kw_only=True)

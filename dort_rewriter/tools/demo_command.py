@@ -10,9 +10,9 @@ from typing import Any
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.charts import sparkline
 from dort_rewriter.tools.command import answer, make_parser
-from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, run_demo
+from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, processor, run_demo
 from dort_rewriter.tools.demo_model import Size
-from dort_rewriter.tools.demo_page import tables, write_page
+from dort_rewriter.tools.demo_page import overtaking, tables, write_page
 from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["run_demo_command"]
@@ -52,8 +52,8 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         type=Path,
         default=Path("dort_demo"),
         metavar="FOLDER",
-        help="made if there is none; gets the page (demo.html) and each graph that ONNX Runtime "
-        "ran, as an ONNX model and as text; files of those names are replaced "
+        help="made if there is none; gets the page (demo.html), its first picture (demo.svg) "
+        "and each graph that ONNX Runtime ran, as an ONNX model and as text; files of those names are replaced "
         "(default: %(default)s)",
     )
     options = parser.parse_args(arguments)
@@ -99,7 +99,7 @@ def _plain_progress(steps: Sequence[int]) -> Iterator[int]:
 
 
 def _text(result: DemoResult, page: Path) -> Iterator[str]:
-    yield f"{result.size}.\n\nLoss:"
+    yield f"{result.size}, on {processor()}.\n\nLoss:"
     for c in result.competitors:
         if c.failure:
             yield f"  {c.backend:<9} {c.failure}"
@@ -118,6 +118,8 @@ def _text(result: DemoResult, page: Path) -> Iterator[str]:
         for name, *cells in rows:
             right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
             yield f"  {name:<{widths[0]}}  {'  '.join(right)}".rstrip()
+    if text := overtaking(result):
+        yield f"\n{text}"
     yield "\nWhat ONNX Runtime ran:"
     for file in result.files:
         if file.suffix == ".onnx":

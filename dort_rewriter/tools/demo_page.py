@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from dort_rewriter.tools.charts import bar_chart, line_chart
-from dort_rewriter.tools.demo import MODES, Competitor, DemoResult
+from dort_rewriter.tools.demo import MODES, Competitor, DemoResult, catches_up, processor
 from dort_rewriter.tools.dot import find_dot, plot_dot
 from dort_rewriter.tools.onnx_text import pretty_onnx
 
-__all__ = ["tables", "write_page"]
+__all__ = ["overtaking", "tables", "write_page"]
 
 STYLE = """
 body{font-family:Helvetica,Arial,sans-serif;color:#1f2529;margin:2em auto;max-width:1100px}
@@ -61,8 +62,35 @@ def _row(result: DemoResult, c: Competitor, mode: str) -> tuple[str, ...]:
     return (*cells, memory, f"{result.worst(c):.1e}")
 
 
+def overtaking(result: DemoResult) -> str:
+    """When Inductor, which compiles longer, has made as many training steps as ``onnxrt``; empty
+    where one of the two did not run."""
+    running = {c.backend: c.training for c in result.competitors if not c.failure}
+    if not {"onnxrt", "inductor"} <= running.keys():
+        return ""
+    step = catches_up(running["onnxrt"], running["inductor"])
+    if step is None:
+        return "Inductor never catches up with onnxrt: its steps are not faster."
+    if step == 1:
+        return "Inductor has its first training step first."
+    return f"Inductor, whose steps are faster, has made as many as onnxrt after {step:,} steps."
+
+
+def _race(result: DemoResult) -> str:
+    """The training steps that were done over the time since the start, compilation included."""
+    seconds = {c.backend: c.training.seconds for c in result.competitors if not c.failure}
+    return line_chart(
+        {name: list(range(len(s) + 1)) for name, s in seconds.items()},
+        "training steps done, by the seconds since the start",
+        at={name: [0.0, *itertools.accumulate(s)] for name, s in seconds.items()},
+        unit=" s",
+    )
+
+
 def write_page(result: DemoResult, path: Path) -> Path:
-    """Write one HTML file with everything in it."""
+    """Write one HTML file with everything in it, and its first picture beside it."""
+    race = _race(result)
+    path.with_suffix(".svg").write_text(race + "\n", encoding="utf-8")
     curves = {c.backend: c.losses for c in result.competitors if not c.failure}
     names = {"eager": "eager mode", "inductor": "Inductor"}
     others = [
@@ -78,7 +106,10 @@ def write_page(result: DemoResult, path: Path) -> Path:
         "<p><code>torch.compile(model, backend='onnxrt')</code> beside "
         f"{' and '.join(others)}, on the same data from the same weights. "
         f"{result.size}; "
-        f"torch {html.escape(torch.__version__)}.</p>",
+        f"torch {html.escape(torch.__version__)} on {html.escape(processor())}.</p>",
+        "<h2>From the start</h2>",
+        race,
+        f"<p>{html.escape(overtaking(result))}</p>",
         "<h2>Loss</h2>",
         line_chart(curves, "loss of each step; thin curves are drawn over thick ones"),
         *(

@@ -45,6 +45,20 @@ def test_curves_keep_their_order_and_their_names() -> None:
     assert float(first.attrib["stroke-width"]) > float(second.attrib["stroke-width"])
 
 
+def test_curves_over_places_of_their_own() -> None:
+    drawn = line_chart(
+        {"a": [0.0, 1.0], "b": [0.0, 1.0]}, "t", at={"a": [0.0, 1.0], "b": [0.0, 4.0]}, unit=" s"
+    )
+    image = ET.fromstring(drawn)
+    (a0, a1), (b0, b1) = (
+        [float(p.split(",")[0]) for p in line.attrib["points"].split()]
+        for line in image.findall(f"{SVG}polyline")
+    )
+    assert a0 == b0
+    assert b1 - b0 == pytest.approx(4 * (a1 - a0), rel=0.01)
+    assert {"0 s", "4 s"} <= {e.text for e in image.findall(f"{SVG}text")}
+
+
 def test_bars_are_in_proportion() -> None:
     image = ET.fromstring(bar_chart({"a": 2.0, "b": 1.0}, "t", " ms"))
     widths = [float(bar.attrib["width"]) for bar in image.findall(f"{SVG}rect")]

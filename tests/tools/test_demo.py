@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from dort_rewriter.tools import cli, demo_command, demo_worker
-from dort_rewriter.tools.demo import Competitor, DemoResult, Times, run_demo
+from dort_rewriter.tools.demo import Competitor, DemoResult, Times, catches_up, run_demo
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
-from dort_rewriter.tools.demo_page import write_page
+from dort_rewriter.tools.demo_page import overtaking, write_page
 from dort_rewriter.tools.dot import find_dot
 
 pytestmark = pytest.mark.alternating
@@ -59,7 +59,7 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     for competitor in made[0].competitors:  # the time was over: fewer steps than asked for
         assert len(competitor.losses) == 5
         assert len(competitor.training.seconds) == len(competitor.inference.seconds) == 5
-    assert "A Llama of 1 layers, 32 wide, 2 x 16 tokens." in text
+    assert "A Llama of 1 layers, 32 wide, 2 x 16 tokens, on " in text
     assert "The curves of onnxrt coincide with that of eager mode." in text
     assert "NOT" not in text
     assert "first call (s)" in text
@@ -69,8 +69,9 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     for model in models:
         assert f"{model.name}: {len(onnx.load(model).graph.node)} nodes" in text
     page = (tmp_path / "here" / "demo.html").read_text(encoding="utf-8")
-    # Three charts, and the graphs where graphviz is installed; their texts in any case.
-    assert page.count("<svg") == (5 if find_dot() is not None else 3)
+    # Four charts, and the graphs where graphviz is installed; their texts in any case.
+    assert page.count("<svg") == (6 if find_dot() is not None else 4)
+    assert (tmp_path / "here" / "demo.svg").read_text(encoding="utf-8").strip() in page
     assert page.count("<pre>") == 2
     assert page.count("<h3>demo_") == 2
     assert "beside eager mode, on the same data" in page
@@ -96,6 +97,28 @@ def test_a_backend_that_is_not_there_is_a_failure() -> None:
     answers = io.StringIO()
     demo_worker.serve(io.StringIO("\n".join(map(json.dumps, [made, "training"]))), answers)
     assert "nobody" in json.loads(answers.getvalue().splitlines()[0])["failure"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "step"),
+    [
+        ([1.0, 0.2], [11.0, 0.1], 101),
+        ([1.0, 0.1], [11.0, 0.1], None),
+        ([1.0, 0.1], [11.0, 0.2], None),
+        ([2.0, 0.1], [1.0, 0.2], 1),
+    ],
+)
+def test_when_inductor_has_made_as_many_steps(
+    ours: list[float], theirs: list[float], step: int | None
+) -> None:
+    assert catches_up(Times(seconds=ours), Times(seconds=theirs)) == step
+    both = (
+        Competitor(backend="onnxrt", training=Times(seconds=ours)),
+        Competitor(backend="inductor", training=Times(seconds=theirs)),
+    )
+    text = overtaking(dataclasses.replace(WRONG, competitors=both))
+    assert {101: "after 101 steps", 1: "first training step first", None: "never"}[step] in text
+    assert overtaking(WRONG) == ""
 
 
 def test_what_fails_is_in_the_tables() -> None:

@@ -53,8 +53,8 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         default=Path("dort_demo"),
         metavar="FOLDER",
         help="made if there is none; gets the page (demo.html), its first picture (demo.svg) "
-        "and each graph that ONNX Runtime ran, as an ONNX model and as text; files of those names are replaced "
-        "(default: %(default)s)",
+        "and each graph that ONNX Runtime ran, as an ONNX model and as text; files of those "
+        "names are replaced (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     sizes = {name: getattr(options, name) for name in SIZES}

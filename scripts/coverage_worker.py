@@ -223,7 +223,7 @@ class Calls(InFront):
     def find(self, node: torch.fx.Node) -> Converter | str:
         if is_called(node):
             return call_converter(op_name(node.target), register_call)
-        return super().find(node)
+        return self.others.find(node)
 
 
 class Sweep:

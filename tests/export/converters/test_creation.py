@@ -16,6 +16,7 @@ CASES = [
     Case("aten::full_like", (X, -1.5), {"dtype": torch.int32}),
     Case("aten::new_full", (X, [3], 7)),
     Case("aten::zeros", ([2, 3],), {"dtype": torch.int64}),
+    Case("aten::_efficientzerotensor", ([2, 3],), {"dtype": torch.float64}),
     Case("aten::ones", ([2],), {"dtype": torch.bool}),
     Case("aten::zeros_like", (T(0, 2),)),
     Case("aten::ones_like", (T(),), {"dtype": torch.int64}),

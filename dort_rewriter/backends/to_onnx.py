@@ -15,7 +15,7 @@ from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower
 from dort_rewriter.compiler.building import add_casts_of_standard
-from dort_rewriter.export.decompositions import resolve_decomposition_table
+from dort_rewriter.export.decompositions import get_standard_table, resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import give_way, read_names, rename_symbols
@@ -175,7 +175,11 @@ def to_onnx(
     mod, args = _flat(mod, args, dynamic_shapes is not None)
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
-        table = resolve_decomposition_table(settings.table, dispatcher)
+        table = (
+            get_standard_table(dispatcher)
+            if settings.table is None
+            else resolve_decomposition_table(settings.table, dispatcher)
+        )
         source = lower(
             mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from dort_rewriter.capture.dim_names import (
     check_dynamic,
@@ -220,6 +221,9 @@ def _first_line(error: Exception) -> str:
 def _from_program(
     program: torch.export.ExportedProgram, decompositions: Table, shapes: Sequence[Any]
 ) -> LoweredGraph:
+    # NOTE: torch 2.8 exports a gradient that way, and crashes when it reads such a constant.
+    if any(is_fake(value) for value in program.constants.values()):
+        raise CaptureError("torch.export took a value that the model computes for a constant.")
     with warnings.catch_warnings(), correct_tracing(program.graph_module):
         # torch 2.13 copies tree specs of a class that it deprecates.
         warnings.filterwarnings("ignore", message=r".isinstance.treespec", category=FutureWarning)

@@ -34,7 +34,7 @@ from dort_rewriter.deployment.training_state import (
 )
 from dort_rewriter.deployment.training_updates import update_of
 from dort_rewriter.errors import CaptureError, ExportError
-from dort_rewriter.export.decompositions import get_decomposition_table
+from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
@@ -278,7 +278,7 @@ def _trace(
     """The graph of a module of its parameters, buffers and arguments, and its signature."""
     from torch._functorch.aot_autograd import aot_export_module
 
-    table = dict(get_decomposition_table(OxsDispatcher()))
+    table = get_standard_table(OxsDispatcher())
     for draws in SeededDraws.operators():
         table.pop(draws, None)  # they are written when the seed is known
     with _as_error(), fakes.mode, _without_onednn():

@@ -16,6 +16,8 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.encoder_layers import encoder_decompositions
 from dort_rewriter.export.foreach import foreach_decompositions
+from dort_rewriter.export.linear_algebra import linear_algebra_decompositions
+from dort_rewriter.export.pairwise import pairwise_decompositions
 from dort_rewriter.export.recurrent_cells import cell_decompositions
 from dort_rewriter.export.recurrent_layers import layer_decompositions
 
@@ -23,6 +25,7 @@ __all__ = [
     "filter_decomposition_table",
     "get_decomposition_table",
     "get_decomposition_table_by_name",
+    "get_standard_table",
     "get_tracing_table",
     "resolve_decomposition_table",
 ]
@@ -274,6 +277,14 @@ def get_decomposition_table(dispatcher: Dispatcher | None = None) -> Table:
     if dispatcher is None:
         return dict(_default_table())
     return filter_decomposition_table(filter_fct=lambda op: not dispatcher.prefers(_name(op)))
+
+
+def get_standard_table(dispatcher: Dispatcher) -> Table:
+    """The table of models that run without torch: what is left to torch's kernels elsewhere is
+    decomposed, but for what the dispatcher converts."""
+    others = {**linear_algebra_decompositions(), **pairwise_decompositions()}
+    found = {op: f for op, f in others.items() if not dispatcher.converts(_name(op))}
+    return {**get_decomposition_table(dispatcher), **found}
 
 
 def get_tracing_table(dispatcher: Dispatcher) -> Table:

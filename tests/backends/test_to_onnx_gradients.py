@@ -80,6 +80,15 @@ class Signs(Base):
         return gradient
 
 
+class Largest(Base):
+    """The gradient reads a result again, which torch.export of torch 2.8 takes for a constant."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(x.max() + torch.dist(x, x.detach() * 2), x)
+        return gradient
+
+
 class Transformed(Base):
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -101,7 +110,8 @@ class Transformed(Base):
 
 MODELS: dict[str, Any] = {
     **{
-        kind.__name__: kind for kind in (Forces, Penalty, OfParameters, InPlace, Normalized, Signs)
+        kind.__name__: kind
+        for kind in (Forces, Penalty, OfParameters, InPlace, Normalized, Signs, Largest)
     },
     **{how: how for how in ("grad", "jvp", "vjp", "hessian", "jacrev", "jacfwd")},
 }

@@ -175,11 +175,7 @@ def to_onnx(
     mod, args = _flat(mod, args, dynamic_shapes is not None)
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
-        table = (
-            get_standard_table(dispatcher)
-            if settings.table is None
-            else resolve_decomposition_table(settings.table, dispatcher)
-        )
+        table = resolve_decomposition_table(settings.table, dispatcher, get_standard_table)
         source = lower(
             mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
         )

@@ -332,11 +332,13 @@ def get_decomposition_table_by_name(name: str) -> Table:
 
 
 def resolve_decomposition_table(
-    table: str | Mapping[Any, Callable[..., Any]] | None, dispatcher: Dispatcher
+    table: str | Mapping[Any, Callable[..., Any]] | None,
+    dispatcher: Dispatcher,
+    default: Callable[[Dispatcher], Table] = get_decomposition_table,
 ) -> Table:
     """The table an option stands for."""
     if table is None:
-        return get_decomposition_table(dispatcher)
+        return default(dispatcher)
     if isinstance(table, str):
         return get_decomposition_table_by_name(table)
     return dict(table)

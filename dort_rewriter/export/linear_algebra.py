@@ -143,16 +143,16 @@ def _triangular_solve(
 
 
 def _factor_positive(a: Tensor) -> Tensor:
-    """The lower factor, of which zeros stand above the diagonal: by halves."""
+    """The upper factor, under which zeros stand, of the lower triangle: by halves."""
     n = a.shape[-1]
     if n <= 1:
         return a.sqrt()
     half = n // 2
     first = _factor_positive(a[..., :half, :half])
-    below = _solve_lower(first, a[..., half:, :half].mT).mT
-    second = _factor_positive(a[..., half:, half:] - below @ below.mT)
-    above = torch.zeros_like(below.mT)
-    return torch.cat([torch.cat([first, above], -1), torch.cat([below, second], -1)], -2)
+    right = _solve_lower(first.mT, a[..., half:, :half].mT)
+    second = _factor_positive(a[..., half:, half:] - right.mT @ right)
+    under = torch.zeros_like(a[..., half:, :half])
+    return torch.cat([torch.cat([first, right], -1), torch.cat([under, second], -1)], -2)
 
 
 def _cholesky_ex(
@@ -160,7 +160,7 @@ def _cholesky_ex(
 ) -> tuple[Tensor, Tensor]:
     factor = _factor_positive(a.mT if upper else a)
     info = _first(~(factor.diagonal(0, -2, -1) > 0))
-    return factor.mT if upper else factor, info
+    return factor if upper else factor.mT, info
 
 
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:

@@ -84,7 +84,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Tensors]]] = {
         lambda: (weights(3, 4).detach(),),
     ),
     "double": (
-        lambda x, y: (x * y).abs() + (x + y).angle(),
+        lambda x, y: (x * y).abs() + (x + y).angle() + torch.view_as_real(x.sgn() * 2).sum(-1),
         lambda: (weights(3).detach().to(torch.cdouble), drawn(2, 3, grad=False).double()),
     ),
 }

@@ -99,6 +99,11 @@ def _angle(op: Recorder, x: Complex) -> Value:
     return builtin_converters()["aten::atan2"].function(op, imaginary, real)
 
 
+def _sgn(op: Recorder, x: Complex) -> Value:
+    length = op.Unsqueeze(_abs(op, x), [x.rank])
+    return op.Where(op.Equal(length, 0.0), 0.0, x.pairs / length)
+
+
 def _where(op: Recorder, condition: Value, x: Any, y: Any) -> Value:
     chosen = op.Unsqueeze(op.cast(condition, ir.DataType.BOOL), [condition.rank])
     return op.Where(chosen, pairs_of(op, x, op.dtype), pairs_of(op, y, op.dtype))
@@ -148,6 +153,7 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "aten::mean": _mean,
     "aten::polar": _polar,
     "aten::real": _real,
+    "aten::sgn": _sgn,
     "aten::sum": _sum,
     "aten::sym_numel": _sym_numel,
     "aten::sym_stride.int": _sym_stride,

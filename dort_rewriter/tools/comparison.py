@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import io
 import logging
+import math
+import re
 import statistics
 import time
 import warnings
@@ -18,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -27,9 +28,10 @@ from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.reference import array_to_tensor, tensor_to_array
+from dort_rewriter.runtime.reference import tensor_to_array
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
+from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
 
 __all__ = ["EXPORTERS", "MEANING", "Comparison", "ExporterResult", "compare_exporters"]
@@ -55,6 +57,12 @@ class ExporterResult:
     """Whether all results are those of eager, within the tolerance."""
     run_milliseconds: float | None = None
     """The median of a run in onnxruntime, arrays in and out."""
+    bytes: int | None = None
+    """The size of the file, weights included."""
+    exact_difference: float | None = None
+    """The largest absolute difference to eager mode in float64, where the model runs in it."""
+    judgment: Judgment | None = None
+    """Who is at fault, where the results are not those of eager mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,8 @@ class Comparison:
 
     model: str
     eager_milliseconds: float
+    eager_difference: float | None
+    """The largest absolute difference of eager mode to itself in float64."""
     results: tuple[ExporterResult, ...]
 
     def __getitem__(self, exporter: str) -> ExporterResult:
@@ -90,16 +100,15 @@ class Comparison:
 def _with_torch(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
 ) -> onnx.ModelProto:
-    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
-        program = torch.onnx.export(
-            model,
-            args,
-            kwargs=kwargs,
-            opset_version=opset,
-            dynamic_shapes=shapes,
-            dynamo=True,
-            verbose=False,
-        )
+    program = torch.onnx.export(
+        model,
+        args,
+        kwargs=kwargs,
+        opset_version=opset,
+        dynamic_shapes=shapes,
+        dynamo=True,
+        verbose=False,
+    )
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
     return proto
@@ -177,6 +186,8 @@ def compare_exporters(
     named = dict(kwargs or {})
     with torch.no_grad():
         expected = [t for t in _leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
+        exact = exact_results(model, given, named)
+        witness = Witness(model, given, named, expected, exact, (atol, rtol))
         candidates = [
             _Candidate.make(name, model, given, named, target_opset, dynamic_shapes)
             for name in exporters
@@ -187,10 +198,12 @@ def compare_exporters(
             for candidate in candidates:
                 if candidate.error is None:
                     runs.setdefault(candidate.name, []).append(candidate.run())
+        results = tuple(c.result(witness, exact, runs.get(c.name, [])) for c in candidates)
     return Comparison(
         model=type(model).__name__,
         eager_milliseconds=statistics.median(runs["eager"]),
-        results=tuple(c.result(expected, runs.get(c.name, []), atol, rtol) for c in candidates),
+        eager_difference=None if exact is None else _largest(expected, exact),
+        results=results,
     )
 
 
@@ -215,7 +228,7 @@ class _Candidate:
         start = time.perf_counter()
         try:
             # What an exporter says meanwhile is of no concern to who compares.
-            with warnings.catch_warnings(), _quiet("torch.onnx"):
+            with warnings.catch_warnings(), _quiet():
                 warnings.simplefilter("ignore")
                 made.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
             made.seconds = time.perf_counter() - start
@@ -223,8 +236,7 @@ class _Candidate:
             made.feeds = _feeds(made.session, args, kwargs)
             made.run()
         except Exception as error:  # an exporter raises anything: that is what is compared
-            first = str(error).strip().partition("\n")[0]
-            made.error = f"{type(error).__name__}: {first}"
+            made.error = _reason(error)
         return made
 
     def run(self) -> float:
@@ -238,7 +250,10 @@ class _Candidate:
         return _milliseconds(call)
 
     def result(
-        self, expected: Sequence[torch.Tensor], times: Sequence[float], atol: float, rtol: float
+        self,
+        witness: Witness,
+        exact: Sequence[torch.Tensor] | None,
+        times: Sequence[float],
     ) -> ExporterResult:
         """The row of this exporter."""
         if self.proto is None:
@@ -247,24 +262,51 @@ class _Candidate:
             "nodes": count_nodes(ir.from_proto(self.proto)),
             "opset": next(o.version for o in self.proto.opset_import if not o.domain),
             "export_seconds": self.seconds,
+            "bytes": self.proto.ByteSize(),
         }
         if self.error is None:
-            difference, agrees = _compare(expected, self.outputs, atol, rtol)
-            facts |= {"max_difference": difference, "agrees": agrees}
-            facts["run_milliseconds"] = statistics.median(times)
+            agrees = excess(self.outputs, witness.expected, *witness.tolerances) <= 1
+            facts |= {
+                "max_difference": _largest(self.outputs, witness.expected),
+                "exact_difference": _largest(self.outputs, exact) if exact else None,
+                "agrees": agrees,
+                "run_milliseconds": statistics.median(times),
+            }
+            if not agrees:
+                facts["judgment"] = witness.judge(self.proto, self.feeds, self.outputs)
         return ExporterResult(exporter=self.name, error=self.error, **facts)
 
 
+def _reason(error: BaseException) -> str:
+    """What is behind an error, in a line: exporters that share a capture fail alike."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = _COLOUR.sub("", str(error)).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 @contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Let a logger, and those below it, say errors only."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    """Let nothing be printed, and torch's exporter log errors only."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
-        logger.setLevel(level)
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+_LOGGERS = (
+    *("torch.onnx", "torch.export._draft_export", "torch.fx.experimental.symbolic_shapes"),
+)
+"""Those that say why a model is not captured, and print its graph."""
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -288,18 +330,7 @@ def _milliseconds(call: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def _compare(
-    expected: Sequence[torch.Tensor], outputs: Sequence[Any], atol: float, rtol: float
-) -> tuple[float, bool]:
-    pairs = list(_pairs(expected, outputs))
-    if len(expected) != len(outputs) or any(a.shape != b.shape for a, b in pairs):
-        return float("nan"), False
-    gaps = [float(np.abs(a - b).max(initial=0.0)) for a, b in pairs]
-    agrees = all(np.allclose(b, a, atol=atol, rtol=rtol, equal_nan=True) for a, b in pairs)
-    return max(gaps, default=0.0), agrees
-
-
-def _pairs(expected: Sequence[torch.Tensor], outputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    for tensor, array in zip(expected, outputs, strict=False):
-        wide = torch.complex128 if tensor.is_complex() else torch.float64
-        yield tensor.detach().cpu().to(wide).numpy(), array_to_tensor(array).to(wide).numpy()
+def _largest(got: Sequence[Any], expected: Sequence[torch.Tensor]) -> float:
+    """The largest absolute difference; NaN where results are missing, or of other shapes."""
+    found = excess(got, expected, 1.0, 0.0)
+    return found if math.isfinite(found) else math.nan

@@ -16,31 +16,50 @@ Data = Mapping[str, Any]
 def comparison_text(data: Data) -> str:
     """A comparison, as :meth:`Comparison.to_dict` gives it, as tables of text."""
     parts = [
-        f"{data['model']}, eager: {data['eager_milliseconds']:.3g} ms a run",
+        f"{data['model']}, eager: {_eager(data)}",
         text_table(*_summary(data)),
-        text_table(*_nodes(data)),
+        *([text_table(*table)] if (table := _nodes(data))[1] else []),
     ]
-    parts.extend(f"{r['exporter']} failed: {r['error']}" for r in data["results"] if r["error"])
+    parts.extend(f"{name} {text}" for name, text in _remarks(data))
     return "\n\n".join(parts)
 
 
 def comparison_html(data: Data) -> str:
     """A comparison as a page of its own."""
     title = html.escape(f"{data['model']}: exporters compared")
-    failures = "".join(
-        f"<p><b>{html.escape(r['exporter'])}</b> failed: <code>{html.escape(r['error'])}</code>"
-        "</p>\n"
-        for r in data["results"]
-        if r["error"]
+    remarks = "".join(
+        f"<p><b>{html.escape(name)}</b> {html.escape(text)}</p>\n" for name, text in _remarks(data)
     )
+    table = _nodes(data)
+    nodes = f"<h2>Nodes by type</h2>\n{_table(*table)}" if table[1] else ""
     return (
         "<!DOCTYPE html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
         f"<style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n"
-        f"<p>Eager: {data['eager_milliseconds']:.3g} ms a run.</p>\n"
-        f"{_table(*_summary(data))}{failures}<h2>Nodes by type</h2>\n{_table(*_nodes(data))}"
+        f"<p>Eager: {_eager(data)}.</p>\n"
+        f"{_table(*_summary(data))}{remarks}{nodes}"
         "</body></html>\n"
     )
+
+
+def _eager(data: Data) -> str:
+    away = data["eager_difference"]
+    rounding = "" if away is None else f", {away:.1e} from float64"
+    return f"{data['eager_milliseconds']:.3g} ms a run{rounding}"
+
+
+def _remarks(data: Data) -> list[tuple[str, str]]:
+    """What failed or differs, by exporter; a reason that several have is given once."""
+    found: dict[str, list[str]] = {}
+    for result in data["results"]:
+        if result["error"]:
+            found.setdefault(f"failed: {result['error']}", []).append(result["exporter"])
+        elif (judgment := result["judgment"]) is not None:
+            parts = [f"differs, by the {judgment['fault']}: {judgment['reason']}"]
+            parts += [f"First at {judgment['node']}."] if judgment["node"] else []
+            parts += [judgment["line"]] if judgment["line"] else []
+            found.setdefault(" ".join(parts), []).append(result["exporter"])
+    return [(", ".join(names), text) for text, names in found.items()]
 
 
 _STYLE = (
@@ -50,7 +69,10 @@ _STYLE = (
     "td:first-child,th:first-child{text-align:left}"
 )
 
-_COLUMNS = ("exporter", "nodes", "opset", "export s", "run ms", "max difference", "agrees")
+_COLUMNS = (
+    *("exporter", "nodes", "opset", "kB", "export s", "run ms"),
+    *("max difference", "to float64", "agrees"),
+)
 
 
 def _summary(data: Data) -> tuple[Sequence[str], list[list[str]]]:
@@ -59,9 +81,11 @@ def _summary(data: Data) -> tuple[Sequence[str], list[list[str]]]:
             r["exporter"],
             str(sum(r["nodes"].values())) if r["nodes"] else "-",
             _cell(r["opset"], "d"),
+            "-" if r["bytes"] is None else f"{r['bytes'] / 1000:.0f}",
             _cell(r["export_seconds"], ".2f"),
             _cell(r["run_milliseconds"], ".3g"),
             _cell(r["max_difference"], ".1e"),
+            _cell(r["exact_difference"], ".1e"),
             "-" if r["agrees"] is None else "yes" if r["agrees"] else "NO",
         ]
         for r in data["results"]

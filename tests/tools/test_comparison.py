@@ -13,6 +13,7 @@ import torch
 
 from dort_rewriter import OptionError, compare_exporters
 from dort_rewriter.tools import comparison
+from dort_rewriter.tools import judgment as judgment_module
 from dort_rewriter.tools.cli import main
 
 
@@ -94,19 +95,86 @@ def test_an_exporter_that_fails_has_its_reason(monkeypatch: pytest.MonkeyPatch) 
     assert "no &lt;support&gt;" in found.to_html()
 
 
-def test_a_wrong_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def spoiled(before: str, after: str) -> Any:
+    """An exporter that writes one operator for another."""
     right = comparison.EXPORTERS["dort_rewriter"]
 
     def wrong(*args: Any) -> onnx.ModelProto:
         model = right(*args)
         for node in model.graph.node:
-            node.op_type = node.op_type.replace("Relu", "Neg")
+            node.op_type = node.op_type.replace(before, after)
         return model
 
-    monkeypatch.setitem(comparison.EXPORTERS, "dort_rewriter", wrong)
-    found = compare(exporters=["dort_rewriter"])
+    return wrong
+
+
+def test_what_an_exporter_writes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(comparison.EXPORTERS, "dort_rewriter", spoiled("Relu", "Neg"))
+    found = compare(exporters=["torch", "dort_rewriter"])
+    assert found["torch"].agrees
+    assert found["torch"].judgment is None
     assert found["dort_rewriter"].agrees is False
+    judgment = found["dort_rewriter"].judgment
+    assert judgment is not None
+    assert (judgment.fault, judgment.node) == ("exporter", "Neg -> output_0")
+    assert judgment.line is not None
+    assert "test_comparison.py" in judgment.line
+    assert "torch.relu(self.linear(x))" in judgment.line
     assert "NO" in str(found)
+    assert "differs, by the exporter" in str(found)
+    assert "Neg -&gt; output_0" in found.to_html()
+    json.dumps(found.to_dict())
+
+
+def test_what_a_kernel_computes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = judgment_module._by_onnxruntime
+
+    def wrong(proto: onnx.ModelProto, feeds: Any) -> Any:
+        return {name: v + (name == "output_0") for name, v in right(proto, feeds).items()}
+
+    monkeypatch.setattr(judgment_module, "_by_onnxruntime", wrong)
+    run = comparison._Candidate.run
+
+    def run_wrong(self: Any) -> float:
+        time = run(self)
+        self.outputs = [value + 1 for value in self.outputs]
+        return time
+
+    monkeypatch.setattr(comparison._Candidate, "run", run_wrong)
+    judgment = compare(exporters=["dort_rewriter"])["dort_rewriter"].judgment
+    assert judgment is not None
+    assert (judgment.fault, judgment.node) == ("kernel", "Relu -> output_0")
+
+
+def test_rounding_is_no_fault() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Softmax(-1)).eval()
+    found = compare_exporters(
+        model, (torch.randn(8, 64),), exporters=["dort_rewriter"], atol=1e-12, rtol=0, repeat=1
+    )
+    assert found.eager_difference is not None
+    assert 0 < found.eager_difference < 1e-5
+    result = found["dort_rewriter"]
+    assert result.exact_difference is not None
+    assert result.bytes is not None
+    assert result.exact_difference < 1e-5
+    assert result.bytes > 64 * 64 * 4
+    if not result.agrees:
+        assert result.judgment is not None
+        assert result.judgment.fault == "tolerance"
+
+
+def test_control_flow_by_numbers_has_its_reason_once(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    text = str(compare_exporters(Branching(), (torch.randn(3),), repeat=1))
+    assert text.count("data-dependent") == 1
+    assert "torchlib, dort_rewriter failed: " in text
+    assert "\x1b" not in text
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err == ""
 
 
 @pytest.mark.parametrize("options", [{"exporters": ["tensorrt"]}, {"repeat": 0}])

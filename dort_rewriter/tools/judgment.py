@@ -1,0 +1,262 @@
+"""Who is at fault where a model file does not give the results of eager mode.
+
+Eager mode in float64 is the judge of four runs: eager mode as it is, onnxruntime, ONNX's
+reference evaluator, and, value by value, the graph of ``torch.export``. What is as far from it as
+eager mode is rounding. What the evaluator computes right is right in the file, and wrong in a
+kernel of onnxruntime; what it computes wrong too the exporter wrote wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dort_rewriter.errors import DortError
+from dort_rewriter.export.provenance import source_line
+from dort_rewriter.runtime.reference import array_to_tensor
+from dort_rewriter.runtime.session import create_session
+
+__all__ = ["Judgment", "Witness", "exact_results"]
+
+logger = logging.getLogger(__name__)
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgment:
+    """Who is at fault, and where it shows first."""
+
+    fault: str
+    """``"tolerance"``, ``"kernel"``, ``"exporter"``, or ``"unknown"``."""
+    reason: str
+    node: str | None = None
+    """The first ONNX node whose result differs: its type, and what it computes."""
+    line: str | None = None
+    """The Python line it comes from."""
+
+
+def exact_results(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor] | None:
+    """The tensors that a model computes in float64; None where it insists on its own types."""
+
+    def wide(value: Any) -> Any:
+        is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.double() if is_narrow else value
+
+    try:
+        found = copy.deepcopy(model).double()(
+            *tree_map(wide, tuple(args)), **tree_map(wide, kwargs)
+        )
+    except Exception as error:  # a model raises anything
+        logger.debug("No results in float64: %s", error)
+        return None
+    return [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
+
+
+def excess(got: Sequence[Any], exact: Sequence[torch.Tensor], atol: float, rtol: float) -> float:
+    """The largest difference, in units of what is accepted; infinite for other shapes or NaN."""
+    if len(got) != len(exact):
+        return math.inf
+    return max((_excess(a, e, atol, rtol) for a, e in zip(got, exact, strict=True)), default=0.0)
+
+
+def _excess(got: Any, exact: torch.Tensor, atol: float, rtol: float) -> float:
+    value = got if isinstance(got, torch.Tensor) else array_to_tensor(np.asarray(got))
+    wide = torch.complex128 if exact.is_complex() or value.is_complex() else torch.float64
+    a, e = value.detach().cpu().to(wide), exact.detach().cpu().to(wide)
+    if a.shape != e.shape:
+        return math.inf
+    same = (a == e) | (a.isnan() & e.isnan())
+    gap = torch.where(same, 0.0, (a - e).abs() / (atol + rtol * e.abs()))
+    return float(gap.nan_to_num(math.inf, posinf=math.inf).max()) if gap.numel() else 0.0
+
+
+class Witness:
+    """What eager mode computes for some arguments: a file is judged by it."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        expected: Sequence[torch.Tensor],
+        exact: Sequence[torch.Tensor] | None,
+        tolerances: tuple[float, float],
+    ) -> None:
+        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs)
+        self.expected = expected
+        self.exact = expected if exact is None else exact
+        self.tolerances = tolerances
+        self._graph: _Graph | None = None
+
+    def judge(self, proto: onnx.ModelProto, feeds: Values, outputs: Sequence[Any]) -> Judgment:
+        """Who is at fault for the outputs that onnxruntime computed of a file."""
+        own = excess(self.expected, self.exact, *self.tolerances)
+        enough = max(1.0, 2 * own)
+        ours = excess(outputs, self.exact, *self.tolerances)
+        if ours <= enough:
+            return Judgment(
+                fault="tolerance",
+                reason=f"It is as near to float64 as eager mode: {ours:.2g} and {own:.2g} of "
+                "what is accepted.",
+            )
+        try:
+            right = _by_evaluator(proto, feeds)
+        except Exception as error:  # whatever an implementation of an operator raises
+            first = str(error).strip().partition("\n")[0]
+            found = self._judge_exporter(proto, _by_onnxruntime(proto, feeds), "onnxruntime")
+            if found is not None:
+                return found
+            return Judgment(
+                fault="unknown",
+                reason=f"The reference evaluator fails: {type(error).__name__}: {first}",
+            )
+        results = [right[o.name] for o in proto.graph.output]
+        if excess(results, self.exact, *self.tolerances) <= enough:
+            return self._judge_kernels(proto, right, _by_onnxruntime(proto, feeds))
+        return self._judge_exporter(proto, right, "the reference evaluator") or Judgment(
+            fault="exporter",
+            reason="The reference evaluator computes another result than torch too; no value of "
+            "the file has a name of torch's graph.",
+        )
+
+    def _judge_kernels(self, proto: onnx.ModelProto, right: Values, found: Values) -> Judgment:
+        for node, name in _computed(proto):
+            if name not in found or name not in right:
+                continue
+            wanted = torch.as_tensor(np.asarray(right[name]).copy())
+            if _excess(found[name], wanted, *self._scaled(wanted)) > 1:
+                return Judgment(
+                    fault="kernel",
+                    reason="The reference evaluator computes what torch does, onnxruntime another "
+                    "result.",
+                    node=f"{node.op_type} -> {name}",
+                    line=self._traced(proto).get(name, (None, ""))[1] or None,
+                )
+        return Judgment(
+            fault="kernel",
+            reason="The reference evaluator computes what torch does, and so does onnxruntime "
+            "node by node: a fusion of its optimizer is at fault.",
+        )
+
+    def _judge_exporter(self, proto: onnx.ModelProto, found: Values, who: str) -> Judgment | None:
+        """The first value that differs from that of torch's graph with its name."""
+        known = self._traced(proto)
+        for node, name in _computed(proto):
+            if name not in known or name not in found:
+                continue
+            wanted, line = known[name]
+            value = np.asarray(found[name])
+            if value.shape != tuple(wanted.shape):
+                continue  # another value of that name
+            if _excess(value, wanted, *self._scaled(wanted)) > 1:
+                return Judgment(
+                    fault="exporter",
+                    reason=f"{who[0].upper()}{who[1:]} computes another result than torch of what "
+                    "is written.",
+                    node=f"{node.op_type} -> {name}",
+                    line=line or None,
+                )
+        return None
+
+    def _scaled(self, wanted: torch.Tensor) -> tuple[float, float]:
+        """Tolerances of a value inside: sums of large terms are rounded like these."""
+        atol, rtol = self.tolerances
+        finite = wanted.double().abs() if not wanted.is_complex() else wanted.abs()
+        finite = finite[finite.isfinite()]
+        return max(atol, rtol * float(finite.max()) if finite.numel() else 0.0), rtol
+
+    def _traced(self, proto: onnx.ModelProto) -> dict[str, tuple[torch.Tensor, str]]:
+        """What torch computes for the values of a file, and their lines, by the names they have
+        in torch's graphs, as exported and as decomposed; results by their places."""
+        if self._graph is None:
+            self._graph = _Graph()
+            try:
+                program = torch.export.export(self.model, self.args, self.kwargs)
+                for each in (program.run_decompositions(), program):
+                    self._graph.record(each, self.args, self.kwargs)
+            except Exception as error:  # torch.export refuses in many ways
+                logger.info("No values of torch's graph: %s", error)
+        found = dict(self._graph.values)
+        for output, name in zip(proto.graph.output, self._graph.results, strict=False):
+            if name in found:
+                found[output.name] = found[name]
+        return found
+
+
+class _Graph:
+    """The values of torch's graphs."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[torch.Tensor, str]] = {}
+        self.results: list[str] = []
+
+    def record(
+        self, program: torch.export.ExportedProgram, args: Sequence[Any], kwargs: Values
+    ) -> None:
+        """Run a program, and keep what each node computes."""
+        module = program.module()
+        _Recorder(module, self.values).run(*args, *kwargs.values())
+        assert isinstance(module, torch.fx.GraphModule)
+        (results,) = next(n for n in module.graph.nodes if n.op == "output").args
+        self.results = [str(n) for n in tree_leaves(results)]
+
+
+class _Recorder(torch.fx.Interpreter):
+    def __init__(self, module: Any, kept: dict[str, tuple[torch.Tensor, str]]) -> None:
+        super().__init__(module)
+        self.kept = kept
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function" and isinstance(value, torch.Tensor):
+            self.kept[n.name] = (value.detach().clone(), source_line(n))
+        return value
+
+
+def _computed(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, str]]:
+    """What the nodes of a file compute, in order."""
+    for node in proto.graph.node:
+        for name in filter(None, node.output):
+            yield node, name
+
+
+def _by_evaluator(proto: onnx.ModelProto, feeds: Values) -> Values:
+    return _evaluated(ReferenceEvaluator(_with_all_results(proto)), proto, feeds)
+
+
+def _by_onnxruntime(proto: onnx.ModelProto, feeds: Values) -> Values:
+    try:
+        session = create_session(_with_all_results(proto))
+    except DortError as error:
+        logger.info("onnxruntime does not show its values: %s", error)
+        return {}
+    return _evaluated(session.ort, proto, feeds)
+
+
+def _evaluated(runner: Any, proto: onnx.ModelProto, feeds: Values) -> Values:
+    names = [name for _, name in _computed(proto)]
+    return dict(zip(names, runner.run(names, dict(feeds)), strict=True))
+
+
+def _with_all_results(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A model that returns whatever its nodes compute."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    known = {o.name for o in proto.graph.output}
+    shown.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for _, name in _computed(proto) if name not in known
+    )
+    return shown

@@ -210,7 +210,9 @@ def _reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
 
 def reduced_axes(inputs: Inputs, attributes: Attributes) -> Sequence[int] | None:
     """The axes that a reduction of a known rank is over; None for those known at run time."""
-    axes = _integers(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else []
+    axes: Sequence[int] | None = attributes.get("axes", [])  # an input in newer opsets
+    if len(inputs) > 1 and inputs[1] is not None:
+        axes = _integers(inputs[1])
     if axes or axes is None:
         return axes
     return [] if attributes.get("noop_with_empty_axes") else range(len(_dims(inputs[0]) or ()))

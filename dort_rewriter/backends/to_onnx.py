@@ -177,10 +177,8 @@ def to_onnx(
     mod, args = _flat(mod, args, dynamic_shapes is not None)
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
-        table = resolve_decomposition_table(settings.table, dispatcher)
-        source = lower(
-            mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
-        )
+        table, tries = resolve_decomposition_table(settings.table, dispatcher), settings.attempts
+        source = lower(mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=tries)
         correct_metadata(source.graph_module.graph)
         rebase_strided(source.graph_module.graph)
     with trace.phase("export", len(source.graph_module.graph.nodes)) as advance:
@@ -195,14 +193,13 @@ def to_onnx(
             domains=opsets.others,
             advance=advance,
         )
-        signature = rename_symbols(exported.model, exported.signature, source.dim_names)
+        renamed = rename_symbols(exported.model, exported.signature, source.dim_names)
+        exported = ExportedGraph(exported.model, renamed)
     with trace.phase("optimize"):
         report = optimize_model(exported.model, optimization)
-        if opsets.standard < opsets.written:
-            lower_opset(exported.model, opsets.standard)
+        lower_opset(exported.model, opsets.standard)
         add_casts_of_standard(exported.model)
         give_way(exported.model, [*(input_names or ()), *(output_names or ())])
-        exported = ExportedGraph(exported.model, signature)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:

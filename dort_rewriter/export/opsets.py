@@ -10,7 +10,7 @@ from dort_rewriter.export.interpreter import OPSETS
 
 __all__ = ["Opsets", "read_opsets"]
 
-OLDEST = 13
+_FIRST = 13
 """Below it, too many operators take as attributes what later ones take as inputs."""
 
 _STANDARD = ("", "ai.onnx")
@@ -44,9 +44,9 @@ def read_opsets(target: int | Mapping[str, int]) -> Opsets:
             raise ExportError(
                 f"target_opset is a whole number, or one for each domain, not {target!r}."
             )
-    if not OLDEST <= standard < OPSETS.stop:
+    if not _FIRST <= standard < OPSETS.stop:
         raise ExportError(
-            f"Opset {standard} is not supported: choose from {OLDEST} to {OPSETS.stop - 1}, the "
+            f"Opset {standard} is not supported: choose from {_FIRST} to {OPSETS.stop - 1}, the "
             f"newest that the installed onnx knows."
         )
     return Opsets(standard, others)

@@ -333,12 +333,26 @@ def _split(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (*dims[:axis], part, *dims[axis + 1 :])
 
 
+def _fourier(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    """Of the whole axis, or of the half that says all; as pairs."""
+    dims = _dims(inputs[0])
+    where = _integers(inputs[2]) if len(inputs) > 2 else [attributes.get("axis", 1)]
+    if dims is None or not where or (len(inputs) > 1 and inputs[1] is not None):
+        return None
+    axis = where[0] % len(dims)
+    size = dims[axis]
+    if attributes.get("onesided"):
+        size = size // 2 + 1 if isinstance(size, int) else UNKNOWN
+    return (*dims[:axis], size, *dims[axis + 1 : -1], 2)
+
+
 _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "ArgMax": _arg_reduce,
     "ArgMin": _arg_reduce,
     "Compress": _compress,
     "Concat": _concat,
     "ConstantOfShape": _from_constant_shape,
+    "DFT": _fourier,
     "Expand": _expand,
     "Gather": _gather,
     "GatherElements": lambda inputs, attributes: _dims(inputs[1]),

@@ -19,6 +19,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
 from dort_rewriter.errors import ExportError
 from dort_rewriter.graph.schemas import ir_version_of
+from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.replacing import take_place
@@ -40,10 +41,12 @@ class _NotLowered(Exception):
 
 
 def lower_opset(model: ir.Model, opset: int) -> None:
-    """Change a model of opset 18 in place into one of an older opset.
+    """Change a model of opset 18 in place into one of an older opset, if it is to be older.
 
     Raises :class:`ExportError` for a node that cannot be said in it.
     """
+    if opset >= _WRITTEN:
+        return
     graphs = [model.graph, *(f.graph for f in model.functions.values())]
     for graph in graphs:
         emitters: dict[int, Emitter] = {}
@@ -135,11 +138,9 @@ def _replace(node: ir.Node, opset: int, emitters: dict[int, Emitter]) -> None:
     graph.insert_before(node, emitter.nodes)
     for old, new in zip(node.outputs, results, strict=False):
         if new.producer() not in emitter.nodes:  # a value the graph has: keep its name
-            copied = emitter.copy(new)
-            graph.insert_before(node, emitter.nodes[-1])
-            take_place(old, copied)
-        else:
-            take_place(old, new)
+            graph.insert_before(node, [copy := ir.node("Identity", [new])])
+            new = copy.outputs[0]
+        take_place(old, new)
     graph.remove(node, safe=True)
 
 
@@ -338,7 +339,7 @@ def _repeat(op: Writer, start: Any, count: Any, step: Callable[..., Any]) -> Any
     """A Loop over whole numbers below a count, which hands on one value."""
     body = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name="body")
     inner = Writer(body, op.opset)
-    turn, goes_on, held = (ir.Value(name=f"{n}_{start.name}") for n in ("turn", "on", "held"))
+    turn, goes_on, held = (Value(inner, name=f"{n}_{start.name}") for n in ("turn", "on", "held"))
     turn.type, turn.shape = ir.TensorType(_INT64), ir.Shape([])
     goes_on.type, goes_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
     held.type, held.shape = start.type, start.shape
@@ -421,14 +422,33 @@ def _fourier(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
     return op.Concat(*pair, axis=-1)
 
 
+def _window(*weights: float) -> Lower:
+    def lower(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
+        """A sum of cosines, in float32."""
+        size = op.Squeeze(op.Reshape(inputs[0], [-1]), [0])
+        period = size if _attribute(node, "periodic", 1) else op.Sub(size, 1)
+        steps = op.cast(op.Range(0, op.cast(size, _INT64), 1), ir.DataType.FLOAT)
+        turn = op.Div(op.Mul(steps, 2 * np.pi), op.cast(period, ir.DataType.FLOAT))
+        total = op.constant(weights[0], ir.DataType.FLOAT)
+        for i, weight in enumerate(weights[1:], 1):
+            total = op.Add(total, op.Mul(op.Cos(op.Mul(turn, float(i))), weight))
+        to = _attribute(node, "output_datatype", ir.DataType.FLOAT)
+        return op.cast(total, ir.DataType(to))
+
+    return lower
+
+
 _LOWERED: dict[str, Lower] = {
     "Bernoulli": _bernoulli,
     "BitwiseAnd": _bitwise("And"),
     "BitwiseNot": _bitwise_not,
     "BitwiseOr": _bitwise("Or"),
     "BitwiseXor": _bitwise("Xor"),
+    "BlackmanWindow": _window(0.42, -0.5, 0.08),
     "CastLike": _cast_like,
     "DFT": _fourier,
+    "HammingWindow": _window(25 / 46, -21 / 46),
+    "HannWindow": _window(0.5, -0.5),
     "HardSwish": _hard_swish,
     "LayerNormalization": _layer_normalization,
     "Mish": _mish,

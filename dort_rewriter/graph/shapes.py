@@ -33,10 +33,11 @@ _COUNTED = re.compile(r"\bz?uf?\d")
 _SAME_AS_FIRST = frozenset(
     (
         "Abs Acos Acosh Asin Asinh Atan Atanh BatchNormalization Cast CastLike Ceil Celu Clip Cos "
-        "Cosh CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN "
+        "Cosh CumProd CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN "
         "LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round "
         "ScatterElements ScatterND Selu Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt "
-        "Swish Tan Tanh ThresholdedRelu Trilu EyeLike ReverseSequence BitwiseNot"
+        "Swish SwiGLU Tan TensorScatter Tanh ThresholdedRelu Trilu EyeLike ReverseSequence "
+        "BitwiseNot"
     ).split()
 )
 _BROADCAST = frozenset(

@@ -92,7 +92,7 @@ class Indexed(nn.Module):
 class Differentiated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.LayerNorm(6))
+        self.layers = nn.Sequential(nn.Linear(5, 6), nn.SiLU())
         self.table = nn.Parameter(torch.randn(4, 5))
 
     def forward(self, places: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -97,7 +97,7 @@ class Differentiated(nn.Module):
 
     def forward(self, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
         energy = self.layers(self.table[places]).square().sum()
-        return torch.autograd.grad(energy, [self.table, self.layers[0].weight])
+        return torch.autograd.grad(energy, [self.layers[0].weight, self.layers[0].bias])
 
 
 def example(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

@@ -189,7 +189,7 @@ def has_four_axes(node: torch.fx.Node) -> bool:
     """its inputs have not batch, heads, positions and sizes, or it drops some"""
     inputs = [a.meta["val"] for a in node.args[:3] if isinstance(a, torch.fx.Node)]
     dropped = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return all(x.ndim == 4 for x in inputs) and dropped == 0.0
+    return all(x.ndim == 4 for x in inputs) and not dropped
 
 
 @converter("aten::scaled_dot_product_attention", when=has_four_axes)

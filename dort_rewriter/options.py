@@ -47,7 +47,7 @@ OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
 _WORDS = {"OptimizationLevel": get_args(OptimizationLevel)}
 """The words of types that have a name."""
 
-_PROCESSORS = ("CPU", "CUDA")
+_PROCESSORS = ("CPU", "CUDA", "any")
 
 _RANGES = {"target_opset": (18, 23), "min_block_size": (1, None), "intra_op_threads": (0, None)}
 """The least and the greatest whole number that a field takes; None has no end."""
@@ -148,7 +148,8 @@ class OptimizationOptions:
     """Rules to apply: ``"default+onnxruntime-CastCast"``, a list of names, classes or instances,
     or None for none."""
     processor: str = "CPU"
-    """Where the model is to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there."""
+    """Where the model is to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there;
+    ``"any"`` is another runtime, with all operators of ONNX and no others."""
     max_iter: int = -1
     """Rounds over the rules; -1 goes on until nothing changes."""
     order: str | None = None

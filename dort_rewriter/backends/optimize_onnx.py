@@ -15,7 +15,7 @@ from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
-from dort_rewriter.runtime.kernel_query import kernel_query
+from dort_rewriter.runtime.kernel_query import in_standard, kernel_query
 from dort_rewriter.runtime.model_files import from_message, read_model, to_proto
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import try_session
@@ -79,10 +79,10 @@ def _load(model: AnyModel) -> ir.Model:
 
 def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeReport:
     """Optimize a model in place for the provider of ``options.processor``."""
-    provider = _PROVIDERS[options.processor]
+    provider = _PROVIDERS.get(options.processor, CPU)
     return optimize(
         model,
         options,
-        has_kernel=kernel_query(provider),
+        has_kernel=in_standard if options.processor == "any" else kernel_query(provider),
         make_session=functools.partial(try_session, provider=provider),
     )

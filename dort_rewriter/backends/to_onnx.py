@@ -19,8 +19,9 @@ from dort_rewriter.export.decompositions import get_standard_table, resolve_deco
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import give_way, read_names, rename_symbols
-from dort_rewriter.export.opsets import convert_opset, read_opsets
+from dort_rewriter.export.opsets import read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.optimize.older_opsets import lower_opset
 from dort_rewriter.optimize.report import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
@@ -143,8 +144,9 @@ def to_onnx(
         input_names: a name for each input of the model; see ``create_input_names``.
         output_names: a name for each output of the model.
         target_opset: the opset of the standard domain, or one for each domain
-            (``{"": 18, "com.microsoft": 1}``). 18 to 23 are written; others, from 13 on, are what
-            onnx's version converter makes of the nearest.
+            (``{"": 18, "com.microsoft": 1}``), from 13 to the newest of the installed onnx. From
+            an operator's opset on it is written as one node, where the installed onnxruntime has
+            a kernel for it, or does not load the opset at all.
         options: what to do with the model once exported (:class:`OptimizationOptions`).
         export_options: how to capture the graph (:class:`ExportOptions`).
         dispatcher: who converts an operator; by default this package, then torchlib.
@@ -176,9 +178,8 @@ def to_onnx(
     trace = CompileTrace(verbose=verbose > 0 or optimization.verbose > 0)
     with trace.phase("capture"):
         table = resolve_decomposition_table(settings.table, dispatcher, get_standard_table)
-        source = lower(
-            mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=settings.attempts
-        )
+        tries = settings.attempts
+        source = lower(mod, args, kwargs, table, dynamic_shapes=dynamic_shapes, attempts=tries)
         correct_metadata(source.graph_module.graph)
         rebase_strided(source.graph_module.graph)
     with trace.phase("export", len(source.graph_module.graph.nodes)) as advance:
@@ -193,12 +194,13 @@ def to_onnx(
             domains=opsets.others,
             advance=advance,
         )
-        signature = rename_symbols(exported.model, exported.signature, source.dim_names)
+        renamed = rename_symbols(exported.model, exported.signature, source.dim_names)
+        exported = ExportedGraph(exported.model, renamed)
     with trace.phase("optimize"):
         report = optimize_model(exported.model, optimization)
+        lower_opset(exported.model, opsets.standard)
         add_casts_of_standard(exported.model)
         give_way(exported.model, [*(input_names or ()), *(output_names or ())])
-        exported = ExportedGraph(convert_opset(exported.model, opsets), signature)
     if verbose:
         logger.info("%s nodes, inputs %s", len(exported.model.graph), exported.input_names)
     if filename is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx.defs
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
@@ -42,6 +43,7 @@ from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.provenance import ancestors, describe, source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
+from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import (
     GraphSignature,
@@ -52,11 +54,11 @@ from dort_rewriter.signature import (
     inverse_order,
 )
 
-__all__ = ["ExportedGraph", "convert_graph"]
+__all__ = ["OPSETS", "ExportedGraph", "convert_graph"]
 
 PRODUCER = "dort_rewriter"
-OPSETS = range(18, 24)
-_IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
+OPSETS = range(18, onnx.defs.onnx_opset_version() + 1)
+"""Those the converters write, up to the newest of the installed onnx."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,8 @@ class _Interpreter:
             drop_unused_inputs(self.graph)
         fed = {str(value.name) for value in self.graph.inputs}
         slots = input_slots(list(self.inputs), list(self.inputs.values()), fed, self.input_orders)
-        model = ir.Model(
-            self.graph, ir_version=_IR_VERSIONS[self.recorder.opset], producer_name=PRODUCER
-        )
+        version = ir_version_of(self.recorder.opset)
+        model = ir.Model(self.graph, ir_version=version, producer_name=PRODUCER)
         give_way(model, [*(self.input_names or ()), *(output_names or ())])
         return ExportedGraph(model, GraphSignature(inputs=slots, outputs=outputs))
 

@@ -16,6 +16,7 @@ __all__ = [
     "UNLISTED",
     "OpInfo",
     "Slot",
+    "ir_version_of",
     "op_info",
     "qualified",
 ]
@@ -84,3 +85,12 @@ def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
         is_variadic=bool(signature.inputs) and signature.inputs[-1].variadic,
         attributes=frozenset(schema.attributes),
     )
+
+
+@functools.cache
+def ir_version_of(opset: int) -> int:
+    """The oldest version of ONNX's format whose models may have an opset."""
+    import onnx.helper
+
+    oldest: int = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
+    return oldest

@@ -33,10 +33,11 @@ _COUNTED = re.compile(r"\bz?uf?\d")
 _SAME_AS_FIRST = frozenset(
     (
         "Abs Acos Acosh Asin Asinh Atan Atanh BatchNormalization Cast CastLike Ceil Celu Clip Cos "
-        "Cosh CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN "
+        "Cosh CumProd CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN "
         "LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round "
         "ScatterElements ScatterND Selu Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt "
-        "Swish Tan Tanh ThresholdedRelu Trilu EyeLike ReverseSequence BitwiseNot"
+        "Swish SwiGLU Tan TensorScatter Tanh ThresholdedRelu Trilu EyeLike ReverseSequence "
+        "BitwiseNot"
     ).split()
 )
 _BROADCAST = frozenset(
@@ -210,7 +211,9 @@ def _reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
 
 def reduced_axes(inputs: Inputs, attributes: Attributes) -> Sequence[int] | None:
     """The axes that a reduction of a known rank is over; None for those known at run time."""
-    axes = _integers(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else []
+    axes: Sequence[int] | None = attributes.get("axes", [])  # an input in newer opsets
+    if len(inputs) > 1 and inputs[1] is not None:
+        axes = _integers(inputs[1])
     if axes or axes is None:
         return axes
     return [] if attributes.get("noop_with_empty_axes") else range(len(_dims(inputs[0]) or ()))
@@ -331,12 +334,26 @@ def _split(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (*dims[:axis], part, *dims[axis + 1 :])
 
 
+def _fourier(inputs: Inputs, attributes: Attributes) -> Dims | None:
+    """Of the whole axis, or of the half that says all; as pairs."""
+    dims = _dims(inputs[0])
+    where = _integers(inputs[2]) if len(inputs) > 2 else [attributes.get("axis", 1)]
+    if dims is None or not where or (len(inputs) > 1 and inputs[1] is not None):
+        return None
+    axis = where[0] % len(dims)
+    size = dims[axis]
+    if attributes.get("onesided"):
+        size = size // 2 + 1 if isinstance(size, int) else UNKNOWN
+    return (*dims[:axis], size, *dims[axis + 1 : -1], 2)
+
+
 _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
     "ArgMax": _arg_reduce,
     "ArgMin": _arg_reduce,
     "Compress": _compress,
     "Concat": _concat,
     "ConstantOfShape": _from_constant_shape,
+    "DFT": _fourier,
     "Expand": _expand,
     "Gather": _gather,
     "GatherElements": lambda inputs, attributes: _dims(inputs[1]),

@@ -34,7 +34,7 @@ from dort_rewriter.ort_module import (
 )
 from dort_rewriter.runtime.providers import CPU, CUDA, available, is_plug_in
 
-__all__ = ["has_kernel", "is_wrong", "kernel_query", "loses_factors"]
+__all__ = ["has_kernel", "in_standard", "is_wrong", "kernel_query", "loses_factors"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,19 +114,38 @@ def _is_slow(op_type: str, domain: str, provider: str) -> bool:
 
 def kernel_query(provider: str = CPU) -> Callable[..., bool]:
     """:func:`has_kernel` for one provider, less the kernels that are slower than what they
-    would replace; a provider that is not installed has none."""
+    would replace; a provider that is not installed has none.
+
+    A model of an opset that this onnxruntime does not load is for another one: there ONNX's own
+    word counts.
+    """
     present: list[bool] = []
 
-    def query(op_type: str, domain: str, *args: Any, **kwargs: Any) -> bool:
+    def query(op_type: str, domain: str, version: int, types: Any, **kwargs: Any) -> bool:
+        if not domain and version > max_opset():
+            return in_standard(op_type, domain, version, types)
         if not present:  # onnxruntime is needed once a rule asks, not before
             present.append(provider in available())
             if not present[0]:
                 logger.info("%s is not here to ask: no rule that needs it applies.", provider)
         if not present[0] or _is_slow(op_type, domain, provider):
             return False
-        return has_kernel(op_type, domain, *args, provider=provider, **kwargs)
+        return has_kernel(op_type, domain, version, types, provider=provider, **kwargs)
 
     return query
+
+
+def in_standard(
+    op_type: str, domain: str, version: int, types: Sequence[ir.DataType | None], **kwargs: Any
+) -> bool:
+    """Whether ONNX itself defines an operator for inputs of these types."""
+    if domain or not onnx.defs.has(op_type, version):
+        return False
+    formals = onnx.defs.get_schema(op_type, version).inputs
+    return all(
+        t is None or f"tensor({t.name.lower()})" in formals[min(i, len(formals) - 1)].types
+        for i, t in enumerate(types)
+    )
 
 
 _KEPT: Mapping[str, tuple[float, ...]] = {

@@ -226,7 +226,7 @@ class Given(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("opset", [18, 20])
+@pytest.mark.parametrize("opset", [13, 18, 20])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_in_files(name: str, opset: int) -> None:
     """Standard ONNX; complex inputs and outputs have a last dimension of two."""

@@ -20,10 +20,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.capture.resizing import keep_resizing
-from dort_rewriter.compiler.building import add_casts
+from dort_rewriter.compiler.building import add_casts, add_casts_of_standard
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.export.interpreter import convert_graph
+from dort_rewriter.export.interpreter import OPSETS, ExportedGraph, convert_graph
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.optimize.older_opsets import lower_opset
 from dort_rewriter.torch_defects.count_types import correct_count_types
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 2e-3}
@@ -156,9 +157,18 @@ def _single_node(
     return torch.fx.GraphModule({}, graph)
 
 
+def convert(traced: torch.fx.GraphModule, opset: int) -> ExportedGraph:
+    """Convert a traced graph as `to_onnx` does: to opset 18 first, where it is to be older."""
+    exported = convert_graph(traced, Dispatcher(), opset=max(opset, OPSETS.start))
+    if opset < OPSETS.start:
+        lower_opset(exported.model, opset)
+        add_casts_of_standard(exported.model)
+    return exported
+
+
 def run(traced: torch.fx.GraphModule, tensors: list[torch.Tensor], opset: int) -> list[Any]:
     """Convert a traced graph and run it."""
-    exported = convert_graph(traced, Dispatcher(), opset=opset)
+    exported = convert(traced, opset)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3

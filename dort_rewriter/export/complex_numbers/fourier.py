@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from dort_rewriter.export.complex_numbers.pairs import Complex
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused
@@ -51,6 +53,7 @@ def _to_reals(
     mirrored = op.Slice(pairs, [(length - 1) // 2], [0], [last], [-1])
     mirrored = op.Mul(mirrored, op.constant([1, -1], op.dtype))
     whole = op.Concat(pairs, mirrored, axis=last) if length > 2 else pairs
+    whole.shape = ir.Shape([*dims[:last], length, *dims[last + 1 :]])
     whole = _transform(op, whole, last, inverse=True)
     sizes = [*(dims[a] for a in others), length]
     return op.Gather(_scaled(op, whole, sizes, normalization, undone=True), 0, axis=-1)

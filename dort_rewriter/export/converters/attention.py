@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -182,6 +183,30 @@ def attend_backward(
         op.CastLike(_sum_heads(op, grad_value, attention.repeats), value),
         grad_scores,
     )
+
+
+def has_four_axes(node: torch.fx.Node) -> bool:
+    """its inputs have not batch, heads, positions and sizes, or it drops some"""
+    inputs = [a.meta["val"] for a in node.args[:3] if isinstance(a, torch.fx.Node)]
+    dropped = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return all(x.ndim == 4 for x in inputs) and not dropped
+
+
+@converter("aten::scaled_dot_product_attention", when=has_four_axes)
+def scaled_dot_product_attention(
+    op: Recorder,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
+    return attend(op, query, key, value, attn_mask, is_causal, scale)[0]
 
 
 @converter("aten::_scaled_dot_product_flash_attention_for_cpu")

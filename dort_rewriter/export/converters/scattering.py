@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters.axes import at_least_1d, flatten, result_dims
 from dort_rewriter.export.converters.bounds import refuse_negative
+from dort_rewriter.export.converters.caches import SINCE, is_run, write_run
 from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -194,8 +195,20 @@ def index_copy(op: Recorder, x: Value, dim: int, index: Value, source: Value) ->
         return x
     if x.rank and source.rank == x.rank and op.takes_own(x, source):
         return write_rows(op, x, index, source, dim % x.rank)
+    if op.opset >= SINCE and source.rank == x.rank > 1 and dim % x.rank and _goes_on(op):
+        return write_run(op, x, source, _first(op, index), dim % x.rank)
     places, updates = _along(op, x, dim, index, source)
     return scatter(op, x, dim, places, updates)
+
+
+def _goes_on(op: Recorder) -> bool:
+    """Whether the places of the node under conversion follow each other."""
+    assert op.fx_node is not None
+    return is_run(op.fx_node.args[2])
+
+
+def _first(op: Recorder, index: Value) -> Value:
+    return op.Slice(op.Reshape(index, [-1]), [0], [1], [0])
 
 
 @converter("aten::index_reduce")

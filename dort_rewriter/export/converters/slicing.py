@@ -16,6 +16,7 @@ from dort_rewriter.export.converters.axes import (
     size_names,
     to_front,
 )
+from dort_rewriter.export.converters.caches import SINCE, write_run
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
@@ -59,6 +60,8 @@ def slice_scatter(
     if size_names(src.dims) == size_names(x.dims):
         return src
     if isinstance(step, int) and step == 1:
+        if op.opset >= SINCE and axis:
+            return write_run(op, x, src, first, axis)
         if last is not size and not isinstance(src.dims[axis], int):
             # A slice may end before it starts: it has nothing then.
             last = op.Max(op.vector([first]), op.vector([last]))

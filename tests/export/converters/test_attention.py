@@ -165,7 +165,11 @@ SINGLE_LOG_SUM = Case(
     reference=functools.partial(cuda_backward, causal=7),
 )
 
+WHOLE = "aten::scaled_dot_product_attention"
+
 CASES = [
+    Case(WHOLE, qkv(5, 5, 4, 2), {"is_causal": True, "enable_gqa": True}, pre_dispatch=True),
+    Case(WHOLE, (*qkv(), mask(3, 5)), {"scale": 0.3}, pre_dispatch=True),
     *row(qkv()),
     *row(qkv(5, 3), is_causal=True),
     *row(qkv(3, 5), is_causal=True, scale=0.3),

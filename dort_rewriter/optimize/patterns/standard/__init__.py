@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
-from dort_rewriter.optimize.patterns.standard.activations import Gelu
+from dort_rewriter.optimize.patterns.standard.activations import Gelu, SwiGLU, Swish
 from dort_rewriter.optimize.patterns.standard.attention import Attention
 from dort_rewriter.optimize.patterns.standard.batches import ReshapeMatMulReshape
 from dort_rewriter.optimize.patterns.standard.casts import CastCast, CastOpCast
@@ -103,6 +103,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ScaleSmaller,
     CrossEntropyScatter,
     Gelu,
+    Swish,
+    SwiGLU,
     RMSNormalization,
     Softmax,
     LogSoftmax,

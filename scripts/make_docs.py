@@ -109,9 +109,34 @@ def versions_page() -> str:
     ]
     head = "| session | runs | Python | torch | onnxruntime | what it says |"
     tests = "\n".join([head, "| --- " * 6 + "|", *rows])
-    parts = [NOTE, "# Supported versions", requirements(), series_table(), TESTED, tests]
+    parts = [NOTE, "# Supported versions", requirements(), series_table(), PYTHONS, SYSTEMS]
+    parts += [TESTED, tests]
     return "\n\n".join(parts) + "\n"
 
+
+PYTHONS = """## Python
+
+| Python | what you get |
+| --- | --- |
+| 3.10 | onnxruntime 1.23.2 is the last with wheels for it: pip takes that one by \
+itself. onnxruntime-training has wheels |
+| 3.11 | all of it: both stacks are tested with this version |
+| 3.12, 3.13 | the newest onnxruntime; onnxruntime-training has no wheels |
+| 3.14, and free-threaded 3.14 | not tested, and so not in the classifiers. torch 2.13.0 and \
+onnxruntime 1.32.0 have wheels for both |"""
+
+SYSTEMS = """## Systems
+
+| system | tested | kernels of this package |
+| --- | --- | --- |
+| Linux, x86-64 | yes | compiled by `c++` (GCC or Clang), or by what `CXX` names |
+| Linux, other processors | no; expected to work | the same, for one level |
+| macOS | no; expected to work | `c++` of the command line tools of Xcode |
+| Windows | no; expected to work, without the kernels | none with MSVC: the build gives the flags \
+of GCC and Clang |
+
+Without the kernels no rule is applied that needs one; a warning says so once,
+and `dort-rewriter doctor` says why."""
 
 TESTED = """## What is tested
 

@@ -1,0 +1,223 @@
+"""Deep models, compiled layer by layer: layers that are equal share one compiled graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, NoneType
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dort_rewriter.errors import OptionError
+from dort_rewriter.options import OrtBackendOptions
+
+__all__ = ["compile_layers", "compiled_layer"]
+
+logger = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Modules = list[torch.nn.Module]
+
+
+def compile_layers(model: Model, *, backend: Any = "onnxrt", **options: Any) -> Model:
+    """Compile the layers of a model in place, equal ones as one graph, and return the model.
+
+    Layers are modules of one class in a ``ModuleList``, ``ModuleDict`` or ``Sequential``, and
+    those that a model lists in ``_repeated_blocks``, as models of diffusers do. One graph,
+    forward and backward, serves all whose structure is equal: their weights are its arguments,
+    and with ``options={"freeze": True}`` each layer has a session that holds its own. Each module
+    beside layers is compiled for itself; what the model does between its modules runs in eager
+    mode. A model without layers is compiled as a whole.
+
+    ``options`` are the other arguments of ``torch.compile``. Modules stay what they are, as with
+    ``torch.nn.Module.compile``: ``state_dict`` has the names it had, hooks are called, and a copy
+    is not compiled.
+
+    Raises :class:`OptionError` for what is no module, and for an option of the backend that is
+    not within ``options={...}``.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"compile_layers compiles a torch.nn.Module, not {model!r}.")
+    for field in dataclasses.fields(OrtBackendOptions):
+        if field.name in options:
+            raise OptionError(f"Write compile_layers(model, options={{{field.name!r}: ...}}).")
+    groups = _groups(model)
+    for group in groups:
+        compiled = _compile(group, {"backend": backend, **options})
+        _by_model.setdefault(model, compiled)
+    logger.info(
+        "%s is compiled in parts: %d modules, %d of them different.",
+        type(model).__name__,
+        sum(map(len, groups)),
+        len(groups),
+    )
+    return model
+
+
+_by_model: Any = WeakIdKeyDictionary()
+"""What ``torch.compile`` returned for a part of each model."""
+
+
+def compiled_layer(model: Any) -> Callable[..., Any] | None:
+    """What ``torch.compile`` returned for a part of a model that was compiled layer by layer."""
+    found: Callable[..., Any] | None = _by_model.get(model)
+    return found
+
+
+# -- calls --------------------------------------------------------------------------------------
+
+
+def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
+
+
+_numbers = itertools.count()
+
+
+def _compile(group: Modules, options: dict[str, Any]) -> Callable[..., Any]:
+    """Compile modules of equal structure, as one function of a module and its arguments.
+
+    NOTE: Dynamo keeps graphs, and what it learned of sizes, by code: each group has code of its
+    own. It limits how many graphs there are for one, which may be one for each layer where
+    layers read their number.
+    """
+    name = f"{type(group[0]).__name__}_{next(_numbers)}"
+    function = FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
+    more = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        more["recompile_limit"] = torch._dynamo.config.recompile_limit + len(group)
+    compiled: Callable[..., Any] = torch.compile(function, **{**more, **options})
+    for module in group:
+        hooked = torch.compile(module._call_impl, **options)
+        module._compiled_call_impl = _entry(module, compiled, hooked)
+    return compiled
+
+
+def _entry(
+    module: torch.nn.Module, compiled: Callable[..., Any], hooked: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What calls a module: with hooks, those run in eager mode, and Dynamo begins behind them."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or _has_any_global_hook()
+        ):
+            return hooked(*args, **kwargs)
+        return compiled(module, *args, **kwargs)
+
+    return call
+
+
+# -- which modules ------------------------------------------------------------------------------
+
+
+def _groups(model: torch.nn.Module) -> list[Modules]:
+    """The modules to compile, those of equal structure together."""
+    layers = list(_layers(model))
+    groups: dict[Any, Modules] = {}
+    for same in layers:
+        counted = _counters(same)
+        for layer in same:
+            groups.setdefault(_structure(layer, counted), []).append(layer)
+    known = {id(layer) for same in layers for layer in same}
+    return [*groups.values(), *([module] for module in _beside(model, known))]
+
+
+def _layers(model: torch.nn.Module) -> Iterator[Modules]:
+    """The layers of a model that are within no other, in lists by where they are and class."""
+    lists = [getattr(m, "_repeated_blocks", None) or () for m in model.modules()]
+    named = {name for names in lists for name in names}
+    seen: set[int] = set()
+    for module in model.modules():
+        if id(module) in seen:
+            continue
+        children = [c for c in module.children() if id(c) not in seen]
+        counts = Counter(map(type, children))
+        by_class: dict[type, Modules] = {}
+        for child in children:
+            kind = type(child)
+            repeated = isinstance(module, _CONTAINERS) and counts[kind] > 1 and _is_made(child)
+            if kind.__name__ in named if named else repeated:
+                by_class.setdefault(kind, []).append(child)
+                seen.update(map(id, child.modules()))
+        yield from by_class.values()
+
+
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+
+
+def _is_made(module: torch.nn.Module) -> bool:
+    """Whether a module is more than one operator of torch."""
+    return not type(module).__module__.startswith("torch.nn.") or any(module.children())
+
+
+def _beside(module: torch.nn.Module, layers: set[int]) -> Iterator[torch.nn.Module]:
+    """The outermost modules that hold no layers, but for single operators that only torch's own
+    kernels compute: there is nothing to gain."""
+    if id(module) in layers:
+        return
+    holds = any(id(m) in layers for m in module.modules())
+    if holds or isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+        for child in module.children():
+            yield from _beside(child, layers)
+    elif _is_made(module) or isinstance(module, torch.nn.Linear | torch.nn.RNNBase):
+        yield module
+
+
+Attribute = tuple[str, str]
+"""The name of a module within a layer, and that of an attribute."""
+
+
+def _attributes(layer: torch.nn.Module) -> dict[Attribute, Any]:
+    """The plain values that the modules of a layer have."""
+    return {
+        (path, name): value
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if type(value) in (bool, int, float, str, NoneType)
+    }
+
+
+def _counters(layers: Sequence[torch.nn.Module]) -> frozenset[Attribute]:
+    """The whole numbers that are another one in each layer, as its place is: few are read."""
+    tables = [_attributes(layer) for layer in layers]
+    return frozenset(
+        attribute
+        for attribute, value in tables[0].items()
+        if type(value) is int and len({t.get(attribute) for t in tables}) == len(tables) > 1
+    )
+
+
+def _structure(layer: torch.nn.Module, counted: frozenset[Attribute]) -> Any:
+    """What is equal for layers that one graph may serve: Dynamo's guards find what differs yet."""
+    numbers: dict[int, int] = {}
+    named = itertools.chain(
+        layer.named_parameters(remove_duplicate=False), layer.named_buffers(remove_duplicate=False)
+    )
+    tensors = tuple(
+        (
+            name,
+            numbers.setdefault(id(t), len(numbers)),
+            (type(t), t.dtype, t.device, t.requires_grad),
+            t.shape,
+        )
+        for name, t in named
+    )
+    modules = tuple((path, type(m)) for path, m in layer.named_modules())
+    plain = frozenset(
+        (attribute, type(value), value)
+        for attribute, value in _attributes(layer).items()
+        if attribute not in counted
+    )
+    return modules, tensors, plain

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, NoneType
@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dort_rewriter.backends.seen_calls import watch_code
 from dort_rewriter.errors import OptionError
 from dort_rewriter.options import OrtBackendOptions
 
@@ -85,19 +86,52 @@ def _compile(group: Modules, options: dict[str, Any]) -> Callable[..., Any]:
     """Compile modules of equal structure, as one function of a module and its arguments.
 
     NOTE: Dynamo keeps graphs, and what it learned of sizes, by code: each group has code of its
-    own. It limits how many graphs there are for one, which may be one for each layer where
-    layers read their number.
+    own.
     """
     name = f"{type(group[0]).__name__}_{next(_numbers)}"
     function = FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
-    more = {}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        more["recompile_limit"] = torch._dynamo.config.recompile_limit + len(group)
-    compiled: Callable[..., Any] = torch.compile(function, **{**more, **options})
+    compiled: Callable[..., Any] = torch.compile(function, **options)
     for module in group:
         hooked = torch.compile(module._call_impl, **options)
         module._compiled_call_impl = _entry(module, compiled, hooked)
+    if len(group) > DIFFERENT:
+        watch_code(function.__code__, _Sharing(group, options).note)
     return compiled
+
+
+DIFFERENT = 2
+"""How many modules of a group may be compiled for themselves: the first gets what has no gradient
+where the others do."""
+
+
+class _Sharing:
+    """Whether one graph serves a group: not where its modules read what differs between them,
+    their number or their part of a cache, which Dynamo finds out."""
+
+    def __init__(self, group: Modules, options: dict[str, Any]) -> None:
+        self._modules = [weakref.ref(module) for module in group]
+        self._options = options
+        self._compiled: set[int] = set()
+        self._ended = False
+
+    def note(self, module: torch.nn.Module) -> None:
+        """Take note that Dynamo compiles a module; give each code of its own if it is one more.
+
+        NOTE: there would be as many graphs for one code as modules, which Dynamo limits.
+        """
+        self._compiled.add(id(module))
+        if self._ended or len(self._compiled) <= DIFFERENT:
+            return
+        self._ended = True
+        logger.info(
+            "%d modules %s read what differs between them, such as their part of a cache of keys "
+            "and values (use_cache=False), and are compiled each: TORCH_LOGS=recompiles names it.",
+            len(self._modules),
+            type(module).__name__,
+        )
+        for reference in self._modules[1:]:
+            if (other := reference()) is not None:
+                _compile([other], self._options)
 
 
 def _entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -197,10 +198,21 @@ def test_a_step_is_that_of_eager_mode(make: Any, made: int, backend: OrtBackend)
     assert graphs(backend) == 2 * (made + BESIDE)
 
 
-def test_layers_that_read_their_number_are_compiled_each(backend: OrtBackend) -> None:
+def test_layers_that_read_their_number_are_compiled_each(
+    backend: OrtBackend, caplog: pytest.LogCaptureFixture
+) -> None:
     model = deep(10, Numbered)
     compiled = compiled_twin(model, backend)
+    with caplog.at_level(logging.INFO, "dort_rewriter"):
+        check(compiled, model)
+    (line,) = [r.getMessage() for r in caplog.records if "read what differs" in r.getMessage()]
+    assert line.startswith("10 modules Numbered")
     check(compiled, model)
+    made = graphs(backend)
+    assert made <= 2 * (10 + 2 + BESIDE)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        check(compiled, model)
+    assert backend.execution_count == 3 * 2 * (10 + BESIDE)
 
 
 def test_hooks_that_come_later_are_called(backend: OrtBackend) -> None:

@@ -63,9 +63,7 @@ def latest_call(target: Callable[..., Any]) -> SeenCall | None:
     return None if code is None else _by_code.get(code)
 
 
-_watchers: weakref.WeakKeyDictionary[CodeType, Callable[[Any], None]] = (
-    weakref.WeakKeyDictionary()
-)
+_watchers: weakref.WeakKeyDictionary[CodeType, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
 def watch_code(code: CodeType, compiles: Callable[[Any], None]) -> None:

@@ -288,3 +288,35 @@ def test_options_that_are_not_those_of_torch_compile() -> None:
         compile_layers(lambda x: x)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="dynamics"):
         compile_layers(deep(2), dynamics=True)
+
+
+@pytest.mark.parametrize("way", ["compile_layers", "module.compile"])
+def test_each_frozen_layer_has_its_own_weights(way: str) -> None:
+    model = deep(4)
+    twin = copy.deepcopy(model)
+    backend = OrtBackend({"freeze": True, "fallback": False})
+    if way == "compile_layers":
+        compile_layers(model, backend=backend)
+    else:
+        for layer in model.layers:
+            layer.compile(backend=backend)
+
+    def check_frozen() -> list[int]:
+        with torch.no_grad():
+            torch.testing.assert_close(model(TOKENS), twin(TOKENS))
+            torch.testing.assert_close(model(TOKENS), twin(TOKENS))
+        table = backend._all_ort_execution_info.execution_info_per_graph_module
+        return [len(i.session.get_inputs()) for infos in table.values() for i in infos]
+
+    made = 4 + (BESIDE if way == "compile_layers" else 0)
+    assert check_frozen() == [1] * made
+    assert check_frozen() == [1] * made
+    for each in (model, twin):
+        with torch.no_grad():
+            each.layers[2].inner.weight.mul_(2)
+    assert check_frozen() == [1] * (made + 1)
+    for each in (model, twin):
+        torch.manual_seed(2)
+        each.layers[0] = copy.deepcopy(each.layers[1])
+        each.layers[1].outer.weight.data = torch.randn(SIZE, SIZE)
+    check_frozen()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from dort_rewriter.backends.seen_calls import watch_code
 from dort_rewriter.errors import OptionError
 from dort_rewriter.options import OrtBackendOptions
 
-__all__ = ["compile_layers", "compiled_layer"]
+__all__ = ["compile_layers", "compiled_layer", "suggest_layers"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,35 @@ def compiled_layer(model: Any) -> Callable[..., Any] | None:
     """What ``torch.compile`` returned for a part of a model that was compiled layer by layer."""
     found: Callable[..., Any] | None = _by_model.get(model)
     return found
+
+
+LONG = 2.0
+"""Seconds that AOTAutograd takes for a graph until it is said that this can be shorter."""
+MANY = 4
+"""How many layers there are then at least."""
+
+_IN_A_LIST = re.compile(r"\b\d+(?:'\])?$")
+"""How the path of a module ends that is in a container."""
+
+
+def suggest_layers(graph_module: torch.fx.GraphModule, seconds: float) -> None:
+    """Log that layers can be compiled once, where a graph with many of a class took long."""
+    if seconds < LONG or not logger.isEnabledFor(logging.INFO):
+        return
+    found: dict[type, set[str]] = {}
+    for node in graph_module.graph.nodes:
+        for path, kind in node.meta.get("nn_module_stack", {}).values():
+            if _IN_A_LIST.search(path) and not _is_of_torch(kind):
+                found.setdefault(kind, set()).add(path)
+    kind, paths = max(found.items(), key=lambda item: len(item[1]), default=(object, set()))
+    if len(paths) >= MANY:
+        logger.info(
+            "A graph with %d layers %s took %.0f s to trace: dort_rewriter.compile_layers(model) "
+            "compiles one for all, in place.",
+            len(paths),
+            kind.__name__,
+            seconds,
+        )
 
 
 # -- calls --------------------------------------------------------------------------------------
@@ -193,7 +223,11 @@ _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 
 def _is_made(module: torch.nn.Module) -> bool:
     """Whether a module is more than one operator of torch."""
-    return not type(module).__module__.startswith("torch.nn.") or any(module.children())
+    return not _is_of_torch(type(module)) or any(module.children())
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nn.")
 
 
 def _beside(module: torch.nn.Module, layers: set[int]) -> Iterator[torch.nn.Module]:

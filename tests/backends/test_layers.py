@@ -6,6 +6,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,17 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dort_rewriter import OptionError, OrtBackend, compile_layers
+from dort_rewriter import (
+    CaptureError,
+    OptionError,
+    OrtBackend,
+    compile_layers,
+    explain,
+    load,
+    save,
+    warm_up,
+)
+from dort_rewriter.backends import layers
 
 # Dynamo hides this warning when it looks at an argument that has gradients; here it is an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -320,3 +331,45 @@ def test_each_frozen_layer_has_its_own_weights(way: str) -> None:
         each.layers[0] = copy.deepcopy(each.layers[1])
         each.layers[1].outer.weight.data = torch.randn(SIZE, SIZE)
     check_frozen()
+
+
+def test_it_is_suggested_where_a_graph_of_layers_took_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(layers, "LONG", 0.0)
+    with caplog.at_level(logging.INFO, "dort_rewriter"), torch.no_grad():
+        torch.compile(deep(3), backend="onnxrt")(TOKENS)
+        torch.compile(nn.Sequential(*[nn.Linear(4, 4)] * 5), backend="onnxrt")(torch.ones(1, 4))
+        assert "compile_layers" not in caplog.text
+        torch.compile(deep(4), backend="onnxrt")(TOKENS)
+    assert "A graph with 4 layers Layer" in caplog.text
+    assert "dort_rewriter.compile_layers(model)" in caplog.text
+
+
+def test_it_is_saved_as_a_whole(tmp_path: Path) -> None:
+    model = compile_layers(deep(3))
+    with torch.no_grad():
+        expected = model(TOKENS)
+        with pytest.raises(CaptureError, match=r"compile_layers saw .* example arguments"):
+            save(model, tmp_path / "saved")
+        save(model, tmp_path / "saved", TOKENS)
+        torch.testing.assert_close(load(tmp_path / "saved")(TOKENS), expected)
+        torch.testing.assert_close(model(TOKENS), expected)
+
+
+def test_tools_see_the_whole() -> None:
+    for model, x in ((deep(3), TOKENS), (nn.Sequential(nn.Linear(4, 2)), torch.ones(2, 4))):
+        compile_layers(model)
+        assert len(explain(model, x).graphs) == 1
+        warm_up(model, [(x,)])
+
+
+def test_nested_compile_regions(backend: OrtBackend) -> None:
+    """What torch has for layers within one graph."""
+
+    class Region(Layer):
+        forward = torch.compiler.nested_compile_region(Layer.forward)
+
+    model = deep(3)
+    check(torch.compile(deep(3, Region), backend=backend), model)
+    assert graphs(backend) == 2

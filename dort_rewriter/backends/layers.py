@@ -6,9 +6,11 @@ import dataclasses
 import itertools
 import logging
 import re
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType, NoneType
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from dort_rewriter.backends.seen_calls import watch_code
 from dort_rewriter.errors import OptionError
 from dort_rewriter.options import OrtBackendOptions
 
-__all__ = ["compile_layers", "compiled_layer", "suggest_layers"]
+__all__ = ["compile_layers", "compiled_layer", "suggesting_layers"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +84,12 @@ _IN_A_LIST = re.compile(r"\b\d+(?:'\])?$")
 """How the path of a module ends that is in a container."""
 
 
-def suggest_layers(graph_module: torch.fx.GraphModule, seconds: float) -> None:
-    """Log that layers can be compiled once, where a graph with many of a class took long."""
+@contextmanager
+def suggesting_layers(graph_module: torch.fx.GraphModule) -> Iterator[None]:
+    """Log that layers can be compiled once, where the block takes long for a graph with many."""
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
     if seconds < LONG or not logger.isEnabledFor(logging.INFO):
         return
     found: dict[type, set[str]] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from dort_rewriter import env
 from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
 from dort_rewriter.backends.instances import as_own
-from dort_rewriter.backends.layers import suggest_layers
+from dort_rewriter.backends.layers import suggesting_layers
 from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.capture.aot import compile_with_aot
@@ -123,16 +122,14 @@ def call_backend(
             may_overlap=False,
         )
 
-    start = time.perf_counter()
-    result = guarded(
-        compiled_by_aot,
-        lambda: graph_module.forward,
-        graph_module,
-        fallback=chosen.fallback,
-        passed=GRAPH_BREAKS,
-    )
-    suggest_layers(graph_module, time.perf_counter() - start)
-    return result
+    with suggesting_layers(graph_module):
+        return guarded(
+            compiled_by_aot,
+            lambda: graph_module.forward,
+            graph_module,
+            fallback=chosen.fallback,
+            passed=GRAPH_BREAKS,
+        )
 
 
 def _overlaps(graph_module: torch.fx.GraphModule, options: OrtBackendOptions) -> bool:

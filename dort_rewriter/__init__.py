@@ -20,6 +20,7 @@ _EXPORTS: dict[str, str] = {
     "CaptureError": "errors",
     "compare_exporters": "tools.comparison",
     "Comparison": "tools.comparison",
+    "compile_layers": "backends.layers",
     "compose_backends": "tools.backend_aids",
     "create_input_names": "export.names",
     "custom_ops_library": "kernels.loading",
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from dort_rewriter.backends.aot_ort import make_aot_ort
     from dort_rewriter.backends.custom import onnx_custom_backend
     from dort_rewriter.backends.debug import onnx_debug_backend
+    from dort_rewriter.backends.layers import compile_layers
     from dort_rewriter.backends.onnxrt import (
         OrtBackend,
         is_onnxrt_backend_supported,

@@ -19,6 +19,7 @@ from dort_rewriter import env
 from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
 from dort_rewriter.backends.instances import as_own
+from dort_rewriter.backends.layers import suggesting_layers
 from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.capture.aot import compile_with_aot
@@ -121,13 +122,14 @@ def call_backend(
             may_overlap=False,
         )
 
-    return guarded(
-        compiled_by_aot,
-        lambda: graph_module.forward,
-        graph_module,
-        fallback=chosen.fallback,
-        passed=GRAPH_BREAKS,
-    )
+    with suggesting_layers(graph_module):
+        return guarded(
+            compiled_by_aot,
+            lambda: graph_module.forward,
+            graph_module,
+            fallback=chosen.fallback,
+            passed=GRAPH_BREAKS,
+        )
 
 
 def _overlaps(graph_module: torch.fx.GraphModule, options: OrtBackendOptions) -> bool:

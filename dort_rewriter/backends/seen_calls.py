@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["SeenCall", "TensorLike", "latest_call", "map_values", "note_call"]
+__all__ = ["SeenCall", "TensorLike", "latest_call", "map_values", "note_call", "watch_code"]
 
 _RESUMED = "torch_dynamo_resume_in_"
 """How the names of functions begin that Dynamo makes behind a graph break."""
@@ -63,6 +63,14 @@ def latest_call(target: Callable[..., Any]) -> SeenCall | None:
     return None if code is None else _by_code.get(code)
 
 
+_watchers: weakref.WeakKeyDictionary[CodeType, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def watch_code(code: CodeType, compiles: Callable[[Any], None]) -> None:
+    """Have a function called with the first argument whenever a call of this code is compiled."""
+    _watchers[code] = compiles
+
+
 def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
     """Keep what the call under compilation looks like; nothing when Dynamo compiles none."""
     translator = _translator()
@@ -72,6 +80,8 @@ def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
     if found is None:
         return
     args, kwargs = found
+    if (compiles := _watchers.get(translator.f_code)) is not None:
+        compiles(args[0])
     owner: Any = _owner(translator, args)
     if args and args[0] is owner:
         args = args[1:]

@@ -56,6 +56,9 @@ class Block:
         """The graph that this one was traced again from."""
         self._relatives: list[tuple[GraphSignature, RunBoxed]] = []
         """The same graph for arguments of other ranks, types or fixed sizes."""
+        self._twins: dict[tuple[int, ...], tuple[Block, Sequence[Any]]] = {}
+        """The same graph with the weights of other modules in its models, by the identity of
+        these; each goes with the first of its weights."""
         self._lock = SafeLock()
         self._run: RunBoxed | None = None
         """Runs the graph on arguments like those it was traced for."""
@@ -145,8 +148,28 @@ class Block:
         if self.recipe.around is not None:
             run = self.recipe.around(self.graph_module, run)
         self._builds += 1
-        run = frozen.guard(run, functools.partial(self._rebuild, self._builds))
+        run = frozen.guard(run, functools.partial(self._run_changed, self._builds, frozen))
         return numbers.guard(run, functools.partial(self._free_numbers, self._builds))
+
+    def _run_changed(self, build: int, frozen: FrozenWeights, args: list[Any]) -> Any:
+        """Run the graph on other weights than its model holds, or on changed ones."""
+        key = frozen.identities(args)
+        found = self._twins.get(key)
+        if found is not None:
+            return found[0].boxed(args)
+        if frozen.are_taken_from(args) or not frozen.are_alive():
+            return self._rebuild(build, args)
+        with self._lock:
+            if key not in self._twins:
+                twins = self._twins
+
+                def forget(_: Any) -> None:
+                    twins.pop(key, None)
+
+                weights = [weakref.ref(args[i], forget) for i in frozen.tensors]
+                twins[key] = Block(self.plan, self._origin), weights
+            twin, _ = self._twins[key]
+        return twin.boxed(args)
 
     def _rebuild(self, build: int, args: list[Any]) -> Any:
         """Build the model again, its weights having changed: with the new ones, and as inputs

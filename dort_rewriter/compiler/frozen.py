@@ -60,11 +60,24 @@ class FrozenWeights(_Frozen):
         self._buffers = [
             (i, t.detach().clone()) for i, t in tensors.items() if _may_be_statistics(t)
         ]
+        self._taken = [(i, weakref.ref(t)) for i, t in tensors.items()]
         self._addresses = {address for _, address, _ in self._marks}
         self._stepped = False
         if tensors:
             _watch_optimizers()
             _frozen.add(self)
+
+    def identities(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """Which tensors these arguments have for weights."""
+        return tuple([id(args[i]) for i in self.tensors])
+
+    def are_alive(self) -> bool:
+        """Whether somebody else still has the tensors that were taken."""
+        return all(taken() is not None for _, taken in self._taken)
+
+    def are_taken_from(self, args: Sequence[Any]) -> bool:
+        """Whether these arguments are the tensors that were taken, changed or not."""
+        return all(args[i] is taken() for i, taken in self._taken)
 
     def note_step(self, addresses: Set[int]) -> None:
         """Take note of parameters that an optimizer has stepped."""

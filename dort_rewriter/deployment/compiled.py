@@ -10,6 +10,7 @@ import torch
 
 from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.instances import as_own
+from dort_rewriter.backends.layers import compiled_layer
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 
@@ -78,6 +79,8 @@ def as_given(model: Callable[..., Any]) -> Callable[..., Any]:
         given: Callable[..., Any] = model._orig_mod
         return given
     in_place = model._compiled_call_impl if isinstance(model, torch.nn.Module) else None
+    if compiled_layer(model) is not None:
+        return model
     compiled = model if in_place is None else in_place
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)
 
@@ -86,6 +89,8 @@ def _layers(compiled: Any) -> tuple[Callable[..., Any], Any]:
     """What was compiled, and the context in which Dynamo runs it."""
     if isinstance(compiled, torch._dynamo.eval_frame.OptimizedModule):
         return compiled._orig_mod, compiled.dynamo_ctx
+    if (layer := compiled_layer(compiled)) is not None:
+        return compiled, _context_of(layer)  # compile_layers(), for all of its layers
     if isinstance(compiled, torch.nn.Module) and compiled._compiled_call_impl is not None:
         return compiled, _context_of(compiled._compiled_call_impl)  # module.compile()
     context = _context_of(compiled)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from dort_rewriter.backends.layers import compiled_layer
 from dort_rewriter.backends.seen_calls import latest_call, map_values
 from dort_rewriter.deployment.captured import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
@@ -133,6 +134,11 @@ def _example(
     """The arguments to save a graph for, the sizes marked that may vary."""
     seen = latest_call(found.target)
     if not args and not kwargs:
+        if seen is None and compiled_layer(found.target) is not None:
+            raise CaptureError(
+                "compile_layers saw calls of its layers, and none of the model: give example "
+                "arguments, save(model, path, *arguments). It is saved as a whole."
+            )
         if seen is None:
             raise CaptureError(
                 "It was not compiled yet, or Dynamo captured nothing of it: call it once, or "

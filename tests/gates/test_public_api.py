@@ -37,6 +37,7 @@ PUBLIC = [
     "build_matching_inputs",
     "compare_exporters",
     "Comparison",
+    "compile_layers",
     "compose_backends",
     "create_input_names",
     "explain",

@@ -152,7 +152,8 @@ def save_training_state(
         optimizer: its state is written; without one, that in the folder stays as it is.
 
     Raises:
-        ExportError: the folder is not of this model. Nothing is written.
+        ExportError: a tensor has another shape in the folder. Nothing is written. Names that the
+            folder does not have are left out.
     """
     place = Path(folder)
     description = _description(place)

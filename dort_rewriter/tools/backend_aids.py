@@ -169,7 +169,8 @@ def compose_backends(
         fallback: what to try last; None raises.
 
     Raises:
-        OptionError: there is no backend to try, or one has an unknown name.
+        OptionError: there is no backend to try.
+        CaptureError: no backend compiled a graph, when it is compiled, and ``fallback`` is None.
     """
     if not backends:
         raise OptionError("compose_backends needs a backend to try, such as 'inductor'.")

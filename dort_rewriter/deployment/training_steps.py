@@ -333,7 +333,10 @@ def export_training_step(
         target_opset: the opset of the files.
 
     Dropout and other draws follow ``seed``, an input that each step gives anew: the same numbers
-    on every runtime, not those of torch. Raises :class:`ExportError` for what cannot be exported.
+    on every runtime, not those of torch.
+
+    Raises:
+        ExportError: something cannot be exported. Nothing is written.
 
     """
     save_file = require_safetensors().save_file

@@ -261,9 +261,14 @@ def filter_decomposition_table(
     existing_table: Mapping[Any, Callable[..., Any]] | None = None,
     filter_fct: Callable[[Any], bool] | None = None,
 ) -> Table:
-    """The entries of a table (torch's full one) whose operator `filter_fct` accepts.
+    """The entries of a table of decompositions whose operator a filter accepts.
 
-    Without a filter, operators that have a converter are left out.
+    Args:
+        existing_table: the table; None is torch's full one.
+        filter_fct: is called with each operator; None leaves out those that have a converter.
+
+    Returns:
+        A new mapping from operators to functions.
     """
     table = _full_table() if existing_table is None else existing_table
     if filter_fct is None:
@@ -319,7 +324,14 @@ def _default_table() -> Table:
 
 
 def get_decomposition_table_by_name(name: str) -> Table:
-    """A table by its name: ``none``, ``core``, ``all``, or ``default``."""
+    """A table by its name.
+
+    Args:
+        name: ``"none"``, ``"core"``, ``"all"`` or ``"default"``.
+
+    Raises:
+        OptionError: there is no such table.
+    """
     tables: dict[str, Callable[[], Table]] = {
         "all": _full_table,
         "core": _core_table,

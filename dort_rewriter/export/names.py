@@ -32,7 +32,12 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 def create_input_names(graph_module: torch.fx.GraphModule, args: Sequence[Any] = ()) -> list[str]:
     """A name for each placeholder: ``input0`` for a tensor, ``input_dim_1`` for an integer.
 
-    An argument in `args`, when there is one, decides before the metadata of the placeholder.
+    Args:
+        graph_module: a graph of Dynamo, or of ATen operators.
+        args: its arguments; each, where there is one, decides before the node metadata.
+
+    Returns:
+        The names, in the order of the placeholders.
     """
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     values = [

@@ -35,8 +35,10 @@ _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
 def custom_ops_library() -> str:
     """The path of the library, for ``SessionOptions.register_custom_ops_library``.
 
-    It is compiled if it was not when the package was installed. Raises :class:`ExecutionError`
-    when that cannot be done.
+    It is compiled if it was not when the package was installed.
+
+    Raises:
+        ExecutionError: that cannot be done.
     """
     return str(kernel_library())
 

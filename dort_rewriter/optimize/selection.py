@@ -38,8 +38,13 @@ def get_pattern_list(
 ) -> list[Selected]:
     """The rules and passes that ``positive`` names, less those that ``negative`` does.
 
-    Each is a string such as ``"default+onnxruntime-CastCast"``, or a list of names, classes and
-    instances. Raises :class:`OptionError` on a name nobody has.
+    Args:
+        positive: a string such as ``"default+onnxruntime-CastCast"``, or a list of names, classes
+            and instances.
+        negative: the same, of what is left out.
+
+    Raises:
+        OptionError: a name that nobody has.
     """
     chosen: dict[str, Selected] = {}
     for sign, item in _items(positive):

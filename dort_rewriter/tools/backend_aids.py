@@ -33,8 +33,15 @@ def print_graph_backend(
 ) -> Compiled:
     """Print the graph that Dynamo captured as a table, and run it in eager mode.
 
-    ``torch.compile(model, backend=print_graph_backend)``; ``file`` is the standard output when it
-    is None.
+    ``torch.compile(model, backend=print_graph_backend)``.
+
+    Args:
+        graph_module: the graph of Dynamo.
+        args: the arguments it is compiled for.
+        file: where the table goes; None is the standard output.
+
+    Returns:
+        A function that runs the graph in eager mode.
     """
     stream = sys.stdout if file is None else file
     print(graph_table(graph_module), file=stream)
@@ -49,6 +56,13 @@ def optimize_for_inference_backend(
     It shows how another compiler is plugged in. Weights are arguments of the graph, so that a
     change of them is seen; gradients are not computed, and a graph that needs some, or that
     TorchScript refuses, runs in eager mode, with a warning by ``logging``.
+
+    Args:
+        graph_module: the graph of Dynamo.
+        args: the arguments it is compiled for.
+
+    Returns:
+        A function that runs the graph.
     """
     needs_gradient = torch.is_grad_enabled() and any(
         isinstance(a, torch.Tensor) and a.requires_grad for a in args
@@ -149,6 +163,14 @@ def compose_backends(
     ``report()`` of the result say what became of each graph.
 
     A backend that compiles at the first call has not failed yet: what it raises then is raised.
+
+    Args:
+        backends: what to try, in order.
+        fallback: what to try last; None raises.
+
+    Raises:
+        OptionError: there is no backend to try.
+        CaptureError: no backend compiled a graph, when it is compiled, and ``fallback`` is None.
     """
     if not backends:
         raise OptionError("compose_backends needs a backend to try, such as 'inductor'.")

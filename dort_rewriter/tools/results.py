@@ -64,7 +64,12 @@ def assert_all_close(
 
 
 def results_to_string(results: Any, indent: str = "") -> str:
-    """A nested structure as text, a line for each tensor: type, shape, range or values."""
+    """A nested structure as text, a line for each tensor: type, shape, range or values.
+
+    Args:
+        results: tensors, arrays, numbers, and lists, tuples and mappings of them.
+        indent: what each line begins with.
+    """
     return "\n".join(indent + line for line in _describe("", results))
 
 

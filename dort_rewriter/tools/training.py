@@ -55,6 +55,16 @@ def train_loop_mixed_precision(
 
     Like :func:`train_loop`, in ``dtype``: float16 by default on CUDA, bfloat16 elsewhere. The
     loss is scaled for float16; the gradients returned are not.
+
+    Args:
+        model: a ``torch.nn.Module``, or what ``torch.compile`` made of one.
+        args: its inputs.
+        loss_fn: as for :func:`train_loop`.
+        optimizer: as for :func:`train_loop`.
+        dtype: the type of autocast.
+
+    Raises:
+        OptionError: the model has no parameter that needs a gradient, or none got one.
     """
     parameters = _trainable(model)
     device = parameters[0].device.type

@@ -547,11 +547,6 @@ def test_complex_numbers(dumped: Path) -> None:
     assert calls(dumped) == [2]
 
 
-class Inverse(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return inverse(x)
-
-
 class Segments(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.segment_reduce(x, "sum", lengths=torch.tensor([1, 3]))

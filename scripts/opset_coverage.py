@@ -262,7 +262,7 @@ def _row(op: str, records: Sequence[Record]) -> str:
     called = _named(r for r in records if r["status"] == "torch kernel")
     notes = _named(r for r in records if r["status"] != "torch kernel")
     notes += sorted({r["status"] for r in records} & {"wrong", "error", "untraceable"})
-    return f"| {op} | {shares[0]} | {shares[1]} | {', '.join(called)} | {', '.join(notes)} |"
+    return f"| `{op}` | {shares[0]} | {shares[1]} | {', '.join(called)} | {', '.join(notes)} |"
 
 
 def _named(records: Iterable[Record]) -> list[str]:

@@ -72,7 +72,7 @@ def test_the_share_is_of_what_can_be_traced(script: ModuleType) -> None:
     assert figures["whole_share"] == 0.6667
     assert figures["missing"] == {"aten::b: no converter": 1}
     page = script.to_markdown(records, {**figures, "environment": {"torch": "2"}, "samples": 1})
-    assert "| a | 1/1 | 0/2 | `aten::c` | `aten::b`, untraceable |" in page
+    assert "| `a` | 1/1 | 0/2 | `aten::c` | `aten::b`, untraceable |" in page
 
 
 def test_real_entries_are_measured(tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_real_entries_are_measured(tmp_path: Path) -> None:
     assert all("torch.sparse_coo tensors are not converted" in op for op in fallbacks["to_sparse"])
     called = {g["op"] for g in report["graphs"] if g["status"] == "torch kernel"}
     assert called == {"cauchy", "topk"}
-    assert "| sigmoid | 3/3 | 1/1 |  |  |" in page.read_text()
+    assert "| `sigmoid` | 3/3 | 1/1 |  |  |" in page.read_text()
     short = report["converted_share"] < 0.88 or report["whole_share"] < 0.99
     assert done.returncode == short

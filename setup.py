@@ -63,8 +63,10 @@ class BuildKernels(Command):
         levels = kernel_build.supported_levels()[:1]
         if not self.editable_mode:
             levels = kernel_build.processor_levels(kernel_build.platform.machine())
-        if compiler is None:
-            self.warn("there is no C++ compiler: the kernels are compiled at first use")
+        why = kernel_build.excuse()
+        if why or compiler is None:
+            no_compiler = "there is no C++ compiler: the kernels are compiled at first use"
+            self.warn(why or no_compiler)
             shutil.rmtree(self.folder, ignore_errors=True)  # CXX=none makes a wheel without them
         elif not all(kernel_build.find_installed(self.folder, level) for level in levels):
             shutil.rmtree(self.folder, ignore_errors=True)

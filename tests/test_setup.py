@@ -111,6 +111,20 @@ def test_a_wheel_without_kernels_is_for_all_platforms(project: Project, compiler
     assert "dort_rewriter_autoload.py" in names
 
 
+def test_the_source_distribution_needs_no_compiler(project: Project, tmp_path: Path) -> None:
+    """What `pip install` does of it: a wheel with the sources of the kernels, without kernels."""
+    command = [sys.executable, "-W", "ignore", "-c", BUILD, "build_sdist", str(project.wheels)]
+    shutil.copy(ROOT / "MANIFEST.in", project.folder)
+    subprocess.run(command, cwd=project.folder, check=True, capture_output=True)
+    (archive,) = project.wheels.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (project.folder,) = (tmp_path / "unpacked").iterdir()
+    tag, names = project.build("none")
+    assert tag == "py3-none-any"
+    assert libraries(names) == set()
+    assert "dort_rewriter/kernels/cpp/library.cpp" in names
+
+
 def test_what_the_compiler_does_not_know_is_left_out(project: Project) -> None:
     """As AVX-512 by an old one; the record has the others."""
     failing = kernel_build.library_name(LEVELS[0])

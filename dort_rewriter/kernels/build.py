@@ -24,6 +24,7 @@ __all__ = [
     "Level",
     "command",
     "digest",
+    "excuse",
     "features",
     "find_compiler",
     "find_installed",
@@ -115,6 +116,14 @@ def find_compiler(named: str) -> list[str] | None:
         return [whole]
     found = shutil.which(words[0])
     return None if found is None else [found, *words[1:]]
+
+
+def excuse() -> str:
+    """Why no compiler of this system can make the libraries; nothing where one can.
+
+    NOTE: the sources use vectors and functions that GCC and Clang have beside the standard.
+    """
+    return "kernels are not compiled on Windows" if sys.platform == "win32" else ""
 
 
 def command(compiler: Sequence[str], level: Level, target: Path) -> list[str]:

@@ -72,6 +72,8 @@ def installed_library() -> Path | None:
 
 def _compiled_library(level: Level) -> Path:
     """The library that a compiler made here, now or earlier."""
+    if why := kernel_build.excuse():
+        raise ExecutionError(f"{why}: everything else works without them.")
     named = env.read("CXX")
     if (compiler := kernel_build.find_compiler(named)) is None:
         raise ExecutionError(

@@ -22,7 +22,7 @@ from dort_rewriter import env
 from dort_rewriter.errors import DortError
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.kernels.build import features, find_compiler, supported_levels
+from dort_rewriter.kernels.build import excuse, features, find_compiler, supported_levels
 from dort_rewriter.kernels.library import installed_library, kernel_library
 from dort_rewriter.private_folder import (
     cache_folder,
@@ -289,6 +289,8 @@ def check_kernels(installed: Path | None, compile_now: Callable[[], Path] | None
     """Look for the library of our own kernels; without ``compile_now``, do not make it."""
     if installed is not None:
         return Finding("ok", "kernels", f"installed, {installed.name}")
+    if why := excuse():
+        return Finding("note", "kernels", f"{why}, and the patterns 'kernels' apply nothing")
     if compile_now is None:
         return Finding("ok", "kernels", "not installed: they are compiled at first use")
     try:

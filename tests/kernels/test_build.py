@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels import build as kernel_build
 from dort_rewriter.kernels.build import (
     Level,
@@ -20,6 +22,8 @@ from dort_rewriter.kernels.build import (
     record,
     supported_levels,
 )
+from dort_rewriter.kernels.library import _compiled_library
+from dort_rewriter.tools.doctor import check_kernels
 from tests.gates.sources import ROOT
 
 SKYLAKE = (
@@ -157,3 +161,16 @@ def test_the_sources_are_installed() -> None:
     patterns = re.findall(r'"(kernels/[^"]+)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
     found = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
     assert found == sources == set(kernel_build.sources())
+
+
+def test_windows_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever CXX names: MSVC lacks what the sources use."""
+    assert kernel_build.excuse() == ""
+    monkeypatch.setattr(kernel_build, "sys", SimpleNamespace(platform="win32"))
+    why = kernel_build.excuse()
+    with pytest.raises(ExecutionError, match=why):
+        _compiled_library(supported_levels()[-1])
+    for compile_now in (None, Path):
+        found = check_kernels(None, compile_now)
+        assert (found.state, found.subject) == ("note", "kernels")
+        assert why in found.text

@@ -201,6 +201,19 @@ def runtimes(session: nox.Session) -> None:
     )
 
 
+@nox.session(reuse_venv=False, python=OLD_PYTHON)
+@nox.parametrize("stack", ["new", "old"])
+def journeys(session: nox.Session, stack: str) -> None:
+    """Do what a new user does, with the wheel in a new environment, on both stacks."""
+    extras, pins = ("cpu", NEW) if stack == "new" else ("training", OLD)
+    places = os.environ.get("PIP_FIND_LINKS", "").split()
+    options = [word for place in places for word in ("--find-links", place)]
+    session.install(*options, f".[{extras},onnx-training,test]", *pins)
+    script = ROOT / "tests" / "journeys" / "as_a_user.py"
+    session.chdir(session.create_tmp())
+    session.run("python", "-P", "-m", "pytest", "--import-mode=importlib", script)
+
+
 @nox.session(name="tests-recipes")
 def tests_recipes(session: nox.Session) -> None:
     """Run all programs of docs/recipes, with the trainers that some of them show."""

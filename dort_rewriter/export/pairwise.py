@@ -28,10 +28,8 @@ def pairwise_decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of all pairs, the first ones and the second ones."""
-    rows = torch.arange(x.shape[0])
-    first, second = torch.meshgrid(rows, rows, indexing="ij")
     places = torch.triu_indices(x.shape[0], x.shape[0], 1)
-    return first[places[0], places[1]], second[places[0], places[1]]
+    return places[0], places[1]
 
 
 def _distances(x: Tensor, p: float = 2.0) -> Tensor:
@@ -51,7 +49,7 @@ def _gradient_of_distances(grad: Tensor, x: Tensor, p: float, distances: Tensor)
     elif p == float("inf"):
         slope = apart.sign() * (size == far)
     else:
-        is_none = (far == 0) | ((apart == 0) if p < 2 else (far == 0))
+        is_none = (far == 0) | ((apart == 0) & (p < 2))
         ratio = torch.where(is_none, 1.0, size) / torch.where(is_none, 1.0, far)
         slope = torch.where(is_none, 0.0, apart.sign() * ratio.pow(p - 1))
     share = grad.unsqueeze(-1) * slope

@@ -9,6 +9,7 @@ kernel of onnxruntime; what it computes wrong too the exporter wrote wrong.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +96,10 @@ class Witness:
         exact: Sequence[torch.Tensor] | None,
         tolerances: tuple[float, float],
     ) -> None:
-        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs)
+        self.model, self.args = model, tuple(args)
+        # torch.export has them in the order of the signature.
+        order = [*inspect.signature(model.forward).parameters, *kwargs]
+        self.kwargs = {name: kwargs[name] for name in order if name in kwargs}
         self.expected = expected
         self.exact = expected if exact is None else exact
         self.tolerances = tolerances

@@ -126,6 +126,21 @@ def test_what_an_exporter_writes_wrong_is_found(monkeypatch: pytest.MonkeyPatch)
     json.dumps(found.to_dict())
 
 
+def test_arguments_by_name_are_judged_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, by: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x * by + to).exp()
+
+    monkeypatch.setitem(comparison.EXPORTERS, "dort_rewriter", spoiled("Relu", "Neg"))
+    named = {"to": torch.ones(3), "by": torch.full((3,), 2.0)}
+    found = compare_exporters(
+        Scaled(), torch.ones(3), named, exporters=["dort_rewriter"], repeat=1
+    )
+    judgment = found["dort_rewriter"].judgment
+    assert judgment is not None
+    assert judgment.node == "Neg -> relu"
+
+
 def test_what_a_kernel_computes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = judgment_module._by_onnxruntime
 

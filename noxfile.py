@@ -70,11 +70,15 @@ def install(session: nox.Session, extras: str, *pins: str) -> None:
     if session.venv_backend == "uv":
         # The flavours of onnxruntime overwrite each other: nothing may stay behind.
         options.append("--exact")
-        # pip reads this variable by itself; to uv it is an option.
-        for place in os.environ.get("PIP_FIND_LINKS", "").split():
-            options += ["--find-links", place]
+        options += find_links()
     session.install(*options, "--editable", f".[{extras}]", *pins)
     stamp.write_text(wanted)
+
+
+def find_links() -> list[str]:
+    """Places of wheels as options: pip reads the variable by itself, uv does not."""
+    places = os.environ.get("PIP_FIND_LINKS", "").split()
+    return [word for place in places for word in ("--find-links", place)]
 
 
 def what_is_compiled() -> str:
@@ -206,9 +210,7 @@ def runtimes(session: nox.Session) -> None:
 def journeys(session: nox.Session, stack: str) -> None:
     """Do what a new user does, with the wheel in a new environment, on both stacks."""
     extras, pins = ("cpu", NEW) if stack == "new" else ("training", OLD)
-    places = os.environ.get("PIP_FIND_LINKS", "").split()
-    options = [word for place in places for word in ("--find-links", place)]
-    session.install(*options, f".[{extras},onnx-training,test]", *pins)
+    session.install(*find_links(), f".[{extras},onnx-training,test]", *pins)
     script = ROOT / "tests" / "journeys" / "as_a_user.py"
     session.chdir(session.create_tmp())
     session.run("python", "-P", "-m", "pytest", "--import-mode=importlib", script)

@@ -132,8 +132,8 @@ SYSTEMS = """## Systems
 | Linux, x86-64 | yes | compiled by `c++` (GCC or Clang), or by what `CXX` names |
 | Linux, other processors | no; expected to work | the same, for one level |
 | macOS | no; expected to work | `c++` of the command line tools of Xcode |
-| Windows | no; expected to work, without the kernels | none with MSVC: the build gives the flags \
-of GCC and Clang |
+| Windows | no; expected to work, without the kernels | none: the sources need vectors and \
+functions that MSVC does not have |
 
 Without the kernels no rule is applied that needs one; a warning says so once,
 and `dort-rewriter doctor` says why."""

@@ -25,7 +25,7 @@ __all__ = ["optimize_model", "optimize_onnx"]
 Options = OptimizationOptions | Mapping[str, Any] | None
 AnyModel: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
 
-_PROVIDERS = {"CPU": CPU, "CUDA": CUDA}
+_PROVIDERS = {"CPU": CPU, "CUDA": CUDA, "any": CPU}
 
 
 @overload
@@ -79,7 +79,7 @@ def _load(model: AnyModel) -> ir.Model:
 
 def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeReport:
     """Optimize a model in place for the provider of ``options.processor``."""
-    provider = _PROVIDERS.get(options.processor, CPU)
+    provider = _PROVIDERS[options.processor]
     return optimize(
         model,
         options,

@@ -285,8 +285,8 @@ def get_decomposition_table(dispatcher: Dispatcher | None = None) -> Table:
 
 
 def get_standard_table(dispatcher: Dispatcher) -> Table:
-    """The table of models that run without torch: what is left to torch's kernels elsewhere is
-    decomposed, but for what the dispatcher converts."""
+    """The table of models that run without torch: operators for which compiled models call
+    torch's kernels are decomposed, except those that the dispatcher converts."""
     others = {**linear_algebra_decompositions(), **pairwise_decompositions()}
     found = {op: f for op, f in others.items() if not dispatcher.converts(_name(op))}
     return {**get_decomposition_table(dispatcher), **found}

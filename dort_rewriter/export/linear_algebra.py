@@ -94,26 +94,22 @@ def _where_it_fits(
 # --- triangles ---------------------------------------------------------------------------------
 
 
-def _substitute(a: Tensor, b: Tensor, *, unit: bool) -> Tensor:
+def _solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
     """The solution of ``a @ x = b``, of which only the lower triangle is read: by halves."""
     n = a.shape[-1]
     if n <= 1:
         return b if unit or not n else b / a
     half = n // 2
-    first = _substitute(a[..., :half, :half], b[..., :half, :], unit=unit)
+    first = _solve_lower(a[..., :half, :half], b[..., :half, :], unit)
     rest = b[..., half:, :] - a[..., half:, :half] @ first
-    second = _substitute(a[..., half:, half:], rest, unit=unit)
+    second = _solve_lower(a[..., half:, half:], rest, unit)
     batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
     parts = [t.expand(*batch, *t.shape[-2:]) for t in (first, second)]
     return torch.cat(parts, -2)
 
 
-def _solve_lower(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
-    return _substitute(a, b, unit=unit)
-
-
 def _solve_upper(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
-    return _substitute(a.flip(-1, -2), b.flip(-2), unit=unit).flip(-2)
+    return _solve_lower(a.flip(-1, -2), b.flip(-2), unit).flip(-2)
 
 
 def _solve_triangular(

@@ -44,7 +44,7 @@ def get_pattern_list(
         negative: the same, of what is left out.
 
     Raises:
-        OptionError: a name that nobody has.
+        OptionError: a name is unknown.
     """
     chosen: dict[str, Selected] = {}
     for sign, item in _items(positive):

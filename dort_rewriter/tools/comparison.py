@@ -52,7 +52,7 @@ class ExporterResult:
     export_seconds: float | None = None
     """Its first export in this comparison, imports included."""
     max_difference: float | None = None
-    """The largest absolute difference to eager, NaN when that is."""
+    """The largest absolute difference to eager, NaN where shapes or places of NaN differ."""
     agrees: bool | None = None
     """Whether all results are those of eager, within the tolerance."""
     run_milliseconds: float | None = None
@@ -303,9 +303,7 @@ def _quiet() -> Iterator[None]:
             each.setLevel(level)
 
 
-_LOGGERS = (
-    *("torch.onnx", "torch.export._draft_export", "torch.fx.experimental.symbolic_shapes"),
-)
+_LOGGERS = "torch.onnx torch.export._draft_export torch.fx.experimental.symbolic_shapes".split()
 """Those that say why a model is not captured, and print its graph."""
 
 

@@ -1,4 +1,4 @@
-"""TensorScatter: consecutive places of a tensor that are written over, as those of a static cache."""
+"""TensorScatter: consecutive places of a tensor are written over, as those of a static cache."""
 
 from __future__ import annotations
 

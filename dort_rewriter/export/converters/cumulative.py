@@ -1,7 +1,7 @@
 """Running sums, products and extrema along an axis.
 
-The sum has an operator in ONNX, the product from opset 26 on. The others double the reach of each element log2(size) times:
-a Loop does where the size is not known at export.
+The sum has an operator in ONNX, the product from opset 26 on. The others double the reach of each
+element log2(size) times: a Loop does where the size is not known at export.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dort_rewriter import OptionError, get_pattern_list
-from dort_rewriter.optimize.patterns.standard.casts import CastCast
+from dort_rewriter.optimize.patterns.standard.arithmetic import CastCast
 from dort_rewriter.optimize.selection import SETS, asks_for_kernels
 
 

@@ -25,7 +25,7 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
     widens,
     write_program,
 )
-from dort_rewriter.optimize.patterns.recognize.casts import before_cast
+from dort_rewriter.optimize.patterns.recognize.operands import before_cast
 from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import GraphView
 

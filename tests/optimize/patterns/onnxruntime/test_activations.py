@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.onnxruntime.activations import FastGelu, GeluErf
-from dort_rewriter.optimize.patterns.standard.activations import Gelu
+from dort_rewriter.optimize.patterns.onnxruntime.layers import FastGelu, GeluErf
+from dort_rewriter.optimize.patterns.standard.layers import Gelu
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 HEADER = """(float[2,N] x) => (float[2,N] y) <float half = {0.5}, float one = {1.0},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.optimize.patterns.onnxruntime.gradients import SoftmaxGrad
+from dort_rewriter.optimize.patterns.onnxruntime.layers import SoftmaxGrad
 from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 

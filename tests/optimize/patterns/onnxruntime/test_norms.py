@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.optimize.patterns.onnxruntime.norms import (
+from dort_rewriter.optimize.patterns.onnxruntime.layers import (
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.standard.batches import ReshapeMatMulReshape
+from dort_rewriter.optimize.patterns.standard.views import ReshapeMatMulReshape
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.standard.casts import CastCast, CastOpCast
+from dort_rewriter.optimize.patterns.standard.arithmetic import CastCast, CastOpCast
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.clips import ClipClip
+from dort_rewriter.optimize.patterns.standard.arithmetic import ClipClip
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 NUMBERS = {"x": np.array([-3, -1, 0, 0.5, 2, 9], dtype=np.float32)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.standard.duplicates import CommonSubexpressions
+from dort_rewriter.optimize.patterns.standard.passes import CommonSubexpressions
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.standard.identities import Dropout, Identity
+from dort_rewriter.optimize.patterns.standard.constants import Dropout, Identity
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from dort_rewriter.optimize.patterns.standard.leaves import LeavesLast
+from dort_rewriter.optimize.patterns.standard.passes import LeavesLast
 from tests.optimize.rewrites import apply, assert_refuses, model_of
 
 BACKWARD = """(float[4,4] g, float[4,4] w, float[4,4] x)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.optimize.patterns.standard.losses import CrossEntropyScatter
+from dort_rewriter.optimize.patterns.standard.layers import CrossEntropyScatter
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 BACKWARD = """(float[2,5] y, int64[2,1] t, float[2,1] g) => (float[2,5] z)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.neutrals import (
+from dort_rewriter.optimize.patterns.standard.arithmetic import (
     AddNeg,
     NeutralElement,
     NotNot,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.norms import RMSNormalization
+from dort_rewriter.optimize.patterns.standard.layers import RMSNormalization
 from dort_rewriter.ort_module import max_opset
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 

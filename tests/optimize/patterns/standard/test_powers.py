@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.powers import PowToMul
+from dort_rewriter.optimize.patterns.standard.arithmetic import PowToMul
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 POSITIVE = {"x": np.array([0.25, 1.5, 3.0], dtype=np.float32)}

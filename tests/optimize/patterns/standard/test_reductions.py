@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.reductions import ReduceReshape
+from dort_rewriter.optimize.patterns.standard.views import ReduceReshape
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 

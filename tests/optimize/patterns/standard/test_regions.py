@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.regions import ReshapeElementwise
+from dort_rewriter.optimize.patterns.standard.passes import ReshapeElementwise
 from tests.optimize.rewrites import apply, assert_refuses, assert_rewrites, model_of
 
 SHAPES = "<int64[3] three = {2, 3, 4}, int64[2] two = {6, 4}, float k = {2.0}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.scalings import (
+from dort_rewriter.optimize.patterns.standard.arithmetic import (
     DivToMul,
     MulMulMul,
     MulMulScalar,

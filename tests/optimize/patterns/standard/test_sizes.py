@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.standard.sizes import (
+from dort_rewriter.optimize.patterns.standard.views import (
     ReshapeTarget,
     ShapeOfInput,
     StaticSizes,

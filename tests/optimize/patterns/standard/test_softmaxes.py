@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dort_rewriter.optimize.patterns.base import Rule
-from dort_rewriter.optimize.patterns.standard.softmaxes import LogSoftmax, Softmax
+from dort_rewriter.optimize.patterns.standard.layers import LogSoftmax, Softmax
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 INSIDE = """m = ReduceMax<keepdims=1>(x, axis) c = Sub(x, m) e = Exp(c)

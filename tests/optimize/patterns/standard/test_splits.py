@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.splits import SlicesSplit
+from dort_rewriter.optimize.patterns.standard.passes import SlicesSplit
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 HALVES = """(float[N,8] x) => (float[N,8] y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.standard.transposes import (
+from dort_rewriter.optimize.patterns.standard.moves import (
     TransposeElementwise,
     TransposeEqualReshape,
     TransposeTranspose,

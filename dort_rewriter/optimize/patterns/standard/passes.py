@@ -1,25 +1,147 @@
-"""Groups of elementwise operators between Reshapes, computed in the shape outside of them.
+"""What looking at one node cannot tell: rewrites of the whole graph.
 
-NOTE: a group and not a node: what is read twice, as in ``x * sigmoid(x)``, moves as a whole or not
-at all.
+NOTE: of LeavesLast: onnxruntime does not run a model in the order it is written. It walks back
+from the nodes without readers, the last written one first, so that the gradients of weights,
+written as soon as they can be computed, all run at the end of the backward pass: what they read
+has left the caches by then, and is kept in memory all that time.
+
+NOTE: of ReshapeElementwise: a group and not a node: what is read twice, as in ``x * sigmoid(x)``,
+moves as a whole or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.emitter import Emitter
 from dort_rewriter.optimize.patterns.base import GraphPass
-from dort_rewriter.optimize.patterns.elementwise import BROADCASTING, UNARY
+from dort_rewriter.optimize.patterns.recognize.operands import Piece, slice_of
+from dort_rewriter.optimize.patterns.standard.moves import BROADCASTING, UNARY
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
 from dort_rewriter.optimize.replacing import take_place
 from dort_rewriter.optimize.view import Dim, GraphView
 
-__all__ = ["ReshapeElementwise"]
+__all__ = ["CommonSubexpressions", "LeavesLast", "ReshapeElementwise", "SlicesSplit"]
+
+_RANDOM = frozenset(
+    {"Dropout", "Bernoulli", "Multinomial"}
+    | {f"Random{kind}{like}" for kind in ("Normal", "Uniform") for like in ("", "Like")}
+)
+
+
+class CommonSubexpressions(GraphPass):
+    """Two nodes of one operator with equal inputs and attributes become one, random ones never.
+
+    NOTE: the pass of onnx_ir merges two training Dropouts with equal inputs.
+    """
+
+    def run(self, graph: GraphView) -> int:
+        """Merge the nodes of the main graph."""
+        seen: dict[Any, ir.Node] = {}
+        merged = 0
+        for node in list(graph.graph):
+            if (key := _key(node)) is None:
+                continue
+            first = seen.setdefault(key, node)
+            if first is not node and _can_merge(first, node):
+                for kept, gone in zip(first.outputs, node.outputs, strict=True):
+                    gone.replace_all_uses_with(kept)
+                graph.graph.remove(node, safe=True)
+                merged += 1
+        return merged
+
+
+def _can_merge(first: ir.Node, second: ir.Node) -> bool:
+    """Whether the model does not return the second: an output needs its own name."""
+    if any(v.is_graph_output() for v in second.outputs):
+        return False
+    types = [(a.dtype, b.dtype) for a, b in zip(first.outputs, second.outputs, strict=True)]
+    return all(a == b for a, b in types if a is not None and b is not None)
+
+
+def _key(node: ir.Node) -> Any:
+    if node.op_type in _RANDOM:
+        return None
+    attributes = []
+    for name, attribute in sorted(node.attributes.items()):
+        if attribute.is_ref() or attribute.type in (
+            ir.AttributeType.GRAPH,
+            ir.AttributeType.GRAPHS,
+        ):
+            return None
+        value = attribute.value
+        if attribute.type == ir.AttributeType.TENSOR:
+            value = (value.dtype, tuple(value.shape), value.tobytes())
+        attributes.append((name, tuple(value) if isinstance(value, list) else value))
+    return (
+        node.domain,
+        node.op_type,
+        node.overload,
+        tuple(map(id, node.inputs)),
+        tuple(attributes),
+        len(node.outputs),
+    )
+
+
+class SlicesSplit(GraphPass):
+    """``Slice(x, 0, 4), Slice(x, 4, 8) -> Split(x)``   when they take all of an axis, once.
+
+    NOTE: it comes late, so that rules which recognize rotary embeddings see their Slices first.
+    """
+
+    late = True
+
+    def run(self, graph: GraphView) -> int:
+        """Replace the Slices of each tensor that they cover."""
+        groups: dict[tuple[ir.Value, int], list[tuple[Piece, ir.Node]]] = defaultdict(list)
+        for node in graph.graph:
+            piece = slice_of(node, graph)
+            if piece is not None and not node.outputs[0].is_graph_output():
+                groups[piece.source, piece.axis].append((piece, node))
+        emitter = None
+        done = 0
+        for (source, axis), found in groups.items():
+            dims = graph.dims(source)
+            ordered = sorted(found, key=lambda pair: pair[0].start)
+            if dims is None or not _covers([piece for piece, _ in ordered], dims[axis]):
+                continue
+            emitter = emitter or Emitter(graph.graph, graph.opset)
+            _split(graph.graph, emitter, [n for _, n in found], ordered)
+            done += 1
+        return done
+
+
+def _covers(pieces: Sequence[Piece], size: object) -> bool:
+    """Whether pieces, in order, take each element once."""
+    ends = [0, *(p.end for p in pieces)]
+    starts = [*(p.start for p in pieces), size]
+    return len(pieces) > 1 and ends == starts and all(p.start < p.end for p in pieces)
+
+
+def _split(
+    graph: ir.Graph,
+    emitter: Emitter,
+    nodes: Sequence[ir.Node],
+    ordered: Sequence[tuple[Piece, ir.Node]],
+) -> None:
+    """Put a Split where the first of the Slices stands.
+
+    NOTE: it reads what the Slices read by now: their source may be a Slice that was replaced.
+    """
+    emitter.begin({**nodes[0].metadata_props, "rule": SlicesSplit.__name__})
+    sizes = [piece.end - piece.start for piece, _ in ordered]
+    parts = emitter.Split(nodes[0].inputs[0], sizes, axis=ordered[0][0].axis)
+    graph.insert_before(nodes[0], emitter.nodes)
+    for part, (_, node) in zip(parts, ordered, strict=True):
+        take_place(node.outputs[0], part)
+    graph.remove(nodes, safe=True)
+
 
 _ELEMENTWISE = frozenset((*UNARY, *BROADCASTING))
 Dims = tuple[Dim, ...]
@@ -225,3 +347,36 @@ def _redirect(old: ir.Value, new: ir.Value, back: ir.Value | None, region: _Regi
             reader.replace_input_with(index, back)
     if back is not None and old.is_graph_output():
         take_place(old, back)
+
+
+class LeavesLast(GraphPass):
+    """Nodes that no node reads are written last, in the reverse of the order they can run in."""
+
+    def run(self, graph: GraphView) -> int:
+        """Move them, and return how many are not where they were."""
+        nodes = list(graph.graph)
+        leaves = [node for node in nodes if not any(v.uses() for v in node.outputs)]
+        if len(leaves) < 2:
+            return 0
+        moved = set(leaves)
+        inner = [node for node in nodes if node not in moved]
+        position = {node: i for i, node in enumerate(inner)}
+        leaves.sort(key=lambda leaf: _ready(leaf, position), reverse=True)
+        wanted = [*inner, *leaves]
+        count = sum(a is not b for a, b in zip(nodes, wanted, strict=True))
+        if count:
+            graph.graph.remove(leaves)
+            graph.graph.extend(leaves)
+        return count
+
+
+def _ready(node: ir.Node, position: dict[ir.Node, int]) -> int:
+    """The position of the last node it waits for."""
+    waits = [v.producer() for v in node.inputs if v is not None]
+    waits += [v.producer() for graph in _subgraphs(node) for n in graph.all_nodes()
+              for v in n.inputs if v is not None]  # fmt: skip
+    return max((position[p] for p in waits if p in position), default=-1)
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    return [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]

@@ -40,7 +40,7 @@ _EXPORTS: dict[str, str] = {
     "get_decomposition_table": "export.decompositions",
     "get_decomposition_table_by_name": "export.decompositions",
     "GraphSignature": "signature",
-    "get_pattern_list": "optimize.selection",
+    "get_pattern_list": "optimize.pipeline",
     "get_parsed_args": "tools.parsed_args",
     "HookError": "errors",
     "HookStatus": "hook",
@@ -141,7 +141,7 @@ if TYPE_CHECKING:
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
     from dort_rewriter.kernels.loading import custom_ops_library
-    from dort_rewriter.optimize.selection import get_pattern_list
+    from dort_rewriter.optimize.pipeline import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.backend_aids import (

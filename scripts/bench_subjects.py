@@ -15,7 +15,7 @@ from bench_graphs import Captured
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.compiler.compilation import compile_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, Recipe
 from dort_rewriter.runtime.providers import CPU

@@ -22,7 +22,7 @@ from dort_rewriter.export.names import give_way, read_names, rename_symbols
 from dort_rewriter.export.opsets import read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.older_opsets import lower_opset
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
 from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
 from dort_rewriter.torch_defects.metadata import correct_metadata

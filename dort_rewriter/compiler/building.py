@@ -19,16 +19,16 @@ from dort_rewriter.export.annotations import opset_of
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place
-from dort_rewriter.optimize.distinct_operands import separate_operands
 from dort_rewriter.optimize.low_bits import lower_weights
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import (
     compute_halves_in_float,
+    drop_unused_results,
     fit_to_provider,
     fit_to_standard,
+    separate_operands,
+    substitute,
 )
-from dort_rewriter.optimize.substitutes import substitute
-from dort_rewriter.optimize.unused_results import drop_unused_results
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.graph_plan import GraphPlan
 from dort_rewriter.plan.kernel_choice import compute_by_mkl, uses_own_kernels

@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from dort_rewriter.errors import ExecutionError, calling
 from dort_rewriter.optimize.patterns import kernels
-from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.selection import get_pattern_list
+from dort_rewriter.optimize.pipeline import get_pattern_list, optimize
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.kernel_query import kernel_query

@@ -14,9 +14,8 @@ from dort_rewriter.kernels.torch_library import (
     multiplies_bfloat16,
     multiplies_faster,
 )
-from dort_rewriter.optimize.mkl_attention import differentiate_by_mkl
-from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_by_mkl
-from dort_rewriter.optimize.selection import asks_for_kernels
+from dort_rewriter.optimize.mkl import differentiate_by_mkl, multiply_by_mkl, multiply_small_by_mkl
+from dort_rewriter.optimize.pipeline import asks_for_kernels
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.plan.placement import FLASH_BACKWARD, PRODUCTS, find_override
 

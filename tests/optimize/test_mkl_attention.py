@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, TORCH_FLASH
-from dort_rewriter.optimize.mkl_attention import differentiate_by_mkl
+from dort_rewriter.optimize.mkl import differentiate_by_mkl
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18, "dort_rewriter" : 1]>
 graph (TYPE[2,3,4,8] g, TYPE[2,3,4,8] q, TYPE[2,3,5,8] k, TYPE[2,3,5,8] v)

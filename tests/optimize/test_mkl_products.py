@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from dort_rewriter.kernels.operators import MKL_PRODUCT
-from dort_rewriter.optimize.mkl_products import multiply_by_mkl, multiply_small_by_mkl
+from dort_rewriter.optimize.mkl import multiply_by_mkl, multiply_small_by_mkl
 
 
 def model_of(node: str, *inputs: str) -> ir.Model:

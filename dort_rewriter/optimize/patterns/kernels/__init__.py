@@ -14,9 +14,8 @@ from dort_rewriter.optimize.patterns.kernels.casts import (
     NarrowNorms,
     NarrowSoftmax,
 )
-from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
 from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv
-from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
+from dort_rewriter.optimize.patterns.kernels.elementwise import ElementwiseChains, ElementwiseLists
 from dort_rewriter.optimize.patterns.kernels.reductions import (
     BatchNormProduct,
     CrossEntropyGrad,

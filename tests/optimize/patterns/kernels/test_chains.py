@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import dort_rewriter.kernels.loading
-from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
+from dort_rewriter.optimize.patterns.kernels.elementwise import ElementwiseChains
 from dort_rewriter.optimize.patterns.kernels.programs import OPERATIONS, write_program
 from tests.optimize.rewrites import (
     apply,

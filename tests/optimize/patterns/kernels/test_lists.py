@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
+from dort_rewriter.optimize.patterns.kernels.elementwise import ElementwiseLists
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 SUM = "dort_rewriter.Elementwise <program = [0, 0, -1, -2, 0], results = [0]>"

@@ -1,6 +1,8 @@
-"""Products for MKL, where that multiplies faster: large ones of float32, small ones of bfloat16.
+"""Nodes for kernels that call MKL: products where it multiplies faster, gradients of attention.
 
-Done last: rules know the products of ONNX and ONNX Runtime, and take some of them into others.
+Large products of float32, small ones of bfloat16; the gradients in place of those by torch's
+kernel. Done last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them
+into others.
 """
 
 from __future__ import annotations
@@ -11,10 +13,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.kernels.operators import MKL_PRODUCT, OWN_DOMAIN
-from dort_rewriter.optimize.replacing import take_place
+from dort_rewriter.kernels.operators import (
+    MKL_ATTENTION_GRAD,
+    MKL_PRODUCT,
+    OWN_DOMAIN,
+    TORCH_FLASH,
+)
+from dort_rewriter.optimize.view import take_place
 
-__all__ = ["multiply_by_mkl", "multiply_small_by_mkl"]
+__all__ = ["differentiate_by_mkl", "multiply_by_mkl", "multiply_small_by_mkl"]
 
 _PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")})
 
@@ -104,3 +111,21 @@ def _sizes(value: ir.Value | None) -> list[int]:
     assert value is not None
     assert value.shape is not None
     return [d if isinstance(d, int) else _USUAL for d in value.shape]
+
+
+def differentiate_by_mkl(model: ir.Model, *, of_bfloat16: bool) -> int:
+    """Change a model in place, and return how many gradients of attention MKL computes now.
+
+    ``of_bfloat16`` says whether it multiplies bfloat16 by instructions for that: factors are
+    widened to floats elsewhere, as those of float16 are.
+    """
+    done = 0
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if (node.domain, node.op_type) != (OWN_DOMAIN, f"{TORCH_FLASH}_backward"):
+            continue
+        node.op_type = MKL_ATTENTION_GRAD
+        query = node.inputs[1]
+        if of_bfloat16 and query is not None and query.dtype is ir.DataType.BFLOAT16:
+            node.attributes["of_bfloat16"] = ir.AttrInt64("of_bfloat16", 1)
+        done += 1
+    return done

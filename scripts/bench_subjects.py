@@ -13,7 +13,7 @@ import torch
 from bench_graphs import Captured
 
 from dort_rewriter.backends.optimize_onnx import optimize_model
-from dort_rewriter.compiler.compilation import compile_graph
+from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions

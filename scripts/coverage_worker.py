@@ -19,7 +19,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.testing._internal.common_methods_invocations import op_db
 
-from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.compiler.building import add_casts
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
@@ -34,7 +34,7 @@ from dort_rewriter.export.torch_calls import (
     may_be_called,
 )
 from dort_rewriter.kernels.torch_calls import register_call
-from dort_rewriter.plan.ties import has_torchs_order
+from dort_rewriter.plan.placement import has_torchs_order
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy

@@ -161,18 +161,18 @@ def refusals(entry: Any, most: int) -> Iterator[Record]:
 def accepted(entry: Any, most: int) -> Iterator[Record]:
     """The samples that eager mode takes and whose graphs are left to it for their types."""
     from dort_rewriter.backends.onnxrt_graphs import make_dispatcher
-    from dort_rewriter.capture import aot, refusals
+    from dort_rewriter.capture import aot, taken_types
     from dort_rewriter.export.decompositions import get_tracing_table
 
     table = get_tracing_table(make_dispatcher())
     left: list[str] = []
-    in_eager_mode = refusals._in_eager_mode
+    in_eager_mode = taken_types._in_eager_mode
 
     def noted(graph: Any, refused: Any) -> Any:
         left.append(str(refused))
         return in_eager_mode(graph, refused)
 
-    refusals._in_eager_mode = noted
+    taken_types._in_eager_mode = noted
     for dtype in TYPES:
         if dtype not in entry.supported_dtypes(DEVICE):
             continue

@@ -31,8 +31,8 @@ from dort_rewriter.backends.onnxrt_graphs import (
     make_dispatcher,
     serves,
 )
-from dort_rewriter.backends.provider_choice import select_providers
 from dort_rewriter.backends.session_call import run_session
+from dort_rewriter.compiler.provider_choice import select_providers
 from dort_rewriter.compiler.safety_net import forget_warnings, raises_at_call
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 
 from dort_rewriter import env
+from dort_rewriter.aten import source_line
 from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
 from dort_rewriter.backends.instances import as_own
 from dort_rewriter.backends.layers import suggesting_layers
-from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.compiler import compilation
+from dort_rewriter.capture.interface import complete_metadata
+from dort_rewriter.compiler import block
 from dort_rewriter.compiler.block import make_block
-from dort_rewriter.compiler.conventions import unboxed
 from dort_rewriter.compiler.finite import FiniteChecks, checks_finite
 from dort_rewriter.compiler.graph_key import graph_key
 from dort_rewriter.compiler.minifier import watched
+from dort_rewriter.compiler.provider_choice import selection_of
 from dort_rewriter.compiler.safety_net import (
     GRAPH_BREAKS,
     guarded,
@@ -41,10 +41,9 @@ from dort_rewriter.compiler.verification import copies
 from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import plan_whole
-from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed, unboxed
 from dort_rewriter.runtime.low_bits import require_low_bit_products
 from dort_rewriter.torch_defects.kernel_layouts import asks_for_format
 from dort_rewriter.torch_defects.overlapping_writes import (
@@ -173,9 +172,9 @@ def _compile_checked(
 ) -> RunBoxed:
     """Compile a graph; its results have to be finite where the options ask for it."""
     if checks is None:
-        return compilation.compile_graph(graph_module, recipe)
+        return block.compile_graph(graph_module, recipe)
     watched_graph = checks.watch(graph_module)
-    return watched_graph.checked(compilation.compile_graph(graph_module, recipe))
+    return watched_graph.checked(block.compile_graph(graph_module, recipe))
 
 
 def compile_graph(

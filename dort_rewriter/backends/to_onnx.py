@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import onnx
 import torch
 
-from dort_rewriter.aten.aliases import rebase_strided
+from dort_rewriter.aten import rebase_strided
 from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower

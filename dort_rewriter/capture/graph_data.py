@@ -19,7 +19,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dort_rewriter.aten.aliases import LAYOUT_IS_FREE
+from dort_rewriter.aten import LAYOUT_IS_FREE
 from dort_rewriter.capture.updates import UPDATES
 from dort_rewriter.errors import CaptureError
 

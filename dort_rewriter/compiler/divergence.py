@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dort_rewriter.aten import source_line
 from dort_rewriter.errors import DivergenceError
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.plan.outputs import ModelOutput
 from dort_rewriter.runtime.reference import tensor_to_array
 

@@ -18,11 +18,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter import env
-from dort_rewriter.aten.operators import is_random
+from dort_rewriter.aten import ancestors, is_random, source_line
 from dort_rewriter.capture.updates import updates_of
 from dort_rewriter.compiler.verification import copies
 from dort_rewriter.errors import NotFiniteError
-from dort_rewriter.export.provenance import ancestors, source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.partition import copy_graph

@@ -19,10 +19,10 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dort_rewriter import env
+from dort_rewriter.aten import source_line
 from dort_rewriter.compiler.model_key import NoKey, constant, installed
-from dort_rewriter.compiler.tf32 import precisions
+from dort_rewriter.compiler.provider_choice import precisions
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.torch_defects.view_replays import share_memory
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dort_rewriter.aten import source_line
 from dort_rewriter.capture.graph_data import MAX_CONSTANT
 from dort_rewriter.env import IMPORTED_AT
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.plan.kernel_choice import described_mkl, uses_own_kernels
 from dort_rewriter.plan.nodes import plan_of
 from dort_rewriter.plan.outputs import ModelOutput
+from dort_rewriter.plan.placement import described_mkl, uses_own_kernels
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
 

@@ -11,7 +11,7 @@ import torch
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.capture.interface import metadata_of_compilation
 from dort_rewriter.capture.updates import updates_of
 from dort_rewriter.compiler.building import build_block
 from dort_rewriter.compiler.frozen import FrozenNumbers, FrozenWeights

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten.layouts import storage_order
-from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.aten import storage_order
+from dort_rewriter.capture.interface import metadata_of_compilation
 from dort_rewriter.compiler.building import build_block
 from dort_rewriter.deployment.capture_backend import Watcher
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of

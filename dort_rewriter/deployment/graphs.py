@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.compiler.mutated_inputs import find_mutated_inputs
+from dort_rewriter.compiler.building import find_mutated_inputs
 from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
 from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.capturing import capture

@@ -22,7 +22,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dort_rewriter.aten.operators import is_random
+from dort_rewriter.aten import is_random, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.deployment.training_state import (
@@ -36,7 +36,6 @@ from dort_rewriter.deployment.training_updates import update_of
 from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.plan.placement import CHECKS
 from dort_rewriter.staging import staged

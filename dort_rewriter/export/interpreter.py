@@ -17,6 +17,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from dort_rewriter.aten import ancestors, describe, source_line
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.errors import (
     DortError,
@@ -40,7 +41,6 @@ from dort_rewriter.export.empties import empty_results
 from dort_rewriter.export.inputs import drop_unused_inputs
 from dort_rewriter.export.names import check_names, create_output_names, give_way
 from dort_rewriter.export.promotion import promote
-from dort_rewriter.export.provenance import ancestors, describe, source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
 from dort_rewriter.graph.schemas import ir_version_of

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dort_rewriter.aten.aliases import (
+from dort_rewriter.aten import (
+    ancestors,
+    is_contiguous,
     reads_by_place,
     reads_gaps,
     rebase_strided,
@@ -24,9 +26,7 @@ from dort_rewriter.aten.aliases import (
 )
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
-from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
-from dort_rewriter.passes import AtenPass, PassRun, passes_of, run_passes, went_through
 from dort_rewriter.plan.nodes import (
     Chooser,
     NodePlan,
@@ -42,13 +42,12 @@ from dort_rewriter.plan.partition import (
     most_work_together,
     partition_graph,
 )
-from dort_rewriter.plan.placement import CHECK, PLACED
+from dort_rewriter.plan.placement import CHECK, PLACED, TIES
 from dort_rewriter.plan.random_order import draw_in_between, hoist_random
 from dort_rewriter.plan.recipe import Recipe
-from dort_rewriter.plan.ties import TIES
 from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
 from dort_rewriter.torch_defects.metadata import correct_metadata
-from dort_rewriter.traced_sizes import is_contiguous
+from dort_rewriter.trace import AtenPass, PassRun, passes_of, run_passes, went_through
 
 __all__ = [
     "DECIDE",

@@ -16,19 +16,18 @@ from typing import Any, Literal
 
 import torch
 
+from dort_rewriter.aten import source_line
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.compiler.compilation import compile_graph
+from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.options import OrtBackendOptions, from_mapping
-from dort_rewriter.passes import PassRun
 from dort_rewriter.plan.graph_plan import prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.low_bits import require_low_bit_products
@@ -36,7 +35,7 @@ from dort_rewriter.tools.explain_html import explanation_html
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
 from dort_rewriter.tools.models import count_nodes
-from dort_rewriter.trace import CompileTrace
+from dort_rewriter.trace import CompileTrace, PassRun
 
 __all__ = ["AtenGraph", "CapturedGraph", "Explanation", "GraphBreak", "InTorch", "explain"]
 

@@ -22,8 +22,8 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dort_rewriter.aten import source_line
 from dort_rewriter.errors import DortError
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.runtime.reference import array_to_tensor
 from dort_rewriter.runtime.session import create_session
 

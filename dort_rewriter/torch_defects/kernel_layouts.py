@@ -18,12 +18,20 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dort_rewriter.aten.aliases import is_layout_free, lineage, reads_storage, results_of
-from dort_rewriter.aten.layouts import is_dense, lies_as_ordered, storage_order
-from dort_rewriter.aten.operators import is_random
+from dort_rewriter.aten import (
+    hint_of,
+    is_contiguous,
+    is_dense,
+    is_layout_free,
+    is_random,
+    lies_as_ordered,
+    lineage,
+    reads_storage,
+    results_of,
+    storage_order,
+)
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.traced_sizes import hint_of, is_contiguous
 
 __all__ = ["DEFECT", "asks_for_format", "correct_layouts", "present"]
 

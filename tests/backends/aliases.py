@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import torch
 from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
-from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.capture.interface import metadata_of_compilation
 from dort_rewriter.torch_defects.view_replays import drop_wrong_replays, share_memory
 
 __all__ = ["MODES", "Mode", "Program", "aot_alone", "check", "observe"]

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dort_rewriter.capture.tracing import correct_tracing
 from dort_rewriter.compiler.safety_net import forget_warnings
-from dort_rewriter.torch_defects.tracing import correct_tracing
 from tests.backends.aliases import MODES, Program, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
 from tests.backends.roundings import ExactResults, Roundings

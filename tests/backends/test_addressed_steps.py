@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dort_rewriter.compiler import building
-from dort_rewriter.compiler.mutated_inputs import find_addresses
+from dort_rewriter.compiler.building import find_addresses
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.optimize.patterns.kernels import elementwise
 from dort_rewriter.runtime.session import create_session

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dort_rewriter.aten.aliases import lineage, results_of
+from dort_rewriter.aten import lineage, results_of
 from dort_rewriter.capture.graph_data import describe_graph, restore_graph
 from dort_rewriter.errors import CaptureError
 

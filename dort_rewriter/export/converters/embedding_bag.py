@@ -12,12 +12,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten import is_same_size
 from dort_rewriter.export.converters.bounds import refuse_negative
 from dort_rewriter.export.converters.opmath import cast_like, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
-from dort_rewriter.traced_sizes import is_same_size
 
 _MEAN, _MAX = 1, 2
 _NOTHING = ir.tensor([0], dtype=ir.DataType.INT64)

@@ -13,11 +13,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten import is_contiguous
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
-from dort_rewriter.traced_sizes import is_contiguous
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

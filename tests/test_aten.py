@@ -1,4 +1,4 @@
-"""Arguments that the model reads in the order of their memory."""
+"""What a graph says about its values: sizes without guards, layouts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from dort_rewriter.aten.layouts import input_orders
+from dort_rewriter.aten import (
+    COUNTED,
+    hint_of,
+    input_orders,
+    is_contiguous,
+    is_dense,
+    is_same_size,
+    overlaps,
+    storage_order,
+)
 from dort_rewriter.backends.custom import onnx_custom_backend
 from dort_rewriter.backends.debug import onnx_debug_backend
 from dort_rewriter.backends.onnxrt import OrtBackend
@@ -21,6 +32,52 @@ from dort_rewriter.runtime.reference import ReferenceExecutor
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.signature import GraphSignature, InputSlot
 from tests.runtime.graphs import parse, result
+
+Make = Callable[[torch.Tensor], torch.Tensor]
+
+
+def traced() -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor of 5 rows, any number in the next call, and its rows that a mask selects."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True))
+    context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    x = mode.from_tensor(torch.randn(5, 6), symbolic_context=context)
+    mask = mode.from_tensor(torch.ones(5, dtype=torch.bool))
+    with mode:
+        return x, x[mask.nonzero()[:, 0]]
+
+
+@pytest.mark.parametrize(
+    ("view", "contiguous", "order"),
+    [
+        (lambda y: y, True, None),
+        (lambda y: y.t(), False, (1, 0)),
+        (lambda y: y[:, None].permute(2, 1, 0), False, (1, 2, 0)),
+        (lambda y: y.unsqueeze(1), True, None),
+        (lambda y: y.unsqueeze(1).expand(-1, 2, -1), False, None),
+        (lambda y: y[:, :5], False, None),
+        (lambda y: y[:, :0], True, None),
+        (lambda y: y.new_empty(3, y.shape[0], y.shape[0]), True, None),
+        (lambda y: y.new_empty(3, y.shape[0]).t(), False, (1, 0)),
+    ],
+)
+def test_layouts_of_counted_sizes(
+    view: Make, contiguous: bool, order: tuple[int, ...] | None
+) -> None:
+    _, y = traced()
+    shown = view(y)
+    assert is_contiguous(shown) is contiguous
+    assert storage_order(shown) == order
+    assert is_dense(shown) is (contiguous or order is not None)
+    assert overlaps(shown) is (0 in shown.stride())
+
+
+def test_hints() -> None:
+    x, y = traced()
+    rows, count = x.shape[0], y.shape[0]
+    assert [hint_of(n) for n in (7, rows, rows * 2, count)] == [7, 5, 10, COUNTED]
+    assert hint_of(count * rows + 1, counted=3) == 16
+    assert is_same_size(count * 2, count + count)
+    assert not is_same_size(count, rows)
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Models on disk: another process finds them, and only the right one."""
+"""What a block is built of: models of earlier processes, models in the hands of a user's
+functions.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend, onnx_custom_backend
@@ -25,10 +29,11 @@ from dort_rewriter.export.dispatcher import Dispatcher, ForceDispatcher
 from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
-from dort_rewriter.plan import kernel_choice
+from dort_rewriter.plan import placement
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.disk_cache import FOLDER
 from dort_rewriter.runtime.providers import CPU
+from tests.backends.ways import compile_strictly
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +166,7 @@ def test_a_compiler_counts(exports: list[str], monkeypatch: pytest.MonkeyPatch) 
     for count in (1, 1):
         torch.testing.assert_close(_compile(pool, **options)(x), pool(x))
         assert len(exports) == count
-    monkeypatch.setattr(kernel_choice, "is_available", lambda: False)
+    monkeypatch.setattr(placement, "is_available", lambda: False)
     torch.testing.assert_close(_compile(pool, **options)(x), pool(x))
     assert len(exports) == 2
 
@@ -375,3 +380,75 @@ def test_no_home_is_no_error(tmp_path: Path) -> None:
             cwd=tmp_path,
         )
         assert done.stdout == "2.0\n", done.stderr
+
+
+# torch's own rules for forward mode are scripted when they are first needed.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).sin().sum() * x[0]
+
+
+def chunked(x: torch.Tensor) -> Any:
+    return x.chunk(2)[1] * 2, x.flip(0).exp()[1:]
+
+
+def in_dual_level(f: Callable[..., Any], x: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        results = f(forward_ad.make_dual(x, torch.arange(4.0)))
+        leaves = torch.utils._pytree.tree_leaves(results)
+        return [tuple(forward_ad.unpack_dual(r)) for r in leaves]
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "jvp": lambda f, x: jvp(f, (x,), (torch.ones(4),)),
+    "jacfwd": lambda f, x: jacfwd(f)(x),
+    "jacrev": lambda f, x: jacrev(f)(x),
+    "vmap": lambda f, x: vmap(f)(torch.stack([x, x + 1])),
+    "dual level": in_dual_level,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("f", [function, chunked])
+def test_of_a_compiled_function(f: Callable[..., Any], name: str) -> None:
+    x = torch.randn(4)
+    compiled, _ = compile_strictly(f, fullgraph=False)
+    torch.testing.assert_close(TRANSFORMS[name](compiled, x), TRANSFORMS[name](f, x))
+
+
+def test_gradient_of_a_compiled_function() -> None:
+    x = torch.randn(4)
+    compiled, _ = compile_strictly(function, fullgraph=False)
+    torch.testing.assert_close(grad(compiled)(x), grad(function)(x))
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMS, "grad"])
+def test_in_a_compiled_function(name: str) -> None:
+    transforms = {**TRANSFORMS, "grad": lambda f, x: grad(f)(x)}
+
+    def transformed(x: torch.Tensor) -> Any:
+        return transforms[name](function, x)
+
+    x = torch.randn(4)
+    compiled, _ = compile_strictly(transformed, fullgraph=False, fallback=True)
+    torch.testing.assert_close(compiled(x), transformed(x))
+
+
+def test_tangents_of_some_calls_only() -> None:
+    """One compiled graph serves calls with tangents and without."""
+    x = torch.randn(4)
+    compiled, backend = compile_strictly(chunked)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), chunked(x))
+        torch.testing.assert_close(in_dual_level(compiled, x), in_dual_level(chunked, x))
+    assert backend.execution_count == 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a dual is no leaf
+def test_forward_mode_through_a_backward_graph_is_refused() -> None:
+    compiled, _ = compile_strictly(function)
+    # NotImplementedError before torch 2.15, where Dynamo refuses a dual itself.
+    with pytest.raises(RuntimeError, match=r"jvp|dual tensor"):
+        in_dual_level(compiled, torch.randn(4).requires_grad_())

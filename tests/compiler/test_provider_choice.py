@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.backends.provider_choice import select_providers
-from dort_rewriter.compiler.tf32 import may_use_tf32
+from dort_rewriter.compiler.provider_choice import may_use_tf32, select_providers
 from dort_rewriter.runtime import providers
 from dort_rewriter.runtime.providers import CPU, CUDA
 

@@ -1,4 +1,4 @@
-"""Masks that do not depend on what a graph is given are said in a word, and only those."""
+"""A joint graph before it is cut: duplicates, copies, masks that are known."""
 
 from __future__ import annotations
 
@@ -11,10 +11,115 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.capture import known_masks
-from dort_rewriter.capture.known_masks import name_known_masks
+from dort_rewriter.capture import joint_graph
+from dort_rewriter.capture.joint_graph import drop_copies, merge_duplicates, name_known_masks
 
 aten = torch.ops.aten
+
+
+def _merge(function: Callable[..., Any], *args: torch.Tensor) -> tuple[int, torch.fx.GraphModule]:
+    graph_module = make_fx(function)(*args)
+    merged = merge_duplicates(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    expected, got = function(*args), graph_module(*args)
+    torch.testing.assert_close(got, expected)
+    return merged, graph_module
+
+
+def test_equal_nodes_are_merged() -> None:
+    """Also what is equal only after its arguments are."""
+    merged, _ = _merge(lambda x: (x.sin().cos() + x.sin().cos(),), torch.randn(3))
+    assert merged == 2
+
+
+def test_numbers_of_different_types_are_different() -> None:
+    """1, 1.0 and True promote differently; -0.0 is not 0.0."""
+    x = torch.ones(3, dtype=torch.int64)
+    assert _merge(lambda x: ((x * 1).double() + x * 1.0,), x)[0] == 0
+    y = torch.randn(3)
+    assert _merge(lambda y: ((y * 0.0).reciprocal(), (y * -0.0).reciprocal()), y)[0] == 0
+
+
+def test_what_is_returned_stays() -> None:
+    """Two results are two tensors."""
+    assert _merge(lambda x: (x.sin(), x.sin()), torch.randn(3))[0] == 0
+
+
+def test_random_and_uninitialized_tensors_stay() -> None:
+    """Two draws are two draws."""
+
+    def function(x: torch.Tensor) -> Any:
+        a, b = torch.rand_like(x), torch.rand_like(x)
+        return ((a - b).abs().sum() > 0,)
+
+    assert _merge(function, torch.randn(8))[0] == 0
+
+
+def test_a_write_comes_between() -> None:
+    """The second reading finds other numbers."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = x.clone()
+        a = aten.sin(y)
+        y.add_(1)
+        return (a + aten.sin(y),)
+
+    assert _merge(function, torch.randn(3))[0] == 0
+
+
+def _drop(function: Callable[..., Any], *args: torch.Tensor) -> int:
+    graph_module = make_fx(function, tracing_mode="fake")(*args)
+    dropped = drop_copies(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    torch.testing.assert_close(graph_module(*args), function(*args))
+    clones = [n for n in graph_module.graph.nodes if n.target is aten.clone.default]
+    assert len(clones) + dropped == 1
+    return dropped
+
+
+def test_a_copy_within_a_graph_is_dropped() -> None:
+    """Dropout of nothing."""
+    assert _drop(lambda x: x.softmax(-1).clone() @ x, torch.randn(3, 3)) == 1
+
+
+def test_a_copy_that_is_returned_stays() -> None:
+    """Its source may be saved, and the caller may change it."""
+    x = torch.randn(3, 3)
+    assert _drop(lambda x: x.exp().clone(), x) == 0
+    assert _drop(lambda x: x.exp().clone().t(), x) == 0
+
+
+def test_a_source_that_is_returned_keeps_its_copy() -> None:
+    """The caller may change it before the backward graph reads the copy."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = x.exp()
+        return y.view(-1), y.clone().sin()
+
+    assert _drop(function, torch.randn(3, 3)) == 0
+
+
+def test_copies_of_arguments_and_views_stay() -> None:
+    """An argument is the caller's; a copy of a view may have another layout."""
+    x = torch.randn(3, 3)
+    assert _drop(lambda x: x.clone().sin(), x) == 0
+    assert _drop(lambda x: x.exp().t().clone().sin(), x) == 0
+
+
+def test_nothing_is_dropped_where_tensors_are_written() -> None:
+    """A copy made before may differ from its source afterwards."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = x.exp()
+        z = y.clone()
+        y.add_(1)
+        return y.sin() + z.cos()
+
+    assert _drop(function, torch.randn(3)) == 0
+
+
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -141,7 +246,7 @@ def test_a_mask_of_symbolic_size_stays() -> None:
 
 
 def test_a_mask_that_is_too_large_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_masks, "_MOST", N * N - 1)
+    monkeypatch.setattr(joint_graph, "_MOST", N * N - 1)
     assert _attention(_named(_by(_causal), Q, K, V)) == (True, False)
 
 

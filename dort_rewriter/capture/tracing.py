@@ -1,8 +1,10 @@
-"""Keep the resizing operators whole while AOTAutograd traces.
+"""How torch traces for us: corrected, with random and resizing operators whole.
 
-torch replaces them by index arithmetic before its decomposition table is asked, through Python
-kernels for autograd: the gradient is then a chain of ``index_put``, which is slow. These kernels
-are put aside during the tracing, for operators that the table leaves alone.
+torch replaces the resizing operators by index arithmetic before its decomposition table is asked,
+through Python kernels for autograd: the gradient is then a chain of ``index_put``, which is slow.
+These kernels are put aside during the tracing, for operators that the table leaves alone. Random
+operators keep their draw apart from the arithmetic: torch computes it, since it owns the
+generator.
 
 NOTE: ``.vec`` overloads keep a Python kernel, one that only works the sizes out: torch's own in
 C++ cannot when they are symbolic.
@@ -16,9 +18,47 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.torch_defects.count_types import correct_count_types
+from dort_rewriter.torch_defects.lost_checks import keep_checks
+from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
+from dort_rewriter.torch_defects.norm_sizes import correct_norm_sizes
 from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
+from dort_rewriter.torch_defects.quotient_types import correct_quotient_types
+from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
 
-__all__ = ["keep_resizing"]
+__all__ = ["RANDOM_DECOMPOSITIONS", "correct_tracing", "keep_resizing"]
+
+aten = torch.ops.aten
+
+
+def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Draw the mask as eager does on the CPU: same seed, same mask.
+
+    NOTE: nothing is drawn for no elements, and what has none is returned itself. The kernel of
+    another device draws in its own way: it stays, and the plan of the graph parts it.
+    """
+    if any(isinstance(size, int) and size == 0 for size in input.shape):
+        return input, torch.empty_like(input)
+    if train is False or p == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    if _has_a_kernel_for_both(input):
+        return NotImplemented
+    keep = 1.0 - p
+    mask = aten.bernoulli.p(torch.empty_like(input, dtype=torch.bool), keep)
+    return input * mask * (1.0 / keep), mask
+
+
+def _has_a_kernel_for_both(input: torch.Tensor) -> bool:
+    """Whether one kernel draws a mask and multiplies by it, which on the CPU are two."""
+    return input.device.type == "cuda"
+
+
+RANDOM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _native_dropout,
+}
+"""Decompositions that keep the draw apart from the arithmetic."""
 
 _NAMES = (
     "upsample_nearest1d",
@@ -79,3 +119,20 @@ def _like_input(
     """What a gradient looks like."""
     layout = torch._prims_common.suggest_memory_format(grad_output)
     return grad_output.new_empty(input_size).to(memory_format=layout)
+
+
+@contextlib.contextmanager
+def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None]:
+    """Trace with the records that torch's kernels bear out.
+
+    ``traced`` is the graph that is traced again, if it is one.
+    """
+    with (
+        correct_margin_loss(),
+        correct_count_types(),
+        correct_norm_sizes(),
+        correct_quotient_types(traced),
+        keep_checks(),
+        keep_scalar_writes(),
+    ):
+        yield

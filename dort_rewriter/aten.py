@@ -1,27 +1,53 @@
-"""Who shares memory with whom in a graph, and which of its results anybody looks at closely.
+"""What a graph of ATen operators says about its values, read without a change and without a guard.
 
-The fake tensors of a graph share their storages as the tensors of a run will: a node is a view of
-the input whose storage it has, whatever operator makes it.
+Sizes that may be symbols: one that is counted at run time (``nonzero``, ``x[x > 0]``, ``item``)
+has a symbol and no value: whoever asks torch for one, or whether a tensor of such a size is
+contiguous, gets an exception. Operators that are random, or mutate an argument. Layouts, by
+strides.
+
+Who shares memory with whom, and which results anybody looks at closely: the fake tensors of a
+graph share their storages as the tensors of a run will: a node is a view of the input whose
+storage it has, whatever operator makes it. Where a node comes from: the Python line, the nodes
+before it.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.functions import Max
 
-from dort_rewriter.aten.layouts import is_dense, overlaps
-from dort_rewriter.aten.operators import is_random
-from dort_rewriter.traced_sizes import is_same_size
+from dort_rewriter.signature import inverse_order
 
 __all__ = [
+    "ancestors",
+    "covers",
+    "describe",
     "exposed",
+    "first_place",
+    "hint_of",
+    "input_orders",
+    "is_contiguous",
+    "is_dense",
     "is_layout_free",
+    "is_mutation",
+    "is_random",
+    "is_same_size",
+    "is_same_stride",
     "is_tracked",
     "let_layouts_vary",
+    "lies_as_ordered",
     "lineage",
+    "overlapping",
+    "overlaps",
     "reads_by_place",
     "reads_gaps",
     "reads_storage",
@@ -29,8 +55,170 @@ __all__ = [
     "results_of",
     "rewriting",
     "settle_blocks",
+    "source_line",
+    "storage_order",
     "writes_overlapping",
 ]
+
+COUNTED = 8191
+"""What a size that is counted at run time is taken for: large, so that it orders strides."""
+
+
+def hint_of(size: Any, counted: int = COUNTED) -> int:
+    """A size; for a symbolic one what it was when it was traced, or would be if what is counted
+    at run time was ``counted``."""
+    if isinstance(size, int):
+        return size
+    if not _is_counted(size):
+        return int(size.node.hint)
+    symbols = free_unbacked_symbols(size.node.expr)
+    supposed = size.node.expr.xreplace(dict.fromkeys(symbols, sympy.Integer(counted)))
+    hint: Any = SymNode(supposed, size.node.shape_env, int, None).hint
+    return int(hint)
+
+
+def is_same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal, without a guard on them."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(_expression(a) == _expression(b))
+
+
+def is_same_stride(a: Any, b: Any) -> bool:
+    """Whether two strides are known to be equal for all tensors that have an element.
+
+    torch spells that of a row of counted length ``Max(1, u0)``, or ``u0``.
+    """
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(_of_elements(_expression(a)) == _of_elements(_expression(b)))
+
+
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is row-major without gaps, whatever is counted at run time."""
+    if not any(map(_is_counted, (*tensor.shape, *tensor.stride()))):
+        return tensor.is_contiguous()
+    return _is_row_major(tensor.shape, tensor.stride())
+
+
+def _is_row_major(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    if any(is_same_size(size, 0) for size in shape):
+        return True
+    step: Any = 1
+    for size, stride in reversed([*zip(shape, strides, strict=True)]):
+        if is_same_size(size, 1):
+            continue
+        if not is_same_stride(stride, step):
+            return False
+        step = step * size
+    return True
+
+
+def _is_counted(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(size.node.expr))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _of_elements(stride: Any) -> Any:
+    """A stride where no size is zero."""
+    return stride.replace(Max, lambda *sizes: Max(*(s for s in sizes if s != 1)))
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node takes random numbers from the generator; attention does if it drops any."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [a.name for a in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    dropped = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(dropped != 0)
+
+
+def is_mutation(node: torch.fx.Node) -> bool:
+    """Whether an operator mutates one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a tensor fills its memory, in some order of its dimensions."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return is_contiguous(value) or storage_order(value) is not None
+
+
+def storage_order(value: Any) -> tuple[int, ...] | None:
+    """The dimensions from the slowest to the fastest in memory; None when row-major.
+
+    None also when the tensor does not fill its memory.
+    """
+    if not isinstance(value, torch.Tensor) or is_contiguous(value):
+        return None
+    strides = [hint_of(s) for s in value.stride()]
+    order = tuple(sorted(range(value.dim()), key=lambda i: (-strides[i], i)))
+    return order if is_contiguous(value.permute(order)) else None
+
+
+def input_orders(graph_module: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
+    """How the arguments of a graph lie in memory that are not row-major, by placeholder."""
+    found = {}
+    for node in graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        order = storage_order(node.meta.get("val"))
+        if order is not None:
+            found[node.name] = order
+    return found
+
+
+def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
+    """Whether a tensor has the strides of one made row-major and permuted back.
+
+    NOTE: the strides of dimensions of size one, and of tensors without an element, may be any.
+    """
+    shape = value.shape if order is None else [value.shape[i] for i in order]
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step = step * (max(size, 1) if isinstance(size, int) else size)
+    if order is not None:
+        strides = [strides[i] for i in inverse_order(order)]
+    return all(is_same_stride(a, b) for a, b in zip(value.stride(), strides, strict=True))
+
+
+def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view shows as many elements as its base has: returning the base instead
+    costs no memory."""
+    shown: Any = 1
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        if not is_same_size(stride, 0):
+            shown = shown * size
+    return base.dtype is view.dtype and is_same_size(shown, base.numel())
+
+
+def overlaps(value: torch.Tensor) -> bool:
+    """Whether several elements of a tensor may be one in memory, for the sizes at hand."""
+    return overlapping(value.shape, value.stride())
+
+
+def overlapping(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether several elements may be one in memory, for the sizes at hand."""
+    pairs = zip(map(hint_of, strides), map(hint_of, shape), strict=True)
+    end = 0
+    for stride, size in sorted(p for p in pairs if p[1] != 1):
+        if stride <= end:
+            return True
+        end += stride * (size - 1)
+    return False
+
 
 aten = torch.ops.aten
 
@@ -287,3 +475,51 @@ def rebase_strided(graph: torch.fx.Graph) -> int:
             node.args, node.kwargs = (owner, *node.args[1:3], offset), {}
             changed += 1
     return changed
+
+
+_TORCH = os.path.dirname(torch.__file__)
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """``file.py:12 in forward: x.sort()``, or an empty text when torch does not know."""
+    return _last_frame(node.meta.get("stack_trace") or "")
+
+
+def describe(node: torch.fx.Node) -> str:
+    """A node as a line of text, with its source line when there is one."""
+    where = source_line(node)
+    return f"{node.format_node()}{f' at {where}' if where else ''}"
+
+
+def first_place(graph_module: torch.fx.GraphModule) -> str:
+    """The first place a graph comes from, ``file.py:12 in forward``, or an empty text."""
+    lines = (source_line(node) for node in graph_module.graph.nodes)
+    line = next(filter(None, lines), "")
+    return os.path.basename(line.partition(": ")[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def _last_frame(stack: str) -> str:
+    lines = [line.strip() for line in stack.splitlines() if line.strip()]
+    frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
+    if not frames:
+        return ""
+    # The line of the user's that called into torch says more than the one inside torch.
+    outside = [i for i in frames if not lines[i].startswith(f'File "{_TORCH}')]
+    at = (outside or frames)[-1]
+    file, _, rest = lines[at][len('File "') :].partition('", line ')
+    code = lines[at + 1] if at + 1 < len(lines) else ""
+    number, _, function = rest.partition(", in ")
+    return f"{file}:{number}{f' in {function}' if function else ''}{f': {code}' if code else ''}"
+
+
+def ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
+    """The nodes that some results are computed from."""
+    found: set[torch.fx.Node] = set()
+    waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found

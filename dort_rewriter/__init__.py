@@ -50,7 +50,7 @@ _EXPORTS: dict[str, str] = {
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "load": "deployment.loading",
     "load_training_state": "deployment.training_state",
-    "make_aot_ort": "backends.aot_ort",
+    "make_aot_ort": "backends.onnxrt",
     "onnx_custom_backend": "backends.custom",
     "onnx_debug_backend": "backends.debug",
     "NotFiniteError": "errors",
@@ -100,13 +100,13 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dort_rewriter.backends.aot_ort import make_aot_ort
     from dort_rewriter.backends.custom import onnx_custom_backend
     from dort_rewriter.backends.debug import onnx_debug_backend
     from dort_rewriter.backends.layers import compile_layers
     from dort_rewriter.backends.onnxrt import (
         OrtBackend,
         is_onnxrt_backend_supported,
+        make_aot_ort,
         torch_compile_backend,
     )
     from dort_rewriter.backends.optimize_onnx import optimize_onnx

@@ -26,7 +26,7 @@ from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import complete_metadata
 from dort_rewriter.compiler import block
 from dort_rewriter.compiler.block import make_block
-from dort_rewriter.compiler.finite import FiniteChecks, checks_finite
+from dort_rewriter.compiler.finite import FiniteChecks
 from dort_rewriter.compiler.graph_key import graph_key
 from dort_rewriter.compiler.minifier import watched
 from dort_rewriter.compiler.provider_choice import selection_of
@@ -37,14 +37,14 @@ from dort_rewriter.compiler.safety_net import (
     log_whole_fallback,
     raises_at_call,
 )
-from dort_rewriter.compiler.verification import copies
+from dort_rewriter.compiler.verification import checks_finite, copies
 from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import plan_whole
 from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed, unboxed
-from dort_rewriter.runtime.low_bits import require_low_bit_products
+from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.torch_defects.kernel_layouts import asks_for_format
 from dort_rewriter.torch_defects.overlapping_writes import (
     REASON,
@@ -117,7 +117,9 @@ def call_backend(
             ),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
-            key=graph_key(graph_module, args, chosen, dispatcher, table),
+            key=graph_key(graph_module, args, chosen, dispatcher, table)
+            if chosen.cache_graphs
+            else None,
             may_overlap=False,
         )
 

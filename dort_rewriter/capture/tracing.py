@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.torch_defects import norm_sizes, quotient_types
 from dort_rewriter.torch_defects.count_types import correct_count_types
 from dort_rewriter.torch_defects.lost_checks import keep_checks
 from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
-from dort_rewriter.torch_defects.norm_sizes import correct_norm_sizes
 from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
-from dort_rewriter.torch_defects.quotient_types import correct_quotient_types
 from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
 
 __all__ = ["RANDOM_DECOMPOSITIONS", "correct_tracing", "keep_resizing"]
@@ -127,12 +126,13 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
 
     ``traced`` is the graph that is traced again, if it is one.
     """
-    with (
-        correct_margin_loss(),
-        correct_count_types(),
-        correct_norm_sizes(),
-        correct_quotient_types(traced),
-        keep_checks(),
-        keep_scalar_writes(),
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(correct_margin_loss())
+        stack.enter_context(correct_count_types())
+        if norm_sizes.present():
+            stack.enter_context(norm_sizes.correct_norm_sizes())
+        if quotient_types.present():
+            stack.enter_context(quotient_types.correct_quotient_types(traced))
+        stack.enter_context(keep_checks())
+        stack.enter_context(keep_scalar_writes())
         yield

@@ -53,14 +53,17 @@ from dort_rewriter.plan.placement import compute_by_mkl, uses_own_kernels
 from dort_rewriter.plan.recipe import BuiltBlock, ExportedBlock, Providers, Recipe
 from dort_rewriter.runtime.addressed_call import can_give_addresses
 from dort_rewriter.runtime.disk_cache import DiskCache, disk_cache
-from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_query, loses_factors
-from dort_rewriter.runtime.low_bits import BITS
-from dort_rewriter.runtime.model_files import to_proto, weight_bytes
+from dort_rewriter.runtime.kernel_query import (
+    BITS,
+    has_kernel,
+    is_wrong,
+    kernel_query,
+    loses_factors,
+)
+from dort_rewriter.runtime.model_files import to_proto, try_dump, weight_bytes
 from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.session import Session, create_session, try_session
-from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.runtime.session import Session, create_session, session_settings, try_session
 from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def graph_key(
 
     ``table`` are the decompositions that they are traced with.
     """
-    if not options.cache_graphs or env.read("DORT_CACHE") == "0":
+    if env.read("DORT_CACHE") == "0":
         return None
     try:
         if not _can_keep():

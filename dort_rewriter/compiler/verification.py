@@ -21,7 +21,7 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.reference import ReferenceExecutor, tensor_to_array
 
-__all__ = ["CALLS", "calls_to_verify", "copies", "verified"]
+__all__ = ["CALLS", "calls_to_verify", "checks_finite", "copies", "verified"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ _ROUNDINGS = 3
 """How often arguments are moved by a rounding, to see how much of a difference that makes."""
 _NOISE = 4.0
 """How much larger than that a difference has to be."""
+
+
+def checks_finite(options: OrtBackendOptions) -> bool:
+    """Whether the option or the variable asks for results that are finite."""
+    return "finite" in (options.verify, env.read("DORT_VERIFY"))
 
 
 def calls_to_verify(options: OrtBackendOptions) -> int:

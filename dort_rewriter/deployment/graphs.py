@@ -30,7 +30,7 @@ from dort_rewriter.errors import (
     OptionError,
 )
 from dort_rewriter.plan.recipe import BuiltBlock, Providers
-from dort_rewriter.runtime.stored_model import uses_torch_kernels
+from dort_rewriter.runtime.model_files import uses_torch_kernels
 
 __all__ = ["Graphs", "MadeGraph"]
 

@@ -15,8 +15,7 @@ from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.session import Session, create_session
-from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.runtime.session import Session, create_session, session_settings
 
 __all__ = ["LoadedCall", "choose", "group"]
 

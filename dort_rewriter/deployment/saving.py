@@ -37,7 +37,7 @@ from dort_rewriter.errors import (
 )
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock
-from dort_rewriter.runtime.low_bits import require_low_bit_products
+from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.runtime.model_files import weights_in, write_model
 
 __all__ = ["save"]

@@ -19,7 +19,7 @@ from dort_rewriter.deployment.training_updates import (
     write_state,
 )
 from dort_rewriter.errors import ExportError
-from dort_rewriter.staging import staged
+from dort_rewriter.files import staged
 
 __all__ = [
     "DESCRIPTION",

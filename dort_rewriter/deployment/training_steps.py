@@ -37,8 +37,8 @@ from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.files import staged
 from dort_rewriter.plan.placement import CHECKS
-from dort_rewriter.staging import staged
 
 __all__ = ["export_training_step"]
 

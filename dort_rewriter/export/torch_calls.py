@@ -20,7 +20,7 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, python_name
 from dort_rewriter.graph.values import Value
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
-from dort_rewriter.torch_call import Given, Result, TorchCall
+from dort_rewriter.signature import Given, Result, TorchCall
 
 __all__ = ["call_converter", "is_called", "mark_called", "may_be_called"]
 

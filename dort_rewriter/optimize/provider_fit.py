@@ -30,8 +30,7 @@ import onnx_ir as ir
 
 from dort_rewriter.dtypes import holds
 from dort_rewriter.graph.defects import MOVES
-from dort_rewriter.graph.signs import signed_one
-from dort_rewriter.graph.writer import Writer
+from dort_rewriter.graph.writer import Writer, signed_one
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.patterns.base import Emitter
 from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program

@@ -1,4 +1,4 @@
-"""Building an onnxruntime session from a model, and reading its errors."""
+"""Building an onnxruntime session from a model, its settings, and reading its errors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.kernels.loading import kernels_for, register
 from dort_rewriter.kernels.operators import TORCH_CALL
 from dort_rewriter.kernels.torch_calls import calls_of
-from dort_rewriter.options import OptimizationLevel
+from dort_rewriter.options import OptimizationLevel, OrtBackendOptions
 from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
-from dort_rewriter.runtime.model_files import read_model, serialized
+from dort_rewriter.runtime.model_files import (
+    StoredModel,
+    is_message,
+    read_model,
+    serialized,
+    uses_custom_kernels,
+    uses_torch_kernels,
+)
 from dort_rewriter.runtime.providers import (
     CPU,
     CUDA,
@@ -34,14 +41,8 @@ from dort_rewriter.runtime.providers import (
     is_plug_in,
     normalize,
 )
-from dort_rewriter.runtime.stored_model import (
-    StoredModel,
-    is_message,
-    uses_custom_kernels,
-    uses_torch_kernels,
-)
 from dort_rewriter.runtime.threads import ThreadPolicy
-from dort_rewriter.torch_call import TorchCall
+from dort_rewriter.signature import TorchCall
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,6 +57,7 @@ __all__ = [
     "failed_nodes",
     "ort_errors",
     "session_options",
+    "session_settings",
     "try_session",
 ]
 
@@ -386,3 +388,25 @@ def _place(op: str, domain: str, inputs: Iterable[str], metadata: dict[str, str]
     call = f"{qualified(domain, op)}({', '.join(inputs)})"
     origin = ", ".join(f"{key}={value}" for key, value in metadata.items() if value)
     return f"{call}, from {origin}" if origin else call
+
+
+def session_settings(
+    options: OrtBackendOptions, model: Any, providers: Iterable[ProviderSpec]
+) -> Any:
+    """The ``SessionOptions`` that a user gave, or new ones.
+
+    NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
+    its time.
+    """
+    if options.ort_session_options is not None:
+        return options.ort_session_options
+    spinning = options.spinning
+    if spinning == "stop" and uses_torch_kernels(model):
+        spinning = "off"
+    policy = ThreadPolicy(intra_op_threads=options.intra_op_threads, spinning=spinning)
+    arena = options.arena
+    if arena == "shared" and any(p.name != CPU for p in normalize(providers)):
+        arena = "session"  # that of the device plans its memory once, which sharing forbids
+    return session_options(
+        optimization_level=options.ort_optimization_level, threads=policy, arena=arena
+    )

@@ -20,15 +20,15 @@ from typing import Any
 
 from dort_rewriter import env
 from dort_rewriter.errors import DortError
-from dort_rewriter.hook import HookStatus, status
-from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.kernels.build import excuse, features, find_compiler, supported_levels
-from dort_rewriter.kernels.library import installed_library, kernel_library
-from dort_rewriter.private_folder import (
+from dort_rewriter.files import (
     cache_folder,
     private_folder,
     why_not_private,
 )
+from dort_rewriter.hook import HookStatus, status
+from dort_rewriter.hook.versions import ships_backend
+from dort_rewriter.kernels.build import excuse, features, find_compiler, supported_levels
+from dort_rewriter.kernels.library import installed_library, kernel_library
 from dort_rewriter.tools.command import brief
 from dort_rewriter.tools.doctor_machine import (
     check_plugins,
@@ -358,7 +358,7 @@ def train_a_little() -> float:
 
     import torch
 
-    from dort_rewriter.backends.aot_ort import make_aot_ort
+    from dort_rewriter.backends.onnxrt import make_aot_ort
     from dort_rewriter.tools.training import train_loop
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))

@@ -30,7 +30,7 @@ from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
-from dort_rewriter.runtime.low_bits import require_low_bit_products
+from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.tools.explain_html import explanation_html
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32

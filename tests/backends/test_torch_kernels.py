@@ -14,7 +14,7 @@ from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
 from dort_rewriter.kernels.operators import MKL_PRODUCT, TORCH_PRODUCTS
 from dort_rewriter.plan import placement
 from dort_rewriter.plan.placement import Place
-from dort_rewriter.runtime import stored_model, threads
+from dort_rewriter.runtime import model_files, threads
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -359,7 +359,7 @@ def test_threads_do_not_spin_beside_those_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Unless a user wants them to, or torch's kernels work in them."""
-    monkeypatch.setattr(stored_model, "works_alone", lambda: alone)
+    monkeypatch.setattr(model_files, "works_alone", lambda: alone)
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     backend = OrtBackend({"intra_op_threads": 2, **options})
     a = torch.randn(8, 8).to(dtype)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dort_rewriter import HookStatus, ort_module
-from dort_rewriter.private_folder import cache_folder
+from dort_rewriter.files import cache_folder
 from dort_rewriter.tools import cli, doctor
 from dort_rewriter.tools.doctor import Finding, examine
 

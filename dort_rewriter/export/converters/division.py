@@ -14,8 +14,8 @@ from dort_rewriter.export.converters.opmath import HALVES, is_float, rounded, st
 from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.graph.signs import signed_one
 from dort_rewriter.graph.values import Value
+from dort_rewriter.graph.writer import signed_one
 
 __all__ = ["floor_quotient", "floor_remainder"]
 

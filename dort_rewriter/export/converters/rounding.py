@@ -5,8 +5,8 @@ from __future__ import annotations
 from dort_rewriter.export.converters.opmath import is_float, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.graph.signs import signed_one
 from dort_rewriter.graph.values import Value
+from dort_rewriter.graph.writer import signed_one
 
 __all__ = ["truncate"]
 

@@ -1,9 +1,11 @@
-"""Folders in which nobody else can change a file: only from those is anything read back.
+"""Files that are there complete or not at all, and folders in which nobody else can change one.
 
-A folder is private when it and all the folders above it belong to this user or to root, and nobody
-else can write to them. Above it, a folder with the sticky bit (``/tmp``) is as good: what is ours
-there cannot be renamed or removed by others. Where the system has no users of this kind (Windows),
-nothing is asked.
+A file is written aside, then moved to its name.
+
+Only from private folders is anything read back. A folder is private when it and all the folders
+above it belong to this user or to root, and nobody else can write to them. Above it, a folder with
+the sticky bit (``/tmp``) is as good: what is ours there cannot be renamed or removed by others.
+Where the system has no users of this kind (Windows), nothing is asked.
 
 Everything that goes wrong here is an :class:`OSError`, whose text is a sentence for the user.
 """
@@ -13,11 +15,22 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkstemp
 
 from dort_rewriter import env
 
-__all__ = ["cache_folder", "private_folder", "spare_folder", "why_not_private"]
+__all__ = [
+    "UNFINISHED",
+    "cache_folder",
+    "private_folder",
+    "spare_folder",
+    "staged",
+    "why_not_private",
+    "write_whole",
+]
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -94,3 +107,51 @@ def _make(folder: Path) -> None:
     if not folder.parent.exists():
         _make(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
+
+
+UNFINISHED = ".dort-new"
+"""How the name of a file ends that is being written: ``.NAME-xxxxxxxx.dort-new``."""
+
+
+@contextmanager
+def staged(folder: Path, *, prefix: str = ".dort-", last: str = "") -> Iterator[Path]:
+    """A folder to write to; at the end of the block what is in it moves to ``folder``.
+
+    What has the same name there is replaced. The file named ``last``, which makes the others
+    found, moves after them. Nothing is left of a block that raises, or of a move that fails.
+    """
+    with TemporaryDirectory(prefix=prefix, dir=folder) as name:
+        yield Path(name)
+        moved: list[Path] = []
+        try:
+            for path in sorted(Path(name).iterdir(), key=lambda p: (p.name == last, p.name)):
+                os.replace(path, target := folder / path.name)
+                moved.append(target)
+        except OSError:
+            for path in moved:
+                path.unlink(missing_ok=True)
+            raise
+
+
+def write_whole(
+    path: Path, content: bytes, *, finish: Callable[[Path], None] | None = None
+) -> None:
+    """Write a file that nobody ever sees in part; its mode is 0600.
+
+    ``finish`` is called with the file on the disk, before it gets its name.
+    """
+    # NOTE: the file itself is never written to, nor a link followed: others may share its content.
+    handle, name = mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=UNFINISHED)
+    aside = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if finish is not None:
+                file.flush()
+                os.fsync(file.fileno())
+        if finish is not None:
+            finish(aside)
+        os.replace(aside, path)
+    except BaseException:  # an interruption as well
+        aside.unlink(missing_ok=True)
+        raise

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from op_db_entries import call_of, entry_name, serve
+from op_db_entries import as_near, call_of, compare, entry_name, serve
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.testing._internal.common_methods_invocations import op_db
@@ -43,7 +43,6 @@ DTYPES = (torch.float32, torch.int64, torch.bool)
 MEMORY_AS_FOUND = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
 MEMORY_AS_FOUND.add("new_empty_strided")
 """Entries without a value to compare: types and shapes only."""
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LONGEST_DETAIL = 400
 
 
@@ -138,31 +137,13 @@ class Graph:
             exact = self.module(*wide)
         except (RuntimeError, TypeError, ValueError):  # it insists on the types it was traced with
             return False
-        for a, b, e in zip(*map(_in_reals, (got, expected, exact)), strict=True):
-            if not compare([a], [b]):
-                continue
-            if e.dtype is not torch.float64 or a.dtype != b.dtype or a.shape != b.shape:
-                return False
-            ours, eagers = (float((t.detach().double() - e).abs().max()) for t in (a, b))
-            if not ours <= eagers:
-                return False
-        return True
+        return as_near(got, expected, exact)
 
 
 def _has_ties(node: torch.fx.Node) -> bool:
     """Whether a result depends on an order of torch's kernel: ours for it is not asked."""
     name = op_name(node.target)
     return node.op == "call_function" and has_torchs_order(node, name, has_kernel=lambda: False)
-
-
-def _in_reals(values: Sequence[Any]) -> list[Any]:
-    """Complex tensors as pairs of reals."""
-    return [
-        torch.view_as_real(v.resolve_conj())
-        if isinstance(v, torch.Tensor) and v.is_complex()
-        else v
-        for v in values
-    ]
 
 
 def _as_float64(value: Any) -> Any:
@@ -182,39 +163,6 @@ def new_session(model: ir.Model) -> Session:
             raise
     add_casts(model, provider="CPUExecutionProvider")
     return create_session(model, options=options)
-
-
-def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
-    """What differs, or nothing."""
-    if len(got) != len(expected):
-        return f"{len(got)} results instead of {len(expected)}"
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
-        if a is None or b is None:
-            if a is not b:
-                return f"result {i}: {type(a).__name__} instead of {type(b).__name__}"
-            continue
-        b = b if isinstance(b, torch.Tensor) else torch.tensor(b)
-        a = a if isinstance(a, torch.Tensor) else torch.tensor(a)
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return f"result {i}: {a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
-        if values_count and (difference := _differ(a.detach(), b.detach())):
-            return f"result {i}: {difference}"
-    return ""
-
-
-def _differ(a: torch.Tensor, b: torch.Tensor) -> str:
-    if a.is_complex() and b.is_complex():
-        a, b = _in_reals((a, b))
-    relative = TOLERANCE.get(b.dtype, 1e-4 if b.dtype.is_floating_point else 0.0)
-    absolute = relative / 10
-    if b.dtype.is_floating_point and b.numel():
-        # Sums of large terms of both signs: their rounding is in proportion to the terms.
-        absolute *= max(1.0, float(b.nan_to_num(0, 0, 0).abs().max()))
-    try:
-        torch.testing.assert_close(a, b, rtol=relative, atol=absolute, equal_nan=True)
-    except AssertionError as e:
-        return f"{e} got {a.flatten()[:4].tolist()}, expected {b.flatten()[:4].tolist()}"
-    return ""
 
 
 class Calls(InFront):

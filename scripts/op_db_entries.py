@@ -4,16 +4,55 @@ of a process that measures them."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-__all__ = ["call_of", "entry_name", "serve"]
+from dort_rewriter.compiler.differences import (
+    Tolerance,
+    difference,
+    farthest,
+    first_difference,
+    limit_of,
+)
+
+__all__ = ["as_near", "call_of", "compare", "entry_name", "serve", "within"]
+
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""How far a number of one operator may be from eager mode's, relative to itself."""
+
+
+def within(expected: Any, *, sums: bool = True) -> Tolerance:
+    """What is accepted for a result of one operator.
+
+    The rounding of sums of large terms of both signs is in proportion to the terms.
+    """
+    limit = limit_of(expected, TOLERANCE)
+    part = limit / 10
+    return Tolerance(relative=limit, absolute=part, of_largest=part if sums else 0.0)
+
+
+def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
+    """What differs first of the results of an operator, or nothing."""
+    if not values_count:
+        got, expected = tree_map_only(torch.Tensor, torch.zeros_like, (got, expected))
+    return first_difference(got, expected, within)
+
+
+def as_near(
+    got: Sequence[Any], expected: Sequence[Any], exact: Sequence[Any], factor: float = 1.0
+) -> bool:
+    """Whether results that differ from eager mode's are hardly farther from float64 than those."""
+    return all(
+        not difference(a, b, within(b)) or farthest(a, e) <= factor * farthest(b, e) < math.inf
+        for a, b, e in zip(got, expected, exact, strict=True)
+    )
 
 
 def entry_name(entry: Any) -> str:

@@ -73,8 +73,7 @@ _files = itertools.count()
 
 def judge(entry: Any, sample: Any, reference: int) -> Record | None:
     """What becomes of a sample; None of one without a gradient in eager mode, or that draws."""
-    from coverage_worker import compare
-    from op_db_entries import call_of
+    from op_db_entries import call_of, compare
 
     from dort_rewriter import CaptureError, UnsupportedOpError, to_onnx
 
@@ -124,8 +123,8 @@ def by_reference(
 ) -> Record:
     """The second judge. What it has no implementation for says nothing about the file."""
     import numpy as np
-    from coverage_worker import compare
     from onnx.reference import ReferenceEvaluator
+    from op_db_entries import compare
 
     try:
         found = ReferenceEvaluator(proto).run(None, feeds(proto, tensors))
@@ -142,16 +141,13 @@ def is_noise(
     expected: Sequence[torch.Tensor],
 ) -> bool:
     """Whether float64 tells that the file is no farther from the truth than eager mode is."""
+    from op_db_entries import as_near
+
     try:
         exact = model(*(t.double() if t.dtype is torch.float32 else t for t in tensors))
     except Exception:  # it insists on float32
         return False
-    pairs = zip(got, expected, exact, strict=True)
-    return all(
-        bool((a.double() - e).abs().max() <= 2 * (b.double() - e).abs().max())
-        for a, b, e in pairs
-        if a.shape == e.shape and a.numel()
-    )
+    return as_near(got, expected, exact, 2.0)
 
 
 def serve_samples(samples: int, reference: int) -> None:

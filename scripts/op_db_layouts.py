@@ -151,27 +151,22 @@ def differences(
             for x in (got, expected)
         ]
         return "exception", " in place of ".join(n[:140] for n in names)
-    from coverage_worker import compare
+    from op_db_entries import compare
     from special_samples import has_gaps
+
+    from dort_rewriter.compiler.differences import dense_strides
 
     if text := compare(got, expected, values_count):
         return "value", text
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         if i >= results and b is not None and has_gaps(b):
             continue
-        if a is not None and _steps(a) != _steps(b):
+        if a is not None and dense_strides(a) != dense_strides(b):
             return (
                 "stride",
                 f"result {i}: {a.stride()} in place of {b.stride()} for {list(a.shape)}",
             )
     return None
-
-
-def _steps(value: torch.Tensor) -> list[int]:
-    """The strides that say where elements are."""
-    if value.numel() == 0:
-        return []
-    return [s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1]
 
 
 def serve_samples(samples: int) -> None:

@@ -144,7 +144,7 @@ def farthest(got: Any, expected: Any) -> float:
 
 def gaps(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """How far apart the numbers of two tensors of one shape are, in float64."""
-    a, b = got.detach().cpu(), expected.detach().cpu()
+    a, b = _plain(got), _plain(expected)
     dtype = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     x, y = a.to(dtype), b.to(dtype)
     gap = (x - y).abs().nan_to_num(math.inf, posinf=math.inf)
@@ -174,7 +174,12 @@ def of_graph(expected: torch.Tensor, limit: float | None = None) -> Tolerance:
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on the CPU, in float64 or complex128."""
     dtype = torch.complex128 if tensor.is_complex() else torch.float64
-    return tensor.detach().cpu().to(dtype)
+    return _plain(tensor).to(dtype)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().cpu()
+    return plain if plain.layout is torch.strided else plain.to_dense()
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -216,6 +221,7 @@ def _count(wrong: torch.Tensor) -> str:
 
 def _shown(got: torch.Tensor, expected: torch.Tensor, order: torch.Tensor) -> str:
     """The element that comes first in an order, from both sides."""
+    got, expected = _plain(got), _plain(expected)
     at = torch.unravel_index(order.double().argmax(), order.shape)
     place = f"at {[int(i) for i in at]} " if at else ""
     return f"{place}{expected[at].item()!r} expected, {got[at].item()!r} given"

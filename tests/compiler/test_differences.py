@@ -69,6 +69,7 @@ def test_what_is_asked_for() -> None:
         (T(1j, dtype=torch.complex64), T(1j, dtype=torch.complex64), ""),
         (T(1.0).to(torch.float8_e4m3fn), T(2.0).to(torch.float8_e4m3fn), "2.0 expected"),
         (T(1.0), None, "None expected, float32[1] given"),
+        (T(0.0, 1.0).to_sparse(), T(0.0, 2.0).to_sparse(), "at [1] 2.0 expected, 1.0 given"),
         (1, True, "True expected, 1 given"),
         (None, None, ""),
     ],

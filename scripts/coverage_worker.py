@@ -1,23 +1,15 @@
-"""Sweep entries of torch's ``op_db``, one at a time, for ``opset_coverage.py``.
-
-Reads the name of an entry a line; writes a JSON object a graph, and ``{"done": name}`` at the end
-of an entry, at once: whoever reads keeps what was measured before a crash.
-"""
+"""What ``opset_coverage.py`` does with an entry of ``op_db``: trace, convert, run, judge."""
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from op_db_entries import as_near, call_of, compare, entry_name, serve
+from op_db_entries import as_near, call_of, compare, spread
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.testing._internal.common_methods_invocations import op_db
 
 from dort_rewriter.capture.resizing import keep_resizing
 from dort_rewriter.compiler.building import add_casts
@@ -203,9 +195,7 @@ class Sweep:
         """Samples from all over the list: neighbours are alike."""
         torch.manual_seed(0)
         found = entry.sample_inputs("cpu", dtype, requires_grad=grad)
-        numbered = list(enumerate(itertools.islice(found, 200)))
-        count = min(self.samples, len(numbered))
-        return [numbered[i * len(numbered) // count] for i in range(count)]
+        return spread(found, self.samples)
 
     def _measure_sample(self, entry: Any, sample: Any, grad: bool) -> list[dict[str, Any]]:
         call, tensors = call_of(entry, sample, grad)
@@ -290,21 +280,3 @@ def evaluate(
     # NOTE: not `randn_like`, which draws in the order of the memory: strides may differ.
     seeds = [torch.randn(r.shape, dtype=r.dtype) for r in ends]
     return list(results), list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--opset", type=int, required=True)
-    parser.add_argument("--dynamic", action="store_true")
-    parser.add_argument("--list", action="store_true", help="write the names of all entries")
-    args = parser.parse_args()
-    entries = {entry_name(e): e for e in op_db if torch.float32 in e.supported_dtypes("cpu")}
-    if args.list:
-        print(json.dumps(list(entries)))
-        return
-    serve(entries, Sweep(args.samples, args.opset, args.dynamic).measure)
-
-
-if __name__ == "__main__":
-    main()

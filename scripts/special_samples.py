@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from op_db_entries import TOLERANCE, call_of, within
-from opset_coverage import Record
+from op_db_entries import TOLERANCE, Record, call_of, within
 
 from dort_rewriter.compiler import differences
 

@@ -1,4 +1,4 @@
-"""A container: no home, a file system that is read only but for an empty /tmp, one processor."""
+"""A container: no home, a file system that is read only but for one empty folder, one processor."""
 
 import ctypes
 import os
@@ -26,11 +26,14 @@ if user:
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 mount("/", MS_REC | MS_PRIVATE)
+folder = Path("tmp").absolute()
+folder.mkdir()
 places = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
 for place in sorted(places):
     if not place.startswith(("/proc", "/sys", "/dev")):
         mount(place, MS_REMOUNT | MS_BIND | MS_RDONLY)
-mount("/tmp", 0, b"tmpfs")
+mount(str(folder), 0, b"tmpfs")
+os.environ["TMPDIR"] = str(folder)
 try:
     Path("written").touch()
 except OSError:

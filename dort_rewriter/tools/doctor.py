@@ -336,7 +336,7 @@ def check_graphviz(program: str | None) -> Finding:
     return Finding(
         "note",
         "graphviz",
-        "its program `dot` is missing: plot_dot gives the source of a drawing only",
+        "its program `dot` is missing: drawings have a plainer layout, and are no .png",
         "apt-get install graphviz",
     )
 

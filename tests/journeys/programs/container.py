@@ -1,4 +1,4 @@
-"""A container: no home, a file system that is read only but for one empty folder, one processor."""
+"""A container: no home, one processor, and nothing that can be written to but one folder."""
 
 import ctypes
 import os

@@ -78,12 +78,7 @@ def call_backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo, forward and backward."""
-    if options:
-        from_mapping(OrtBackendOptions, options)  # an unknown name is said first
-        raise OptionError(
-            "A backend that is made already has its options: "
-            "OrtBackend({...}), or backend='onnxrt' and options={...}."
-        )
+    _refuse_options(options)
     _refuse_aot_compile()
     chosen = with_mode(_options(backend), mode)
     if chosen.weights is not None:
@@ -130,6 +125,15 @@ def call_backend(
             graph_module,
             fallback=chosen.fallback,
             passed=GRAPH_BREAKS,
+        )
+
+
+def _refuse_options(options: Mapping[str, Any] | None) -> None:
+    if options:
+        from_mapping(OrtBackendOptions, options)  # an unknown name is said first
+        raise OptionError(
+            "A backend that is made already has its options: "
+            "OrtBackend({...}), or backend='onnxrt' and options={...}."
         )
 
 

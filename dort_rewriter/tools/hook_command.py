@@ -1,14 +1,19 @@
-"""``dort-rewriter patch``: the hook written into torch's own file."""
+"""``dort-rewriter patch`` and ``status``: the hook written into torch's own file, and what is
+hooked.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from dort_rewriter.hook import sources
+from dort_rewriter.errors import HookError
+from dort_rewriter.hook import sources, status
 from dort_rewriter.tools.command import answer, make_parser
 
-__all__ = ["run_patch"]
+__all__ = ["run_patch", "run_status"]
 
 
 def run_patch(arguments: Sequence[str]) -> int:
@@ -43,3 +48,16 @@ def run_patch(arguments: Sequence[str]) -> int:
     data = {"path": str(found.path), "state": found.state, "torch": list(found.series)}
     answer(options.json, data, f"{found.path}: {found.state}{origin}")
     return int(found.state == "unknown")
+
+
+def run_status(arguments: Sequence[str]) -> int:
+    """Print the report of the hook; 1 if it took itself back."""
+    parser = make_parser("status", "Say what is hooked, in which torch; 1 if the hook failed.")
+    options = parser.parse_args(arguments)
+    try:
+        importlib.import_module("torch.onnx")
+    except ModuleNotFoundError as error:
+        raise HookError(f"torch cannot be imported: {error}.") from error
+    report = status()
+    answer(options.json, dataclasses.asdict(report), str(report))
+    return int(report.state == "failed")

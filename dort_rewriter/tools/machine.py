@@ -1,15 +1,56 @@
-"""What the doctor says of the machine: its processor, its threads, plug-ins of onnxruntime."""
+"""What the doctor finds of the machine, and whether others use it while something is timed."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from dort_rewriter.tools.findings import Finding
+__all__ = ["Finding", "busy", "check_plugins", "check_processor", "check_threads", "plugins"]
 
-__all__ = ["check_plugins", "check_processor", "check_threads", "plugins"]
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    state: Literal["ok", "note", "problem"]
+    """``note``: nothing is wrong, but it may not be what one expects."""
+    subject: str
+    text: str
+    fix: str = ""
+    """The line that fixes it."""
+
+
+_SPIN = 0.05
+"""Seconds that the thread computes, to see how long that takes."""
+_WAITED = 1.15
+"""How much longer than its processor time that may take."""
+
+
+def busy(threads: int = 1) -> str:
+    """Why times taken now on so many threads say little, an empty text if nothing speaks against
+    them.
+
+    A thread that computes and gets no processor in between is one sign, for any kind of container;
+    a load above the number of processors another, where the system tells it.
+    """
+    start, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() - used < _SPIN:
+        pass
+    waited = (time.perf_counter() - start) / (time.thread_time() - used)
+    if waited > _WAITED:
+        return f"the machine is busy: {_SPIN * 1e3:.0f} ms of work took {waited:.1f} times as long"
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    processors = os.cpu_count() or 1
+    if load - 1 + threads > processors + 0.5:  # one of it is what asks
+        return f"the machine is busy: a load of {load:.1f} on {processors} processors"
+    return ""
+
 
 PLUGINS = re.compile(r"onnxruntime-(ep-.+|qnn|windowsml|ggml)")
 """Distributions that bring a provider as a library of its own. NOTE: some were builds of all of

@@ -1,4 +1,5 @@
 """Save a compiled model: graphs with their models, their conditions and tensors, in a folder.
+
 What saves that were killed have left in a folder the next one removes, if no other runs.
 """
 

@@ -1,6 +1,4 @@
-"""What the subcommands of ``dort-rewriter`` share: parsers, answers as JSON, the models they work
-on.
-"""
+"""What the subcommands of ``dort-rewriter`` share: parsers, answers as JSON, models."""
 
 from __future__ import annotations
 

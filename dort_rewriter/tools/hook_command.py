@@ -1,6 +1,4 @@
-"""``dort-rewriter patch`` and ``status``: the hook written into torch's own file, and what is
-hooked.
-"""
+"""``dort-rewriter patch`` and ``status``: the hook in torch's own file, and what is hooked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Sizes, axes and positions: what the converters of views, slices and indices share. Indices along
-them that torch refuses and ONNX takes are refused: those below zero, which count from the end
+"""Sizes, axes and positions: what the converters of views, slices and indices share.
+
+Indices that torch refuses and ONNX takes are refused: those below zero, which count from the end
 there. NOTE: onnxruntime checks that an index is inside when it reads or writes there, so that a
 wrong one only has to be moved out of every tensor. What the user gets to see is torch's error: a
 run that fails is done again there.

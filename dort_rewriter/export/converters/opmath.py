@@ -1,6 +1,7 @@
-"""The precision torch computes in: float32 for 16-bit numbers, whatever it stores. The special
-functions are made of polynomials, computed in float64. Their formulas are right to 10 or 11
-digits, so a result is rounded once, to float32 or less. A result in float64 would have fewer
+"""The precision torch computes in: float32 for 16-bit numbers, whatever it stores.
+
+The special functions are made of polynomials, computed in float64. Their formulas are right to 10
+or 11 digits, so a result is rounded once, to float32 or less. A result in float64 would have fewer
 digits than torch's: it stays in torch.
 """
 

@@ -1,4 +1,5 @@
 """Parts of a tensor taken by position, put back, and their gradients.
+
 Consecutive places that are written over, as those of a static cache, are a TensorScatter.
 """
 

@@ -1,4 +1,4 @@
-"""Normalizations that onnxruntime has as one kernel."""
+"""Activations, norms and a gradient become one kernel of onnxruntime."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import torch
 
 from dort_rewriter import OrtBackend
 from dort_rewriter.optimize.patterns.onnxruntime.layers import (
+    FastGelu,
+    GeluErf,
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,
+    SoftmaxGrad,
 )
+from dort_rewriter.optimize.patterns.standard.layers import Gelu
 from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import (
     apply,
@@ -24,6 +28,121 @@ from tests.optimize.rewrites import (
     random_inputs,
     run_onnxruntime,
 )
+
+HEADER = """(float[2,N] x) => (float[2,N] y) <float half = {0.5}, float one = {1.0},
+    float root = {0.70710677}, float square = {1.4142135}, float cube = {0.044715},
+    float three = {3.0}, float slope = {0.7978846}>"""
+ERF = [
+    "h = Mul(x, half) a = Mul(x, root) e = Erf(a) g = Add(e, one) y = Mul(h, g)",
+    "a = Div(x, square) e = Erf(a) g = Add(one, e) h = Mul(g, x) y = Mul(half, h)",
+    "a = Mul(root, x) e = Erf(a) g = Add(e, one) h = Mul(g, half) y = Mul(x, h)",
+]
+TANH = [
+    """h = Mul(x, half) p = Mul(x, x) q = Mul(p, x) r = Mul(q, cube) a = Add(x, r)
+    s = Mul(a, slope) e = Tanh(s) g = Add(e, one) y = Mul(h, g)""",
+    """h = Mul(half, x) q = Pow(x, three) r = Mul(cube, q) a = Add(r, x)
+    s = Mul(slope, a) e = Tanh(s) g = Add(one, e) y = Mul(g, h)""",
+]
+
+
+@pytest.mark.parametrize("body", ERF)
+def test_gelu_of_an_error_function(body: str) -> None:
+    """In the orders exporters write it."""
+    assert_rewrites(
+        GeluErf,
+        f"{HEADER} {{{body}}}",
+        "(float[2,N] x) => (float[2,N] y) {y = com.microsoft.Gelu(x)}",
+        reference=False,
+    )
+    assert_rewrites(
+        Gelu,
+        f"{HEADER} {{{body}}}",
+        '(float[2,N] x) => (float[2,N] y) {y = Gelu<approximate="none">(x)}',
+        opset=20,
+    )
+
+
+@pytest.mark.parametrize("body", TANH)
+def test_gelu_of_a_tangent(body: str) -> None:
+    """GPT-2's."""
+    assert_rewrites(
+        FastGelu,
+        f"{HEADER} {{{body}}}",
+        "(float[2,N] x) => (float[2,N] y) {y = com.microsoft.FastGelu(x)}",
+        reference=False,
+    )
+    assert_rewrites(
+        Gelu,
+        f"{HEADER} {{{body}}}",
+        '(float[2,N] x) => (float[2,N] y) {y = Gelu<approximate="tanh">(x)}',
+        opset=20,
+    )
+
+
+def test_the_input_may_be_a_product() -> None:
+    """It is not taken for a part of the formula."""
+    assert_rewrites(
+        GeluErf,
+        f"{HEADER} {{z = Mul(x, half) {ERF[0].replace('Mul(x,', 'Mul(z,')}}}",
+        """(float[2,N] x) => (float[2,N] y) <float half = {0.5}> {
+            z = Mul(x, half)
+            y = com.microsoft.Gelu(z)
+        }""",
+        reference=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (ERF[0].replace("x, root", "x, one"), None),
+        (ERF[0].replace("e, one", "e, half"), None),
+        (ERF[0].replace("Mul(x, half)", "Mul(x, root)"), None),
+        (ERF[0].replace("y = Mul(h, g)", "t = Mul(h, g) y = Add(t, e)"),
+         "others read what is inside"),
+    ],
+)  # fmt: skip
+def test_what_is_no_gelu(body: str, reason: str | None) -> None:
+    """Another slope, another shift, another factor, and a gate that others read."""
+    assert_refuses(GeluErf, f"{HEADER} {{{body}}}", reason)
+
+
+def test_what_follows_is_left_alone() -> None:
+    """A product with the result is no part of it."""
+    body = ERF[0].replace("y = Mul(h, g)", "t = Mul(h, g) y = Mul(t, x)")
+    assert_rewrites(
+        GeluErf,
+        f"{HEADER} {{{body}}}",
+        "(float[2,N] x) => (float[2,N] y) {t = com.microsoft.Gelu(x) y = Mul(t, x)}",
+        reference=False,
+    )
+
+
+def test_another_cube_is_no_gelu() -> None:
+    """The constant is part of the formula."""
+    assert_refuses(FastGelu, f"{HEADER} {{{TANH[0].replace('q, cube', 'q, half')}}}")
+
+
+def test_an_older_opset_has_no_gelu() -> None:
+    """And a provider may have no kernel."""
+    assert_refuses(Gelu, f"{HEADER} {{{ERF[0]}}}", "the opset has no Gelu")
+    assert_refuses(
+        Gelu, f"{HEADER} {{{ERF[0]}}}", "no kernel for the type", opset=20, kernels=False
+    )
+    assert_refuses(GeluErf, f"{HEADER} {{{ERF[0]}}}", "no kernel for the type", kernels=False)
+
+
+def test_a_number_has_no_fast_gelu() -> None:
+    """onnxruntime's kernel wants a dimension."""
+    header = HEADER.replace("[2,N]", "")
+    assert_refuses(FastGelu, f"{header} {{{TANH[0]}}}", "the kernel wants a dimension")
+
+
+def test_float64_has_no_fast_gelu() -> None:
+    """Eight digits of sixteen were right."""
+    header = HEADER.replace("float", "double")
+    assert_refuses(FastGelu, f"{header} {{{TANH[0]}}}", "the kernel has constants of float32")
+
 
 FLOAT = "<float e = {1e-6}, int64[1] last = {-1}>"
 BODY = """
@@ -248,3 +367,69 @@ def test_a_slow_skip_connection_is_left_alone() -> None:
         "no kernel that is no slower",
         kernels=False,
     )
+
+
+HAS_KERNEL = kernel_query()("SoftmaxGrad_13", "com.microsoft", 1, [1, 1])
+
+BACKWARD = """(float[2,3,5] g, float[2,3,5] y) => (float[2,3,5] z) <int64[1] axis = {-1}> {
+    m = Mul(g, y)
+    s = ReduceSum<keepdims=1>(m, axis)
+    d = Sub(g, s)
+    z = Mul(d, y)
+}"""
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="only the training build of onnxruntime has it")
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_softmax_grad(axis: int) -> None:
+    assert_rewrites(
+        SoftmaxGrad,
+        BACKWARD.replace("{-1}", f"{{{axis}}}"),
+        f"""(float[2,3,5] g, float[2,3,5] y) => (float[2,3,5] z) {{
+            z = com.microsoft.SoftmaxGrad_13 <axis={axis % 3}> (g, y)
+        }}""",
+        reference=False,
+    )
+
+
+def test_without_the_kernel_nothing_is_done() -> None:
+    """As with every onnxruntime but the training build."""
+    assert_refuses(SoftmaxGrad, BACKWARD, "no kernel for the type", kernels=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("{-1}", "{-1, 1}", "not over one axis"),
+        ("float[2,3,5] g", "float[1,3,5] g", "the gradient has another shape"),
+        ("=> (float[2,3,5] z)", "=> (float[2,3,5] z, float[2,3,5] m)", "others read the product"),
+        ("d = Sub(g, s)", "d = Sub(s, g)", None),
+    ],
+)
+def test_what_is_no_softmax_gradient(old: str, new: str, reason: str | None) -> None:
+    text = BACKWARD.replace(old, new)
+    if "1}" in new:
+        text = text.replace("int64[1] axis", "int64[2] axis")
+    assert_refuses(SoftmaxGrad, text, reason)
+
+
+def test_in_a_training_step() -> None:
+    """One for the Softmax of the model, where there is a kernel; numbers are those of torch."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    models: list[onnx.ModelProto] = []
+    options = {
+        "optimization": {"patterns": "default+onnxruntime"},
+        "pre_ort_model_transforms": [lambda m: models.append(copy.deepcopy(m))],
+    }
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Softmax(-1))
+    x = torch.randn(4, 6)
+    compiled = torch.compile(model, backend=OrtBackend(options), fullgraph=True)
+    scale = torch.linspace(-1, 1, 5)
+    got, expected = (
+        torch.autograd.grad((f(x) * scale).sum(), tuple(model.parameters()))
+        for f in (compiled, model)
+    )
+    torch.testing.assert_close(got, expected)
+    kinds = [node.op_type for m in models for node in m.graph.node]
+    assert kinds.count("SoftmaxGrad_13") == int(HAS_KERNEL)

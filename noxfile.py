@@ -210,7 +210,7 @@ def runtimes(session: nox.Session) -> None:
 def journeys(session: nox.Session, stack: str) -> None:
     """Do what a new user does, with the wheel in a new environment, on both stacks."""
     extras, pins = ("cpu", NEW) if stack == "new" else ("training", OLD)
-    session.install(*find_links(), f".[{extras},onnx-training,test]", *pins)
+    session.install(*find_links(), f".[{extras},onnx-training,test]", *pins, "fastapi", "uvicorn")
     script = ROOT / "tests" / "journeys" / "as_a_user.py"
     session.chdir(session.create_tmp())
     session.run("python", "-P", "-m", "pytest", "--import-mode=importlib", script)

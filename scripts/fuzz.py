@@ -12,24 +12,19 @@ same way; the seeds after it go on in another process. Exits with 1 if there is 
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
-import multiprocessing
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from child_records import receive_until_closed
-
-FORKS = multiprocessing.get_context("fork")
+from children import FORKS, Lost, measured
 
 
 def run(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Counter[str]:
@@ -38,79 +33,47 @@ def run(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Count
     from tests.backends.random_programs import generate
 
     kinds: Counter[str] = Counter()
-    while seeds:
-        found, status = judge_in_a_process(seeds, steps, shrinking)
-        kinds.update(found)
-        seeds = seeds[len(found) :]
-        if not seeds:
-            break
-        program = generate(seeds[0], steps)
-        alone = FORKS.Process(target=run_eager, args=(program,))
-        alone.start()
-        alone.join()
-        kind = "torch's" if alone.exitcode == status else "wrong"
+    for seed, kind in measured(seeds, lambda seed: [judge_seed(seed, steps, shrinking)]):
+        if isinstance(kind, Lost):
+            program, end = generate(seed, steps), str(kind)
+            alone = FORKS.Process(target=run_eager, args=(program,))
+            alone.start()
+            alone.join()
+            kind = "torch's" if alone.exitcode == kind.status else "wrong"
+            print(f"# seed {seed} is {kind}: {end}", flush=True)
+            if kind == "wrong":
+                print(program.text(), flush=True)
         kinds[kind] += 1
-        print(f"# seed {seeds[0]} is {kind}: the process ended with {status}", flush=True)
-        if kind == "wrong":
-            print(program.text(), flush=True)
-        seeds = seeds[1:]
     return kinds
 
 
-def judge_in_a_process(
-    seeds: Sequence[int], steps: tuple[int, int], shrinking: float
-) -> tuple[list[str], int | None]:
-    """The verdicts on the first programs, until one of them ends the process; how that ended."""
-    receiver, sender = FORKS.Pipe(duplex=False)
-    child = FORKS.Process(target=send_verdicts, args=(sender, seeds, steps, shrinking))
-    child.start()
-    sender.close()
-    found, _ = receive_until_closed(receiver)
-    child.join()
-    return found, child.exitcode
-
-
-def send_verdicts(
-    verdicts: Connection, seeds: Sequence[int], steps: tuple[int, int], shrinking: float
-) -> None:
-    """Send the kind of each verdict as it is found."""
-    for kind in judge_each(seeds, steps, shrinking):
-        verdicts.send(kind)
-
-
-def judge_each(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Iterator[str]:
-    """Yield the verdict on the program of each seed."""
+def judge_seed(seed: int, steps: tuple[int, int], shrinking: float) -> str:
+    """The verdict on the program of a seed."""
     from tests.backends.program_check import judge, shrink
     from tests.backends.random_programs import RandomProgram, generate
 
-    # What the interpreter has loaded is not looked through again and again for garbage.
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
-    for seed in seeds:
-        program = generate(seed, steps)
-        try:
-            verdict = judge(program)
-        except Exception:  # a defect of the judge: the other seeds are judged all the same
-            print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
-            yield "judge failed"
-            continue
-        if verdict.kind in ("left", "torch's"):
-            first = " ".join(verdict.text.splitlines()[:2])[:200]
-            print(f"# seed {seed} is {verdict.kind}: {first}", flush=True)
-        if not verdict.failed:
-            yield verdict.kind
-            continue
-        until = time.monotonic() + shrinking
+    program = generate(seed, steps)
+    try:
+        verdict = judge(program)
+    except Exception:  # a defect of the judge: the other seeds are judged all the same
+        print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
+        return "judge failed"
+    if verdict.kind in ("left", "torch's"):
+        first = " ".join(verdict.text.splitlines()[:2])[:200]
+        print(f"# seed {seed} is {verdict.kind}: {first}", flush=True)
+    if not verdict.failed:
+        return verdict.kind
+    until = time.monotonic() + shrinking
 
-        def fails(smaller: RandomProgram, kind: str = verdict.kind, until: float = until) -> bool:
-            return time.monotonic() < until and judge(smaller).kind == kind
+    def fails(smaller: RandomProgram) -> bool:
+        return time.monotonic() < until and judge(smaller).kind == verdict.kind
 
-        small = shrink(program, fails)
-        switches = [n for n in ("grad", "dynamic", "autocast") if getattr(small, n)]
-        print(f"# seed {seed} {' '.join(switches)}\n{small.text()}", flush=True)
-        lines = (judge(small).text or verdict.text).splitlines()
-        print("\n".join(f"# {line}" for line in lines), flush=True)
-        yield verdict.kind
+    small = shrink(program, fails)
+    switches = [n for n in ("grad", "dynamic", "autocast") if getattr(small, n)]
+    print(f"# seed {seed} {' '.join(switches)}\n{small.text()}", flush=True)
+    lines = (judge(small).text or verdict.text).splitlines()
+    print("\n".join(f"# {line}" for line in lines), flush=True)
+    return verdict.kind
 
 
 def main() -> int:

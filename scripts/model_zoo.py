@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -25,10 +26,8 @@ import os
 import resource
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,14 @@ import zoo_check  # noqa: E402
 import zoo_libraries  # noqa: E402
 import zoo_plain  # noqa: E402
 import zoo_transformers  # noqa: E402
-from child_records import receive_until_closed  # noqa: E402
+from children import FORKS, Lost, measured  # noqa: E402
 from reliability import keep  # noqa: E402
 
 EVERY = 4
 """Every how many models one runs with dynamic shapes and under autocast as well."""
 
 WAITING = 10
-"""How much longer than its limit of processor time a model may take on a machine that is busy."""
+"""How much longer than its limit of processor time a way may take on a machine that is busy."""
 
 Record = dict[str, Any]
 
@@ -70,20 +69,15 @@ def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterat
 
 
 def measure_in_child(
-    records: Connection,
-    label: str,
-    name: str,
-    ways: Sequence[str],
-    limit: float,
-    device: str,
-) -> None:
-    """Send what is measured as it is; what was sent before the process died is kept."""
+    model: tuple[str, str], ways: Sequence[str], limit: float, device: str
+) -> Iterator[Record]:
+    """Measure a model by its library and name; what was told before the process died is kept."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
     prepare()
+    label, name = model
     library = libraries()[label]
     library.load()
-    for record in measure(library, name, ways, device):
-        records.send(record)
+    yield from measure(library, name, ways, device)
 
 
 def in_a_process(
@@ -94,24 +88,18 @@ def in_a_process(
     On a device it is a new process: the libraries that were imported may have used the device,
     and what has used CUDA is lost to its forks.
     """
-    context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(
-        target=measure_in_child, args=(sender, label, name, ways, limit, device)
-    )
-    child.start()
-    sender.close()
-    records, ended = receive_until_closed(receiver, time.monotonic() + WAITING * limit)
-    if not ended:
-        child.kill()
-    child.join()
-    status = child.exitcode
-    ended = ended and status not in (-signal.SIGXCPU, -signal.SIGKILL)
-    if records and records[-1]["way"] == "all":
-        return records
+    context = FORKS if device == "cpu" else multiprocessing.get_context("spawn")
+    one = functools.partial(measure_in_child, ways=ways, limit=limit, device=device)
+    found = measured([(label, name)], one, limit=WAITING * limit, context=context)
+    *records, last = [record for _, record in found]
+    if not isinstance(last, Lost):
+        return [*records, last]
+    too_slow = last.status in (None, -signal.SIGXCPU, -signal.SIGKILL)
     for way in ways[len(records) :]:
-        detail = "too slow" if not ended else f"the process ended with {status}"
-        records.append({"way": way, "status": "error" if ended else "too slow", "detail": detail})
+        detail = "too slow" if too_slow else str(last)
+        records.append(
+            {"way": way, "status": "too slow" if too_slow else "error", "detail": detail}
+        )
     return records
 
 

@@ -25,6 +25,8 @@ from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dort_rewriter.compiler import differences
+from dort_rewriter.compiler.differences import farthest, largest
 from dort_rewriter.compiler.safety_net import forget_warnings
 from tests.backends.roundings import Roundings
 
@@ -33,9 +35,8 @@ __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
 WAYS = ("inference", "training", "dynamic", "autocast")
 """``dynamic``: two sizes of batch, ``dynamic=True``; ``autocast``: a training step in bfloat16."""
 
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-"""Relative to the largest value of a tensor."""
 AUTOCAST_TOLERANCE = 4e-2
+"""Relative to the largest value of a tensor."""
 NOISE = 3.0
 """How much farther from float64 than eager is still rounding."""
 DRAWS = 3
@@ -336,9 +337,7 @@ def beyond(got: Results, expected: Results, way: str) -> list[str]:
 
 
 def limit_of(value: Any, way: str) -> float:
-    if way == "autocast":
-        return AUTOCAST_TOLERANCE
-    return TOLERANCE.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+    return AUTOCAST_TOLERANCE if way == "autocast" else differences.limit_of(value)
 
 
 def distance(got: Results, expected: Results) -> tuple[float, str]:
@@ -356,29 +355,7 @@ def smallest_scale(results: Results) -> float:
     return SMALLEST_SCALE * max(found, default=0.0)
 
 
-def largest(value: Any) -> float:
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return 0.0
-    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).abs()
-    finite = wide[wide.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
 def gap(a: Any, b: Any, scale: float) -> float:
     """How far two tensors are apart, relative to the largest value and at least to
     ``scale``; inf when they are of two kinds."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return 0.0 if a is b else float("inf")
-    if a.shape != b.shape:
-        return float("inf")
-    if b.dtype is not torch.float64 and a.dtype is not b.dtype:
-        return float("inf")
-    if not b.numel():
-        return 0.0
-    wide = torch.complex128 if b.is_complex() else torch.float64
-    x, y = a.detach().to(wide), b.detach().to(wide)
-    equal = (x == y) | (x.isnan() & y.isnan())
-    difference = (x - y).abs().masked_fill(equal, 0)
-    unit = max(largest(b), scale, 1e-6)
-    value = float(difference.max()) / unit
-    return float("inf") if value != value else value
+    return farthest(a, b) / max(largest(b), scale, 1e-6)

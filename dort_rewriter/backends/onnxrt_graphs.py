@@ -129,6 +129,7 @@ def call_backend(
 
 
 def _refuse_options(options: Mapping[str, Any] | None) -> None:
+    """Raise where torch.compile passes options to a backend that was made with its own."""
     if options:
         from_mapping(OrtBackendOptions, options)  # an unknown name is said first
         raise OptionError(

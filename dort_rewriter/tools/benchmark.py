@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.command import HELP, answer, brief, list_of, load_pair, make_parser
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
@@ -86,9 +87,6 @@ MODES = ("inference", "training")
 ROUNDS = 5
 SURE_STEPS = 3
 """Steps that a backend makes in each round, whatever time they take."""
-
-TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-3, torch.float64: 1e-6}
-"""Differences accepted, relative to the largest number of a result."""
 
 Step = Callable[[], list[Any]]
 Clock = Callable[[], float]
@@ -256,7 +254,7 @@ def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock)
         firsts[name] = time.perf_counter() - start, largest_difference(results, expected)
     spent = alternate({name: steps[name] for name in firsts}, seconds, clock)
     medians = {name: statistics.median(times) for name, times in spent.items()}
-    tolerance = max((_tolerance(t) for t in expected), default=0.0)
+    tolerance = max((limit_of(t, MODEL) for t in expected), default=0.0)
     return [
         Timing(mode=mode, backend=name, error=errors[name])
         if name in errors
@@ -276,10 +274,6 @@ def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock)
 def _seeded(step: Step, seed: int) -> list[Any]:
     torch.manual_seed(seed)
     return [t.clone() if isinstance(t, torch.Tensor) else t for t in step()]
-
-
-def _tolerance(value: Any) -> float:
-    return TOLERANCES.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
 
 
 def make_call(
@@ -385,37 +379,14 @@ def largest_difference(got: Sequence[Any], expected: Sequence[Any]) -> float:
     """
     if len(got) != len(expected):
         return math.inf
-    tensors = [b for b in expected if isinstance(b, torch.Tensor)]
-    floor = max((_largest(b) for b in tensors), default=1.0) * 1e-3
-    worst = 0.0
-    for a, b in zip(got, expected, strict=True):
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-            worst = worst if a is b or a == b else math.inf
-        elif (a.shape, a.dtype) != (b.shape, b.dtype):
-            worst = math.inf
-        else:
-            scale = max(_largest(b), floor) or 1.0
-            worst = max(worst, _largest_gap(a, b) / scale)
-    return worst
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    finite = _wide(tensor).abs().nan_to_num(0.0, posinf=0.0)
-    return float(finite.max()) if tensor.numel() else 0.0
-
-
-def _largest_gap(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference; two NaN are equal, and so are equal infinities."""
-    if not a.numel():
-        return 0.0
-    left, right = _wide(a), _wide(b)
-    same = (left == right) | (left.isnan() & right.isnan())
-    gaps = torch.where(same, 0.0, (left - right).abs())
-    return float(gaps.nan_to_num(math.inf, posinf=math.inf).max())
+    floor = max((largest(b) for b in expected if isinstance(b, torch.Tensor)), default=1.0) * 1e-3
+    return max(
+        (
+            farthest(a, b) / (max(largest(b), floor) or 1.0)
+            for a, b in zip(got, expected, strict=True)
+        ),
+        default=0.0,
+    )
 
 
 def run_bench(arguments: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.compiler.differences import Tolerance
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
@@ -196,7 +197,8 @@ def compare_exporters(
     with torch.no_grad():
         expected = [t for t in tree_leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
         exact = exact_results(model, given, named)
-        witness = Witness(model, given, named, expected, exact, (atol, rtol))
+        tolerance = Tolerance(absolute=atol, relative=rtol)
+        witness = Witness(model, given, named, expected, exact, tolerance)
         candidates = [
             _Candidate.make(name, model, given, named, target_opset, dynamic_shapes)
             for name in exporters
@@ -274,7 +276,7 @@ class _Candidate:
             "bytes": self.proto.ByteSize(),
         }
         if self.error is None:
-            agrees = excess(self.outputs, witness.expected, *witness.tolerances) <= 1
+            agrees = excess(self.outputs, witness.expected, witness.tolerance) <= 1
             facts |= {
                 "max_difference": _largest(self.outputs, witness.expected),
                 "exact_difference": _largest(self.outputs, exact) if exact else None,
@@ -334,7 +336,7 @@ def _milliseconds(call: Callable[[], object]) -> float:
 
 def _largest(got: Sequence[Any], expected: Sequence[torch.Tensor]) -> float:
     """The largest absolute difference; NaN where results are missing, or of other shapes."""
-    found = excess(got, expected, 1.0, 0.0)
+    found = excess(got, expected, Tolerance(absolute=1.0))
     return found if math.isfinite(found) else math.nan
 
 

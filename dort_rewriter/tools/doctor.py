@@ -28,7 +28,13 @@ from dort_rewriter.files import (
 )
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.kernels.build import excuse, features, find_compiler, supported_levels
+from dort_rewriter.kernels.build import (
+    COMPILER,
+    excuse,
+    features,
+    find_compiler,
+    supported_levels,
+)
 from dort_rewriter.kernels.library import installed_library, kernel_library
 from dort_rewriter.tools.command import answer, brief, make_parser
 from dort_rewriter.tools.machine import (
@@ -70,7 +76,8 @@ def examine(trial: bool = True) -> Iterator[Finding]:
     yield from check_package(Path(__file__).resolve().parents[1])
     yield check_cache(cache_folder)
     yield check_compiler(env.read("CXX"))
-    yield check_kernels(installed_library(), kernel_library if trial else None)
+    compile_now = kernel_library if trial else None
+    yield check_kernels(installed_library(), compile_now, compiler=env.read("CXX"))
     yield from _machine(torch)
     yield check_graphviz(shutil.which("dot"))
     if trial and flavours:
@@ -286,23 +293,28 @@ def check_cache(choose: Callable[[], Path]) -> Finding:
     return Finding("ok", "cache", str(folder))
 
 
-def check_kernels(installed: Path | None, compile_now: Callable[[], Path] | None) -> Finding:
+def check_kernels(
+    installed: Path | None, compile_now: Callable[[], Path] | None, *, compiler: str = COMPILER
+) -> Finding:
     """Look for the library of our own kernels; without ``compile_now``, do not make it."""
     if installed is not None:
         return Finding("ok", "kernels", f"installed, {installed.name}")
     if why := excuse():
         return Finding("note", "kernels", f"{why}, and the patterns 'kernels' apply nothing")
-    if compile_now is None:
+    if compile_now is None and find_compiler(compiler) is not None:
         return Finding("ok", "kernels", "not installed: they are compiled at first use")
     try:
-        return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+        if compile_now is not None:
+            return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+        why = f"there is no C++ compiler {compiler!r}"
     except DortError as error:
-        return Finding(
-            "note",
-            "kernels",
-            f"there are none, and the patterns 'kernels' apply nothing: {error}",
-            "pip install --force-reinstall --no-deps dort-rewriter  # with a C++ compiler at hand",
-        )
+        why = str(error)
+    return Finding(
+        "note",
+        "kernels",
+        f"there are none, and the patterns 'kernels' apply nothing: {why}",
+        "pip install --force-reinstall --no-deps dort-rewriter  # with a C++ compiler at hand",
+    )
 
 
 def check_compiler(name: str) -> Finding:
@@ -325,7 +337,7 @@ def check_graphviz(program: str | None) -> Finding:
     return Finding(
         "note",
         "graphviz",
-        "its program `dot` is missing: plot_dot gives the source of a drawing only",
+        "its program `dot` is missing: drawings have a plainer layout, and are no .png",
         "apt-get install graphviz",
     )
 

@@ -9,6 +9,7 @@ kernel of onnxruntime; what it computes wrong too the exporter wrote wrong.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import logging
 import math
@@ -23,6 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dort_rewriter.aten import source_line
+from dort_rewriter.compiler.differences import Tolerance, largest
 from dort_rewriter.errors import DortError
 from dort_rewriter.runtime.reference import array_to_tensor
 from dort_rewriter.runtime.session import create_session
@@ -66,22 +68,16 @@ def exact_results(
     return [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
 
 
-def excess(got: Sequence[Any], exact: Sequence[torch.Tensor], atol: float, rtol: float) -> float:
+def excess(got: Sequence[Any], exact: Sequence[torch.Tensor], tolerance: Tolerance) -> float:
     """The largest difference, in units of what is accepted; infinite for other shapes or NaN."""
     if len(got) != len(exact):
         return math.inf
-    return max((_excess(a, e, atol, rtol) for a, e in zip(got, exact, strict=True)), default=0.0)
+    pairs = zip(map(_as_tensor, got), exact, strict=True)
+    return max((tolerance.excess(a, e) for a, e in pairs), default=0.0)
 
 
-def _excess(got: Any, exact: torch.Tensor, atol: float, rtol: float) -> float:
-    value = got if isinstance(got, torch.Tensor) else array_to_tensor(np.asarray(got))
-    wide = torch.complex128 if exact.is_complex() or value.is_complex() else torch.float64
-    a, e = value.detach().cpu().to(wide), exact.detach().cpu().to(wide)
-    if a.shape != e.shape:
-        return math.inf
-    same = (a == e) | (a.isnan() & e.isnan())
-    gap = torch.where(same, 0.0, (a - e).abs() / (atol + rtol * e.abs()))
-    return float(gap.nan_to_num(math.inf, posinf=math.inf).max()) if gap.numel() else 0.0
+def _as_tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else array_to_tensor(np.asarray(value))
 
 
 class Witness:
@@ -94,7 +90,7 @@ class Witness:
         kwargs: Mapping[str, Any],
         expected: Sequence[torch.Tensor],
         exact: Sequence[torch.Tensor] | None,
-        tolerances: tuple[float, float],
+        tolerance: Tolerance,
     ) -> None:
         self.model, self.args = model, tuple(args)
         # torch.export has them in the order of the signature.
@@ -102,14 +98,14 @@ class Witness:
         self.kwargs = {name: kwargs[name] for name in order if name in kwargs}
         self.expected = expected
         self.exact = expected if exact is None else exact
-        self.tolerances = tolerances
+        self.tolerance = tolerance
         self._graph: _Graph | None = None
 
     def judge(self, proto: onnx.ModelProto, feeds: Values, outputs: Sequence[Any]) -> Judgment:
         """Who is at fault for the outputs that onnxruntime computed of a file."""
-        own = excess(self.expected, self.exact, *self.tolerances)
+        own = excess(self.expected, self.exact, self.tolerance)
         enough = max(1.0, 2 * own)
-        ours = excess(outputs, self.exact, *self.tolerances)
+        ours = excess(outputs, self.exact, self.tolerance)
         if ours <= enough:
             return Judgment(
                 fault="tolerance",
@@ -128,7 +124,7 @@ class Witness:
                 reason=f"The reference evaluator fails: {type(error).__name__}: {first}",
             )
         results = [right[o.name] for o in proto.graph.output]
-        if excess(results, self.exact, *self.tolerances) <= enough:
+        if excess(results, self.exact, self.tolerance) <= enough:
             return self._judge_kernels(proto, right, _by_onnxruntime(proto, feeds))
         return self._judge_exporter(proto, right, "the reference evaluator") or Judgment(
             fault="exporter",
@@ -141,7 +137,7 @@ class Witness:
             if name not in found or name not in right:
                 continue
             wanted = torch.as_tensor(np.asarray(right[name]).copy())
-            if _excess(found[name], wanted, *self._scaled(wanted)) > 1:
+            if self._differs(found[name], wanted):
                 return Judgment(
                     fault="kernel",
                     reason="The reference evaluator computes what torch does, onnxruntime another "
@@ -165,7 +161,7 @@ class Witness:
             value = np.asarray(found[name])
             if value.shape != tuple(wanted.shape):
                 continue  # another value of that name
-            if _excess(value, wanted, *self._scaled(wanted)) > 1:
+            if self._differs(value, wanted):
                 return Judgment(
                     fault="exporter",
                     reason=f"{who[0].upper()}{who[1:]} computes another result than torch of what "
@@ -175,12 +171,11 @@ class Witness:
                 )
         return None
 
-    def _scaled(self, wanted: torch.Tensor) -> tuple[float, float]:
-        """Tolerances of a value inside: sums of large terms are rounded like these."""
-        atol, rtol = self.tolerances
-        finite = wanted.double().abs() if not wanted.is_complex() else wanted.abs()
-        finite = finite[finite.isfinite()]
-        return max(atol, rtol * float(finite.max()) if finite.numel() else 0.0), rtol
+    def _differs(self, value: Any, wanted: torch.Tensor) -> bool:
+        """Whether a value inside does: sums of large terms are rounded like these."""
+        limit = self.tolerance
+        absolute = max(limit.absolute, limit.relative * largest(wanted))
+        return dataclasses.replace(limit, absolute=absolute).excess(_as_tensor(value), wanted) > 1
 
     def _traced(self, proto: onnx.ModelProto) -> dict[str, tuple[torch.Tensor, str]]:
         """What torch computes for the values of a file, and their lines, by the names they have

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dort_rewriter.capture.tracing import correct_tracing
+from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.compiler.safety_net import forget_warnings
 from tests.backends.aliases import MODES, Program, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
@@ -29,8 +30,6 @@ __all__ = ["Verdict", "judge", "run_eager", "shrink"]
 
 Facts = dict[str, Any]
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Relative to the largest value of a tensor: a few operators in two orders of summation."""
 NOISE = 4.0
 """How much farther from float64 than eager is still rounding."""
 _LEFT = "A graph runs in torch as a whole"
@@ -377,17 +376,7 @@ def _places(layout: Any) -> Any:
 
 def _distance(a: Any, b: Any) -> float:
     """How far apart two facts are, relative to the largest value of the second."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return 0.0 if type(a) is type(b) and bool(a == b) else float("inf")
-    if a.shape != b.shape or a.device != b.device:
-        return float("inf")
-    if not a.numel():
-        return 0.0
-    x, y = a.detach().double(), b.detach().double()
-    gap = (x - y).abs().masked_fill((x == y) | (x.isnan() & y.isnan()), 0)
-    size = y.abs()[y.isfinite()]
-    value = float(gap.max()) / max(1e-2, float(size.max()) if size.numel() else 0.0)
-    return float("inf") if value != value else value
+    return farthest(a, b) / max(1e-2, largest(b))
 
 
 def _has_other_zeros(a: Any, b: Any) -> bool:
@@ -405,7 +394,7 @@ def _is_kind(a: Any, b: Any) -> bool:
 
 
 def _limit(value: Any) -> float:
-    return TOLERANCE.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+    return limit_of(value, MODEL)
 
 
 def _in_float64(program: RandomProgram, size: int) -> Facts:
@@ -479,8 +468,7 @@ def _is_within(a: torch.Tensor, others: list[Any]) -> bool:
     if not all(_is_kind(a, b) for b in others) or not a.numel():
         return False
     x, y = a.detach().double(), torch.stack([b.detach().double() for b in others])
-    finite = y[y.isfinite()]
-    margin = _limit(a) * (float(finite.abs().max()) if finite.numel() else 0.0)
+    margin = _limit(a) * largest(y)
     missing = y.isnan()
     low = y.masked_fill(missing, math.inf).amin(0)
     high = y.masked_fill(missing, -math.inf).amax(0)

@@ -181,7 +181,7 @@ def test_the_command_takes_a_model_of_the_user(
 def test_the_command_has_a_model_of_its_own_and_says_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(benchmark.TOLERANCES, torch.float32, -1.0)
+    monkeypatch.setattr(benchmark, "MODEL", {torch.float32: -1.0})
     command = ["bench", "--backends", "onnxrt", "--seconds", "0.001", "--modes", "inference"]
     assert cli.main(command) == 1
     assert "NO" in capsys.readouterr().out

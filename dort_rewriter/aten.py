@@ -59,6 +59,9 @@ __all__ = [
     "writes_overlapping",
 ]
 
+aten = torch.ops.aten
+
+
 COUNTED = 8191
 """What a size that is counted at run time is taken for: large, so that it orders strides."""
 
@@ -218,8 +221,6 @@ def overlapping(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
         end += stride * (size - 1)
     return False
 
-
-aten = torch.ops.aten
 
 LAYOUT_IS_FREE = "layout_is_free"
 

@@ -31,6 +31,8 @@ from dort_rewriter.trace import CompileTrace
 
 __all__ = ["Opsets", "to_onnx"]
 
+logger = logging.getLogger(__name__)
+
 _FIRST = 13
 """Below it, too many operators take as attributes what later ones take as inputs."""
 
@@ -83,8 +85,6 @@ def _check_domains(target: Mapping[str, int]) -> None:
     if len(standard) > 1:
         raise ExportError(f"target_opset has the standard domain at two versions: {target!r}.")
 
-
-logger = logging.getLogger(__name__)
 
 Options = OptimizationOptions | Mapping[str, Any] | None
 

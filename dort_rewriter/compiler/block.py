@@ -53,6 +53,8 @@ from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
 __all__ = ["Block", "assemble", "compile_graph", "make_block"]
 
+logger = logging.getLogger(__name__)
+
 PATIENCE = 5.0
 """Seconds that the end of a program waits for calls of daemon threads."""
 HELD = 60.0
@@ -101,8 +103,6 @@ def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None
     ):
         time.sleep(0.001)
 
-
-logger = logging.getLogger(__name__)
 
 MAX_REBUILT = 2
 """How many times a model is built again because its weights changed."""

@@ -80,6 +80,8 @@ __all__ = [
     "make_executor",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 def find_mutated_inputs(block: ExportedBlock) -> Writes:
     """The results that may be written to the memory of the arguments they are new values of.
@@ -137,8 +139,6 @@ def _candidates(block: ExportedBlock, updates: dict[int, int]) -> dict[str, int]
     twice = Counter(found.values())
     return {name: index for name, index in found.items() if twice[index] == 1}
 
-
-logger = logging.getLogger(__name__)
 
 _MAX_WEIGHTS = 2**24
 """Bytes of constants above which a model is not stored."""

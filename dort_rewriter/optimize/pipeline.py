@@ -39,6 +39,8 @@ __all__ = [
     "select",
 ]
 
+logger = logging.getLogger(__name__)
+
 Kind = type[Rule] | type[GraphPass]
 Selected = Rule | GraphPass
 Selection = str | Selected | Kind | Sequence[str | Selected | Kind] | None
@@ -194,8 +196,6 @@ ORDERS = (None, "memory")
 
 _TURNS = 100
 """Of rules and passes, before it is said that they undo each other."""
-
-logger = logging.getLogger(__name__)
 
 
 def optimize(

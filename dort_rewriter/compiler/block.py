@@ -51,7 +51,9 @@ from dort_rewriter.plan.recipe import (
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
-__all__ = ["Block", "assemble", "compile_graph", "hold_calls_at_shutdown", "make_block"]
+__all__ = ["Block", "assemble", "compile_graph", "make_block"]
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 5.0
 """Seconds that the end of a program waits for calls of daemon threads."""
@@ -66,7 +68,7 @@ class _Called(Protocol):
 
 
 @functools.cache
-def hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+def _hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
     """Let no thread but the main one be in a session once the functions of ``atexit`` are done.
 
     ``call`` is the code that makes the calls. NOTE: the functions of ``atexit`` are called in the
@@ -101,8 +103,6 @@ def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None
     ):
         time.sleep(0.001)
 
-
-logger = logging.getLogger(__name__)
 
 MAX_REBUILT = 2
 """How many times a model is built again because its weights changed."""
@@ -208,7 +208,7 @@ class Block:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
-        hold_calls_at_shutdown(Block.boxed.__code__, _living)
+        _hold_calls_at_shutdown(Block.boxed.__code__, _living)
         run = built.runner.boxed
         if calls := calls_to_verify(self.recipe.options):
             run = verified(built, run, self.recipe.options, calls)

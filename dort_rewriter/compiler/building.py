@@ -70,19 +70,17 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "ModelEntry",
     "add_casts",
     "add_casts_of_standard",
-    "before_transforms",
     "build_block",
     "build_session",
-    "check_results",
     "export_block",
     "find_addresses",
     "find_mutated_inputs",
     "make_executor",
-    "transform",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def find_mutated_inputs(block: ExportedBlock) -> Writes:
@@ -142,13 +140,11 @@ def _candidates(block: ExportedBlock, updates: dict[int, int]) -> dict[str, int]
     return {name: index for name, index in found.items() if twice[index] == 1}
 
 
-logger = logging.getLogger(__name__)
-
 _MAX_WEIGHTS = 2**24
 """Bytes of constants above which a model is not stored."""
 
 
-class ModelEntry:
+class _ModelEntry:
     """The place of one graph's model on disk."""
 
     def __init__(
@@ -185,7 +181,7 @@ class ModelEntry:
         self._cache.put(self._key, to_proto(model).SerializeToString())
 
 
-def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
+def _before_transforms(options: OptimizationOptions) -> OptimizationOptions:
     """What is done to a model before functions of the user see it."""
     chosen = get_pattern_list(options.patterns, kernels.RULES)
     # NOTE: a model has a place on disk when its rules are given by name.
@@ -193,7 +189,7 @@ def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
     return dataclasses.replace(options, patterns=named)
 
 
-def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
+def _transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
     """A model as the functions of the user make it, with our own operators put in then."""
     proto = to_proto(model)
     for change in recipe.options.pre_ort_model_transforms or ():
@@ -211,7 +207,7 @@ def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto
     return to_proto(changed)
 
 
-def check_results(session: Session, exported: ir.Model) -> None:
+def _check_results(session: Session, exported: ir.Model) -> None:
     """Refuse a model that functions of the user gave results of other sizes than the graph has."""
     declared = {output.name: output.shape for output in session.ort.get_outputs()}
     for value in exported.graph.outputs:
@@ -255,7 +251,7 @@ def build_block(
             else:
                 session = build_session(block.model, providers, recipe.options)
             if block.proto is not None:
-                check_results(session, block.exported.model)
+                _check_results(session, block.exported.model)
         executor = make_executor(session, block, recipe.options, addresses)
         return BuiltBlock(**fields, session=session, runner=executor)
 
@@ -292,7 +288,7 @@ def export_block(
     constants = {placeholders[i].name: t for i, t in held.items()}
     asked, trace = recipe, recipe.trace
     if asked.options.pre_ort_model_transforms:
-        first = before_transforms(asked.options.optimization)
+        first = _before_transforms(asked.options.optimization)
         recipe = dataclasses.replace(
             asked, options=dataclasses.replace(asked.options, optimization=first)
         )
@@ -305,7 +301,7 @@ def export_block(
         orders = input_orders(graph_module) if recipe.as_stored else {}
         entry = None
         if not frozen:
-            entry = ModelEntry(graph_module, recipe, provider, outputs, values, orders)
+            entry = _ModelEntry(graph_module, recipe, provider, outputs, values, orders)
         model = entry.load() if entry is not None else None
     if model is None:
         model = _convert(plan, recipe, provider, outputs, constants, orders)
@@ -313,7 +309,7 @@ def export_block(
             entry.store(model)
     proto = None
     if asked.options.pre_ort_model_transforms:
-        proto = transform(model, asked, provider)
+        proto = _transform(model, asked, provider)
     try_dump(proto or model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s

@@ -1,5 +1,4 @@
-"""Which operators torch's kernels compute, and which kernels beside those of onnxruntime there
-are.
+"""Which operators torch's kernels compute, and which kernels there are beside onnxruntime's.
 
 A measured table says what runs faster in torch than in ONNX Runtime on the CPU: an operator moves
 to torch when that saves more than a boundary costs: the graph is cut there, and each part is a

@@ -23,6 +23,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.compiler.differences import Tolerance
@@ -31,11 +32,19 @@ from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.reference import tensor_to_array
 from dort_rewriter.runtime.session import Session, create_session
+from dort_rewriter.tools.command import HELP, answer, list_of, load_pair, make_parser
 from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
 
-__all__ = ["EXPORTERS", "MEANING", "Comparison", "ExporterResult", "compare_exporters"]
+__all__ = [
+    "EXPORTERS",
+    "MEANING",
+    "Comparison",
+    "ExporterResult",
+    "compare_exporters",
+    "run_compare",
+]
 
 Exporter = Callable[..., onnx.ModelProto]
 
@@ -186,7 +195,7 @@ def compare_exporters(
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named = dict(kwargs or {})
     with torch.no_grad():
-        expected = [t for t in _leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
+        expected = [t for t in tree_leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
         exact = exact_results(model, given, named)
         tolerance = Tolerance(absolute=atol, relative=rtol)
         witness = Witness(model, given, named, expected, exact, tolerance)
@@ -309,14 +318,9 @@ _LOGGERS = "torch.onnx torch.export._draft_export torch.fx.experimental.symbolic
 """Those that say why a model is not captured, and print its graph."""
 
 
-def _leaves(value: Any) -> list[Any]:
-    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
-    return leaves
-
-
 def _feeds(session: Session, args: Any, kwargs: Any) -> dict[str, Any]:
     """The inputs of a model, which come in the order of the arguments."""
-    tensors = [a for a in _leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+    tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
     if len(tensors) != len(session.input_types):
         raise ExecutionError(
             f"The model has {len(session.input_types)} input(s) for {len(tensors)} tensor(s)."
@@ -334,3 +338,51 @@ def _largest(got: Sequence[Any], expected: Sequence[torch.Tensor]) -> float:
     """The largest absolute difference; NaN where results are missing, or of other shapes."""
     found = excess(got, expected, Tolerance(absolute=1.0))
     return found if math.isfinite(found) else math.nan
+
+
+def run_compare(arguments: Sequence[str]) -> int:
+    """Print the comparison; 1 when this package's model fails or is not what eager computes."""
+    parser = make_parser(
+        "compare",
+        "Export a model with several exporters: nodes by type, differences to eager mode, times\n"
+        "of the export and of a run. Ends with 1 if the model of this package fails, or\n"
+        "differs.\n\n"
+        f"exporters:\n{list_of(MEANING)}",
+        "examples:\n"
+        "  dort-rewriter compare model.py:make_model\n"
+        "  dort-rewriter compare package.models:small --html comparison.html --repeat 50",
+    )
+    parser.add_argument("model", metavar="MODEL", help=HELP)
+    parser.add_argument(
+        "--exporters",
+        nargs="+",
+        choices=EXPORTERS,
+        default=list(EXPORTERS),
+        metavar="NAME",
+        help="those to compare, of the above (default: all)",
+    )
+    parser.add_argument(
+        "--opset", type=int, default=18, metavar="N", help="of the models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=10,
+        metavar="N",
+        help="runs of each model that are timed (default: %(default)s)",
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write it as a page of HTML")
+    options = parser.parse_args(arguments)
+    model, args = load_pair(options.model)
+    found = compare_exporters(
+        model,
+        args,
+        exporters=options.exporters,
+        target_opset=options.opset,
+        repeat=options.repeat,
+    )
+    if options.html:
+        found.save_html(options.html)
+    answer(options.json, found.to_dict(), str(found))
+    ours = [r for r in found.results if r.exporter == "dort_rewriter"]
+    return int(any(not r.agrees for r in ours))

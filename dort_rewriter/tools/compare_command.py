@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dort_rewriter.tools.command import answer, list_of, make_parser
 from dort_rewriter.tools.comparison import EXPORTERS, MEANING, compare_exporters
 from dort_rewriter.tools.model_source import HELP, load_pair
+from dort_rewriter.tools.other_runtimes import RUNTIMES
 
 __all__ = ["run_compare"]
 
@@ -33,6 +34,14 @@ def run_compare(arguments: Sequence[str]) -> int:
         help="those to compare, of the above (default: all)",
     )
     parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        choices=RUNTIMES,
+        default=[],
+        metavar="NAME",
+        help=f"run the files by these too: {', '.join(RUNTIMES)}",
+    )
+    parser.add_argument(
         "--opset", type=int, default=18, metavar="N", help="of the models (default: %(default)s)"
     )
     parser.add_argument(
@@ -49,6 +58,7 @@ def run_compare(arguments: Sequence[str]) -> int:
         model,
         args,
         exporters=options.exporters,
+        runtimes=options.runtimes,
         target_opset=options.opset,
         repeat=options.repeat,
     )

@@ -425,7 +425,8 @@ def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     # The first place is one wherever there is any.
     filled = 0 if call.target in _FILLING else 1
     small = _Small([n.meta["val"] for n in call.all_input_nodes], filled)
-    args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
+    given: Any = (call.args, call.kwargs)
+    args, kwargs = torch.fx.map_arg(given, lambda n: small.like(n.meta["val"]))
     if call.target is aten.constant_pad_nd.default:  # so little may be less than what is cut off
         args = (args[0], [max(n, 0) for n in args[1]], *args[2:])
     elif call.target is aten.roll.default:

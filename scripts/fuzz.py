@@ -1,6 +1,6 @@
 """Run programs at random through the ``onnxrt`` backend, and compare each with eager mode.
 
-usage: python scripts/fuzz.py [--programs 5000] [--first SEED]
+usage: python scripts/fuzz.py [--programs 5000] [--first SEED] [--providers NAME ...]
 
 Values, types, strides, aliases, what was written, gradients: ``tests/backends/program_check.py``
 says what is compared. Each failure prints its seed and the program, shrunk, as Python. Where
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -30,6 +31,9 @@ import torch
 from child_records import receive_until_closed
 
 FORKS = multiprocessing.get_context("fork")
+
+OPTIONS: dict[str, Any] = {}
+"""Options of the backend, which the forks inherit."""
 
 
 def run(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Counter[str]:
@@ -89,7 +93,7 @@ def judge_each(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -
     for seed in seeds:
         program = generate(seed, steps)
         try:
-            verdict = judge(program)
+            verdict = judge(program, OPTIONS)
         except Exception:  # a defect of the judge: the other seeds are judged all the same
             print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
             yield "judge failed"
@@ -103,12 +107,12 @@ def judge_each(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -
         until = time.monotonic() + shrinking
 
         def fails(smaller: RandomProgram, kind: str = verdict.kind, until: float = until) -> bool:
-            return time.monotonic() < until and judge(smaller).kind == kind
+            return time.monotonic() < until and judge(smaller, OPTIONS).kind == kind
 
         small = shrink(program, fails)
         switches = [n for n in ("grad", "dynamic", "autocast") if getattr(small, n)]
         print(f"# seed {seed} {' '.join(switches)}\n{small.text()}", flush=True)
-        lines = (judge(small).text or verdict.text).splitlines()
+        lines = (judge(small, OPTIONS).text or verdict.text).splitlines()
         print("\n".join(f"# {line}" for line in lines), flush=True)
         yield verdict.kind
 
@@ -124,7 +128,10 @@ def main() -> int:
         "--shrinking", type=float, default=120.0, help="seconds for making one failure smaller"
     )
     parser.add_argument("--steps", type=int, nargs=2, default=(5, 40), help="steps of a program")
+    parser.add_argument("--providers", nargs="*", help="execution providers, best first")
     options = parser.parse_args()
+    if options.providers:
+        OPTIONS["preferred_execution_providers"] = options.providers
     os.environ["DORT_CACHE"] = "0"
     os.environ["ONNXRT_CHANGE_REWRITER"] = "1"
     torch.set_num_threads(1)

@@ -58,10 +58,13 @@ def libraries() -> dict[str, Any]:
     return {"plain torch": zoo_plain, "transformers": zoo_transformers, **others}
 
 
-def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterator[Record]:
+def measure(
+    library: Any, name: str, ways: Sequence[str], device: str, providers: Sequence[str]
+) -> Iterator[Record]:
     """Yield what each way of running a model gave, in the process of this model."""
+    options = {"preferred_execution_providers": providers} if providers else None
     try:
-        subject = dataclasses.replace(library.subject(name), device=device)
+        subject = dataclasses.replace(library.subject(name), device=device, options=options)
     except Exception as e:  # a library may refuse a model in any way
         yield {"way": "all", "status": "left out", "detail": zoo_check.brief(e)}
         return
@@ -76,18 +79,24 @@ def measure_in_child(
     ways: Sequence[str],
     limit: float,
     device: str,
+    providers: Sequence[str],
 ) -> None:
     """Send what is measured as it is; what was sent before the process died is kept."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
     prepare()
     library = libraries()[label]
     library.load()
-    for record in measure(library, name, ways, device):
+    for record in measure(library, name, ways, device, providers):
         records.send(record)
 
 
 def in_a_process(
-    label: str, name: str, ways: Sequence[str], limit: float, device: str = "cpu"
+    label: str,
+    name: str,
+    ways: Sequence[str],
+    limit: float,
+    device: str = "cpu",
+    providers: Sequence[str] = (),
 ) -> list[Record]:
     """Measure a model in a process of its own: a fork, which has the libraries already.
 
@@ -97,7 +106,7 @@ def in_a_process(
     context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(
-        target=measure_in_child, args=(sender, label, name, ways, limit, device)
+        target=measure_in_child, args=(sender, label, name, ways, limit, device, providers)
     )
     child.start()
     sender.close()
@@ -128,7 +137,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             continue
         every = index % EVERY == 0 or label == "plain torch"
         ways = options.ways or (zoo_check.WAYS if every else zoo_check.WAYS[:2])
-        found[key] = in_a_process(label, name, ways, options.limit, options.device)
+        found[key] = in_a_process(
+            label, name, ways, options.limit, options.device, options.providers
+        )
         print(key, *(f"{r['way']}: {r['status']}" for r in found[key]), flush=True)
         path.write_text(json.dumps(data, indent=1, sort_keys=True))
     return data
@@ -188,6 +199,7 @@ def main() -> int:
         "--limit", type=float, default=300.0, help="seconds of processor time for one model"
     )
     parser.add_argument("--device", default="cpu", help="where they run: cpu, cuda")
+    parser.add_argument("--providers", nargs="*", default=(), help="execution providers")
     parser.add_argument("--keep", metavar="NAME", help="add the results to docs/reliability.json")
     options = parser.parse_args()
     prepare()

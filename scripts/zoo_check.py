@@ -58,6 +58,8 @@ class Subject:
     inputs: Callable[[int], Inputs]
     device: str = "cpu"
     """Where it runs: it is made on the CPU."""
+    options: Mapping[str, Any] | None = None
+    """Options of the backend."""
 
 
 @dataclass
@@ -175,7 +177,8 @@ def run(
     call: Any = module
     if backend is not None:
         dynamic = True if way == "dynamic" else None
-        call = torch.compile(module, backend=backend, dynamic=dynamic)
+        given = subject.options if backend == "onnxrt" else None
+        call = torch.compile(module, backend=backend, dynamic=dynamic, options=given)
     found: Results = {}
     for batch in (2, 3) if way == "dynamic" else (2,):
         args, kwargs = cast(inputs_of(subject, batch), dtype)

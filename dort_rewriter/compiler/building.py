@@ -21,6 +21,7 @@ from dort_rewriter.export.names import create_input_names, create_output_names
 from dort_rewriter.export.provenance import first_place
 from dort_rewriter.optimize.distinct_operands import separate_operands
 from dort_rewriter.optimize.low_bits import lower_weights
+from dort_rewriter.optimize.openvino import keep_special_numbers
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.provider_fit import (
     compute_halves_in_float,
@@ -39,7 +40,7 @@ from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_query, loses_factors
 from dort_rewriter.runtime.low_bits import BITS
-from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.providers import CPU, OPENVINO
 from dort_rewriter.runtime.session import Session, create_session, try_session
 from dort_rewriter.runtime.session_settings import session_settings
 from dort_rewriter.signature import Addresses, GraphSignature, input_slots
@@ -65,7 +66,7 @@ def build_block(
     ``frozen`` and ``numbers`` are the arguments that the model holds, by position.
     """
     recipe = plan.recipe
-    providers = recipe.select_providers(plan.graph_module, args)
+    providers = plan.providers(args)
     block = export_block(plan, str(providers[0][0]), frozen, numbers)
     fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
     if recipe.make_runner is not None:
@@ -236,6 +237,9 @@ def build_session(model: Any, providers: Providers, options: OrtBackendOptions) 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:
     """The model without the nodes that onnxruntime, or a kernel of it, computes wrongly."""
+    if provider == OPENVINO:
+        known = model if isinstance(model, ir.Model) else ir.from_proto(model)
+        return known if keep_special_numbers(known) else model
     if provider != CPU:
         return model
     known = model if isinstance(model, ir.Model) else ir.from_proto(model)

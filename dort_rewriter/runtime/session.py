@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,10 +95,27 @@ class Session:
     def __post_init__(self) -> None:
         _alive.add(self.ort)
 
+    def placement(self) -> Mapping[str, Mapping[str, int]] | None:
+        """The nodes that each provider has by type, by the session's own word.
+
+        They are those of the model as onnxruntime has simplified it. None where there is no choice
+        between providers, or onnxruntime does not tell (before 1.24).
+        """
+        told = getattr(self.ort, _TELLING, None)
+        if told is None or len(self.providers) < 2:
+            return None
+        found: dict[str, Counter[str]] = {}
+        for part in told():
+            types = (qualified(n.domain, n.op_type) for n in part.get_nodes())
+            found.setdefault(part.ep_name, Counter()).update(types)
+        return {name: dict(types.most_common()) for name, types in found.items()}
+
     def survives_fork(self) -> bool:
         """Tell a forked child whether it may run this session of its parent."""
         return not self.pooled and forked_alone()
 
+
+_TELLING = "get_provider_graph_assignment_info"
 
 _alive: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 
@@ -148,7 +166,8 @@ def create_session(
 ) -> Session:
     """Build a session; ``options`` are used as they are, without a change.
 
-    NOTE: except that a model with kernels of our own makes them known to the options.
+    NOTE: except that a model with kernels of our own makes them known to the options, and that
+    providers beside the CPU have it note which node is whose.
 
     Raises :class:`ExecutionError` naming the node that onnxruntime refuses.
     """
@@ -257,6 +276,8 @@ def _build(
 ) -> onnxruntime.InferenceSession:
     """Build a session, `without` some of onnxruntime's optimizers."""
     ort = load_onnxruntime()
+    if any(p.name != CPU for p in providers) and hasattr(ort.InferenceSession, _TELLING):
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     # Without it a provider that fails is printed about and silently replaced.
     how: dict[str, Any] = {"disabled_optimizers": set(without), "enable_fallback": False}
     if any(is_plug_in(p.name) for p in providers):

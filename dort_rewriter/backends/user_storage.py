@@ -42,7 +42,7 @@ class StorageKeeper:
                 "builder": built.exported,
                 "sess": _session(built),
                 "providers": _providers(built),
-                "placement": None if built.session is None else built.session.placement(),
+                "placement": None if built.session is None else built.session.placement,
                 "is_dimension_in": tuple(s.kind == "int" for s in built.signature.inputs),
                 "is_dimension_out": tuple(s.kind == "int" for s in built.signature.outputs),
                 "inputs": [],

@@ -336,7 +336,7 @@ def describe(built: BuiltBlock) -> str:
 
 def where_it_runs(session: Session) -> str:
     """The providers of a session, with the number of nodes of each where it is known."""
-    placed = session.placement()
+    placed = session.placement
     if placed is None:
         return ", ".join(p.name for p in session.providers)
     return ", ".join(

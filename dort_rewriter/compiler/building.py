@@ -42,7 +42,7 @@ from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_quer
 from dort_rewriter.runtime.low_bits import BITS
 from dort_rewriter.runtime.providers import CPU, OPENVINO
 from dort_rewriter.runtime.session import Session, create_session, try_session
-from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.runtime.session_settings import new_settings, session_settings
 from dort_rewriter.signature import Addresses, GraphSignature, input_slots
 
 __all__ = [
@@ -196,6 +196,8 @@ def _convert(
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
         drop_unused_results(model)
+        if provider == OPENVINO:
+            keep_special_numbers(model)
         if recipe.may_call_torch(provider):
             compute_by_mkl(model, options)
     return model
@@ -224,22 +226,20 @@ def _output_names(plan: OutputPlan) -> list[str]:
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
     settings, provider = session_settings(options, model, providers), str(providers[0][0])
+    keep = new_settings(options, model, providers)
     model = _with_right_kernels(model, provider, options)
     try:
-        return create_session(model, providers=providers, options=settings)
+        return create_session(model, providers=providers, options=settings, keep=keep)
     except NoKernelError:
         pass
     fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
     add_casts(fitted, provider=provider)
     fitted = _with_right_kernels(fitted, provider, options)  # of the types that are wider now
-    return create_session(fitted, providers=providers, options=settings)
+    return create_session(fitted, providers=providers, options=settings, keep=keep)
 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:
     """The model without the nodes that onnxruntime, or a kernel of it, computes wrongly."""
-    if provider == OPENVINO:
-        known = model if isinstance(model, ir.Model) else ir.from_proto(model)
-        return known if keep_special_numbers(known) else model
     if provider != CPU:
         return model
     known = model if isinstance(model, ir.Model) else ir.from_proto(model)

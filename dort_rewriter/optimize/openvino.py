@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import onnx_ir as ir
 
@@ -86,7 +87,7 @@ def _of_a_row(op: Writer, node: ir.Node) -> ir.Value:
     return result
 
 
-def _attributes(node: ir.Node) -> dict[str, object]:
+def _attributes(node: ir.Node) -> dict[str, Any]:
     return {name: given.value for name, given in node.attributes.items()}
 
 

@@ -73,9 +73,8 @@ _OPERATORS: Mapping[str, Mapping[str, str]] = {
 }
 
 OTHER_NUMBERS = frozenset(
-    reason
-    for table in (*_TYPES.values(), *_OPERATORS.values())
-    for reason in table.values()
+    [reason for types in _TYPES.values() for reason in types.values()]
+    + [reason for operators in _OPERATORS.values() for reason in operators.values()]
 )
 """The reasons why a node is not for a provider."""
 

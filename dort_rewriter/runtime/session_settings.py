@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dort_rewriter.options import OrtBackendOptions
@@ -11,7 +12,7 @@ from dort_rewriter.runtime.session import session_options
 from dort_rewriter.runtime.stored_model import uses_torch_kernels
 from dort_rewriter.runtime.threads import ThreadPolicy
 
-__all__ = ["session_settings"]
+__all__ = ["new_settings", "session_settings"]
 
 
 def session_settings(
@@ -34,3 +35,13 @@ def session_settings(
     return session_options(
         optimization_level=options.ort_optimization_level, threads=policy, arena=arena
     )
+
+
+def new_settings(
+    options: OrtBackendOptions, model: Any, providers: Iterable[ProviderSpec]
+) -> Callable[[], Any] | None:
+    """What makes such settings again, for a session that is kept on disk; None where none is to
+    be, or the user gave the settings."""
+    if not options.cache or options.ort_session_options is not None:
+        return None
+    return functools.partial(session_settings, options, model, providers)

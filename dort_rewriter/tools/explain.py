@@ -334,7 +334,7 @@ def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> 
 
 
 def _placement(built: BuiltBlock) -> Mapping[str, Mapping[str, int]] | None:
-    return None if built.session is None else built.session.placement()
+    return None if built.session is None else built.session.placement
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}

@@ -252,9 +252,7 @@ def _run(
     make, function = program.functions()
     call = function
     if backend is not None:
-        call = torch.compile(
-            function, backend=backend, dynamic=program.dynamic, options=options
-        )
+        call = torch.compile(function, backend=backend, dynamic=program.dynamic, options=options)
     given = Program(function, make, mutates=program.mutates)
     found: list[Facts] = []
     with warnings.catch_warnings():

@@ -295,8 +295,9 @@ def _build(
     without: frozenset[str] = _WRONG,
 ) -> onnxruntime.InferenceSession:
     """Build a session, `without` some of onnxruntime's optimizers."""
+    build = _builder(providers, options, without)
     try:
-        return _session_of(source, providers, options, without)
+        return build(source)
     except ort_errors() as error:
         made = _MADE_BY.search(str(error))
         if made is not None and made[1] not in without:
@@ -310,15 +311,17 @@ def _build(
         ) from error
 
 
-def _session_of(
-    source: bytes | str,
+def _builder(
     providers: Sequence[Provider],
     options: onnxruntime.SessionOptions,
     without: frozenset[str] = _WRONG,
-) -> onnxruntime.InferenceSession:
+) -> Callable[[bytes | str], onnxruntime.InferenceSession]:
+    """What makes a session of a model, or raises what onnxruntime does."""
     ort = load_onnxruntime()
-    if any(p.name != CPU for p in providers) and hasattr(ort.InferenceSession, _TELLING):
+    tells = hasattr(ort.InferenceSession, _TELLING) and options not in _told
+    if tells and any(p.name != CPU for p in providers):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        _told.add(options)  # a second time onnxruntime prints about it
     # Without it a provider that fails is printed about and silently replaced.
     how: dict[str, Any] = {"disabled_optimizers": set(without), "enable_fallback": False}
     if any(is_plug_in(p.name) for p in providers):
@@ -326,7 +329,7 @@ def _session_of(
     else:
         how["providers"] = [p.name for p in providers]
         how["provider_options"] = [dict(p.options) for p in providers]
-    return ort.InferenceSession(source, options, **how)
+    return functools.partial(ort.InferenceSession, sess_options=options, **how)
 
 
 def _kept(
@@ -338,11 +341,14 @@ def _kept(
 ) -> onnxruntime.InferenceSession | None:
     """A session of what plug-ins have compiled, now or in an earlier process; None where they keep
     nothing."""
-    found = form.load(lambda data: _session_of(data, providers, options), ort_errors())
+    found = form.load(_builder(providers, options), ort_errors())
     if found is None:
-        found = form.make(lambda own: _session_of(source, providers, own), fresh, ort_errors())
+        found = form.make(lambda own: _builder(providers, own)(source), fresh, ort_errors())
     return found
 
+
+_told: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
+"""Options that say it already that sessions tell which node is whose."""
 
 _taken: weakref.WeakKeyDictionary[onnxruntime.SessionOptions, tuple[Provider, ...]] = (
     weakref.WeakKeyDictionary()

@@ -78,6 +78,13 @@ def test_a_provider_that_has_to_be_there_is_an_error(spec: Any, said: str) -> No
         take_present([spec, CPU], strict=strict)
 
 
+def test_options_that_were_written_to_a_file() -> None:
+    """There they are text."""
+    for text, meant in (("True", True), ("False", False)):
+        (found,) = take_present([(CPU, {"required": text})])
+        assert found.required is meant
+
+
 @pytest.mark.parametrize("options", [{"required": 1}, {"device": 3}])
 def test_what_no_provider_is_given(options: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="'required' is True or False"):

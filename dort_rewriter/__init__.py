@@ -40,7 +40,7 @@ _EXPORTS: dict[str, str] = {
     "get_decomposition_table": "export.decompositions",
     "get_decomposition_table_by_name": "export.decompositions",
     "GraphSignature": "signature",
-    "get_pattern_list": "optimize.selection",
+    "get_pattern_list": "optimize.pipeline",
     "get_parsed_args": "tools.parsed_args",
     "HookError": "errors",
     "HookStatus": "hook",
@@ -50,7 +50,7 @@ _EXPORTS: dict[str, str] = {
     "is_onnxrt_backend_supported": "backends.onnxrt",
     "load": "deployment.loading",
     "load_training_state": "deployment.training_state",
-    "make_aot_ort": "backends.aot_ort",
+    "make_aot_ort": "backends.onnxrt",
     "onnx_custom_backend": "backends.custom",
     "onnx_debug_backend": "backends.debug",
     "NotFiniteError": "errors",
@@ -64,7 +64,7 @@ _EXPORTS: dict[str, str] = {
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
     "print_graph_backend": "tools.backend_aids",
-    "pprint_storage": "tools.storage_report",
+    "pprint_storage": "tools.backend_aids",
     "plot_dot": "tools.dot",
     "pretty_onnx": "tools.onnx_text",
     "replay_dumped_data": "tools.repro",
@@ -100,13 +100,13 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dort_rewriter.backends.aot_ort import make_aot_ort
     from dort_rewriter.backends.custom import onnx_custom_backend
     from dort_rewriter.backends.debug import onnx_debug_backend
     from dort_rewriter.backends.layers import compile_layers
     from dort_rewriter.backends.onnxrt import (
         OrtBackend,
         is_onnxrt_backend_supported,
+        make_aot_ort,
         torch_compile_backend,
     )
     from dort_rewriter.backends.optimize_onnx import optimize_onnx
@@ -141,12 +141,13 @@ if TYPE_CHECKING:
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
     from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
     from dort_rewriter.kernels.loading import custom_ops_library
-    from dort_rewriter.optimize.selection import get_pattern_list
+    from dort_rewriter.optimize.pipeline import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions
     from dort_rewriter.signature import GraphSignature
     from dort_rewriter.tools.backend_aids import (
         compose_backends,
         optimize_for_inference_backend,
+        pprint_storage,
         print_graph_backend,
     )
     from dort_rewriter.tools.comparison import Comparison, compare_exporters
@@ -158,7 +159,6 @@ if TYPE_CHECKING:
     from dort_rewriter.tools.parsed_args import get_parsed_args
     from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data
     from dort_rewriter.tools.results import assert_all_close, results_to_string
-    from dort_rewriter.tools.storage_report import pprint_storage
     from dort_rewriter.tools.training import train_loop, train_loop_mixed_precision
 
 hook_later()

@@ -1,17 +1,24 @@
-"""CompileTrace: what happened while one graph was compiled, for people and tools to look at."""
+"""What happened while one graph was compiled: its phases (CompileTrace) and passes.
+
+A pass has a name and a place in an order that is written down. A graph carries the record of those
+that it went through, see :func:`passes_of`: what comes later asks it in place of doing the work
+again, and ``explain --passes`` prints it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import torch
 
 from dort_rewriter.progress import shown
 
-__all__ = ["CompileTrace"]
+__all__ = ["AtenPass", "CompileTrace", "PassRun", "passes_of", "run_passes", "went_through"]
 
 
 _hidden = contextlib.nullcontext[Callable[[], object]](lambda: None)
@@ -50,3 +57,53 @@ class CompileTrace:
         finally:
             spent = time.perf_counter() - start
             self.timings[name] = self.timings.get(name, 0.0) + spent
+
+
+Subject = TypeVar("Subject")
+
+_RECORD = "dort_passes"
+
+
+@dataclass(frozen=True)
+class AtenPass(Generic[Subject]):
+    """A step of the work on a graph."""
+
+    name: str
+    sentence: str
+    """What holds behind it."""
+    run: Callable[[Subject], int]
+    """Does it, and returns how many nodes it changed, or decided on."""
+    applies: Callable[[Subject], bool] = lambda _: True
+    """A cheap test."""
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """What a pass did to a graph."""
+
+    name: str
+    sentence: str
+    changed: int | None
+    """None where it did not apply."""
+    seconds: float
+
+
+def run_passes(
+    passes: Sequence[AtenPass[Subject]], subject: Subject, record: list[PassRun]
+) -> None:
+    """Run those that apply, in order."""
+    for step in passes:
+        start = time.perf_counter()
+        changed = step.run(subject) if step.applies(subject) else None
+        record.append(PassRun(step.name, step.sentence, changed, time.perf_counter() - start))
+
+
+def passes_of(graph_module: torch.fx.GraphModule) -> list[PassRun]:
+    """The passes that a graph went through, oldest first; to be added to."""
+    record: list[PassRun] = graph_module.meta.setdefault(_RECORD, [])
+    return record
+
+
+def went_through(graph_module: torch.fx.GraphModule, name: str) -> bool:
+    """Whether a graph went through a pass of a name."""
+    return any(run.name == name for run in passes_of(graph_module))

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.compiler.compilation import compile_graph
+from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.placement import KERNEL, KERNEL_TYPES, Place, work_of

@@ -1,25 +1,17 @@
-"""Sweep entries of torch's ``op_db``, one at a time, for ``opset_coverage.py``.
-
-Reads the name of an entry a line; writes a JSON object a graph, and ``{"done": name}`` at the end
-of an entry, at once: whoever reads keeps what was measured before a crash.
-"""
+"""What ``opset_coverage.py`` does with an entry of ``op_db``: trace, convert, run, judge."""
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from op_db_entries import call_of, entry_name, serve
+from op_db_entries import as_near, call_of, compare, spread
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.testing._internal.common_methods_invocations import op_db
 
-from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.compiler.building import add_casts
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
@@ -34,7 +26,7 @@ from dort_rewriter.export.torch_calls import (
     may_be_called,
 )
 from dort_rewriter.kernels.torch_calls import register_call
-from dort_rewriter.plan.ties import has_torchs_order
+from dort_rewriter.plan.placement import has_torchs_order
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
@@ -43,7 +35,6 @@ DTYPES = (torch.float32, torch.int64, torch.bool)
 MEMORY_AS_FOUND = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
 MEMORY_AS_FOUND.add("new_empty_strided")
 """Entries without a value to compare: types and shapes only."""
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LONGEST_DETAIL = 400
 
 
@@ -138,31 +129,13 @@ class Graph:
             exact = self.module(*wide)
         except (RuntimeError, TypeError, ValueError):  # it insists on the types it was traced with
             return False
-        for a, b, e in zip(*map(_in_reals, (got, expected, exact)), strict=True):
-            if not compare([a], [b]):
-                continue
-            if e.dtype is not torch.float64 or a.dtype != b.dtype or a.shape != b.shape:
-                return False
-            ours, eagers = (float((t.detach().double() - e).abs().max()) for t in (a, b))
-            if not ours <= eagers:
-                return False
-        return True
+        return as_near(got, expected, exact)
 
 
 def _has_ties(node: torch.fx.Node) -> bool:
     """Whether a result depends on an order of torch's kernel: ours for it is not asked."""
     name = op_name(node.target)
     return node.op == "call_function" and has_torchs_order(node, name, has_kernel=lambda: False)
-
-
-def _in_reals(values: Sequence[Any]) -> list[Any]:
-    """Complex tensors as pairs of reals."""
-    return [
-        torch.view_as_real(v.resolve_conj())
-        if isinstance(v, torch.Tensor) and v.is_complex()
-        else v
-        for v in values
-    ]
 
 
 def _as_float64(value: Any) -> Any:
@@ -182,39 +155,6 @@ def new_session(model: ir.Model) -> Session:
             raise
     add_casts(model, provider="CPUExecutionProvider")
     return create_session(model, options=options)
-
-
-def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
-    """What differs, or nothing."""
-    if len(got) != len(expected):
-        return f"{len(got)} results instead of {len(expected)}"
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
-        if a is None or b is None:
-            if a is not b:
-                return f"result {i}: {type(a).__name__} instead of {type(b).__name__}"
-            continue
-        b = b if isinstance(b, torch.Tensor) else torch.tensor(b)
-        a = a if isinstance(a, torch.Tensor) else torch.tensor(a)
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return f"result {i}: {a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
-        if values_count and (difference := _differ(a.detach(), b.detach())):
-            return f"result {i}: {difference}"
-    return ""
-
-
-def _differ(a: torch.Tensor, b: torch.Tensor) -> str:
-    if a.is_complex() and b.is_complex():
-        a, b = _in_reals((a, b))
-    relative = TOLERANCE.get(b.dtype, 1e-4 if b.dtype.is_floating_point else 0.0)
-    absolute = relative / 10
-    if b.dtype.is_floating_point and b.numel():
-        # Sums of large terms of both signs: their rounding is in proportion to the terms.
-        absolute *= max(1.0, float(b.nan_to_num(0, 0, 0).abs().max()))
-    try:
-        torch.testing.assert_close(a, b, rtol=relative, atol=absolute, equal_nan=True)
-    except AssertionError as e:
-        return f"{e} got {a.flatten()[:4].tolist()}, expected {b.flatten()[:4].tolist()}"
-    return ""
 
 
 class Calls(InFront):
@@ -255,9 +195,7 @@ class Sweep:
         """Samples from all over the list: neighbours are alike."""
         torch.manual_seed(0)
         found = entry.sample_inputs("cpu", dtype, requires_grad=grad)
-        numbered = list(enumerate(itertools.islice(found, 200)))
-        count = min(self.samples, len(numbered))
-        return [numbered[i * len(numbered) // count] for i in range(count)]
+        return spread(found, self.samples)
 
     def _measure_sample(self, entry: Any, sample: Any, grad: bool) -> list[dict[str, Any]]:
         call, tensors = call_of(entry, sample, grad)
@@ -342,21 +280,3 @@ def evaluate(
     # NOTE: not `randn_like`, which draws in the order of the memory: strides may differ.
     seeds = [torch.randn(r.shape, dtype=r.dtype) for r in ends]
     return list(results), list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--opset", type=int, required=True)
-    parser.add_argument("--dynamic", action="store_true")
-    parser.add_argument("--list", action="store_true", help="write the names of all entries")
-    args = parser.parse_args()
-    entries = {entry_name(e): e for e in op_db if torch.float32 in e.supported_dtypes("cpu")}
-    if args.list:
-        print(json.dumps(list(entries)))
-        return
-    serve(entries, Sweep(args.samples, args.opset, args.dynamic).measure)
-
-
-if __name__ == "__main__":
-    main()

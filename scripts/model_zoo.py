@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -25,10 +26,8 @@ import os
 import resource
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,14 @@ import zoo_check  # noqa: E402
 import zoo_libraries  # noqa: E402
 import zoo_plain  # noqa: E402
 import zoo_transformers  # noqa: E402
-from child_records import receive_until_closed  # noqa: E402
+from children import FORKS, Lost, measured  # noqa: E402
 from reliability import keep  # noqa: E402
 
 EVERY = 4
 """Every how many models one runs with dynamic shapes and under autocast as well."""
 
 WAITING = 10
-"""How much longer than its limit of processor time a model may take on a machine that is busy."""
+"""How much longer than its limit of processor time a way may take on a machine that is busy."""
 
 Record = dict[str, Any]
 
@@ -58,10 +57,13 @@ def libraries() -> dict[str, Any]:
     return {"plain torch": zoo_plain, "transformers": zoo_transformers, **others}
 
 
-def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterator[Record]:
+def measure(
+    library: Any, name: str, ways: Sequence[str], device: str, providers: Sequence[str]
+) -> Iterator[Record]:
     """Yield what each way of running a model gave, in the process of this model."""
+    options = {"preferred_execution_providers": providers} if providers else None
     try:
-        subject = dataclasses.replace(library.subject(name), device=device)
+        subject = dataclasses.replace(library.subject(name), device=device, options=options)
     except Exception as e:  # a library may refuse a model in any way
         yield {"way": "all", "status": "left out", "detail": zoo_check.brief(e)}
         return
@@ -70,48 +72,48 @@ def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterat
 
 
 def measure_in_child(
-    records: Connection,
+    model: tuple[str, str],
+    ways: Sequence[str],
+    limit: float,
+    device: str,
+    providers: Sequence[str],
+) -> Iterator[Record]:
+    """Measure a model by its library and name; what was told before the process died is kept."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
+    prepare()
+    label, name = model
+    library = libraries()[label]
+    library.load()
+    yield from measure(library, name, ways, device, providers)
+
+
+def in_a_process(
     label: str,
     name: str,
     ways: Sequence[str],
     limit: float,
-    device: str,
-) -> None:
-    """Send what is measured as it is; what was sent before the process died is kept."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-    prepare()
-    library = libraries()[label]
-    library.load()
-    for record in measure(library, name, ways, device):
-        records.send(record)
-
-
-def in_a_process(
-    label: str, name: str, ways: Sequence[str], limit: float, device: str = "cpu"
+    device: str = "cpu",
+    providers: Sequence[str] = (),
 ) -> list[Record]:
     """Measure a model in a process of its own: a fork, which has the libraries already.
 
     On a device it is a new process: the libraries that were imported may have used the device,
     and what has used CUDA is lost to its forks.
     """
-    context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(
-        target=measure_in_child, args=(sender, label, name, ways, limit, device)
+    context = FORKS if device == "cpu" else multiprocessing.get_context("spawn")
+    one = functools.partial(
+        measure_in_child, ways=ways, limit=limit, device=device, providers=providers
     )
-    child.start()
-    sender.close()
-    records, ended = receive_until_closed(receiver, time.monotonic() + WAITING * limit)
-    if not ended:
-        child.kill()
-    child.join()
-    status = child.exitcode
-    ended = ended and status not in (-signal.SIGXCPU, -signal.SIGKILL)
-    if records and records[-1]["way"] == "all":
-        return records
+    found = measured([(label, name)], one, limit=WAITING * limit, context=context)
+    *records, last = [record for _, record in found]
+    if not isinstance(last, Lost):
+        return [*records, last]
+    too_slow = last.status in (None, -signal.SIGXCPU, -signal.SIGKILL)
     for way in ways[len(records) :]:
-        detail = "too slow" if not ended else f"the process ended with {status}"
-        records.append({"way": way, "status": "error" if ended else "too slow", "detail": detail})
+        detail = "too slow" if too_slow else str(last)
+        records.append(
+            {"way": way, "status": "too slow" if too_slow else "error", "detail": detail}
+        )
     return records
 
 
@@ -128,7 +130,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             continue
         every = index % EVERY == 0 or label == "plain torch"
         ways = options.ways or (zoo_check.WAYS if every else zoo_check.WAYS[:2])
-        found[key] = in_a_process(label, name, ways, options.limit, options.device)
+        found[key] = in_a_process(
+            label, name, ways, options.limit, options.device, options.providers
+        )
         print(key, *(f"{r['way']}: {r['status']}" for r in found[key]), flush=True)
         path.write_text(json.dumps(data, indent=1, sort_keys=True))
     return data
@@ -188,6 +192,7 @@ def main() -> int:
         "--limit", type=float, default=300.0, help="seconds of processor time for one model"
     )
     parser.add_argument("--device", default="cpu", help="where they run: cpu, cuda")
+    parser.add_argument("--providers", nargs="*", default=(), help="execution providers")
     parser.add_argument("--keep", metavar="NAME", help="add the results to docs/reliability.json")
     options = parser.parse_args()
     prepare()

@@ -1,19 +1,69 @@
-"""Entries of torch's ``op_db``: their names, their samples as functions of tensors, and the loop
-of a process that measures them."""
+"""Entries of torch's ``op_db``: which, their samples as functions of tensors, how their results
+are compared, and what measures all of them."""
 
 from __future__ import annotations
 
-import json
+import argparse
+import itertools
+import math
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-__all__ = ["call_of", "entry_name", "serve"]
+import torch
+from children import Lost, measured
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from dort_rewriter.compiler.differences import (
+    Tolerance,
+    difference,
+    farthest,
+    first_difference,
+    limit_of,
+)
+
+__all__ = [
+    *("Record", "arguments", "as_near", "call_of", "compare", "entries_named", "entry_name"),
+    *("spread", "sweep", "within"),
+]
+
+Record = dict[str, Any]
+
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""How far a number of one operator may be from eager mode's, relative to itself."""
+
+
+def within(expected: Any, *, sums: bool = True) -> Tolerance:
+    """What is accepted for a result of one operator.
+
+    The rounding of sums of large terms of both signs is in proportion to the terms.
+    """
+    limit = limit_of(expected, TOLERANCE)
+    part = limit / 10
+    return Tolerance(relative=limit, absolute=part, of_largest=part if sums else 0.0)
+
+
+def compare(got: Sequence[Any], expected: Sequence[Any], values_count: bool = True) -> str:
+    """What differs first of the results of an operator, or nothing."""
+    if not values_count:
+        got, expected = tree_map_only(torch.Tensor, torch.zeros_like, (got, expected))
+    return first_difference(got, expected, within)
+
+
+def as_near(
+    got: Sequence[Any], expected: Sequence[Any], exact: Sequence[Any], factor: float = 1.0
+) -> bool:
+    """Whether results that differ from eager mode's are hardly farther from float64 than those."""
+    return all(
+        not difference(a, b, within(b)) or farthest(a, e) <= factor * farthest(b, e) < math.inf
+        for a, b, e in zip(got, expected, exact, strict=True)
+    )
 
 
 def entry_name(entry: Any) -> str:
@@ -42,20 +92,67 @@ def call_of(
     return call, [leaves[i] for i in places]
 
 
-def serve(
-    entries: Mapping[str, Any], measure: Callable[[Any], Iterable[Mapping[str, Any]]]
-) -> None:
-    """Read names of entries, write their records: what ``opset_coverage.Worker`` talks to."""
-    # What torch or a kernel prints must not mix with the records.
-    records = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        name = line.strip()
+def spread(found: Iterable[Any], count: int, *, middle: bool = False) -> list[tuple[int, Any]]:
+    """Samples from all over a list, with their numbers: neighbours are alike."""
+    numbered = list(enumerate(itertools.islice(found, 200)))
+    count = min(count, len(numbered))
+    return [numbered[(2 * i + middle) * len(numbered) // (2 * count)] for i in range(count)]
+
+
+def arguments(
+    doc: str | None, *, samples: int, of: str, timeout: float = 120.0
+) -> argparse.ArgumentParser:
+    """The arguments of a script that measures entries."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
+    parser.add_argument("--samples", type=int, default=samples, help=f"{of} (default {samples})")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--timeout", type=float, default=timeout, help="seconds until a record comes"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is found to this")
+    parser.add_argument("--verbose", action="store_true", help="print findings as they come")
+    os.environ.update(DORT_CACHE="0", DORT_STRICT="0", ONNXRT_CHANGE_REWRITER="1")
+    return parser
+
+
+def entries_named(pattern: str | None, dtype: torch.dtype | None = torch.float32) -> list[Any]:
+    """The entries whose whole name matches, of those that support a type."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        entry
+        for entry in op_db
+        if dtype is None or dtype in entry.supported_dtypes("cpu")
+        if pattern is None or re.fullmatch(pattern, entry_name(entry))
+    ]
+
+
+def sweep(
+    entries: Sequence[Any],
+    measure: Callable[[Any], Iterable[Record]],
+    args: argparse.Namespace,
+    show: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
+    """Measure entries in processes that are replaced when they end, and return the records in
+    order; each is shown when it comes."""
+
+    def measured_or_skipped(entry: Any) -> Iterator[Record]:
+        warnings.simplefilter("ignore")
         try:
-            for record in measure(entries[name]):
-                records.write(json.dumps({"op": name, **record}) + "\n")
+            yield from measure(entry)
         except Exception as e:  # samples that need a library which is not there, mostly
-            records.write(json.dumps({"op": name, "status": "skipped", "detail": str(e)}) + "\n")
-        records.write(json.dumps({"done": name}) + "\n")
+            yield {"status": "skipped", "detail": str(e)}
+
+    torch.set_num_threads(1)
+    found: dict[str, list[Record]] = {entry_name(e): [] for e in entries}
+    limits: Any = {"workers": args.workers, "limit": args.timeout, "quiet": True}
+    for entry, record in measured(entries, measured_or_skipped, **limits):
+        if isinstance(record, Lost):
+            record = {"graph": "unknown", "status": "error", "detail": str(record)}
+        record = {"op": entry_name(entry), **record}
+        found[record["op"]].append(record)
+        show(record)
+    return [record for records in found.values() for record in records]

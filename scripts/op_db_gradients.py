@@ -10,22 +10,26 @@ Exits with 1 where a number is wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from opset_coverage import Record, Worker, list_entries, measure_all
+from op_db_entries import (
+    Record,
+    arguments,
+    as_near,
+    call_of,
+    compare,
+    entries_named,
+    spread,
+    sweep,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -51,9 +55,7 @@ def measure(entry: Any, samples: int, reference: int) -> Iterator[Record]:
         return
     torch.manual_seed(0)
     found = entry.sample_inputs("cpu", torch.float32, requires_grad=True)
-    numbered = list(enumerate(itertools.islice(found, 200)))
-    count = min(samples, len(numbered))
-    for number, sample in [numbered[i * len(numbered) // count] for i in range(count)]:
+    for number, sample in spread(found, samples):
         if (record := judge(entry, sample, reference)) is not None:
             yield {"sample": number, **record}
 
@@ -73,9 +75,6 @@ _files = itertools.count()
 
 def judge(entry: Any, sample: Any, reference: int) -> Record | None:
     """What becomes of a sample; None of one without a gradient in eager mode, or that draws."""
-    from coverage_worker import compare
-    from op_db_entries import call_of
-
     from dort_rewriter import CaptureError, UnsupportedOpError, to_onnx
 
     call, tensors = call_of(entry, sample, grad=True)
@@ -124,7 +123,6 @@ def by_reference(
 ) -> Record:
     """The second judge. What it has no implementation for says nothing about the file."""
     import numpy as np
-    from coverage_worker import compare
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -146,57 +144,31 @@ def is_noise(
         exact = model(*(t.double() if t.dtype is torch.float32 else t for t in tensors))
     except Exception:  # it insists on float32
         return False
-    pairs = zip(got, expected, exact, strict=True)
-    return all(
-        bool((a.double() - e).abs().max() <= 2 * (b.double() - e).abs().max())
-        for a, b, e in pairs
-        if a.shape == e.shape and a.numel()
-    )
-
-
-def serve_samples(samples: int, reference: int) -> None:
-    from op_db_entries import entry_name, serve
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    logging.disable(logging.WARNING)
-    entries = {entry_name(e): e for e in op_db}
-    serve(entries, lambda entry: measure(entry, samples, reference))
+    return as_near(got, expected, exact, 2.0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
-    parser.add_argument("--samples", type=int, default=2, help="of each entry")
+    parser = arguments(__doc__, samples=2, of="of each entry")
     parser.add_argument("--reference", type=int, default=0, help="each Nth file by onnx.reference")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds until a record comes")
-    parser.add_argument("--json", type=Path, help="write all records to this file")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve:
-        serve_samples(args.samples, args.reference)
-        return 0
-    os.environ["DORT_CACHE"] = "0"
     start = time.monotonic()
-    names = list_entries(args.ops)
-    options = ["--serve", "--samples", str(args.samples), "--reference", str(args.reference)]
+    logging.disable(logging.WARNING)
+    entries = entries_named(args.ops)
 
-    def make() -> Worker:
-        return Worker(options, args.timeout, Path(__file__))
+    def measured(entry: Any) -> Iterator[Record]:
+        return measure(entry, args.samples, args.reference)
 
     def show(record: Record) -> None:
-        if record["status"] in ("wrong", "error", "crashed"):
+        if record["status"] in ("wrong", "error"):
             print(json.dumps(record), flush=True)
 
-    records = measure_all(names, args.workers, make, show)
+    records = sweep(entries, measured, args, show)
     counts = collections.Counter(r["status"] for r in records)
     print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
     judged = [r["reference"] for r in records if "reference" in r]
     if judged:
         print(f"reference evaluator: {judged.count('right')} of {len(judged)} right")
-    print(f"{len(names)} entries in {time.monotonic() - start:.0f} s")
+    print(f"{len(entries)} entries in {time.monotonic() - start:.0f} s")
     if args.json:
         args.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     return int(counts["wrong"] + counts["error"] > 0)

@@ -10,23 +10,22 @@ difference is torch's, and counted apart. Exits with 1 where something is wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from opset_coverage import Record, Worker, list_entries, measure_all
+from coverage_worker import MEMORY_AS_FOUND
+from op_db_entries import Record, arguments, call_of, compare, entries_named, sweep
+from special_samples import has_gaps
 from torch.utils._pytree import tree_leaves
+
+from dort_rewriter.compiler.differences import dense_strides
 
 
 def column_major(value: torch.Tensor) -> torch.Tensor:
@@ -82,9 +81,6 @@ def judge(
     grad: bool,
     seen: set[Any],
 ) -> Record | None:
-    from coverage_worker import MEMORY_AS_FOUND
-    from op_db_entries import call_of
-
     call, tensors = call_of(entry, sample, grad)
     arranged = [arrange(t.detach()) for t in tensors]
     key = tuple(t.stride() for t in arranged)
@@ -151,15 +147,12 @@ def differences(
             for x in (got, expected)
         ]
         return "exception", " in place of ".join(n[:140] for n in names)
-    from coverage_worker import compare
-    from special_samples import has_gaps
-
     if text := compare(got, expected, values_count):
         return "value", text
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         if i >= results and b is not None and has_gaps(b):
             continue
-        if a is not None and _steps(a) != _steps(b):
+        if a is not None and dense_strides(a) != dense_strides(b):
             return (
                 "stride",
                 f"result {i}: {a.stride()} in place of {b.stride()} for {list(a.shape)}",
@@ -167,54 +160,23 @@ def differences(
     return None
 
 
-def _steps(value: torch.Tensor) -> list[int]:
-    """The strides that say where elements are."""
-    if value.numel() == 0:
-        return []
-    return [s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1]
-
-
-def serve_samples(samples: int) -> None:
-    from op_db_entries import entry_name, serve
-    from torch.testing._internal.common_methods_invocations import op_db
-
+def main() -> int:
+    args = arguments(__doc__, samples=2, of="of each entry and layout").parse_args()
+    start = time.monotonic()
     import dort_rewriter
 
     logging.disable(logging.WARNING)
     dort_rewriter.install()
-    serve({entry_name(e): e for e in op_db}, lambda entry: measure(entry, samples))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
-    parser.add_argument("--samples", type=int, default=2, help="of each entry and layout")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds until a record comes")
-    parser.add_argument("--json", type=Path, help="write what differs to this file")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        serve_samples(args.samples)
-        return 0
-    os.environ.update(DORT_CACHE="0", DORT_STRICT="0", ONNXRT_CHANGE_REWRITER="1")
-    start = time.monotonic()
-    names = list_entries(args.ops)
-    options = ["--serve", "--samples", str(args.samples)]
-
-    def make() -> Worker:
-        return Worker(options, args.timeout, Path(__file__))
+    entries = entries_named(args.ops)
 
     def show(record: Record) -> None:
         if record["status"] in ("wrong", "error"):
             print(json.dumps(record), flush=True)
 
-    records = measure_all(names, args.workers, make, show)
+    records = sweep(entries, lambda entry: measure(entry, args.samples), args, show)
     counts = collections.Counter(r["status"] for r in records)
     print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
-    print(f"{len(names)} entries in {time.monotonic() - start:.0f} s")
+    print(f"{len(entries)} entries in {time.monotonic() - start:.0f} s")
     if args.json:
         found = [r for r in records if r["status"] != "right"]
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

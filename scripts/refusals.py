@@ -17,26 +17,16 @@ what is asked. Exits with 1 if any is lost, or invented.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import json
-import os
-import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-os.environ["DORT_CACHE"] = "0"
-os.environ["DORT_STRICT"] = "0"
-os.environ["ONNXRT_CHANGE_REWRITER"] = "1"  # torch 2.8 and older
-
 import torch
-from op_db_entries import entry_name
-from torch.testing._internal.common_methods_invocations import op_db
+from op_db_entries import Record, arguments, entries_named, entry_name, sweep
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 TYPES = (
@@ -47,8 +37,6 @@ DEVICE = "cpu"
 
 Outcome = tuple[str, str]
 """Where an exception was raised (``call``, ``backward``), and its type; ``values`` if none was."""
-
-Record = dict[str, Any]
 
 
 def samples_of(entry: Any, dtype: torch.dtype, most: int, grad: bool = False) -> list[Any]:
@@ -161,18 +149,18 @@ def refusals(entry: Any, most: int) -> Iterator[Record]:
 def accepted(entry: Any, most: int) -> Iterator[Record]:
     """The samples that eager mode takes and whose graphs are left to it for their types."""
     from dort_rewriter.backends.onnxrt_graphs import make_dispatcher
-    from dort_rewriter.capture import aot, refusals
+    from dort_rewriter.capture import aot, taken_types
     from dort_rewriter.export.decompositions import get_tracing_table
 
     table = get_tracing_table(make_dispatcher())
     left: list[str] = []
-    in_eager_mode = refusals._in_eager_mode
+    in_eager_mode = taken_types._in_eager_mode
 
     def noted(graph: Any, refused: Any) -> Any:
         left.append(str(refused))
         return in_eager_mode(graph, refused)
 
-    refusals._in_eager_mode = noted
+    taken_types._in_eager_mode = noted
     for dtype in TYPES:
         if dtype not in entry.supported_dtypes(DEVICE):
             continue
@@ -219,29 +207,15 @@ def report(records: Sequence[Record], seconds: float, asked: bool) -> int:
     return int(bool(counts["lost"] or counts["invented"]))
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the records to this file")
-    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
-    parser.add_argument("--every", type=int, default=1, help="one entry of so many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--samples", type=int, default=1, help="samples a type (default 1)")
-    parser.add_argument("--accepted", action="store_true", help="what eager mode takes, instead")
-    return parser.parse_args()
-
-
 def main() -> int:
-    args = parse()
-    warnings.simplefilter("ignore")
+    parser = arguments(__doc__, samples=1, of="samples a type")
+    parser.add_argument("--accepted", action="store_true", help="what eager mode takes, instead")
+    args = parser.parse_args()
     start = time.perf_counter()
-    found: list[Record] = []
-    chosen = [e for e in op_db if not args.ops or re.fullmatch(args.ops, entry_name(e))]
-    for entry in chosen[args.first :: args.every]:
-        found.extend((accepted if args.accepted else refusals)(entry, args.samples))
-        if args.json:
-            Path(args.json).write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+    measure = accepted if args.accepted else refusals
+    found = sweep(entries_named(args.ops, None), lambda entry: measure(entry, args.samples), args)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
     return report(found, time.perf_counter() - start, args.accepted)
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from op_db_entries import call_of
-from opset_coverage import Record
+from op_db_entries import TOLERANCE, Record, call_of, within
+
+from dort_rewriter.compiler import differences
 
 SPECIAL = {
     "inf": (math.inf,),
@@ -32,7 +33,6 @@ APART = ("infs", "nan", "zeros", "max")
 """What is put into one argument alone, too."""
 SHARE = 0.25
 """How many of the elements of an argument are special: one at least."""
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NEAR = 64.0
 """From this part of the largest number on a sum of a few may be out of range."""
 NOISE = 4.0
@@ -112,29 +112,10 @@ def evaluate(
 
 def difference(a: Any, b: Any) -> tuple[str, str]:
     """In what two results differ, and how; two empty texts when they do not."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return ("", "") if a is None and b is None else ("none", f"{type(a)} for {type(b)}")
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return "type", f"{a.dtype} {list(a.shape)} for {b.dtype} {list(b.shape)}"
-    if strides_of(a) != strides_of(b):
-        return "stride", f"{a.stride()} for {b.stride()} of {list(a.shape)}"
-    if a.is_complex():
+    if all(isinstance(v, torch.Tensor) and v.is_complex() for v in (a, b)):
         a, b = (torch.view_as_real(v.resolve_conj()) for v in (a, b))
-    a, b = a.resolve_neg(), b.resolve_neg()
-    if not b.is_floating_point():
-        return told("value", a != b, a, b)
-    wide = [v.double() for v in (a, b)]
-    x, y = wide
-    limit = TOLERANCE.get(b.dtype, 1e-4)
-    for what, wrong in (
-        ("nan", x.isnan() != y.isnan()),
-        ("inf", (x != y) & (x.isinf() | y.isinf()) & ~x.isnan() & ~y.isnan()),
-        ("zero", (x == 0) & (y == 0) & (x.signbit() != y.signbit())),
-        ("value", ((x - y).abs() > limit * (y.abs() + 0.1)) & x.isfinite() & y.isfinite()),
-    ):
-        if wrong.any():
-            return told(what, wrong, a, b)
-    return "", ""
+    found = differences.difference(a, b, within(b, sums=False), strides=True, zeros=True)
+    return (found.kind, found.text) if found else ("", "")
 
 
 def _narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -144,19 +125,6 @@ def _narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
-
-
-def told(what: str, wrong: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
-    if not wrong.any():
-        return "", ""
-    at = tuple(wrong.nonzero()[0].tolist())
-    return what, f"{a[at].item()} for {b[at].item()} at {at}"
-
-
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    if not tensor.numel() or tensor.layout is not torch.strided:
-        return ()
-    return tuple(s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:

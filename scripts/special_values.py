@@ -14,25 +14,20 @@ sum, which is out of range on the way. Exits with 1 if an operator is wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import itertools
 import json
 import logging
-import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from op_db_entries import entry_name
-from opset_coverage import Record, Worker, list_entries, measure_all
+from op_db_entries import Record, arguments, entries_named, entry_name, spread, sweep
 from special_samples import Sample
+
+from dort_rewriter.compiler.safety_net import forget_warnings
 
 DTYPES = ("float32", "float64", "bfloat16")
 KNOWN = (
@@ -71,10 +66,7 @@ def measure(entry: Any, dtypes: Sequence[str], samples: int) -> Iterator[Record]
         grad = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
         torch.manual_seed(0)
         found = entry.sample_inputs("cpu", dtype, requires_grad=grad)
-        listed = list(enumerate(itertools.islice(found, 100)))
-        count = min(samples, len(listed))
-        for i in range(count):
-            number, sample = listed[(2 * i + 1) * len(listed) // (2 * count)]
+        for number, sample in spread(found, samples, middle=True):
             for record in Sample(entry, sample, grad).judge():
                 if is_known(entry_name(entry), name, record):
                     record["status"] = "known"
@@ -94,38 +86,14 @@ def is_known(op: str, dtype: str, record: Record) -> bool:
     )
 
 
-def serve_samples(dtypes: Sequence[str], samples: int) -> None:
-    from op_db_entries import serve
-    from torch.testing._internal.common_methods_invocations import op_db
-
+def prepare() -> None:
+    """What the processes that measure have in common."""
     import dort_rewriter
-    from dort_rewriter.compiler.safety_net import forget_warnings
 
     logging.getLogger("dort_rewriter").propagate = False
     logging.getLogger("torch._dynamo").setLevel(logging.CRITICAL)
     torch._dynamo.config.suppress_errors = False
     dort_rewriter.install()
-
-    def measured(entry: Any) -> Iterator[Record]:
-        for record in measure(entry, dtypes, samples):
-            yield record
-            forget_warnings()
-
-    serve({entry_name(e): e for e in op_db}, measured)
-
-
-def sweep(names: Sequence[str], args: argparse.Namespace) -> list[Record]:
-    """Measure entries, in processes that are replaced when they end."""
-    options = ["--serve", "--samples", str(args.samples), "--dtypes", *args.dtypes]
-
-    def make() -> Worker:
-        return Worker(options, args.timeout, Path(__file__))
-
-    def show_record(record: Record) -> None:
-        if args.verbose:
-            print(json.dumps(record), flush=True)
-
-    return measure_all(names, args.workers, make, show_record)
 
 
 def show(records: Sequence[Record]) -> int:
@@ -148,29 +116,27 @@ def show(records: Sequence[Record]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ops", metavar="REGEX", help="only the entries whose whole name matches")
+    parser = arguments(__doc__, samples=2, of="samples a type")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
-    parser.add_argument("--samples", type=int, default=2, help="samples a type (default 2)")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds until a record comes")
-    parser.add_argument("--json", metavar="FILE", help="write the records to this file")
-    parser.add_argument("--verbose", action="store_true", help="print records as they come")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve:
-        serve_samples(args.dtypes, args.samples)
-        return 0
-    os.environ.update(DORT_CACHE="0", DORT_STRICT="0", ONNXRT_CHANGE_REWRITER="1")
     start = time.monotonic()
-    names = [n for n in list_entries(args.ops) if not re.fullmatch(LEFT_OUT, n)]
-    records = sweep(names, args)
+    prepare()
+    entries = [e for e in entries_named(args.ops) if not re.fullmatch(LEFT_OUT, entry_name(e))]
+
+    def measured(entry: Any) -> Iterator[Record]:
+        for record in measure(entry, args.dtypes, args.samples):
+            yield record
+            forget_warnings()
+
+    def show_record(record: Record) -> None:
+        if args.verbose:
+            print(json.dumps(record), flush=True)
+
+    records = sweep(entries, measured, args, show_record)
     if args.json:
-        Path(args.json).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     wrong = show(records)
-    print(f"{len(names)} entries in {time.monotonic() - start:.0f} s")
+    print(f"{len(entries)} entries in {time.monotonic() - start:.0f} s")
     return int(wrong > 0)
 
 

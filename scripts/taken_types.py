@@ -30,7 +30,7 @@ from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher
-from dort_rewriter.capture import refusals, taken_types
+from dort_rewriter.capture import taken_types
 from dort_rewriter.export.decompositions import get_tracing_table
 
 TABLE = Path(taken_types.__file__).with_suffix(".txt")
@@ -114,7 +114,7 @@ def fresh(given: Any, grad: bool) -> Any:
 def trace(case: Case, table: Any) -> None:
     """Trace a case, every operator of it looked at."""
     function, given, grad = case
-    types = refusals.TypeCheck(table)
+    types = taken_types.TypeCheck(table)
 
     def compiled(graph: Any, _: Any) -> Any:
         types.check(graph)
@@ -203,7 +203,7 @@ def main() -> None:
     if args.write:
         warnings.simplefilter("ignore")
         taken_types._accepted = dict  # type: ignore[assignment]  # all is noted, and nothing asked
-        refusals.is_tested = lambda _: True
+        taken_types.is_tested = lambda _: True
         taken_types._Question.ask = lambda self: None  # type: ignore[method-assign]
         write(args.write, collect(args.samples, args.every))
 

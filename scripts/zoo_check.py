@@ -8,9 +8,11 @@ neither, so that both run again with weights moved by a rounding.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import logging
+import re
 import statistics
 import sys
 import time
@@ -25,6 +27,8 @@ from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dort_rewriter.compiler import differences
+from dort_rewriter.compiler.differences import farthest, largest
 from dort_rewriter.compiler.safety_net import forget_warnings
 from tests.backends.roundings import Roundings
 
@@ -33,9 +37,8 @@ __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
 WAYS = ("inference", "training", "dynamic", "autocast")
 """``dynamic``: two sizes of batch, ``dynamic=True``; ``autocast``: a training step in bfloat16."""
 
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-"""Relative to the largest value of a tensor."""
 AUTOCAST_TOLERANCE = 4e-2
+"""Relative to the largest value of a tensor."""
 NOISE = 3.0
 """How much farther from float64 than eager is still rounding."""
 DRAWS = 3
@@ -58,6 +61,8 @@ class Subject:
     inputs: Callable[[int], Inputs]
     device: str = "cpu"
     """Where it runs: it is made on the CPU."""
+    options: Mapping[str, Any] | None = None
+    """Options of the backend."""
 
 
 @dataclass
@@ -72,6 +77,11 @@ class Outcome:
     in_torch: list[str] = field(default_factory=list)
     """The operators that no converter takes."""
     seconds: float = 0.0
+    nodes: dict[str, int] = field(default_factory=dict)
+    """How many nodes each execution provider has, of the sessions that have more than one."""
+
+
+_PLACED = re.compile(r"(\w+ExecutionProvider) \((\d+) nodes\)")
 
 
 class Watch(logging.Handler):
@@ -81,11 +91,14 @@ class Watch(logging.Handler):
         super().__init__(logging.INFO)
         self.given_up: list[str] = []
         self.in_torch: set[str] = set()
+        self.nodes: collections.Counter[str] = collections.Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             self.given_up.append(text)
+        elif text.startswith("A graph of "):
+            self.nodes.update({name: int(n) for name, n in _PLACED.findall(text)})
         elif text.startswith("These operators run in torch"):
             lines = [line.strip() for line in text.splitlines()]
             self.in_torch.update(line.partition(" x ")[2] for line in lines if " x aten::" in line)
@@ -129,6 +142,7 @@ def check(subject: Subject, way: str) -> Outcome:
         if outcome.status == "right" and watch.given_up:
             outcome.status, outcome.detail = "given up", watch.given_up[0][:600]
     outcome.in_torch = sorted(watch.in_torch)
+    outcome.nodes = dict(watch.nodes)
     outcome.seconds = round(time.perf_counter() - start, 1)
     return outcome
 
@@ -175,7 +189,8 @@ def run(
     call: Any = module
     if backend is not None:
         dynamic = True if way == "dynamic" else None
-        call = torch.compile(module, backend=backend, dynamic=dynamic)
+        given = subject.options if backend == "onnxrt" else None
+        call = torch.compile(module, backend=backend, dynamic=dynamic, options=given)
     found: Results = {}
     for batch in (2, 3) if way == "dynamic" else (2,):
         args, kwargs = cast(inputs_of(subject, batch), dtype)
@@ -336,9 +351,7 @@ def beyond(got: Results, expected: Results, way: str) -> list[str]:
 
 
 def limit_of(value: Any, way: str) -> float:
-    if way == "autocast":
-        return AUTOCAST_TOLERANCE
-    return TOLERANCE.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+    return AUTOCAST_TOLERANCE if way == "autocast" else differences.limit_of(value)
 
 
 def distance(got: Results, expected: Results) -> tuple[float, str]:
@@ -356,29 +369,7 @@ def smallest_scale(results: Results) -> float:
     return SMALLEST_SCALE * max(found, default=0.0)
 
 
-def largest(value: Any) -> float:
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return 0.0
-    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).abs()
-    finite = wide[wide.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
 def gap(a: Any, b: Any, scale: float) -> float:
     """How far two tensors are apart, relative to the largest value and at least to
     ``scale``; inf when they are of two kinds."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return 0.0 if a is b else float("inf")
-    if a.shape != b.shape:
-        return float("inf")
-    if b.dtype is not torch.float64 and a.dtype is not b.dtype:
-        return float("inf")
-    if not b.numel():
-        return 0.0
-    wide = torch.complex128 if b.is_complex() else torch.float64
-    x, y = a.detach().to(wide), b.detach().to(wide)
-    equal = (x == y) | (x.isnan() & y.isnan())
-    difference = (x - y).abs().masked_fill(equal, 0)
-    unit = max(largest(b), scale, 1e-6)
-    value = float(difference.max()) / unit
-    return float("inf") if value != value else value
+    return farthest(a, b) / max(largest(b), scale, 1e-6)

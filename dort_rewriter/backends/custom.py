@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dort_rewriter.aten.operators import is_mutation
+from dort_rewriter.aten import is_mutation
 from dort_rewriter.backends.arguments import (
     CustomBackendOptions,
     level_name,
@@ -21,13 +21,12 @@ from dort_rewriter.backends.arguments import (
     select_patterns,
     takes_fields_of,
 )
-from dort_rewriter.backends.provider_choice import select_providers
 from dort_rewriter.backends.user_storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.capture.lowering import is_lowered
-from dort_rewriter.compiler.compilation import compile_graph
-from dort_rewriter.compiler.conventions import unboxed
+from dort_rewriter.compiler.block import compile_graph
+from dort_rewriter.compiler.provider_choice import select_providers
 from dort_rewriter.compiler.safety_net import guarded, raises_at_call
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -37,7 +36,7 @@ from dort_rewriter.options import (
     OrtBackendOptions,
     from_mapping,
 )
-from dort_rewriter.plan.recipe import Recipe
+from dort_rewriter.plan.recipe import Recipe, unboxed
 
 __all__ = ["compile_any_graph", "make_recipe", "merge_options", "onnx_custom_backend"]
 

@@ -2,6 +2,8 @@
 
 The names listed here are published: the hook, and files that ``dort-rewriter patch`` changed, find
 them in this module.
+
+``make_aot_ort`` is the same as a pair, its options spelled as arguments.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Any, TypeAlias
 import torch
 
 from dort_rewriter import notebook
-from dort_rewriter.backends.arguments import with_mode
-from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable
+from dort_rewriter.backends.arguments import level_name, log_as_asked, select_patterns, with_mode
+from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable, run_session
 from dort_rewriter.backends.instances import (
     clear_instances,
     instance_for,
@@ -31,12 +33,11 @@ from dort_rewriter.backends.onnxrt_graphs import (
     make_dispatcher,
     serves,
 )
-from dort_rewriter.backends.provider_choice import select_providers
-from dort_rewriter.backends.session_call import run_session
+from dort_rewriter.compiler.provider_choice import select_providers
 from dort_rewriter.compiler.safety_net import forget_warnings, raises_at_call
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.options import OrtBackendOptions, from_mapping
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions, from_mapping
 from dort_rewriter.runtime.arenas import give_back
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "instance_of_torch",
     "instances_of",
     "is_onnxrt_backend_supported",
+    "make_aot_ort",
     "own_options",
     "serves",
     "torch_compile_backend",
@@ -239,3 +241,51 @@ def _reset() -> None:
 
 
 torch_compile_backend.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+
+Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def make_aot_ort(
+    dynamic: bool = False,
+    rewrite: bool = True,
+    verbose: int = 0,
+    ort_optimization_level: str | None = None,
+    enable_pattern: str | Sequence[Any] | None = "default",
+    disable_pattern: str | Sequence[str] | None = None,
+    processor: str = "CPU",
+    *,
+    target_opset: int = 18,
+    providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+    fallback: bool = True,
+) -> tuple[OrtBackend, OrtBackend]:
+    """A backend for ``torch.compile``, twice: for static and for dynamic use.
+
+    Args:
+        dynamic: whether the graphs will have symbolic sizes; the backend takes both, this only
+            documents the intent (``torch.compile(..., dynamic=...)`` decides).
+        rewrite: optimize the exported models; False leaves them as they are exported.
+        verbose: 1 logs a summary of each model, more logs each rewriting rule.
+        ort_optimization_level: ONNX Runtime's own optimizations: ``"disable"``, ``"basic"``,
+            ``"extended"``, ``"layout"``, ``"all"``, or its names (``"ORT_DISABLE_ALL"``); None
+            leaves its default.
+        enable_pattern: the rules to apply (``"default+onnxruntime"``).
+        disable_pattern: rules to leave out of them.
+        processor: ``"CPU"`` or ``"CUDA"``.
+        target_opset: the opset of the exported models.
+        providers: execution providers to prefer.
+        fallback: leave to torch what cannot be converted, or raise.
+
+    """
+    patterns = select_patterns(enable_pattern, disable_pattern) if rewrite else None
+    log_as_asked(verbose)
+    options = OrtBackendOptions(
+        preferred_execution_providers=providers,
+        ort_optimization_level=level_name(ort_optimization_level),
+        target_opset=target_opset,
+        fallback=fallback,
+        optimization=OptimizationOptions(
+            patterns=patterns, processor=processor, verbose=verbose, remove_unused=rewrite
+        ),
+    )
+    backend = OrtBackend(options)
+    return backend, backend

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 
 from dort_rewriter import env
+from dort_rewriter.aten import source_line
 from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.execution_info import ByGraph, ExecutionInfo
 from dort_rewriter.backends.instances import as_own
 from dort_rewriter.backends.layers import suggesting_layers
-from dort_rewriter.backends.provider_choice import selection_of
 from dort_rewriter.backends.seen_calls import note_call
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.capture.metadata import complete_metadata
-from dort_rewriter.compiler import compilation
+from dort_rewriter.capture.interface import complete_metadata
+from dort_rewriter.compiler import block
 from dort_rewriter.compiler.block import make_block
-from dort_rewriter.compiler.conventions import unboxed
-from dort_rewriter.compiler.finite import FiniteChecks, checks_finite
+from dort_rewriter.compiler.finite import FiniteChecks
 from dort_rewriter.compiler.graph_key import graph_key
 from dort_rewriter.compiler.minifier import watched
+from dort_rewriter.compiler.provider_choice import selection_of
 from dort_rewriter.compiler.safety_net import (
     GRAPH_BREAKS,
     guarded,
@@ -37,15 +37,14 @@ from dort_rewriter.compiler.safety_net import (
     log_whole_fallback,
     raises_at_call,
 )
-from dort_rewriter.compiler.verification import copies
+from dort_rewriter.compiler.verification import checks_finite, copies
 from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import plan_whole
-from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed
-from dort_rewriter.runtime.low_bits import require_low_bit_products
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed, unboxed
+from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.torch_defects.kernel_layouts import asks_for_format
 from dort_rewriter.torch_defects.overlapping_writes import (
     REASON,
@@ -79,12 +78,7 @@ def call_backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo, forward and backward."""
-    if options:
-        from_mapping(OrtBackendOptions, options)  # an unknown name is said first
-        raise OptionError(
-            "A backend that is made already has its options: "
-            "OrtBackend({...}), or backend='onnxrt' and options={...}."
-        )
+    _refuse_options(options)
     _refuse_aot_compile()
     chosen = with_mode(_options(backend), mode)
     if chosen.weights is not None:
@@ -118,7 +112,9 @@ def call_backend(
             ),
             verbose=chosen.optimization.verbose > 0,
             watched=functools.partial(watched, options=chosen),
-            key=graph_key(graph_module, args, chosen, dispatcher, table),
+            key=graph_key(graph_module, args, chosen, dispatcher, table)
+            if chosen.cache_graphs
+            else None,
             may_overlap=False,
         )
 
@@ -129,6 +125,16 @@ def call_backend(
             graph_module,
             fallback=chosen.fallback,
             passed=GRAPH_BREAKS,
+        )
+
+
+def _refuse_options(options: Mapping[str, Any] | None) -> None:
+    """Raise where torch.compile passes options to a backend that was made with its own."""
+    if options:
+        from_mapping(OrtBackendOptions, options)  # an unknown name is said first
+        raise OptionError(
+            "A backend that is made already has its options: "
+            "OrtBackend({...}), or backend='onnxrt' and options={...}."
         )
 
 
@@ -173,9 +179,9 @@ def _compile_checked(
 ) -> RunBoxed:
     """Compile a graph; its results have to be finite where the options ask for it."""
     if checks is None:
-        return compilation.compile_graph(graph_module, recipe)
+        return block.compile_graph(graph_module, recipe)
     watched_graph = checks.watch(graph_module)
-    return watched_graph.checked(compilation.compile_graph(graph_module, recipe))
+    return watched_graph.checked(block.compile_graph(graph_module, recipe))
 
 
 def compile_graph(

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferenc
 
 from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
 from dort_rewriter.runtime.kernel_query import in_standard, kernel_query
 from dort_rewriter.runtime.model_files import from_message, read_model, to_proto

@@ -10,33 +10,36 @@ from typing import Any
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dort_rewriter.aten.aliases import let_layouts_vary, results_of
-from dort_rewriter.aten.operators import is_random
-from dort_rewriter.capture.copies import drop_copies
-from dort_rewriter.capture.duplicates import merge_duplicates
-from dort_rewriter.capture.interface import flatten_interface
-from dort_rewriter.capture.known_masks import name_known_masks
-from dort_rewriter.capture.randomness import RANDOM_DECOMPOSITIONS
-from dort_rewriter.capture.refusals import TypeCheck, in_eager_mode_if_refused
-from dort_rewriter.capture.resizing import keep_resizing
-from dort_rewriter.capture.saved_values import mark_saved
-from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
+from dort_rewriter.aten import is_random, let_layouts_vary, results_of
+from dort_rewriter.capture.interface import (
+    Finish,
+    Traced,
+    flatten_interface,
+    metadata_of_compilation,
+)
+from dort_rewriter.capture.joint_graph import (
+    drop_copies,
+    mark_saved,
+    merge_duplicates,
+    name_known_masks,
+)
+from dort_rewriter.capture.taken_types import TypeCheck, in_eager_mode_if_refused
+from dort_rewriter.capture.tracing import RANDOM_DECOMPOSITIONS, correct_tracing, keep_resizing
 from dort_rewriter.capture.updates import apply_updates, is_inference, take_updates
 from dort_rewriter.errors import CaptureError
-from dort_rewriter.passes import AtenPass, passes_of, run_passes
 from dort_rewriter.progress import shown
 from dort_rewriter.torch_defects.gradient_layouts import keep_gradients_apart
 from dort_rewriter.torch_defects.lost_strides import keep_orders
 from dort_rewriter.torch_defects.margin_loss import corrected
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.torch_defects.overlapping_writes import REASON, name_of, overlapping_writes
-from dort_rewriter.torch_defects.tracing import correct_tracing
 from dort_rewriter.torch_defects.unused_random import return_unused_random, without_last
 from dort_rewriter.torch_defects.view_replays import (
     drop_wrong_replays,
     share_memory,
     view_written_arguments,
 )
+from dort_rewriter.trace import AtenPass, passes_of, run_passes
 
 __all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
 

@@ -22,7 +22,7 @@ from torch._inductor import codecache
 from torch._inductor.output_code import OutputCode
 
 from dort_rewriter.capture.graph_data import GraphData, describe_graph, restore_graph
-from dort_rewriter.capture.stages import Finish, Traced, metadata_of_compilation
+from dort_rewriter.capture.interface import Finish, Traced, metadata_of_compilation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.forks import SafeLock
 

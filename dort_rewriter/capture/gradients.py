@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dort_rewriter.aten.operators import is_mutation
+from dort_rewriter.aten import is_mutation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 

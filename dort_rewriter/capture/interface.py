@@ -1,18 +1,54 @@
-"""Flat arguments and results for the graphs that have others.
+"""The graphs that AOTAutograd takes and hands on: flat, a value for each node, of three kinds.
 
 The graphs of Dynamo take tensors and return a tuple of them, which AOTAutograd asks for. Those of
-``torch.export`` take and return what the module did; one traced by hand may return a tensor.
+``torch.export`` take and return what the module did; one traced by hand may return a tensor. What
+a graph says about its values (``meta["val"]``) is read, completed, recomputed here.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
-__all__ = ["FlatGraph", "flatten_interface", "has_tree"]
+from dort_rewriter.errors import CaptureError
+from dort_rewriter.trace import passes_of
+
+__all__ = [
+    "Finish",
+    "FlatGraph",
+    "Traced",
+    "complete_metadata",
+    "flatten_interface",
+    "has_tree",
+    "metadata_of_compilation",
+    "propagate",
+    "retrace",
+]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What is known of a graph of AOTAutograd besides its nodes."""
+
+    kind: Literal["forward", "backward", "inference"]
+    updated: tuple[int, ...] = ()
+    """The arguments whose new values are its last results."""
+    weights: frozenset[str] = frozenset()
+    """The names of its placeholders that are weights."""
+
+
+Finish: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[Any], Traced], Callable[..., Any]]
+"""Compiles a graph that is prepared, given examples of its arguments."""
+
+
+def metadata_of_compilation() -> Any:
+    """What AOTAutograd knows of the graph under compilation; None where there is none."""
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.fw_metadata
 
 
 @dataclass(frozen=True)
@@ -57,3 +93,51 @@ def _copy(graph_module: torch.fx.GraphModule, results: Sequence[Any]) -> torch.f
     graph.graph_copy(graph_module.graph, copied)
     graph.output(tuple(copied.get(leaf, leaf) for leaf in results))
     return torch.fx.GraphModule(graph_module, graph)
+
+
+def complete_metadata(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+    """Give each node its value: as Dynamo noted it, or by running the graph on fake tensors.
+
+    AOTAutograd does so for its graphs; graphs of Dynamo, or made by hand, come without.
+    """
+    nodes = [n for n in graph_module.graph.nodes if n.op != "output"]
+    for node in nodes:
+        if "val" not in node.meta and "example_value" in node.meta:
+            node.meta["val"] = node.meta["example_value"]
+    if any("val" not in n.meta and n.op != "get_attr" for n in nodes):
+        propagate(graph_module, args)
+
+
+def retrace(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
+    """A copy of a graph of ATen operators whose values are those these arguments give.
+
+    Raises :class:`CaptureError` if the graph does not run on them.
+    """
+    copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    passes_of(copied).clear()
+    propagate(copied, args)
+    return copied
+
+
+def propagate(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+    """Run a graph on fake tensors, and note each value.
+
+    Raises :class:`CaptureError` if the graph does not run on them.
+    """
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = torch._guards.detect_fake_mode(args) or torch._subclasses.FakeTensorMode(
+        allow_non_fake_inputs=True
+    )
+    try:
+        FakeTensorProp(graph_module, mode).propagate(*args)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"The graph does not run on arguments {[_describe(a) for a in args]}: {error}"
+        ) from error
+
+
+def _describe(argument: Any) -> str:
+    if isinstance(argument, torch.Tensor):
+        return f"{argument.dtype}{list(argument.shape)}"
+    return repr(argument)

@@ -27,11 +27,10 @@ from dort_rewriter.capture.dim_names import (
     without_names,
 )
 from dort_rewriter.capture.gradients import trace_with_gradients
-from dort_rewriter.capture.metadata import propagate
-from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.interface import propagate
+from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
-from dort_rewriter.torch_defects.tracing import correct_tracing
 
 __all__ = ["LoweredGraph", "is_lowered", "lower"]
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten.aliases import let_layouts_vary, lineage, results_of
-from dort_rewriter.aten.operators import is_mutation
+from dort_rewriter.aten import is_mutation, let_layouts_vary, lineage, results_of
 
 __all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
 

@@ -1,41 +1,108 @@
-"""A part of a graph that runs in ONNX Runtime as a whole; its first call builds it.
+"""Graphs that are compiled: planned, and their blocks replaced by what runs in ONNX Runtime.
 
-What it was built for may change: weights and numbers that it holds, ranks, types and fixed sizes
-of arguments. It is built again then, or another beside it; one that fails falls back to torch.
+A graph is planned when it is compiled; its blocks are exported and built at their first call, so
+that a backward graph that does not run costs nothing. What a block was built for may change:
+weights and numbers that it holds, ranks, types and fixed sizes of arguments. It is built again
+then, or another beside it; one that fails falls back to torch.
+
+No one joins daemon threads when the interpreter ends: it ends, and onnxruntime's state is
+destroyed, while they are in a session. Their calls are held back before.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import logging
+import sys
+import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
 
-from dort_rewriter.aten.operators import is_random
-from dort_rewriter.capture.metadata import retrace
+from dort_rewriter.aten import is_random
+from dort_rewriter.capture.interface import retrace
+from dort_rewriter.compiler.autotune import Autotuned
 from dort_rewriter.compiler.building import build_block
-from dort_rewriter.compiler.conventions import boxed, boxed_module, returns_tuple
 from dort_rewriter.compiler.frozen import FrozenNumbers, FrozenWeights
 from dort_rewriter.compiler.problem_report import report_when_asked
 from dort_rewriter.compiler.safety_net import guarded, log_fallbacks
-from dort_rewriter.compiler.shutdown import hold_calls_at_shutdown
 from dort_rewriter.compiler.verification import calls_to_verify, verified
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
 from dort_rewriter.forks import SafeLock, at_fork
-from dort_rewriter.plan.graph_plan import GraphPlan, plan_graph
-from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
+from dort_rewriter.plan.graph_plan import GraphPlan, plan_graph, prepare
+from dort_rewriter.plan.partition import copy_graph
+from dort_rewriter.plan.placement import PLACED
+from dort_rewriter.plan.recipe import (
+    BuiltBlock,
+    Recipe,
+    RunBoxed,
+    boxed,
+    boxed_module,
+    returns_tuple,
+)
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
-__all__ = ["Block", "assemble", "make_block"]
+__all__ = ["Block", "assemble", "compile_graph", "make_block"]
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 5.0
+"""Seconds that the end of a program waits for calls of daemon threads."""
+HELD = 60.0
+"""Seconds that those threads wait for the end, which takes its time on a busy machine. They go on
+then: a function of ``atexit`` that was registered early may wait for what they do."""
+
+
+class _Called(Protocol):
+    def hold_back(self, run: Callable[[RunBoxed, list[Any]], Any]) -> None:
+        """Have each call made by another function, which is given what makes it now."""
+
+
+@functools.cache
+def _hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+    """Let no thread but the main one be in a session once the functions of ``atexit`` are done.
+
+    ``call`` is the code that makes the calls. NOTE: the functions of ``atexit`` are called in the
+    opposite order of their registration, and onnxruntime has one of its own: this is to be called
+    when it is loaded. What a program registers after its first call still finds its threads at
+    work.
+    """
+    atexit.register(_hold_calls, call, called)
+
+
+def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+    start = time.monotonic()
+    main = threading.get_ident()
+
+    def wait(run: RunBoxed, args: list[Any]) -> Any:
+        if threading.get_ident() != main and (left := start + HELD - time.monotonic()) > 0:
+            time.sleep(left)
+        return run(args)
+
+    def runs(frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code is not wait.__code__:
+            if frame.f_code is call:
+                return True
+            frame = frame.f_back
+        return False
+
+    for one in called():
+        one.hold_back(wait)
+    # A thread that has taken what it runs, and is not in it yet, counts: it is in the code.
+    while time.monotonic() < start + PATIENCE and any(
+        runs(frame) for ident, frame in sys._current_frames().items() if ident != main
+    ):
+        time.sleep(0.001)
+
 
 MAX_REBUILT = 2
 """How many times a model is built again because its weights changed."""
@@ -141,7 +208,7 @@ class Block:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
-        hold_calls_at_shutdown(Block.boxed.__code__, _living)
+        _hold_calls_at_shutdown(Block.boxed.__code__, _living)
         run = built.runner.boxed
         if calls := calls_to_verify(self.recipe.options):
             run = verified(built, run, self.recipe.options, calls)
@@ -326,7 +393,7 @@ def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:
 def describe(built: BuiltBlock) -> str:
     """A line about a graph that runs in ONNX Runtime."""
     session, signature = built.session, built.signature
-    providers = "" if session is None else f" on {', '.join(p.name for p in session.providers)}"
+    providers = "" if session is None else f" on {where_it_runs(session)}"
     return (
         f"A graph of {len(built.graph_module.graph.nodes)} nodes is a model of "
         f"{len(built.exported.model.graph)}{providers}, inputs {_few(signature.input_names)}, "
@@ -334,7 +401,62 @@ def describe(built: BuiltBlock) -> str:
     )
 
 
+def where_it_runs(session: Session) -> str:
+    """The providers of a session, with the number of nodes of each where it is known."""
+    placed = session.placement
+    if placed is None:
+        return ", ".join(p.name for p in session.providers)
+    return ", ".join(
+        f"{p.name} ({sum(placed.get(p.name, {}).values())} nodes)" for p in session.providers
+    )
+
+
 def _few(names: Sequence[str]) -> str:
     """Names, the first ones of many."""
     shown = ", ".join(map(repr, names[:8]))
     return f"[{shown}{f', ... {len(names)} in all' if len(names) > 8 else ''}]"
+
+
+def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
+    """A callable that takes the list of arguments of the graph, and empties it.
+
+    It returns the tuple of the results, also when the graph returns a single one.
+    """
+    return guarded(
+        lambda: _compile(graph_module, recipe),
+        lambda: boxed_module(graph_module),
+        graph_module,
+        fallback=recipe.options.fallback,
+        trace=recipe.trace,
+    )
+
+
+def _compile(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
+    if recipe.options.autotune:
+        return boxed(Autotuned(_candidates(graph_module, recipe)).boxed)
+    return assemble(plan_graph(graph_module, recipe))
+
+
+def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str, RunBoxed]:
+    """The ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
+    options = dataclasses.replace(recipe.options, autotune=False)
+    prepare(graph_module, recipe)
+
+    def planned(**changes: Any) -> GraphPlan:
+        changed = dataclasses.replace(options, **changes)
+        return plan_graph(copy_graph(graph_module), dataclasses.replace(recipe, options=changed))
+
+    plans = {"ONNX Runtime": planned(placement={"*": "onnxruntime"})}
+    default = planned()
+    if _computes_in_torch(default):
+        plans["ONNX Runtime and torch"] = default
+    return {
+        **{name: assemble(plan) for name, plan in plans.items()},
+        "torch": boxed_module(graph_module),
+    }
+
+
+def _computes_in_torch(plan: GraphPlan) -> bool:
+    """Whether torch computes by choice what a session could: between sessions or out of one."""
+    chosen = any(node.is_kernel or node.by == "call" for _, node in plan.nodes())
+    return chosen or any(f.reason == PLACED for f in plan.fallbacks)

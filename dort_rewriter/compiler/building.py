@@ -1,48 +1,80 @@
-"""Build one block: export, optimize, make a session. What sees all phases but the cutting."""
+"""Build one block: export, optimize, make a session. What sees all phases but the cutting.
+
+Which arguments a session may write to is what the graph says, proved on the model. Models of
+earlier processes: a graph met before is neither exported nor optimized again. Functions of a user
+that are given models, and what they give back, checked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import onnx
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.aten.layouts import input_orders
-from dort_rewriter.compiler.models_on_disk import ModelEntry
-from dort_rewriter.compiler.mutated_inputs import find_addresses, find_mutated_inputs
-from dort_rewriter.compiler.transforms import before_transforms, check_results, transform
-from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.aten import first_place, input_orders
+from dort_rewriter.capture.updates import updates_of
+from dort_rewriter.compiler.model_key import model_key
+from dort_rewriter.errors import (
+    ExecutionError,
+    NoKernelError,
+    UnsupportedOp,
+    UnsupportedOpError,
+    calling,
+)
 from dort_rewriter.export.annotations import opset_of
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
-from dort_rewriter.export.provenance import first_place
-from dort_rewriter.optimize.distinct_operands import separate_operands
+from dort_rewriter.kernels.loading import address_key
+from dort_rewriter.optimize.addresses import give_addresses
+from dort_rewriter.optimize.in_place import checks_of, written_in_place
 from dort_rewriter.optimize.low_bits import lower_weights
-from dort_rewriter.optimize.pipeline import optimize
+from dort_rewriter.optimize.openvino import keep_special_numbers
+from dort_rewriter.optimize.patterns import kernels
+from dort_rewriter.optimize.pipeline import get_pattern_list, optimize
 from dort_rewriter.optimize.provider_fit import (
     compute_halves_in_float,
+    drop_unused_results,
     fit_to_provider,
     fit_to_standard,
+    separate_operands,
+    substitute,
 )
-from dort_rewriter.optimize.substitutes import substitute
-from dort_rewriter.optimize.unused_results import drop_unused_results
-from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.plan.graph_plan import GraphPlan
-from dort_rewriter.plan.kernel_choice import compute_by_mkl, uses_own_kernels
 from dort_rewriter.plan.nodes import unsupported
 from dort_rewriter.plan.outputs import SHARED, ModelOutput, OutputPlan
+from dort_rewriter.plan.placement import compute_by_mkl, uses_own_kernels
 from dort_rewriter.plan.recipe import BuiltBlock, ExportedBlock, Providers, Recipe
-from dort_rewriter.runtime.dump import try_dump
+from dort_rewriter.runtime.addressed_call import can_give_addresses
+from dort_rewriter.runtime.disk_cache import DiskCache, disk_cache
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_query, loses_factors
-from dort_rewriter.runtime.low_bits import BITS
-from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.session import Session, create_session, try_session
-from dort_rewriter.runtime.session_settings import session_settings
-from dort_rewriter.signature import Addresses, GraphSignature, input_slots
+from dort_rewriter.runtime.kernel_query import (
+    BITS,
+    has_kernel,
+    is_wrong,
+    kernel_query,
+    loses_factors,
+)
+from dort_rewriter.runtime.model_files import to_proto, try_dump, weight_bytes
+from dort_rewriter.runtime.providers import CPU, OPENVINO
+from dort_rewriter.runtime.session import (
+    Session,
+    create_session,
+    new_settings,
+    session_settings,
+    try_session,
+)
+from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
+
+if TYPE_CHECKING:
+    import onnx
 
 __all__ = [
     "add_casts",
@@ -50,8 +82,152 @@ __all__ = [
     "build_block",
     "build_session",
     "export_block",
+    "find_addresses",
+    "find_mutated_inputs",
     "make_executor",
 ]
+
+logger = logging.getLogger(__name__)
+
+
+def find_mutated_inputs(block: ExportedBlock) -> Writes:
+    """The results that may be written to the memory of the arguments they are new values of.
+
+    NOTE: to be asked when the session is built: its model may have got casts before.
+    """
+    updates = updates_of(block.graph_module.graph)
+    if not updates or not isinstance(block.model, ir.Model):
+        return Writes()
+    wanted = _candidates(block, updates)
+    signature, graph = block.signature, block.model.graph
+    names = {o: str(signature.inputs[i].name) for o, i in wanted.items()}
+    found = written_in_place(graph, names)
+    return Writes(
+        arguments={o: wanted[o] for o in signature.output_names if o in found},
+        checks=checks_of(graph),
+    )
+
+
+def find_addresses(block: ExportedBlock) -> tuple[ir.Model, Addresses] | None:
+    """The model of a block that is given addresses, if it can be; and what it is given.
+
+    NOTE: it has no node but ours, so that no provider asks for casts in it.
+    """
+    signature, writes = block.signature, find_mutated_inputs(block)
+    if not isinstance(block.model, ir.Model) or not writes.arguments:
+        return None
+    written = {o: str(signature.inputs[i].name) for o, i in writes.arguments.items()}
+    found = give_addresses(block.model, written, address_key())
+    if found is None:
+        return None
+    arguments = {slot.name: i for i, slot in enumerate(signature.inputs) if slot.name is not None}
+    places = tuple(p if p in written else arguments[p] for p in found.places)
+    addresses = Addresses(input=found.input, places=places, done=found.done)
+    return (found.model, addresses) if can_give_addresses(signature, writes, addresses) else None
+
+
+def _candidates(block: ExportedBlock, updates: dict[int, int]) -> dict[str, int]:
+    """Outputs of the model that are the new value of an argument, and nothing else; and the
+    argument, if that is not copied to another once the session has run."""
+    signature = block.signature
+    made = Counter(s.name for s in signature.outputs if s.source == "model")
+    new = [signature.outputs[position] for position in updates]
+    copied = {s.index for s in new if s.source == "input"}
+    again = {s.index for s in signature.outputs if s.source == "output"}
+    found = {}
+    for position, index in updates.items():
+        result, argument = signature.outputs[position], signature.inputs[index]
+        if result.source != "model" or result.views or made[result.name] > 1:
+            continue
+        if index in copied or position in again or argument.kind != "tensor":
+            continue
+        if argument.name is not None and argument.order == block.computed[result.name].order:
+            found[result.name] = index
+    twice = Counter(found.values())
+    return {name: index for name, index in found.items() if twice[index] == 1}
+
+
+_MAX_WEIGHTS = 2**24
+"""Bytes of constants above which a model is not stored."""
+
+
+class _ModelEntry:
+    """The place of one graph's model on disk."""
+
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        recipe: Recipe,
+        provider: str,
+        outputs: Sequence[tuple[str, ModelOutput]],
+        numbers: Mapping[int, float],
+        orders: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self._cache: DiskCache | None = disk_cache() if recipe.options.cache else None
+        self._key: str | None = None
+        if self._cache is not None:
+            self._key = model_key(
+                graph_module, recipe, provider, numbers=numbers, outputs=outputs, orders=orders
+            )
+
+    def load(self) -> ir.Model | None:
+        """The model, if it is there."""
+        if self._cache is None or self._key is None:
+            return None
+        data = self._cache.get(self._key)
+        if data is None:
+            return None
+        model = ir.from_proto(onnx.ModelProto.FromString(data))
+        logger.debug("A model of %s nodes was found on disk.", model.graph.num_nodes())
+        return model
+
+    def store(self, model: ir.Model) -> None:
+        """Keep a model for other processes."""
+        if self._cache is None or self._key is None or weight_bytes(model) > _MAX_WEIGHTS:
+            return
+        self._cache.put(self._key, to_proto(model).SerializeToString())
+
+
+def _before_transforms(options: OptimizationOptions) -> OptimizationOptions:
+    """What is done to a model before functions of the user see it."""
+    chosen = get_pattern_list(options.patterns, kernels.RULES)
+    # NOTE: a model has a place on disk when its rules are given by name.
+    named = [rule.name for rule in chosen] if isinstance(options.patterns, str) else chosen
+    return dataclasses.replace(options, patterns=named)
+
+
+def _transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
+    """A model as the functions of the user make it, with our own operators put in then."""
+    proto = to_proto(model)
+    for change in recipe.options.pre_ort_model_transforms or ():
+        with calling("a pre_ort_model_transform", change):
+            change(proto)
+    options = recipe.options.optimization
+    own = [rule for rule in get_pattern_list(options.patterns) if isinstance(rule, kernels.RULES)]
+    if not own:
+        return proto
+    changed = ir.from_proto(proto)
+    report = optimize(
+        changed, dataclasses.replace(options, patterns=own), has_kernel=kernel_query(provider)
+    )
+    recipe.trace.reports.append(report)
+    return to_proto(changed)
+
+
+def _check_results(session: Session, exported: ir.Model) -> None:
+    """Refuse a model that functions of the user gave results of other sizes than the graph has."""
+    declared = {output.name: output.shape for output in session.ort.get_outputs()}
+    for value in exported.graph.outputs:
+        shape, wanted = declared.get(str(value.name)), value.shape
+        if shape is None or wanted is None:
+            continue
+        fixed = [d if isinstance(d, int) else None for d in wanted]
+        pairs = [(a, b) for a, b in zip(shape, fixed, strict=False) if isinstance(a, int)]
+        if len(shape) != len(fixed) or any(b is not None and a != b for a, b in pairs):
+            raise ExecutionError(
+                f"pre_ort_model_transforms made {value.name!r} a result of the shape {shape} "
+                f"instead of {wanted}."
+            )
 
 
 def build_block(
@@ -65,7 +241,7 @@ def build_block(
     ``frozen`` and ``numbers`` are the arguments that the model holds, by position.
     """
     recipe = plan.recipe
-    providers = recipe.select_providers(plan.graph_module, args)
+    providers = plan.providers(args)
     block = export_block(plan, str(providers[0][0]), frozen, numbers)
     fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
     if recipe.make_runner is not None:
@@ -82,7 +258,7 @@ def build_block(
             else:
                 session = build_session(block.model, providers, recipe.options)
             if block.proto is not None:
-                check_results(session, block.exported.model)
+                _check_results(session, block.exported.model)
         executor = make_executor(session, block, recipe.options, addresses)
         return BuiltBlock(**fields, session=session, runner=executor)
 
@@ -119,7 +295,7 @@ def export_block(
     constants = {placeholders[i].name: t for i, t in held.items()}
     asked, trace = recipe, recipe.trace
     if asked.options.pre_ort_model_transforms:
-        first = before_transforms(asked.options.optimization)
+        first = _before_transforms(asked.options.optimization)
         recipe = dataclasses.replace(
             asked, options=dataclasses.replace(asked.options, optimization=first)
         )
@@ -132,7 +308,7 @@ def export_block(
         orders = input_orders(graph_module) if recipe.as_stored else {}
         entry = None
         if not frozen:
-            entry = ModelEntry(graph_module, recipe, provider, outputs, values, orders)
+            entry = _ModelEntry(graph_module, recipe, provider, outputs, values, orders)
         model = entry.load() if entry is not None else None
     if model is None:
         model = _convert(plan, recipe, provider, outputs, constants, orders)
@@ -140,7 +316,7 @@ def export_block(
             entry.store(model)
     proto = None
     if asked.options.pre_ort_model_transforms:
-        proto = transform(model, asked, provider)
+        proto = _transform(model, asked, provider)
     try_dump(proto or model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
@@ -195,6 +371,8 @@ def _convert(
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
         drop_unused_results(model)
+        if provider == OPENVINO:
+            keep_special_numbers(model)
         if recipe.may_call_torch(provider):
             compute_by_mkl(model, options)
     return model
@@ -223,15 +401,16 @@ def _output_names(plan: OutputPlan) -> list[str]:
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
     settings, provider = session_settings(options, model, providers), str(providers[0][0])
+    keep = new_settings(options, model, providers)
     model = _with_right_kernels(model, provider, options)
     try:
-        return create_session(model, providers=providers, options=settings)
+        return create_session(model, providers=providers, options=settings, keep=keep)
     except NoKernelError:
         pass
     fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
     add_casts(fitted, provider=provider)
     fitted = _with_right_kernels(fitted, provider, options)  # of the types that are wider now
-    return create_session(fitted, providers=providers, options=settings)
+    return create_session(fitted, providers=providers, options=settings, keep=keep)
 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:

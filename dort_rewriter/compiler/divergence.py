@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from dort_rewriter.aten import source_line
+from dort_rewriter.compiler.differences import difference, of_graph, widened
 from dort_rewriter.errors import DivergenceError
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.plan.outputs import ModelOutput
-from dort_rewriter.runtime.reference import tensor_to_array
+from dort_rewriter.runtime.reference import array_to_tensor
 
 __all__ = ["TorchResults"]
-
-_TOLERANCES: dict[torch.dtype, float] = {
-    torch.float64: 1e-7,
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}
-"""Relative to the largest value of a result: two orders of summation differ by less."""
-
-_SMALLEST_SCALE = 0.01
-"""A result whose values are all smaller is what is left of larger ones: their rounding shows."""
 
 
 class TorchResults(torch.fx.Interpreter):
@@ -75,41 +65,18 @@ class TorchResults(torch.fx.Interpreter):
             return
         expected, node = self.expected[name], self.nodes[name]
         self.compared += 1
-        difference = describe_difference(expected, array, tolerance)
-        if difference is None:
+        got, limit = array_to_tensor(array), of_graph(expected, tolerance)
+        if got.dtype is not expected.dtype:  # a value inside may have another type in ONNX
+            got, expected = widened(got), widened(expected)
+        found = difference(got, expected, limit)
+        if found is None:
             return
         where = source_line(node)
         raise DivergenceError(
             f"{name!r}, computed by {made_by}, is not what torch gives for "
-            f"{node.format_node()}: {difference}. The {self.compared - 1} result(s) compared "
+            f"{node.format_node()}: {found.text}. The {self.compared - 1} result(s) compared "
             f"before are the same.{f' It comes from {where}' if where else ''}",
             name=name,
             node=node.name,
             where=where,
         )
-
-
-def describe_difference(
-    expected: torch.Tensor, array: np.ndarray[Any, Any], tolerance: float | None = None
-) -> str | None:
-    """How a result differs from that of torch; None when it is the same."""
-    if tuple(expected.shape) != array.shape:
-        return f"its shape is {list(array.shape)} instead of {list(expected.shape)}"
-    wanted = tensor_to_array(expected)
-    if wanted.size == 0:
-        return None
-    if tolerance is None:
-        tolerance = _TOLERANCES.get(expected.dtype, 0.0)
-    a, b = array.astype(np.float64), wanted.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    finite = np.abs(b[np.isfinite(b)])
-    limit = tolerance * max(_SMALLEST_SCALE, float(finite.max(initial=0.0)))
-    if not (wrong := ~(gap <= limit)).any():
-        return None
-    at = np.unravel_index(int(np.argmax(np.where(np.isnan(gap), np.inf, gap))), gap.shape)
-    place = f" at {[int(i) for i in at]}" if at else ""
-    return (
-        f"{int(wrong.sum())} of {wanted.size} value(s) differ by more than {limit:.1e}, "
-        f"{array[at]} instead of {wanted[at]}{place}"
-    )

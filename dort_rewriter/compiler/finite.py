@@ -17,26 +17,18 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dort_rewriter import env
-from dort_rewriter.aten.operators import is_random
+from dort_rewriter.aten import ancestors, is_random, source_line
 from dort_rewriter.capture.updates import updates_of
 from dort_rewriter.compiler.verification import copies
 from dort_rewriter.errors import NotFiniteError
-from dort_rewriter.export.provenance import ancestors, source_line
 from dort_rewriter.export.registry import op_name
-from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.partition import copy_graph
 from dort_rewriter.plan.recipe import RunBoxed
 
-__all__ = ["FiniteChecks", "checks_finite"]
+__all__ = ["FiniteChecks"]
 
 SHOWN = 6
 """Inputs of a node that are described."""
-
-
-def checks_finite(options: OrtBackendOptions) -> bool:
-    """Whether the option or the variable asks for results that are finite."""
-    return "finite" in (options.verify, env.read("DORT_VERIFY"))
 
 
 class FiniteChecks:

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dort_rewriter import env
+from dort_rewriter.aten import hint_of
 from dort_rewriter.errors import DortError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.model_files import write_model
 from dort_rewriter.runtime.stored_inputs import describe_inputs, store_case
-from dort_rewriter.traced_sizes import hint_of
 
 if TYPE_CHECKING:
     from dort_rewriter.plan.recipe import ExportedBlock

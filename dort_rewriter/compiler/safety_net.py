@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dort_rewriter import env
+from dort_rewriter.aten import source_line
 from dort_rewriter.errors import (
     DortError,
     OptionError,
@@ -29,7 +30,6 @@ from dort_rewriter.errors import (
     given_function_of,
     place_of,
 )
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.plan.graph_plan import belongs_in_torch
 from dort_rewriter.trace import CompileTrace
 

@@ -14,14 +14,15 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.capture.updates import updates_of
-from dort_rewriter.compiler.divergence import TorchResults, describe_difference
+from dort_rewriter.compiler.differences import farthest, first_difference
+from dort_rewriter.compiler.divergence import TorchResults
 from dort_rewriter.compiler.problem_report import report_problem
 from dort_rewriter.errors import DivergenceError, ExecutionError, OptionError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
-from dort_rewriter.runtime.reference import ReferenceExecutor, tensor_to_array
+from dort_rewriter.runtime.reference import ReferenceExecutor
 
-__all__ = ["CALLS", "calls_to_verify", "copies", "verified"]
+__all__ = ["CALLS", "calls_to_verify", "checks_finite", "copies", "verified"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ _ROUNDINGS = 3
 """How often arguments are moved by a rounding, to see how much of a difference that makes."""
 _NOISE = 4.0
 """How much larger than that a difference has to be."""
+
+
+def checks_finite(options: OrtBackendOptions) -> bool:
+    """Whether the option or the variable asks for results that are finite."""
+    return "finite" in (options.verify, env.read("DORT_VERIFY"))
 
 
 def calls_to_verify(options: OrtBackendOptions) -> int:
@@ -67,7 +73,7 @@ def verified(built: BuiltBlock, run: RunBoxed, options: OrtBackendOptions, calls
         expected = _in_torch(graph_module, reference)
         got = [*results, *_but(updated, ours)]
         expected += _but(updated, reference)
-        found = _compare(got, expected)
+        found = first_difference(got, expected)
         if found and not _is_noise(graph_module, given, got, expected):
             raise _divergence(built, given, options, found)
         return results
@@ -107,22 +113,6 @@ def _in_torch(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> list[A
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
-def _compare(got: Sequence[Any], expected: Sequence[Any]) -> str:
-    """What differs first between results, an empty text if nothing does."""
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-            if a is not b and a != b:
-                return f"result {i} is {a!r} instead of {b!r}"
-            continue
-        if a.dtype is not b.dtype:
-            return f"result {i} is {a.dtype} instead of {b.dtype}"
-        if b.is_complex():
-            a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
-        if difference := describe_difference(b, tensor_to_array(a)):
-            return f"result {i}: {difference}"
-    return ""
-
-
 def _is_noise(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
@@ -130,13 +120,13 @@ def _is_noise(
     expected: Sequence[Any],
 ) -> bool:
     """Whether torch's own results move as far when the arguments move by a rounding."""
-    gaps = [_gap(a, b) for a, b in zip(got, expected, strict=True)]
+    gaps = [farthest(a, b) for a, b in zip(got, expected, strict=True)]
     noise = [0.0] * len(gaps)
     generator, updated = torch.Generator().manual_seed(0), _updated(graph_module)
     for _ in range(_ROUNDINGS):
         moved = [_moved(a, generator) for a in copies(args)]
         results = [*_in_torch(graph_module, moved), *_but(updated, moved)]
-        noise = [max(n, _gap(r, b)) for n, r, b in zip(noise, results, expected, strict=True)]
+        noise = [max(n, farthest(r, b)) for n, r, b in zip(noise, results, expected, strict=True)]
     tolerable = all(gap <= _NOISE * n for gap, n in zip(gaps, noise, strict=True) if gap)
     if tolerable:
         logger.info("A difference to torch is no larger than what rounding the arguments makes.")
@@ -148,21 +138,6 @@ def _moved(value: Any, generator: torch.Generator) -> Any:
         return value
     step = torch.rand(value.shape, generator=generator).to(value.device) * 2 - 1
     return value + value * (step * torch.finfo(value.dtype).eps).to(value.dtype)
-
-
-def _gap(a: Any, b: Any) -> float:
-    """The largest difference of two results of floating point; infinite for others."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return 0.0 if a is b or a == b else float("inf")
-    if not b.is_floating_point() or a.shape != b.shape:
-        same = a.shape == b.shape and bool(torch.equal(a, b))
-        return 0.0 if same else float("inf")
-    if not b.numel():
-        return 0.0
-    x, y = a.detach().double(), b.detach().double()
-    gap = (x - y).abs().masked_fill((x == y) | (x.isnan() & y.isnan()), 0)
-    value = float(gap.max())
-    return float("inf") if value != value else value
 
 
 def _divergence(

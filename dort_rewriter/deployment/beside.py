@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from dort_rewriter.aten.layouts import storage_order
+from dort_rewriter.aten import storage_order
 from dort_rewriter.backends.seen_calls import map_values
 from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.examples import Call, mark_dims

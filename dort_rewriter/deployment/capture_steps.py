@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten.layouts import storage_order
-from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.aten import storage_order
+from dort_rewriter.capture.interface import metadata_of_compilation
 from dort_rewriter.compiler.building import build_block
 from dort_rewriter.deployment.capture_backend import Watcher
 from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
@@ -61,7 +61,7 @@ class StepWatcher(Watcher):
             given = [self._as_given(a, i) for i, a in enumerate(args)]
             numbers = self.numbers(given)
             block = build_block(plan, given, {}, numbers)
-            providers = plan.recipe.select_providers(graph_module, given)
+            providers = plan.providers(given)
             self._before = [copy_of(given[i].detach()) for i in updates]
             self.captured = Captured(block, providers, given, frozenset(numbers), updates)
             return list(block.runner.boxed(list(given)))
@@ -75,7 +75,7 @@ class StepWatcher(Watcher):
             assert self.captured is not None
             self.captured.backward = CapturedBackward(
                 block,
-                plan.recipe.select_providers(graph_module, args),
+                plan.providers(args),
                 _plan(self._metadata, graph_module, self.captured.args),
             )
             return list(block.runner.boxed(list(args)))

@@ -10,7 +10,7 @@ import torch
 
 from dort_rewriter.deployment.interface import FLIPPED, Relation, from_size
 from dort_rewriter.errors import CaptureError
-from dort_rewriter.plan.sizes import ArgumentSizes
+from dort_rewriter.plan.outputs import ArgumentSizes
 from dort_rewriter.signature import InputDim
 
 __all__ = ["find_relations", "number_of", "sizes_of"]

@@ -26,11 +26,16 @@ from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, w
 from dort_rewriter.deployment.serialization import MOST_DIMENSIONS, read_dtype, spell_dtype
 from dort_rewriter.deployment.shared_parts import Insertion, Part, join
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.files import staged
 from dort_rewriter.ort_module import describe
-from dort_rewriter.runtime.model_files import Model, check_message, from_message, map_weights
-from dort_rewriter.runtime.stored_model import StoredModel
+from dort_rewriter.runtime.model_files import (
+    Model,
+    StoredModel,
+    check_message,
+    from_message,
+    map_weights,
+)
 from dort_rewriter.signature import inverse_order
-from dort_rewriter.staging import staged
 
 __all__ = [
     "DESCRIPTION",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.compiler.mutated_inputs import find_mutated_inputs
+from dort_rewriter.compiler.building import find_mutated_inputs
 from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
 from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.capturing import capture
@@ -30,7 +30,7 @@ from dort_rewriter.errors import (
     OptionError,
 )
 from dort_rewriter.plan.recipe import BuiltBlock, Providers
-from dort_rewriter.runtime.stored_model import uses_torch_kernels
+from dort_rewriter.runtime.model_files import uses_torch_kernels
 
 __all__ = ["Graphs", "MadeGraph"]
 

@@ -22,13 +22,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dort_rewriter.aten.operators import is_random
+from dort_rewriter.aten import is_random, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.deployment.training_state import (
     DESCRIPTION,
     FORMAT,
     STATE,
+    own_tensors,
     require_safetensors,
     trained_of,
 )
@@ -36,10 +37,9 @@ from dort_rewriter.deployment.training_updates import update_of
 from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import op_name
+from dort_rewriter.files import staged
 from dort_rewriter.plan.placement import CHECKS
-from dort_rewriter.staging import staged
 
 __all__ = ["export_training_step"]
 
@@ -410,6 +410,7 @@ class _Step:
         self.micro_name = names(_MICRO)
         self.loss_name = names(_LOSS)
         self._tensors, self._canonical = _held_by(model, loss)
+        self._of_model = own_tensors(model)
         self.feeds_back: dict[str, str] = {}
         self.draws = False
         self._state: dict[str, torch.Tensor] = {}
@@ -427,6 +428,7 @@ class _Step:
             "feeds_back": self.feeds_back,
             "learning_rates": self.rates,
             "seed": self.seed_name if self.draws else None,
+            "state": {name: self._part(name) for name in self._state},
             "optimizer": {
                 "name": type(self.optimizer).__name__,
                 "steps": self.step_name,
@@ -440,6 +442,14 @@ class _Step:
             },
             "accumulate": self.accumulate,
         }
+
+    def _part(self, name: str) -> str:
+        """Whose a tensor of the state is: the model's, the loss's, the optimizer's, or a seed."""
+        if name == self.seed_name:
+            return "seed"
+        if name not in self._tensors:
+            return "optimizer"
+        return "model" if name in self._of_model else "loss"
 
     def export(self, opset: int) -> bytes:
         """The model of the step."""

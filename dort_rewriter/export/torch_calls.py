@@ -14,14 +14,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten import hint_of, is_contiguous, source_line
 from dort_rewriter.export.complex_numbers import has_complex
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, python_name
 from dort_rewriter.graph.values import Value
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
-from dort_rewriter.torch_call import Given, Result, TorchCall
-from dort_rewriter.traced_sizes import hint_of, is_contiguous
+from dort_rewriter.signature import Given, Result, TorchCall
 
 __all__ = ["call_converter", "is_called", "mark_called", "may_be_called"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten import is_contiguous
 from dort_rewriter.export.converters.windows import group_count, spread
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, make_converter, op_name
 from dort_rewriter.graph.values import Value
 from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
-from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["torch_kernel"]
 

@@ -24,7 +24,7 @@ from dort_rewriter.graph import defects, folding, shapes
 from dort_rewriter.graph.schemas import UNLISTED, OpInfo, Slot, op_info
 from dort_rewriter.graph.values import Value
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "is_negative", "signed_one"]
 
 _PYTHON_TYPES: dict[type, ir.DataType] = {
     bool: ir.DataType.BOOL,
@@ -381,3 +381,17 @@ def _result_type(
         return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
     slot = info.outputs[min(index, len(info.outputs) - 1)]
     return types.get(slot.variable) or slot.only
+
+
+def is_negative(op: Writer, x: ir.Value) -> Value:
+    """Where the sign bit is set, minus zero included (the sign of a NaN is out of reach)."""
+    return op.Less(op.Min(x, op.Reciprocal(x)), 0)
+
+
+def signed_one(op: Writer, x: ir.Value) -> Value:
+    """1 with the sign of each number, of zeros too.
+
+    NOTE: ORT's Where makes 0.0 of each -0.0: what may be one is made by a product.
+    """
+    assert x.dtype is not None
+    return op.Where(is_negative(op, x), op.cast(-1, x.dtype), 1)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from dort_rewriter.errors import HookError
+from dort_rewriter.files import write_whole
 from dort_rewriter.hook import diffs
 from dort_rewriter.hook.versions import BACKEND_FILE, OLDEST, PRISTINE, REMOVED_IN
-from dort_rewriter.staging import write_whole
 
 __all__ = ["SourceFile", "apply", "check", "diff_of", "find_torch_file", "revert"]
 

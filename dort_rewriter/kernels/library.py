@@ -23,11 +23,10 @@ from pathlib import Path
 
 from dort_rewriter import env
 from dort_rewriter.errors import ExecutionError
+from dort_rewriter.files import cache_folder, private_folder, spare_folder, staged
 from dort_rewriter.kernels import build as kernel_build
 from dort_rewriter.kernels.build import Level
-from dort_rewriter.private_folder import cache_folder, private_folder, spare_folder
 from dort_rewriter.progress import shown
-from dort_rewriter.staging import staged
 
 if sys.platform != "win32":
     import fcntl

@@ -25,7 +25,7 @@ import torch
 from dort_rewriter.dtypes import to_torch
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.loading import custom_ops_library
-from dort_rewriter.torch_call import Given, TorchCall
+from dort_rewriter.signature import Given, TorchCall
 
 __all__ = ["calls_of", "register_call", "take_failure"]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN
-from dort_rewriter.optimize.bodies import nodes_inside, values_read
+from dort_rewriter.optimize.view import nodes_inside, values_read
 
 __all__ = ["checks_of", "written_in_place"]
 

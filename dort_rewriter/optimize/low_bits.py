@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.optimize.replacing import take_place
+from dort_rewriter.optimize.view import take_place
 
 __all__ = ["BLOCK", "ERROR", "LowBitWeight", "lower_weights", "pack"]
 

@@ -21,8 +21,8 @@ from dort_rewriter.errors import ExportError
 from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
-from dort_rewriter.optimize.emitter import Emitter
-from dort_rewriter.optimize.replacing import take_place
+from dort_rewriter.optimize.patterns.base import Emitter
+from dort_rewriter.optimize.view import take_place
 
 __all__ = ["lower_opset"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from dort_rewriter.optimize.bodies import values_read
+from dort_rewriter.optimize.view import values_read
 
 __all__ = ["order_by_memory", "peak_bytes"]
 

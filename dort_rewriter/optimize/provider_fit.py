@@ -1,13 +1,27 @@
-"""Casts around the nodes whose element types have no kernel where the model is to run.
+"""What is changed in a model last, for the provider that runs it (or for the standard, in a file).
 
-The same for a file: there it is ONNX that says which types an operator takes.
+Casts around the nodes whose element types have no kernel there: narrow types are computed in a
+wider one and rounded back, bfloat16 and float16 in float32, small integers and bool in int32 or
+int64. float64 is not narrowed: such a node is given back.
 
-Narrow types are computed in a wider one and rounded back: bfloat16 and float16 in float32, small
-integers and bool in int32 or int64. float64 is not narrowed: such a node is given back.
+Other nodes in the place of those that the kernels at hand compute wrongly: onnxruntime 1.19 gives
+1 for the error function of NaN, NaN for the square root of infinity and 0.0 for that of -0.0, 0.0
+for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16, a number for the Min and
+the Max of a NaN of float16 that is repeated along the last axis, NaN for the PRelu of infinity,
+and the Log of the smallest normal number for those below it. Up to 1.32, Tanh and Sigmoid of
+float32 are above 1 at some numbers (8.34, 17.84), Sigmoid is 0 below -18, and Where, which adds
+zeros to what it chooses, makes 0.0 of -0.0: ONNX has no other one, but there is our kernel.
+
+Products of a value with itself get a copy: onnxruntime 1.19 counts who still reads a Transpose (or
+the Cast behind it) that it takes into a product, and one product that reads it twice as two: there
+is no session, or one whose runs fail.
+
+Results of kernels that nobody reads get no name, and are not computed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +30,23 @@ import onnx_ir as ir
 
 from dort_rewriter.dtypes import holds
 from dort_rewriter.graph.defects import MOVES
-from dort_rewriter.optimize.replacing import take_place
+from dort_rewriter.graph.writer import Writer, signed_one
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
+from dort_rewriter.optimize.patterns.base import Emitter
+from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
+from dort_rewriter.optimize.view import take_place
 
-__all__ = ["HasKernel", "compute_halves_in_float", "fit_to_provider", "fit_to_standard"]
+__all__ = [
+    "SUBSTITUTED",
+    "HasKernel",
+    "IsWrong",
+    "compute_halves_in_float",
+    "drop_unused_results",
+    "fit_to_provider",
+    "fit_to_standard",
+    "separate_operands",
+    "substitute",
+]
 
 HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
 """Whether a node runs when its inputs have these types."""
@@ -166,3 +194,216 @@ def _cast(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Node:
     cast.outputs[0].type = ir.TensorType(dtype)
     cast.outputs[0].shape = value.shape
     return cast
+
+
+IsWrong = Callable[[str, ir.DataType], bool]
+"""Whether the kernel of an operator is wrong for a type."""
+
+_MARK = "substitute"
+
+
+def _erf(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
+    result: ir.Value = op.Where(op.IsNaN(x), x, op.Erf(x))
+    return result
+
+
+def _relu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
+    result: ir.Value = op.Where(op.Less(x, 0), 0, x)
+    return result
+
+
+def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    """In float64, of which the rounded root is the root rounded once."""
+    (x,) = inputs
+    assert x.dtype is not None
+    return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
+
+
+def _log(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    """Of small numbers that of a product which is a normal number, less that of the factor."""
+    (x,) = inputs
+    small = op.Sub(op.Log(op.Mul(x, 2.0**60)), 60 * math.log(2))
+    result: ir.Value = op.Where(op.Less(x, 2.0**-100), small, op.Log(x))
+    return result
+
+
+def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    x, slope = inputs
+    result: ir.Value = op.Where(op.Less(x, 0), op.Mul(x, slope), x)
+    return result
+
+
+def _sigmoid(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
+    result: ir.Value = op.Div(1, op.Add(op.Exp(op.Neg(x)), 1))
+    return result
+
+
+def _tanh(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+    (x,) = inputs
+    result: ir.Value = op.Clip(op.Tanh(x), -1, 1)
+    return result
+
+
+def _with_sign(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
+    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+        """A rounded number, which has the sign of the number, or is zero."""
+        (x,) = inputs
+        result: ir.Value = op.Mul(op.Abs(op.call(name, x)), signed_one(op, x))
+        return result
+
+    return computed
+
+
+def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
+    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+        dtype = inputs[0].dtype
+        assert dtype is not None
+        wide = [op.cast(x, ir.DataType.FLOAT) for x in inputs]
+        return op.cast(op.call(name, *wide), dtype)
+
+    return computed
+
+
+SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
+    "Ceil": _with_sign("Ceil"),
+    "Erf": _erf,
+    "Floor": _with_sign("Floor"),
+    "Log": _log,
+    "Max": _in_float("Max"),
+    "Min": _in_float("Min"),
+    "PRelu": _prelu,
+    "Relu": _relu,
+    "Sigmoid": _sigmoid,
+    "Sqrt": _sqrt,
+    "Tanh": _tanh,
+}
+
+_KNOWN = frozenset({*SUBSTITUTED, "Where"})
+
+
+def substitute(model: ir.Model, is_wrong: IsWrong, *, own_kernels: bool) -> int:
+    """Replace the nodes with a wrong kernel, by kernels of ours if they may be used; return how
+    many there were."""
+    found = [n for n in model.graph.all_nodes() if _is_meant(n, is_wrong)]
+    changed = 0
+    for node in found:
+        if own_kernels and _by_ours(node):
+            model.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
+        elif node.op_type in SUBSTITUTED:
+            _by_standard(node, model.graph.opset_imports.get("", 18))
+        else:
+            continue
+        changed += 1
+    return changed
+
+
+def _is_meant(node: ir.Node, is_wrong: IsWrong) -> bool:
+    if node.domain or node.op_type not in _KNOWN or node.metadata_props.get("rule") == _MARK:
+        return False
+    if node.op_type in ("Max", "Min") and len(node.inputs) == 1:  # a copy
+        return False
+    dtype = node.outputs[0].dtype
+    return dtype is not None and is_wrong(node.op_type, dtype)
+
+
+def _by_ours(node: ir.Node) -> bool:
+    value = node.outputs[0]
+    if value.dtype is None or value.shape is None or len(value.shape) > OWN_MOST_AXES:
+        return False
+    if not is_instruction(node):
+        return False
+    program = write_program([node], [value])
+    ours = ir.node(
+        "Elementwise",
+        program.inputs,
+        {"program": program.code, "results": program.results},
+        domain=OWN_DOMAIN,
+        metadata_props={**node.metadata_props, "rule": _MARK},
+    )
+    _put(node, [ours], ours.outputs[0])
+    return True
+
+
+def _by_standard(node: ir.Node, opset: int) -> None:
+    graph, inputs = node.graph, [x for x in node.inputs if x is not None]
+    assert isinstance(graph, ir.Graph)
+    emitter = Emitter(graph, opset)
+    emitter.begin({**node.metadata_props, "rule": _MARK})
+    result = SUBSTITUTED[node.op_type](emitter, inputs)
+    _put(node, emitter.nodes, result)
+
+
+def _put(node: ir.Node, nodes: list[ir.Node], result: ir.Value) -> None:
+    graph = node.graph
+    assert graph is not None
+    graph.insert_before(node, nodes)
+    take_place(node.outputs[0], result)
+    graph.remove(node, safe=True)
+
+
+_PRODUCTS = {("", "MatMul"), ("com.microsoft", "FusedMatMul")}
+_TAKEN_IN = frozenset({"Cast", "Div", "Mul", "Transpose"})
+"""Operators that onnxruntime moves into a product, or past one that it does."""
+
+
+def separate_operands(model: ir.Model) -> int:
+    """Copy one factor of each product of a value with itself; return how many there were.
+
+    NOTE: a Max of one value is the copy that no optimizer of onnxruntime takes away.
+    """
+    nodes = list(model.graph.all_nodes())
+    if all(n.op_type != "Transpose" for n in nodes):
+        return 0
+    found = [n for n in nodes if (n.domain, n.op_type) in _PRODUCTS and _is_square(n)]
+    for node in found:
+        graph, second = node.graph, node.inputs[1]
+        assert graph is not None
+        assert second is not None
+        copy = ir.node("Max", [second], metadata_props=dict(node.metadata_props))
+        copy.outputs[0].type, copy.outputs[0].shape = second.type, second.shape
+        graph.insert_before(node, copy)
+        node.replace_input_with(1, copy.outputs[0])
+    return len(found)
+
+
+def _is_square(node: ir.Node) -> bool:
+    first, second = node.inputs[:2]
+    return bool(_lineage(first) & _lineage(second))
+
+
+def _lineage(value: ir.Value | None) -> set[ir.Value]:
+    """A factor, and what it is a transposed, scaled or cast form of."""
+    found: set[ir.Value] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in found or value.const_value is not None:
+            continue
+        found.add(value)
+        producer = value.producer()
+        if producer is not None and not producer.domain and producer.op_type in _TAKEN_IN:
+            waiting.extend(producer.inputs)
+    return found
+
+
+_OPTIONAL = frozenset({"convolution_backward"})
+"""Operators of ours all of whose results are optional."""
+
+
+def drop_unused_results(model: ir.Model) -> int:
+    """Change a model in place, and return how many results are left out.
+
+    NOTE: done last: rules expect that each result has a name.
+    """
+    done = 0
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain != OWN_DOMAIN or node.op_type not in _OPTIONAL:
+            continue
+        for result in node.outputs:
+            if result.name and not result.uses() and not result.is_graph_output():
+                result.name = ""
+                done += 1
+    return done

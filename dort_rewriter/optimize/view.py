@@ -1,8 +1,11 @@
-"""GraphView: the questions rules ask about a graph. It answers, and changes nothing."""
+"""GraphView: the questions rules ask about a graph. It answers, and changes nothing.
+
+Beside it, what nodes have inside, and a value in the place of another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,15 @@ from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.sizes import Sizes
 
-__all__ = ["Dim", "GraphView", "KernelQuery"]
+__all__ = [
+    "Dim",
+    "GraphView",
+    "KernelQuery",
+    "nodes_inside",
+    "take_name",
+    "take_place",
+    "values_read",
+]
 
 KernelQuery = Callable[..., bool]
 """``(op_type, domain, version, input dtypes, attributes=, outputs=) -> bool``: whether the chosen
@@ -175,3 +186,40 @@ class GraphView:
 def operator(node: ir.Node) -> str:
     """What rules call the operator of a node: the domain goes before it if there is one."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def nodes_inside(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes of the subgraphs of a node, and of those inside of them."""
+    for graph in _bodies(node):
+        for inner in graph:
+            yield inner
+            yield from nodes_inside(inner)
+
+
+def values_read(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield what a node reads, in its subgraphs too."""
+    yield from (v for v in node.inputs if v is not None)
+    for graph in _bodies(node):
+        for inner in graph:
+            yield from values_read(inner)
+        yield from graph.outputs
+
+
+def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Let all who read a value read another, which is like it; outputs of the model too."""
+    new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    take_name(old, new)
+
+
+def take_name(old: ir.Value, new: ir.Value) -> None:
+    """Let a value be known by the name of the one in whose place it is."""
+    old.name, new.name = f"{old.name}_replaced", old.name

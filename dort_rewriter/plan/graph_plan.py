@@ -11,10 +11,13 @@ import dataclasses
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from dort_rewriter.aten.aliases import (
+from dort_rewriter.aten import (
+    ancestors,
+    is_contiguous,
     reads_by_place,
     reads_gaps,
     rebase_strided,
@@ -24,9 +27,7 @@ from dort_rewriter.aten.aliases import (
 )
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
-from dort_rewriter.export.provenance import ancestors
 from dort_rewriter.export.torch_calls import is_called, mark_called
-from dort_rewriter.passes import AtenPass, PassRun, passes_of, run_passes, went_through
 from dort_rewriter.plan.nodes import (
     Chooser,
     NodePlan,
@@ -35,6 +36,7 @@ from dort_rewriter.plan.nodes import (
     set_plan,
     unsupported,
 )
+from dort_rewriter.plan.other_numbers import OTHER_NUMBERS
 from dort_rewriter.plan.outputs import SHARED, OutputPlan, plan_outputs
 from dort_rewriter.plan.partition import (
     Partition,
@@ -42,13 +44,12 @@ from dort_rewriter.plan.partition import (
     most_work_together,
     partition_graph,
 )
-from dort_rewriter.plan.placement import CHECK, PLACED
+from dort_rewriter.plan.placement import CHECK, PLACED, TIES
 from dort_rewriter.plan.random_order import draw_in_between, hoist_random
-from dort_rewriter.plan.recipe import Recipe
-from dort_rewriter.plan.ties import TIES
+from dort_rewriter.plan.recipe import Providers, Recipe
 from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
 from dort_rewriter.torch_defects.metadata import correct_metadata
-from dort_rewriter.traced_sizes import is_contiguous
+from dort_rewriter.trace import AtenPass, PassRun, passes_of, run_passes, went_through
 
 __all__ = [
     "DECIDE",
@@ -88,6 +89,13 @@ class GraphPlan:
         if provider == self.provider:
             return Planned(Chooser(self.recipe, provider))
         return Chooser(self.recipe, provider).dispatcher
+
+    def providers(self, args: Sequence[Any]) -> Providers:
+        """The providers of a session for arguments: the one planned for, and those behind it."""
+        chosen = list(self.recipe.select_providers(self.graph_module, args))
+        names = [str(name) for name, _ in chosen]
+        first = names.index(self.provider) if self.provider in names else 0
+        return chosen[first:]
 
     def nodes(self) -> Iterator[tuple[torch.fx.Node, NodePlan]]:
         """Yield what computes, of the graph and its blocks, and what is decided about it."""
@@ -353,4 +361,4 @@ DECIDE: tuple[AtenPass[_Draft], ...] = (
 
 def belongs_in_torch(fallback: UnsupportedOp) -> bool:
     """Whether torch computes something for a reason that no converter would change."""
-    return fallback.reason in (CHECK, PLACED, RANDOM, SHARED, TIES)
+    return fallback.reason in (CHECK, PLACED, RANDOM, SHARED, TIES, *OTHER_NUMBERS)

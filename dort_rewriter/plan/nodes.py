@@ -14,19 +14,19 @@ from typing import Literal
 import torch
 
 from dort_rewriter import env
+from dort_rewriter.aten import source_line
 from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.annotations import leaves_model
 from dort_rewriter.export.complex_numbers import complex_converters
 from dort_rewriter.export.converters.cumulative import has_known_size
 from dort_rewriter.export.dispatcher import Dispatcher, InFront
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.export.registry import Converter, builtin_converters, op_name
 from dort_rewriter.export.torch_calls import call_converter, may_be_called
 from dort_rewriter.export.torch_kernels import torch_kernel
 from dort_rewriter.kernels.torch_calls import register_call
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.plan.kernel_choice import differentiates_by_mkl, uses_own_kernels
+from dort_rewriter.plan.other_numbers import has_other_numbers
 from dort_rewriter.plan.placement import (
     CALLED,
     CHECK,
@@ -36,12 +36,15 @@ from dort_rewriter.plan.placement import (
     ONE_KERNEL,
     PLACED,
     RUNNING,
+    TIES,
     Place,
     choose_place,
+    differentiates_by_mkl,
     find_override,
+    has_torchs_order,
+    uses_own_kernels,
 )
 from dort_rewriter.plan.recipe import Recipe
-from dort_rewriter.plan.ties import TIES, has_torchs_order
 from dort_rewriter.runtime.providers import CPU
 
 __all__ = [
@@ -91,6 +94,7 @@ class Chooser:
     def __init__(self, recipe: Recipe, provider: str) -> None:
         self.recipe = recipe
         self.options: OrtBackendOptions = recipe.options
+        self.provider = provider
         self.on_cpu = provider == CPU
         self.dispatcher: Dispatcher = (
             recipe.dispatcher if self.on_cpu else recipe.dispatcher.standard()
@@ -113,6 +117,8 @@ class Chooser:
         reason = self.recipe.refused.get(node.name) or leaves_model(node)
         if reason is None and place == "torch":
             reason = PLACED
+        if reason is None and not self.on_cpu:
+            reason = has_other_numbers(node, name, self.provider)
         if reason is None and plan.converter is builtin_converters().get(name):
             reason = TIES if has_torchs_order(node, name, has_kernel=self.has_own) else None
         ours = (builtin_converters().get(name), complex_converters().get(name))

@@ -8,31 +8,206 @@ and what is returned are one: each costs microseconds.
 
 Results whose layout is not observed (saved for a backward graph, gradients) are computed as they
 are, dense: a part of something large does not keep all of it.
+
+Sizes that follow from the arguments alone are data that the executor can compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import operator
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import sympy
 import torch
+from torch.utils._sympy import functions
 
-from dort_rewriter.aten.aliases import (
+from dort_rewriter.aten import (
+    covers,
+    is_contiguous,
+    is_dense,
     is_layout_free,
+    is_same_size,
     is_tracked,
+    lies_as_ordered,
     lineage,
+    overlaps,
     reads_storage,
     results_of,
     rewriting,
+    storage_order,
 )
-from dort_rewriter.aten.layouts import covers, is_dense, lies_as_ordered, storage_order
-from dort_rewriter.plan.replaying import Unknown, is_static, lay_out, replay, strided
-from dort_rewriter.plan.sizes import ArgumentSizes
-from dort_rewriter.signature import OutputSlot, ViewStep, as_returned, describe_value
-from dort_rewriter.traced_sizes import is_same_size
+from dort_rewriter.signature import (
+    InputDim,
+    InputSize,
+    OutputSlot,
+    Size,
+    SizeExpression,
+    ViewStep,
+    as_returned,
+    describe_value,
+    inverse_order,
+)
 
-__all__ = ["SHARED", "ModelOutput", "OutputPlan", "plan_outputs"]
+__all__ = [
+    "SHARED",
+    "ArgumentSizes",
+    "ModelOutput",
+    "OutputPlan",
+    "plan_outputs",
+]
+
+_OPERATIONS: dict[Any, Literal["add", "mul", "floordiv", "mod", "min", "max"]] = {
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+    functions.FloorDiv: "floordiv",
+    functions.CleanDiv: "floordiv",
+    functions.Mod: "mod",
+    functions.PythonMod: "mod",
+    functions.Min: "min",
+    functions.Max: "max",
+}
+
+
+class ArgumentSizes:
+    """What the arguments of a graph tell about sizes: the way from a symbolic size to them."""
+
+    def __init__(self, arguments: Mapping[torch.fx.Node, int]) -> None:
+        self._known: dict[Any, Size] = {}
+        values: dict[int, Any] = {i: node.meta.get("val") for node, i in arguments.items()}
+        for index, value in values.items():
+            if isinstance(value, torch.SymInt):
+                self._known.setdefault(value.node.expr, InputSize(index))
+        for index, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            sizes: Sequence[Any] = value.shape
+            for dim, size in enumerate(sizes):
+                if isinstance(size, torch.SymInt):
+                    self._known.setdefault(size.node.expr, InputDim(index, dim))
+
+    def find(self, size: Any) -> Size | None:
+        """How to compute an integer (or the one that a node gives) from the arguments;
+        None if they do not tell it."""
+        if isinstance(size, torch.fx.Node):
+            size = size.meta.get("val")
+        if isinstance(size, torch.SymInt):
+            return self.express(size.node.expr)
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+    def find_all(self, sizes: Any) -> tuple[Size, ...] | None:
+        """How to compute each of several integers; None if one is not known."""
+        found = tuple(s for size in sizes if (s := self.find(size)) is not None)
+        return found if len(found) == len(sizes) else None
+
+    def express(self, expression: Any) -> Size | None:
+        """How to compute a symbolic expression from the arguments; None if they do not tell."""
+        if (known := self._known.get(expression)) is not None:
+            return known
+        if isinstance(expression, sympy.Integer):
+            return int(expression)
+        if isinstance(expression, sympy.Pow):
+            base, exponent = expression.args
+            if not isinstance(exponent, sympy.Integer) or not 1 < exponent < 8:
+                return None
+            return self._combine("mul", [base] * int(exponent))
+        if isinstance(expression, functions.ModularIndexing):
+            base, divisor, modulus = expression.args
+            return self._combine("mod", [functions.FloorDiv(base, divisor), modulus])
+        operation = _OPERATIONS.get(expression.func)
+        return None if operation is None else self._combine(operation, expression.args)
+
+    def _combine(
+        self, operation: Literal["add", "mul", "floordiv", "mod", "min", "max"], operands: Any
+    ) -> Size | None:
+        found = tuple(s for o in operands if (s := self.express(o)) is not None)
+        return SizeExpression(operation, found) if len(found) == len(operands) else None
+
+
+class _Unknown(Exception):
+    """The arguments of a graph do not tell how a view of it is taken."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        self.node = node
+        super().__init__(node.name)
+
+
+def _replay(chain: Sequence[torch.fx.Node], sizes: ArgumentSizes) -> tuple[ViewStep, ...]:
+    """How to make the first node of a lineage out of the last: by the same operators."""
+    return tuple(_step(node, sizes) for node in reversed(chain[:-1]))
+
+
+def _step(node: torch.fx.Node, sizes: ArgumentSizes) -> ViewStep:
+    if node.target is operator.getitem:
+        return ViewStep("getitem", (node.args[1],))
+    if node.target is torch.ops.prims.view_of.default:
+        return ViewStep("aten::alias")
+    assert isinstance(node.target, torch._ops.OpOverload)
+    args = tuple(_argument(node, a, sizes) for a in node.args[1:])
+    kwargs = tuple((k, _argument(node, a, sizes)) for k, a in node.kwargs.items())
+    return ViewStep(node.target.name(), args, kwargs)
+
+
+def _argument(node: torch.fx.Node, argument: Any, sizes: ArgumentSizes) -> Any:
+    if isinstance(argument, list | tuple):
+        return tuple(_argument(node, a, sizes) for a in argument)
+    if isinstance(argument, torch.fx.Node):
+        size = sizes.find(argument)
+        if size is None:
+            raise _Unknown(node)
+        return size
+    return argument
+
+
+def _strided(base: torch.Tensor, view: torch.Tensor, sizes: ArgumentSizes) -> ViewStep | None:
+    """How a view is seen in the memory of a base, by sizes and strides.
+
+    None where these do not tell it, or the arguments do not tell these.
+    """
+    same_bits = base.is_conj() == view.is_conj() and base.is_neg() == view.is_neg()
+    if base.dtype is not view.dtype or not same_bits:
+        return None
+    shape, strides = sizes.find_all(view.shape), sizes.find_all(view.stride())
+    offset = sizes.find(view.storage_offset() - base.storage_offset())
+    if shape is None or strides is None or offset is None:
+        return None
+    return ViewStep("aten::as_strided", (shape, strides, offset))
+
+
+def _is_static(step: ViewStep) -> bool:
+    """Whether all sizes of a strided view are numbers."""
+    shape, strides, offset = step.args
+    assert isinstance(shape, tuple)
+    assert isinstance(strides, tuple)
+    return all(isinstance(n, int) for n in (*shape, *strides, offset))
+
+
+def _lay_out(
+    node: torch.fx.Node, sizes: ArgumentSizes, *, as_view: bool = False
+) -> tuple[ViewStep, ...]:
+    """How what the model computed for a node becomes what torch would have computed.
+
+    The model gives it in the order it is stored in. Its memory is new, so that the layout can be
+    changed in place: the caller gets no view of a hidden tensor, unless ``as_view`` allows it.
+    """
+    value = node.meta["val"]
+    order = storage_order(value)
+    dense = order is not None or is_contiguous(value)
+    if dense and order is None and (as_view or lies_as_ordered(value, None)):
+        return ()  # nobody sees the strides of dimensions of size one of what may be a view
+    step = _strided(value, value, sizes)
+    if dense and (step is None or (as_view and not _is_static(step))):
+        permute = "aten::permute" if as_view else "permute_"
+        # At most the strides of dimensions of size one differ.
+        return () if order is None else (ViewStep(permute, (inverse_order(order),)),)
+    if dense and step is not None:
+        return (ViewStep("aten::as_strided_", step.args),)
+    strides = sizes.find_all(value.stride())
+    if strides is None or overlaps(value):
+        raise _Unknown(node)
+    return (ViewStep("lay_out", (strides,)),)
+
 
 SHARED = "a result shares its memory, and only torch can tell how"
 """Why a view, or what owns its memory, is not in a model."""
@@ -95,7 +270,7 @@ class _Planner:
         for i, leaf in enumerate(self.leaves):
             try:
                 slots.append(self._slot(leaf))
-            except Unknown as e:
+            except _Unknown as e:
                 # What torch computes begins where the copies before it do.
                 self.left += [e.node, *rewriting(e.node)[1:-1]]
             if isinstance(leaf, torch.fx.Node):
@@ -119,7 +294,7 @@ class _Planner:
             return OutputSlot(**described, source="model", index=index, views=steps)
         if isinstance(value, torch.Tensor):
             chain = lineage(leaf)
-            at, steps = self.arguments[chain[-1]], replay(chain, self.sizes)
+            at, steps = self.arguments[chain[-1]], _replay(chain, self.sizes)
             return OutputSlot(**described, source="input", index=at, views=steps)
         if (size := self.sizes.find(value)) is not None:
             return OutputSlot(**described, source="size", size=size)
@@ -141,12 +316,12 @@ class _Planner:
         if node is seen:
             return steps
         above = chain[: chain.index(seen) + 1]
-        step = strided(owner.meta["val"], node.meta["val"], self.sizes)
+        step = _strided(owner.meta["val"], node.meta["val"], self.sizes)
         if steps and steps[0].op == "lay_out":
             step = None
         if not is_layout_free(node) and not all(is_tracked(n) for n in above[:-1]):
             step = None
-        if step is not None and is_static(step) and not _is_guessed(node, above):
+        if step is not None and _is_static(step) and not _is_guessed(node, above):
             undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
             # The steps of another result change the tensor that they share in place.
             shared = steps and any(
@@ -154,8 +329,8 @@ class _Planner:
             )
             return () if undone and not shared else (step,)
         try:
-            return (*steps, *replay(above, self.sizes))
-        except Unknown:
+            return (*steps, *_replay(above, self.sizes))
+        except _Unknown:
             if step is None:
                 raise
             return (step,)
@@ -169,8 +344,8 @@ class _Planner:
         free = all(is_layout_free(c[0]) for c in chains)
         value = owner.meta["val"]
         if not free and not is_same_size(value.storage_offset(), 0):
-            raise Unknown(owner)
-        laid_out = lay_out(owner, self.sizes, as_view=free)
+            raise _Unknown(owner)
+        laid_out = _lay_out(owner, self.sizes, as_view=free)
         for node in chains[0]:
             if node is owner:
                 break
@@ -178,7 +353,7 @@ class _Planner:
                 continue
             if not isinstance(node.meta["val"], torch.Tensor):
                 continue
-            step = strided(value, node.meta["val"], self.sizes)
+            step = _strided(value, node.meta["val"], self.sizes)
             if step is None:
                 continue
             gaps = [s for s in laid_out if s.op == "lay_out"]

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten.aliases import lineage
-from dort_rewriter.aten.operators import is_mutation, is_random
+from dort_rewriter.aten import is_mutation, is_random, lineage
 from dort_rewriter.errors import UnsupportedOp
-from dort_rewriter.passes import passes_of
+from dort_rewriter.trace import passes_of
 
 __all__ = [
     "Partition",

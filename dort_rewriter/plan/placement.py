@@ -1,7 +1,14 @@
-"""Which operators run faster in torch than in ONNX Runtime on the CPU, by a measured table.
+"""Which operators torch's kernels compute, and which kernels there are beside onnxruntime's.
 
-An operator moves to torch when that saves more than a boundary costs: the graph is cut there, and
-each part is a session of its own. ``scripts/calibrate.py`` measures the table again.
+A measured table says what runs faster in torch than in ONNX Runtime on the CPU: an operator moves
+to torch when that saves more than a boundary costs: the graph is cut there, and each part is a
+session of its own. ``scripts/calibrate.py`` measures the table again.
+
+In the sessions of a backend compute our kernels, torch's, and those that call MKL, which comes
+with torch. NOTE: whether ours are there is asked last, since that may compile them.
+
+Among equal elements torch promises nothing; ONNX takes the first of them. Our kernel `Order` does
+what torch's kernels for the CPU do; where it cannot be used, the node stays in torch.
 """
 
 from __future__ import annotations
@@ -13,9 +20,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import onnx_ir as ir
 import torch
 
-from dort_rewriter.traced_sizes import hint_of, is_contiguous
+from dort_rewriter.aten import hint_of, is_contiguous
+from dort_rewriter.kernels.loading import is_available
+from dort_rewriter.kernels.operators import OWN_MOST_AXES
+from dort_rewriter.kernels.torch_library import (
+    comes_with_mkl,
+    multiplies_bfloat16,
+    multiplies_faster,
+)
+from dort_rewriter.optimize.mkl import differentiate_by_mkl, multiply_by_mkl, multiply_small_by_mkl
+from dort_rewriter.optimize.pipeline import asks_for_kernels
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 
 __all__ = [
     "CALLED",
@@ -29,10 +47,16 @@ __all__ = [
     "PLACED",
     "PRODUCTS",
     "RUNNING",
+    "TIES",
     "Cost",
     "Place",
     "choose_place",
+    "compute_by_mkl",
+    "described_mkl",
+    "differentiates_by_mkl",
     "find_override",
+    "has_torchs_order",
+    "uses_own_kernels",
     "work_of",
 ]
 
@@ -217,6 +241,16 @@ gradient, training takes 0.97 (a ViT of 65 tokens), 0.98 (a BERT of 128) and 0.9
 Llama of 128).
 """
 
+OTHER_MAKERS_SCORES = 1280 * 1280
+"""The same where torch's kernel calls an MKL that multiplies slower than ONNX Runtime does, with
+one thread too. The gradient that calls MKL itself pays there all the same.
+
+Measured on an EPYC of Zen 5, a Llama of width 256: of the time with torch's kernel, inference
+took 0.94 (64 tokens), 0.93 (128), 0.89 (256), 0.84 (512), 0.93 (1,024) and 1.11 (2,048) with one
+thread, 0.96, 0.91, 0.84 and 0.93 (128 to 1,024) with two; training, with gradients by MKL in both,
+0.98 (128), 0.96 (256), 0.94 (512) and 1.02 (1,024).
+"""
+
 OPENMP_SCORES = 512 * 512
 """The same where torch's kernels share their work between OpenMP's threads.
 
@@ -283,13 +317,16 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bo
     lengths = [x.shape[-2] for x in (query, key)]
     if all(isinstance(n, int) and n <= SHORT for n in lengths):
         return False
-    if torch.get_num_threads() == 1:
+    if is_backward and by_mkl():
         return True
-    if (is_backward or _is_differentiated(node)) and by_mkl():
+    scores = math.prod(map(_size, lengths))
+    if comes_with_mkl() and not multiplies_faster():
+        return scores >= OTHER_MAKERS_SCORES
+    if torch.get_num_threads() == 1 or (_is_differentiated(node) and by_mkl()):
         return True
     # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
     fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
-    return math.prod(map(_size, lengths)) >= fewest
+    return scores >= fewest
 
 
 def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
@@ -403,3 +440,103 @@ def _count(value: Any) -> float:
 
 def _size(dim: int | torch.SymInt) -> int:
     return hint_of(dim, counted=1)
+
+
+def uses_own_kernels(options: OptimizationOptions) -> bool:
+    """Whether the chosen rules ask for our kernels, and they can be compiled here."""
+    wanted = asks_for_kernels(options.patterns)
+    return wanted and options.processor == "CPU" and is_available()
+
+
+def _multiplies_by_mkl(options: OrtBackendOptions) -> bool:
+    """Whether large products of float32 are for the kernel that calls MKL."""
+    elsewhere = any(find_override(p, options.placement) == "onnxruntime" for p in PRODUCTS)
+    return not elsewhere and multiplies_faster() and _may_call_mkl(options)
+
+
+def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
+    """Whether gradients of attention are: where nobody asks for torch's kernel.
+
+    NOTE: on processors of other makers too. On an EPYC with AVX-512 training steps in two threads
+    take, of the time with torch's kernel, 0.82 (a ViT under bfloat16 autocast), 0.87 (a BERT and a
+    Llama), 0.89 (a GPT-2) and 0.97 (a Llama of 1,024), in float32 0.95 to 0.97.
+    """
+    return find_override(FLASH_BACKWARD, options.placement) is None and _may_call_mkl(options)
+
+
+def _multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
+    """Whether small products of bfloat16 are: where nobody asks for torch's kernels."""
+    asked = any(find_override(p, options.placement) is not None for p in PRODUCTS)
+    return not asked and multiplies_bfloat16() and _may_call_mkl(options)
+
+
+def _may_call_mkl(options: OrtBackendOptions) -> bool:
+    return comes_with_mkl() and uses_own_kernels(options.optimization)
+
+
+def described_mkl(options: OrtBackendOptions) -> str:
+    """All that decides what MKL computes."""
+    decided = _multiplies_by_mkl, _multiplies_small_by_mkl, differentiates_by_mkl
+    return f"{[d(options) for d in decided]}, of bfloat16: {multiplies_bfloat16()}"
+
+
+def compute_by_mkl(model: ir.Model, options: OrtBackendOptions) -> None:
+    """Change a model in place."""
+    if _multiplies_by_mkl(options):
+        multiply_by_mkl(model)
+    if _multiplies_small_by_mkl(options):
+        multiply_small_by_mkl(model)
+    if differentiates_by_mkl(options):
+        differentiate_by_mkl(model, of_bfloat16=multiplies_bfloat16())
+
+
+TIES = "which of equal elements comes first is the choice of torch's kernel"
+"""Why such a node is not in a model."""
+
+_MANY = 32768
+"""From so many integers on torch sorts another way, if it was built with that."""
+
+_ORDER = frozenset({"aten::topk", "aten::sort", "aten::sort.stable", "aten::mode"})
+"""What our kernel can do."""
+
+
+def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[], bool]) -> bool:
+    """Whether a result that is used depends on an order that only torch's kernels know.
+
+    `has_kernel` tells whether our kernel is there, which is for the CPU; it is asked last.
+    """
+    if name not in _ORDER and name != "aten::kthvalue":
+        return False
+    value = node.all_input_nodes[0].meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.ndim == 0:
+        return False
+    if _argument(node, "stable") or not _is_chosen(node, name):
+        return False
+    fits = name in _ORDER and value.device.type == "cpu" and value.ndim <= OWN_MOST_AXES
+    return not fits or _is_radix_sort(node, name, value) or not has_kernel()
+
+
+def _is_chosen(node: torch.fx.Node, name: str) -> bool:
+    """Whether ties show in what is used: in the indices, or in values that are not sorted."""
+    if name == "aten::topk" and not _argument(node, "sorted"):
+        return True
+    return any(u.target is not operator.getitem or u.args[1] == 1 for u in node.users)
+
+
+def _is_radix_sort(node: torch.fx.Node, name: str, value: torch.Tensor) -> bool:
+    if not name.startswith("aten::sort") or value.ndim != 1 or _argument(node, "descending"):
+        return False
+    if value.dtype is torch.bool or value.dtype.is_floating_point:
+        return False
+    size = value.shape[0]
+    return not isinstance(size, int) or size >= _MANY
+
+
+def _argument(node: torch.fx.Node, name: str) -> Any:
+    """An argument of a call, or its default; None when the operator has none."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for i, formal in enumerate(node.target._schema.arguments):
+        if formal.name == name:
+            given = node.args[i] if i < len(node.args) and not formal.kwarg_only else None
+            return node.kwargs.get(name, formal.default_value if given is None else given)
+    return None

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dort_rewriter.aten.layouts import storage_order
-from dort_rewriter.aten.operators import is_random
+from dort_rewriter.aten import is_contiguous, is_random, storage_order
 from dort_rewriter.signature import inverse_order
-from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["draw_in_between", "hoist_random"]
 

@@ -1,8 +1,13 @@
-"""What a backend wants of a graph, and what becomes of its blocks: records of the compiler."""
+"""What a backend wants of a graph, what becomes of its blocks, and how what runs it is called.
+
+Inside, what runs a graph is called with the list of its arguments, and empties it: what nobody
+else holds is freed early. It results in a tuple.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +18,7 @@ import torch
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.other_numbers import share_of_eager
 from dort_rewriter.plan.outputs import ModelOutput
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session
@@ -22,7 +28,20 @@ from dort_rewriter.trace import CompileTrace
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["BuiltBlock", "ExportedBlock", "Providers", "Recipe", "RunBoxed", "Runner"]
+__all__ = [
+    "BuiltBlock",
+    "ExportedBlock",
+    "Providers",
+    "Recipe",
+    "RunBoxed",
+    "Runner",
+    "boxed",
+    "boxed_module",
+    "returns_tuple",
+    "unboxed",
+]
+
+logger = logging.getLogger(__name__)
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]
 """Execution providers with their options, best first."""
@@ -107,6 +126,8 @@ class Recipe:
     """Whether results are compared with torch's at each call."""
     as_stored: bool = False
     """Let the model read arguments in the order of their memory: less is copied at each call."""
+    in_a_file: bool = False
+    """Whether a graph has to be one model, that is stored."""
     make_runner: Callable[[ExportedBlock], Runner] | None = None
     """Makes what runs a model in place of a session, for debugging."""
     dump_prefix: str | None = None
@@ -117,11 +138,63 @@ class Recipe:
         self.trace.verbose = self.options.optimization.verbose > 0
 
     def provider_of(self, graph_module: torch.fx.GraphModule) -> str:
-        """The first provider of a graph, by what is known of its arguments."""
+        """The first provider of a graph, by what is known of its arguments, that has the numbers
+        of eager mode for half of it, and for all of a file, without torch."""
         placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         chosen = self.select_providers(graph_module, [n.meta.get("val") for n in placeholders])
-        return str(chosen[0][0])
+        names = [str(name) for name, _ in chosen]
+        share = 1.0 if self.in_a_file else 0.5
+        fits = (n for n in names if share_of_eager(graph_module.graph, n) >= share)
+        if (found := next(fits, CPU)) != names[0]:
+            logger.info("A graph is not for %s, which has other numbers than torch.", names[0])
+        return found
 
     def may_call_torch(self, provider: str) -> bool:
         """Whether sessions of a provider may call torch, or MKL: they run here, on the CPU."""
         return self.runs_here and provider == CPU
+
+
+def boxed(function: RunBoxed) -> RunBoxed:
+    """A function of torch's convention for lists of arguments."""
+
+    def call(args: list[Any]) -> Any:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+    return call
+
+
+def boxed_module(graph_module: torch.fx.GraphModule) -> RunBoxed:
+    """What runs a graph in torch, and gives a tuple as sessions do."""
+    forward = graph_module.forward
+    is_tuple = returns_tuple(graph_module)
+
+    def call(args: list[Any]) -> Any:
+        given = tuple(args)
+        args.clear()
+        results = forward(*given)
+        return results if is_tuple else (results,)
+
+    return boxed(call)
+
+
+def unboxed(run: RunBoxed, graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A callable that takes the arguments, or the list of them, and gives what the graph does.
+
+    No argument of a graph is a list: there is no doubt about which was meant.
+    """
+    is_tuple = returns_tuple(graph_module)
+
+    def call(*args: Any) -> Any:
+        is_list = len(args) == 1 and isinstance(args[0], list)
+        results = run(args[0] if is_list else list(args))
+        return results if is_tuple else results[0]
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # read by torch
+    return call
+
+
+def returns_tuple(graph_module: torch.fx.GraphModule) -> bool:
+    """Whether a graph gives a tuple, rather than a result alone."""
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    return isinstance(output.args[0], list | tuple)

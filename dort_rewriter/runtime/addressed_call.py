@@ -17,8 +17,7 @@ import torch
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.argument_encoding import spell_tuple
-from dort_rewriter.runtime.call_plan import CallPlan, plan_call
-from dort_rewriter.runtime.ort_values import element_type, empty_address
+from dort_rewriter.runtime.ort_values import CallPlan, element_type, empty_address, plan_call
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.straightline import CallLines, GeneratedCode
 from dort_rewriter.runtime.writing import Kept

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dort_rewriter import env
-from dort_rewriter.private_folder import cache_folder, private_folder
-from dort_rewriter.staging import UNFINISHED, write_whole
+from dort_rewriter.files import UNFINISHED, cache_folder, private_folder, write_whole
 
 __all__ = ["FOLDER", "LIMIT", "DiskCache", "disk_cache"]
 

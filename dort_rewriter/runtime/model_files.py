@@ -3,44 +3,106 @@
 NOTE: a model that is read is not trusted: what is damaged ends in a :class:`ValueError` that says
 so, and weights in files are read from the folder of the model only, whatever their path says.
 NOTE: onnx and onnx_ir are imported where they are needed: saved models are loaded without them.
+
+Models that need not be read before onnxruntime does are bytes of a file of our own.
+
+Each exported graph is written to files when ``ONNXRT_DUMP_PATH`` asks for it: the model goes to
+``<prefix><N>.onnx``, the text of its FX graph to ``<prefix><N>.txt``; N counts from 0 for each
+prefix in the life of the process, or since :func:`restart_numbers`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dort_rewriter.errors import ExportError
-from dort_rewriter.runtime.stored_model import is_message
-from dort_rewriter.staging import staged
+from dort_rewriter import env
+from dort_rewriter.errors import ExecutionError, ExportError
+from dort_rewriter.files import staged
+from dort_rewriter.forks import SafeLock
+from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_CALL, TORCH_KERNELS
+from dort_rewriter.kernels.torch_library import works_alone
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
     from google.protobuf.message import Message
+    from typing_extensions import TypeIs
 
 __all__ = [
     "INLINE_LIMIT",
     "Model",
+    "StoredModel",
     "check_message",
     "check_target",
     "check_tensor",
+    "dump_graph",
     "from_message",
+    "is_message",
     "map_weights",
     "read_model",
+    "restart_numbers",
     "save_model",
     "serialized",
     "to_proto",
+    "try_dump",
+    "uses_custom_kernels",
+    "uses_torch_kernels",
     "weight_bytes",
     "weights_in",
     "write_model",
 ]
+
+logger = logging.getLogger(__name__)
+
+
+class StoredModel(bytes):
+    """The bytes of a model that this package wrote to a file, which names no other file."""
+
+    path: Path
+    torch_kernels: bool
+    """Whether kernels of torch compute some of its nodes."""
+
+    def __new__(cls, content: bytes, path: Path, *, torch_kernels: bool) -> StoredModel:
+        """Know what the one who wrote it knew."""
+        made = super().__new__(cls, content)
+        made.path, made.torch_kernels = path, torch_kernels
+        return made
+
+
+def is_message(model: Any) -> TypeIs[onnx.ModelProto]:
+    """Whether a model is a message of protobuf, without importing onnx for it."""
+    kind = getattr(sys.modules.get("onnx"), "ModelProto", None)
+    return kind is not None and isinstance(model, kind)
+
+
+def uses_custom_kernels(model: Any) -> bool:
+    """Whether a model imports our domain."""
+    if isinstance(model, bytes):
+        return OWN_DOMAIN.encode() in model  # at worst a library is loaded for nothing
+    if is_message(model):
+        return any(opset.domain == OWN_DOMAIN for opset in model.opset_import)
+    return OWN_DOMAIN in model.graph.opset_imports
+
+
+def uses_torch_kernels(model: Any) -> bool:
+    """Whether kernels of torch compute nodes of a model in torch's own threads."""
+    if isinstance(model, StoredModel):
+        return model.torch_kernels
+    if isinstance(model, bytes):
+        return False
+    nodes: Iterable[Any] = model.graph.node if is_message(model) else model.graph
+    kernels = {TORCH_CALL} if works_alone() else {*TORCH_KERNELS, TORCH_CALL}
+    return any(n.domain == OWN_DOMAIN and n.op_type in kernels for n in nodes)
+
 
 Model: TypeAlias = "onnx.ModelProto | ir.Model | bytes"
 
@@ -350,3 +412,60 @@ def _needs_data_file(model: onnx.ModelProto | ir.Model) -> bool:
 def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     values = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
     return (weight for weight in values if weight is not None)
+
+
+_lock = SafeLock()
+_next_number: dict[str, int] = {}
+_refused: set[str] = set()
+"""The prefixes under which files could not be written."""
+
+
+def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | None:
+    """Write a model and the text of its graph; return the path of the model.
+
+    ``prefix`` is read from the environment when it is None; nothing is written when it is empty.
+    Both files appear complete or not at all: raises :class:`ExecutionError` otherwise.
+    """
+    if prefix is None:
+        prefix = env.read("ONNXRT_DUMP_PATH")
+    if not prefix:
+        return None
+    with _lock:
+        number = _next_number.get(prefix, 0)
+        path = Path(f"{prefix}{number}.onnx")
+        try:
+            _write(model, text, path)
+        except OSError as error:
+            raise ExecutionError(
+                f"The graph cannot be written to {str(path)!r} ({error.strerror or error}): "
+                "ONNXRT_DUMP_PATH must be the prefix of files in a folder that exists and is "
+                "writable, such as 'dumps/model_'."
+            ) from error
+        _next_number[prefix] = number + 1
+    return path
+
+
+def try_dump(model: Model, text: str, prefix: str | None = None) -> None:
+    """Do what :func:`dump_graph` does; what cannot be written is warned of, once a prefix.
+
+    NOTE: a program that is looked at in this way is to run as it does otherwise.
+    """
+    prefix = env.read("ONNXRT_DUMP_PATH") if prefix is None else prefix
+    try:
+        dump_graph(model, text, prefix)
+    except ExecutionError as error:
+        if prefix not in _refused:
+            _refused.add(prefix)
+            logger.warning("%s", error)
+
+
+def restart_numbers(prefix: str) -> None:
+    """Count from 0 again for a prefix, whose files were removed."""
+    with _lock:
+        _next_number.pop(prefix, None)
+
+
+def _write(model: Model, text: str, path: Path) -> None:
+    with staged(path.parent) as aside:
+        write_model(model, aside / path.name)
+        (aside / path.with_suffix(".txt").name).write_text(text, encoding="utf-8")

@@ -12,6 +12,9 @@ Who owns the memory:
 
 NOTE: onnxruntime reads an address as contiguous data of the declared type, unchecked: every tensor
 goes through :func:`is_ready` or :func:`dense` first.
+
+How the arguments of a call reach a session follows from it: by address, in arrays of numbers, by
+dlpack.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,18 +32,21 @@ from dort_rewriter.dtypes import is_convertible, to_numpy
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime.providers import ort_device
+from dort_rewriter.signature import GraphSignature, InputSlot
 
 __all__ = [
     "DLPACK_TYPES",
+    "TYPECODES",
+    "CallPlan",
     "as_pairs",
     "capsule_to_any_tensor",
     "capsule_to_tensor",
-    "check_transferable",
     "dense",
     "element_type",
     "empty_address",
     "from_ort",
     "is_ready",
+    "plan_call",
     "push",
     "takes_flag",
     "to_capsule",
@@ -71,7 +78,7 @@ _PLACEHOLDER = ctypes.create_string_buffer(64)
 _PLACEHOLDER_ADDRESS = ctypes.addressof(_PLACEHOLDER)
 
 
-def check_transferable(dtype: torch.dtype, what: str) -> None:
+def _check_transferable(dtype: torch.dtype, what: str) -> None:
     """Raise :class:`ExecutionError` if tensors of this type cannot enter or leave a session."""
     if dtype in DLPACK_TYPES:
         return
@@ -166,7 +173,7 @@ def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
     """An OrtValueVector over the tensors, which must be ready and outlive its use."""
     vector = bindings().OrtValueVector()
     for position, tensor in enumerate(tensors):
-        check_transferable(tensor.dtype, f"Tensor {position}")
+        _check_transferable(tensor.dtype, f"Tensor {position}")
         if not is_ready(tensor, tensor.dtype, tensor.device):
             raise ExecutionError(f"Tensor {position} is not contiguous: pass it through dense().")
         if tensor.dtype in DLPACK_TYPES:
@@ -198,3 +205,62 @@ def from_ort(vector: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
         tensor.view(torch.bool) if dtype is torch.bool else tensor
         for tensor, dtype in zip(tensors, dtypes, strict=True)
     ]
+
+
+TYPECODES = {
+    torch.int64: "q",
+    torch.int32: "i",
+    torch.float64: "d",
+    torch.float32: "f",
+    torch.bool: "B",
+}
+"""How :mod:`array` stores each scalar type."""
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """The arguments of a call by the way they reach the session."""
+
+    batched: tuple[int, ...]
+    """Tensors that go by address."""
+    scalars: dict[torch.dtype, tuple[int, ...]]
+    """Python numbers: one small array for each type."""
+    capsules: tuple[int, ...]
+    """Tensors that go by dlpack, after all the others."""
+    feed_order: tuple[int, ...]
+    """The arguments in the order of the vector."""
+
+
+def plan_call(signature: GraphSignature) -> CallPlan:
+    """Sort the arguments by how they travel; refuse the types that cannot."""
+    batched: list[int] = []
+    capsules: list[int] = []
+    scalars: dict[torch.dtype, list[int]] = {}
+    for index, slot in enumerate(signature.inputs):
+        if slot.name is None or slot.kind == "none":
+            continue
+        if slot.dtype is None:
+            raise ExecutionError(f"Input {slot.name!r} of the signature has no dtype.")
+        if slot.kind != "tensor":
+            _check_scalar(slot)
+            scalars.setdefault(slot.dtype, []).append(index)
+            continue
+        _check_transferable(slot.dtype.to_real(), f"Input {slot.name!r}")
+        (capsules if slot.dtype in DLPACK_TYPES else batched).append(index)
+    for out in signature.outputs:
+        if out.source == "model" and out.made_dtype is not None:
+            _check_transferable(out.made_dtype, f"Output {out.name!r}")
+    order = [*batched, *(i for group in scalars.values() for i in group), *capsules]
+    return CallPlan(
+        batched=tuple(batched),
+        scalars={dtype: tuple(group) for dtype, group in scalars.items()},
+        capsules=tuple(capsules),
+        feed_order=tuple(order),
+    )
+
+
+def _check_scalar(slot: InputSlot) -> None:
+    if slot.dtype not in TYPECODES:
+        raise ExecutionError(
+            f"Input {slot.name!r} is a Python {slot.kind} and cannot be given as {slot.dtype}."
+        )

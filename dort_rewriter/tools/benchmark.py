@@ -10,17 +10,22 @@ import copy
 import dataclasses
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.onnxrt import OrtBackend
+from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.errors import OptionError
-from dort_rewriter.tools.command import brief
+from dort_rewriter.tools.command import HELP, answer, brief, list_of, load_pair, make_parser
+from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.graph_table import text_table
+from dort_rewriter.tools.machine import busy
 
 __all__ = [
     "BACKENDS",
@@ -35,6 +40,7 @@ __all__ = [
     "largest_difference",
     "make_call",
     "make_step",
+    "run_bench",
 ]
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -81,9 +87,6 @@ MODES = ("inference", "training")
 ROUNDS = 5
 SURE_STEPS = 3
 """Steps that a backend makes in each round, whatever time they take."""
-
-TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-3, torch.float64: 1e-6}
-"""Differences accepted, relative to the largest number of a result."""
 
 Step = Callable[[], list[Any]]
 Clock = Callable[[], float]
@@ -205,7 +208,7 @@ def benchmark(
         torch._dynamo.reset()
         timings.extend(_measure(mode, steps, seconds, clock))
     torch._dynamo.reset()
-    tensors = [t for t in _leaves(given) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     return Benchmark(
         model=type(model).__name__ if isinstance(model, torch.nn.Module) else _name(model),
         device=tensors[0].device.type if tensors else "cpu",
@@ -251,7 +254,7 @@ def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock)
         firsts[name] = time.perf_counter() - start, largest_difference(results, expected)
     spent = alternate({name: steps[name] for name in firsts}, seconds, clock)
     medians = {name: statistics.median(times) for name, times in spent.items()}
-    tolerance = max((_tolerance(t) for t in expected), default=0.0)
+    tolerance = max((limit_of(t, MODEL) for t in expected), default=0.0)
     return [
         Timing(mode=mode, backend=name, error=errors[name])
         if name in errors
@@ -271,10 +274,6 @@ def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock)
 def _seeded(step: Step, seed: int) -> list[Any]:
     torch.manual_seed(seed)
     return [t.clone() if isinstance(t, torch.Tensor) else t for t in step()]
-
-
-def _tolerance(value: Any) -> float:
-    return TOLERANCES.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
 
 
 def make_call(
@@ -314,13 +313,13 @@ def make_step(
     arguments; ``loss`` makes a number of the results, the mean of their squares when it is None.
     """
     args, kwargs = given
-    leaves = [t for t in _leaves(given) if isinstance(t, torch.Tensor)]
+    leaves = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else _do_nothing
     if mode == "inference":
 
         def inference() -> list[Any]:
             with torch.inference_mode():
-                results = _leaves(call(*args, **kwargs))
+                results = tree_leaves(call(*args, **kwargs))
             wait()
             return results
 
@@ -348,7 +347,7 @@ def _do_nothing() -> None: ...
 
 def mean_of_squares(results: Any) -> torch.Tensor:
     """A number every floating point result counts in."""
-    tensors = [t for t in _leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
     squares = [(t * t.conj()).real.mean() if t.is_complex() else (t * t).mean() for t in tensors]
     if not squares:
         raise OptionError("No result of the model needs a gradient: choose the mode inference.")
@@ -380,39 +379,80 @@ def largest_difference(got: Sequence[Any], expected: Sequence[Any]) -> float:
     """
     if len(got) != len(expected):
         return math.inf
-    tensors = [b for b in expected if isinstance(b, torch.Tensor)]
-    floor = max((_largest(b) for b in tensors), default=1.0) * 1e-3
-    worst = 0.0
-    for a, b in zip(got, expected, strict=True):
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-            worst = worst if a is b or a == b else math.inf
-        elif (a.shape, a.dtype) != (b.shape, b.dtype):
-            worst = math.inf
-        else:
-            scale = max(_largest(b), floor) or 1.0
-            worst = max(worst, _largest_gap(a, b) / scale)
-    return worst
+    floor = max((largest(b) for b in expected if isinstance(b, torch.Tensor)), default=1.0) * 1e-3
+    return max(
+        (
+            farthest(a, b) / (max(largest(b), floor) or 1.0)
+            for a, b in zip(got, expected, strict=True)
+        ),
+        default=0.0,
+    )
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+def run_bench(arguments: Sequence[str]) -> int:
+    """Print the table; 1 when a variant of this package fails or is not what eager computes."""
+    parser = make_parser(
+        "bench",
+        "Time inference and training steps of a model under several backends, in turns, and\n"
+        "compare what they compute with eager mode. Ends with 1 if a backend of this package\n"
+        "fails, or differs.\n\n"
+        f"backends:\n{list_of(MEANING)}\n"
+        "  and each other name that torch.compile knows.",
+        "examples:\n"
+        "  dort-rewriter bench                                  a small model of its own\n"
+        "  dort-rewriter bench model.py:make_model --modes inference\n"
+        "  dort-rewriter bench package.models:small --backends eager,onnxrt,onnxrt-fused --json",
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=HELP)
+    parser.add_argument(
+        "--modes",
+        default=",".join(MODES),
+        metavar="NAMES",
+        help="inference, training: forward, backward and gradients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backends",
+        default=",".join(BACKENDS),
+        metavar="NAMES",
+        help="those to time, of the above (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="for each backend and mode, after its first step (default: %(default)s)",
+    )
+    parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="processor time on one thread, for a machine that others use too",
+    )
+    options = parser.parse_args(arguments)
+    model, args = _built_in() if options.model is None else load_pair(options.model)
+    print("The first steps compile; that of Inductor may take a minute.", file=sys.stderr)
+    threads = torch.get_num_threads()
+    if not options.cpu_time and (words := busy(threads)):
+        print(f"NOTE: {words}; --cpu-time counts processor time.", file=sys.stderr)
+    if options.cpu_time:
+        torch.set_num_threads(1)
+    try:
+        found = benchmark(
+            model,
+            args,
+            modes=options.modes.split(","),
+            backends=options.backends.split(","),
+            seconds=options.seconds,
+            clock=time.process_time if options.cpu_time else time.perf_counter,
+            dynamic=True if options.dynamic else None,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    answer(options.json, found.to_dict(), str(found))
+    return int(bool(found.wrong))
 
 
-def _largest(tensor: torch.Tensor) -> float:
-    finite = _wide(tensor).abs().nan_to_num(0.0, posinf=0.0)
-    return float(finite.max()) if tensor.numel() else 0.0
-
-
-def _largest_gap(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference; two NaN are equal, and so are equal infinities."""
-    if not a.numel():
-        return 0.0
-    left, right = _wide(a), _wide(b)
-    same = (left == right) | (left.isnan() & right.isnan())
-    gaps = torch.where(same, 0.0, (left - right).abs())
-    return float(gaps.nan_to_num(math.inf, posinf=math.inf).max())
-
-
-def _leaves(value: Any) -> list[Any]:
-    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
-    return leaves
+def _built_in() -> tuple[Any, Sequence[Any]]:
+    """The model of the demonstration."""
+    size = Size()
+    return make_model(size), make_batch(size)[:1]

@@ -48,7 +48,7 @@ def line_chart(
         at, first, last, labels = {}, 0.0, float(steps - 1), ("step 1", f"{steps}")
     else:
         first, last = 0.0, max((x for places in at.values() for x in places), default=1.0)
-        labels = (f"0{unit}", f"{last:.3g}{unit}")
+        labels = (f"0{unit}", f"{_number(last)}{unit}")
 
     def place(x: float, v: float) -> str:
         across = left + (width - left - right) * (x - first) / ((last - first) or 1.0)
@@ -61,7 +61,7 @@ def line_chart(
     for mark in (low, (low + high) / 2, high):
         start, end = place(first, mark), place(last, mark)
         lines.append(f'<path d="M{start} L{end}" stroke="#dde2e6" fill="none"/>')
-        lines.append(_label(left - 6, place_y(mark) + 4, f"{mark:.3g}", "end"))
+        lines.append(_label(left - 6, place_y(mark) + 4, _number(mark), "end"))
     lines.append(_label(left, height - 8, labels[0]))
     lines.append(_label(width - right, height - 8, labels[1], "end"))
     for number, (name, curve) in enumerate(series.items()):
@@ -95,8 +95,13 @@ def bar_chart(bars: Mapping[str, float], title: str, unit: str = "", width: int 
             f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="{row - 8}" '
             f'fill="{COLOURS[number % len(COLOURS)]}"/>'
         )
-        lines.append(_label(left + length + 6, y + 15, f"{value:.3g}{unit}"))
+        lines.append(_label(left + length + 6, y + 15, f"{_number(value)}{unit}"))
     return "\n".join([*lines, "</svg>"])
+
+
+def _number(value: float) -> str:
+    """Three digits, and all that are before the point."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def _svg(width: int, height: int) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from dort_rewriter.tools.charts import bar_chart, line_chart
 from dort_rewriter.tools.demo import MODES, Competitor, DemoResult, catches_up, processor
-from dort_rewriter.tools.dot import find_dot, plot_dot
+from dort_rewriter.tools.dot import plot_dot
 from dort_rewriter.tools.onnx_text import pretty_onnx
 
 __all__ = ["overtaking", "tables", "write_page"]
@@ -22,7 +22,8 @@ html{background:#fff}
 table{border-collapse:collapse}td,th{padding:4px 14px;border-bottom:1px solid #dde2e6}
 td{text-align:right}td:first-child,th:first-child{text-align:left}
 pre,.graph{overflow:auto;border:1px solid #dde2e6;padding:8px;max-height:80vh}
-code{background:#f2f4f6;padding:1px 4px}
+code{background:#f2f4f6;padding:1px 4px}body>svg{max-width:100%;height:auto}
+@media(max-width:700px){body{margin:1em}table{font-size:12px}td,th{padding:4px}}
 """
 
 COLUMNS = {
@@ -101,6 +102,7 @@ def write_page(result: DemoResult, path: Path) -> Path:
     running = [c for c in result.competitors if not c.failure]
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width'><link rel='icon' href='data:,'>",
         f"<title>dort_rewriter</title><style>{STYLE}</style></head><body>",
         "<h1>A model trained through ONNX Runtime</h1>",
         "<p><code>torch.compile(model, backend='onnxrt')</code> beside "
@@ -144,10 +146,8 @@ def _line(tag: str, cells: Sequence[str]) -> str:
 
 
 def _graph(file: Path) -> str:
-    drawn = find_dot() is not None
-    drawing = f"<div class='graph'>{plot_dot(file).svg()}</div>" if drawn else ""
     return (
-        f"<h3>{html.escape(file.name)}</h3>{drawing}"
-        f"<details{'' if drawn else ' open'}><summary>as text</summary>"
-        f"<pre>{html.escape(pretty_onnx(file, source=True))}</pre></details>"
+        f"<h3>{html.escape(file.name)}</h3><div class='graph'>{plot_dot(file).svg()}</div>"
+        f"<details><summary>as text</summary><pre>"
+        f"{html.escape(pretty_onnx(file, source=True))}</pre></details>"
     )

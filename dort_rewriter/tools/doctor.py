@@ -6,6 +6,7 @@ Each check is a function of plain facts, so that every answer can be tested anyw
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import os
@@ -20,25 +21,31 @@ from typing import Any
 
 from dort_rewriter import env
 from dort_rewriter.errors import DortError
-from dort_rewriter.hook import HookStatus, status
-from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.kernels.build import excuse, features, find_compiler, supported_levels
-from dort_rewriter.kernels.library import installed_library, kernel_library
-from dort_rewriter.private_folder import (
+from dort_rewriter.files import (
     cache_folder,
     private_folder,
     why_not_private,
 )
-from dort_rewriter.tools.command import brief
-from dort_rewriter.tools.doctor_machine import (
+from dort_rewriter.hook import HookStatus, status
+from dort_rewriter.hook.versions import ships_backend
+from dort_rewriter.kernels.build import (
+    COMPILER,
+    excuse,
+    features,
+    find_compiler,
+    supported_levels,
+)
+from dort_rewriter.kernels.library import installed_library, kernel_library
+from dort_rewriter.tools.command import answer, brief, make_parser
+from dort_rewriter.tools.machine import (
+    Finding,
     check_plugins,
     check_processor,
     check_threads,
     plugins,
 )
-from dort_rewriter.tools.findings import Finding
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "run_doctor"]
 
 DISTRIBUTION = "dort-rewriter"
 TRAINING, GPU = "onnxruntime-training", "onnxruntime-gpu"
@@ -69,7 +76,8 @@ def examine(trial: bool = True) -> Iterator[Finding]:
     yield from check_package(Path(__file__).resolve().parents[1])
     yield check_cache(cache_folder)
     yield check_compiler(env.read("CXX"))
-    yield check_kernels(installed_library(), kernel_library if trial else None)
+    compile_now = kernel_library if trial else None
+    yield check_kernels(installed_library(), compile_now, compiler=env.read("CXX"))
     yield from _machine(torch)
     yield check_graphviz(shutil.which("dot"))
     if trial and flavours:
@@ -285,23 +293,28 @@ def check_cache(choose: Callable[[], Path]) -> Finding:
     return Finding("ok", "cache", str(folder))
 
 
-def check_kernels(installed: Path | None, compile_now: Callable[[], Path] | None) -> Finding:
+def check_kernels(
+    installed: Path | None, compile_now: Callable[[], Path] | None, *, compiler: str = COMPILER
+) -> Finding:
     """Look for the library of our own kernels; without ``compile_now``, do not make it."""
     if installed is not None:
         return Finding("ok", "kernels", f"installed, {installed.name}")
     if why := excuse():
         return Finding("note", "kernels", f"{why}, and the patterns 'kernels' apply nothing")
-    if compile_now is None:
+    if compile_now is None and find_compiler(compiler) is not None:
         return Finding("ok", "kernels", "not installed: they are compiled at first use")
     try:
-        return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+        if compile_now is not None:
+            return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+        why = f"there is no C++ compiler {compiler!r}"
     except DortError as error:
-        return Finding(
-            "note",
-            "kernels",
-            f"there are none, and the patterns 'kernels' apply nothing: {error}",
-            "pip install --force-reinstall --no-deps dort-rewriter  # with a C++ compiler at hand",
-        )
+        why = str(error)
+    return Finding(
+        "note",
+        "kernels",
+        f"there are none, and the patterns 'kernels' apply nothing: {why}",
+        "pip install --force-reinstall --no-deps dort-rewriter  # with a C++ compiler at hand",
+    )
 
 
 def check_compiler(name: str) -> Finding:
@@ -324,7 +337,7 @@ def check_graphviz(program: str | None) -> Finding:
     return Finding(
         "note",
         "graphviz",
-        "its program `dot` is missing: plot_dot gives the source of a drawing only",
+        "its program `dot` is missing: drawings have a plainer layout, and are no .png",
         "apt-get install graphviz",
     )
 
@@ -358,7 +371,7 @@ def train_a_little() -> float:
 
     import torch
 
-    from dort_rewriter.backends.aot_ort import make_aot_ort
+    from dort_rewriter.backends.onnxrt import make_aot_ort
     from dort_rewriter.tools.training import train_loop
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
@@ -393,3 +406,29 @@ def _requirements() -> list[str] | None:
         return importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def run_doctor(arguments: Sequence[str]) -> int:
+    """Print the findings; 1 if one of them is a problem."""
+    parser = make_parser(
+        "doctor",
+        "Look at the versions, the flavours of onnxruntime, its providers, the hook and the\n"
+        "environment, then train a small model for a step and compare it with eager mode.\n"
+        "Ends with 1 if there is a problem; each comes with the line that fixes it.",
+    )
+    parser.add_argument("--no-trial", action="store_true", help="do not train anything")
+    options = parser.parse_args(arguments)
+    findings = list(examine(trial=not options.no_trial))
+    problems = sum(finding.state == "problem" for finding in findings)
+    lines = [line for finding in findings for line in _lines(finding)]
+    lines.append(f"{problems} problem(s)." if problems else "No problem found.")
+    data = {"problems": problems, "findings": [dataclasses.asdict(f) for f in findings]}
+    answer(options.json, data, "\n".join(lines))
+    return int(problems > 0)
+
+
+def _lines(finding: Finding) -> list[str]:
+    lines = [f"{finding.state:<8} {finding.subject}: {finding.text}"]
+    if finding.fix:
+        lines.append(f"{'':<8} fix: {finding.fix}")
+    return lines

@@ -1,4 +1,4 @@
-"""plot_dot: a model drawn by graphviz, in a file or in a notebook."""
+"""plot_dot: a model drawn in a file or in a notebook, by graphviz where it is installed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from dort_rewriter.errors import DortError, OptionError
 from dort_rewriter.tools.diagram import Arrow, Box, Diagram, Frame, make_diagram
+from dort_rewriter.tools.layered import draw
 from dort_rewriter.tools.models import load_model, load_part
 
 __all__ = ["DotPlot", "colours", "find_dot", "plot_dot"]
@@ -26,9 +27,9 @@ SECONDS = 300
 """Time after which graphviz is stopped."""
 
 _ADVICE = (
-    "drawings need the program `dot` of graphviz, which is not found: install it "
+    "it needs the program `dot` of graphviz, which is not found: install it "
     "(`apt-get install graphviz`, `brew install graphviz`, `conda install graphviz`), "
-    "or take the source, save('model.dot')."
+    "or take an SVG image, save('model.svg')."
 )
 
 
@@ -37,7 +38,7 @@ def plot_dot(model: Any) -> DotPlot:
 
     Initializers and constants are written in the nodes that read them, nodes are coloured by
     domain, arrows carry the shape (and the type unless it is float32). ``plot_dot(m).dot`` is the
-    source for graphviz, ``plot_dot(m).save("m.svg")`` draws it.
+    source for graphviz, ``plot_dot(m).save("m.svg")`` draws it, without graphviz too.
 
     Args:
         model: a model or a graph of ``onnx`` or ``onnx_ir``, the bytes or the path of a model.
@@ -62,22 +63,25 @@ class DotPlot:
         return f"DotPlot({boxes} boxes, {len(self.diagram.arrows)} arrows)"
 
     def svg(self) -> str:
-        """An SVG image drawn by graphviz, without the header, so that it fits into a page.
+        """An SVG image without a header, so that it fits into a page.
 
-        Raises :class:`DortError` without graphviz.
+        Graphviz draws it where it is installed: only there subgraphs have frames.
         """
+        if find_dot() is None:
+            return draw(self.diagram, colours(self.diagram), ENDS)
         image = _run_dot(self.dot, "svg").decode("utf-8")
         return image[image.index("<svg") :]
 
     def save(self, path: str | Path) -> Path:
-        """Write the drawing to ``.svg`` or ``.png`` with graphviz, or its source to ``.dot``.
+        """Write the drawing to ``.svg``, to ``.png`` with graphviz, or its source to ``.dot``.
 
-        Raises :class:`OptionError` for another suffix, :class:`DortError` without graphviz.
+        Raises :class:`OptionError` for another suffix, :class:`DortError` for a ``.png`` without
+        graphviz.
         """
         target = Path(path)
         match target.suffix:
             case ".svg":
-                content = _run_dot(self.dot, "svg")
+                content = self.svg().encode("utf-8")
             case ".png":
                 content = _run_dot(self.dot, "png")
             case ".dot":
@@ -90,17 +94,14 @@ class DotPlot:
             raise OptionError(f"The drawing cannot be written: {error}.") from error
         return target
 
-    def _repr_svg_(self) -> str | None:
-        return self.svg() if find_dot() is not None else None
+    def _repr_svg_(self) -> str:
+        return self.svg()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Mapping[str, str]:
-        image = self._repr_svg_()
-        bundle = {"text/plain": repr(self) if image is not None else f"{self!r}: {_ADVICE}"}
-        if image is not None:
-            bundle["image/svg+xml"] = image
+        makers = {"text/plain": self.__repr__, "image/svg+xml": self.svg}
         return {
-            kind: content
-            for kind, content in bundle.items()
+            kind: make()
+            for kind, make in makers.items()
             if (not include or kind in include) and not (exclude and kind in exclude)
         }
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from dort_rewriter import env
 from dort_rewriter.errors import OptionError
-from dort_rewriter.runtime.dump import restart_numbers
+from dort_rewriter.runtime.model_files import restart_numbers
 
 __all__ = ["dump_onnx"]
 

@@ -30,9 +30,8 @@ from dort_rewriter.runtime.profiling import (
     source_of,
     sources_of,
 )
-from dort_rewriter.runtime.session import Session
-from dort_rewriter.runtime.session_settings import session_settings
-from dort_rewriter.tools.busy import busy
+from dort_rewriter.runtime.session import Session, session_settings
+from dort_rewriter.tools.machine import busy
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["KernelTime", "Stopwatch", "Times", "measure"]

@@ -13,7 +13,7 @@ import torch
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
-from dort_rewriter.compiler.compilation import compile_graph
+from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.optimize.low_bits import ERROR

@@ -9,10 +9,11 @@ kernel of onnxruntime; what it computes wrong too the exporter wrote wrong.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,9 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dort_rewriter.aten import source_line
+from dort_rewriter.compiler.differences import Tolerance, largest
 from dort_rewriter.errors import DortError
-from dort_rewriter.export.provenance import source_line
 from dort_rewriter.runtime.reference import array_to_tensor
 from dort_rewriter.runtime.session import create_session
 
@@ -45,6 +47,9 @@ class Judgment:
     """The first ONNX node whose result differs: its type, and what it computes."""
     line: str | None = None
     """The Python line it comes from."""
+    nodes: tuple[str, ...] = ()
+    """Those that compute it from values that are right, itself the last: one of them is at
+    fault. What is between two values of torch's graph has no counterpart there."""
 
 
 def exact_results(
@@ -66,22 +71,16 @@ def exact_results(
     return [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
 
 
-def excess(got: Sequence[Any], exact: Sequence[torch.Tensor], atol: float, rtol: float) -> float:
+def excess(got: Sequence[Any], exact: Sequence[torch.Tensor], tolerance: Tolerance) -> float:
     """The largest difference, in units of what is accepted; infinite for other shapes or NaN."""
     if len(got) != len(exact):
         return math.inf
-    return max((_excess(a, e, atol, rtol) for a, e in zip(got, exact, strict=True)), default=0.0)
+    pairs = zip(map(_as_tensor, got), exact, strict=True)
+    return max((tolerance.excess(a, e) for a, e in pairs), default=0.0)
 
 
-def _excess(got: Any, exact: torch.Tensor, atol: float, rtol: float) -> float:
-    value = got if isinstance(got, torch.Tensor) else array_to_tensor(np.asarray(got))
-    wide = torch.complex128 if exact.is_complex() or value.is_complex() else torch.float64
-    a, e = value.detach().cpu().to(wide), exact.detach().cpu().to(wide)
-    if a.shape != e.shape:
-        return math.inf
-    same = (a == e) | (a.isnan() & e.isnan())
-    gap = torch.where(same, 0.0, (a - e).abs() / (atol + rtol * e.abs()))
-    return float(gap.nan_to_num(math.inf, posinf=math.inf).max()) if gap.numel() else 0.0
+def _as_tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else array_to_tensor(np.asarray(value))
 
 
 class Witness:
@@ -94,7 +93,7 @@ class Witness:
         kwargs: Mapping[str, Any],
         expected: Sequence[torch.Tensor],
         exact: Sequence[torch.Tensor] | None,
-        tolerances: tuple[float, float],
+        tolerance: Tolerance,
     ) -> None:
         self.model, self.args = model, tuple(args)
         # torch.export has them in the order of the signature.
@@ -102,14 +101,14 @@ class Witness:
         self.kwargs = {name: kwargs[name] for name in order if name in kwargs}
         self.expected = expected
         self.exact = expected if exact is None else exact
-        self.tolerances = tolerances
+        self.tolerance = tolerance
         self._graph: _Graph | None = None
 
     def judge(self, proto: onnx.ModelProto, feeds: Values, outputs: Sequence[Any]) -> Judgment:
         """Who is at fault for the outputs that onnxruntime computed of a file."""
-        own = excess(self.expected, self.exact, *self.tolerances)
+        own = excess(self.expected, self.exact, self.tolerance)
         enough = max(1.0, 2 * own)
-        ours = excess(outputs, self.exact, *self.tolerances)
+        ours = excess(outputs, self.exact, self.tolerance)
         if ours <= enough:
             return Judgment(
                 fault="tolerance",
@@ -128,7 +127,7 @@ class Witness:
                 reason=f"The reference evaluator fails: {type(error).__name__}: {first}",
             )
         results = [right[o.name] for o in proto.graph.output]
-        if excess(results, self.exact, *self.tolerances) <= enough:
+        if excess(results, self.exact, self.tolerance) <= enough:
             return self._judge_kernels(proto, right, _by_onnxruntime(proto, feeds))
         return self._judge_exporter(proto, right, "the reference evaluator") or Judgment(
             fault="exporter",
@@ -141,7 +140,7 @@ class Witness:
             if name not in found or name not in right:
                 continue
             wanted = torch.as_tensor(np.asarray(right[name]).copy())
-            if _excess(found[name], wanted, *self._scaled(wanted)) > 1:
+            if self._differs(found[name], wanted):
                 return Judgment(
                     fault="kernel",
                     reason="The reference evaluator computes what torch does, onnxruntime another "
@@ -156,31 +155,46 @@ class Witness:
         )
 
     def _judge_exporter(self, proto: onnx.ModelProto, found: Values, who: str) -> Judgment | None:
-        """The first value that differs from that of torch's graph with its name."""
+        """The first value that differs from that of torch's graph with its name.
+
+        Of those alone that a wrong result is computed from, without a right value between them:
+        another value may have a name of torch's graph.
+        """
         known = self._traced(proto)
-        for node, name in _computed(proto):
-            if name not in known or name not in found:
-                continue
-            wanted, line = known[name]
-            value = np.asarray(found[name])
-            if value.shape != tuple(wanted.shape):
-                continue  # another value of that name
-            if _excess(value, wanted, *self._scaled(wanted)) > 1:
+        right = {name for _, name in _computed(proto) if self._is_right(name, known, found)}
+        wrong = [o.name for o in proto.graph.output if o.name not in right]
+        suspects = _between(proto, wrong, right)
+        for node, name in suspects:
+            if name in known and name in found and _has_shape(found[name], known[name][0]):
                 return Judgment(
                     fault="exporter",
                     reason=f"{who[0].upper()}{who[1:]} computes another result than torch of what "
                     "is written.",
-                    node=f"{node.op_type} -> {name}",
-                    line=line or None,
+                    node=_said(node, name),
+                    line=known[name][1] or None,
+                    nodes=tuple(_said(*pair) for pair in _between(proto, [name], right)),
                 )
         return None
 
-    def _scaled(self, wanted: torch.Tensor) -> tuple[float, float]:
-        """Tolerances of a value inside: sums of large terms are rounded like these."""
-        atol, rtol = self.tolerances
-        finite = wanted.double().abs() if not wanted.is_complex() else wanted.abs()
-        finite = finite[finite.isfinite()]
-        return max(atol, rtol * float(finite.max()) if finite.numel() else 0.0), rtol
+    def _differs(self, value: Any, wanted: torch.Tensor) -> bool:
+        """Whether a value inside does: sums of large terms are rounded like these."""
+        limit = self.tolerance
+        absolute = max(limit.absolute, limit.relative * largest(wanted))
+        return dataclasses.replace(limit, absolute=absolute).excess(_as_tensor(value), wanted) > 1
+
+    def _is_right(self, name: str, known: Mapping[str, Any], found: Values) -> bool:
+        """Whether torch computes the value too: under its name, or, if it is no trivial one, under
+        any."""
+        if name not in found:
+            return False
+        value = np.asarray(found[name])
+        own = [known[name][0]] if name in known else []
+        is_trivial = value.size < 2 or bool((value == value.flat[0]).all())
+        others = [] if is_trivial or self._graph is None else self._graph.everything
+        return any(
+            _has_shape(value, wanted) and not self._differs(value, wanted)
+            for wanted in (*own, *others)
+        )
 
     def _traced(self, proto: onnx.ModelProto) -> dict[str, tuple[torch.Tensor, str]]:
         """What torch computes for the values of a file, and their lines, by the names they have
@@ -189,10 +203,11 @@ class Witness:
             self._graph = _Graph()
             try:
                 program = torch.export.export(self.model, self.args, self.kwargs)
-                for each in (program.run_decompositions(), program):
-                    self._graph.record(each, self.args, self.kwargs)
             except Exception as error:  # torch.export refuses in many ways
                 logger.info("No values of torch's graph: %s", error)
+                return {}
+            for make in (program.run_decompositions, lambda: program):
+                self._graph.record(make, self.args, self.kwargs)
         found = dict(self._graph.values)
         for output, name in zip(proto.graph.output, self._graph.results, strict=False):
             if name in found:
@@ -205,14 +220,27 @@ class _Graph:
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[torch.Tensor, str]] = {}
+        self.everything: list[torch.Tensor] = []
+        """Of both graphs, and where two have one name, both."""
         self.results: list[str] = []
 
     def record(
-        self, program: torch.export.ExportedProgram, args: Sequence[Any], kwargs: Values
+        self,
+        make: Callable[[], torch.export.ExportedProgram],
+        args: Sequence[Any],
+        kwargs: Values,
     ) -> None:
-        """Run a program, and keep what each node computes."""
-        module = program.module()
-        _Recorder(module, self.values).run(*args, *kwargs.values())
+        """Make a program and run it, and keep what each node computes, as far as it goes."""
+        kept: dict[str, tuple[torch.Tensor, str]] = {}
+        try:
+            module = make().module()
+            _Recorder(module, kept).run(*args, *kwargs.values())
+        except Exception as error:  # a decomposition may want other strides
+            logger.info("Not all values of torch's graph: %s", error)
+            return
+        finally:
+            self.values.update(kept)
+            self.everything.extend(value for value, _ in kept.values())
         assert isinstance(module, torch.fx.GraphModule)
         (results,) = next(n for n in module.graph.nodes if n.op == "output").args
         self.results = [str(n) for n in tree_leaves(results)]
@@ -229,12 +257,38 @@ class _Recorder(torch.fx.Interpreter):
             self.kept[n.name] = (value.detach().clone(), source_line(n))
         return value
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.view.default:  # kernels have other strides than fake tensors
+            target = torch.ops.aten.reshape.default
+        return super().call_function(target, args, kwargs)
+
 
 def _computed(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, str]]:
     """What the nodes of a file compute, in order."""
     for node in proto.graph.node:
         for name in filter(None, node.output):
             yield node, name
+
+
+def _between(
+    proto: onnx.ModelProto, names: Collection[str], right: Collection[str]
+) -> list[tuple[onnx.NodeProto, str]]:
+    """The nodes that compute values from values that are right, in order, with these values."""
+    wanted, found = set(names), []
+    for node in reversed(proto.graph.node):
+        outputs = [name for name in node.output if name in wanted and name not in right]
+        if outputs:
+            wanted.update(used for used in node.input if used not in right)
+            found += [(node, name) for name in reversed(outputs)]
+    return found[::-1]
+
+
+def _said(node: onnx.NodeProto, name: str) -> str:
+    return f"{node.op_type} -> {name}"
+
+
+def _has_shape(value: Any, wanted: torch.Tensor) -> bool:
+    return tuple(np.shape(value)) == tuple(wanted.shape)
 
 
 def _by_evaluator(proto: onnx.ModelProto, feeds: Values) -> Values:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.backends.onnxrt import OrtBackend
-from dort_rewriter.capture.metadata import complete_metadata
+from dort_rewriter.capture.interface import complete_metadata
 from dort_rewriter.capture.updates import apply_updates, take_updates
 from dort_rewriter.compiler.minifier import begin_with, beginning
 from dort_rewriter.options import OrtBackendOptions, from_mapping

@@ -19,6 +19,7 @@ import torch
 
 from dort_rewriter.dtypes import to_torch
 from dort_rewriter.errors import OptionError
+from dort_rewriter.files import staged
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.model_files import write_model
@@ -36,7 +37,6 @@ from dort_rewriter.runtime.stored_inputs import (
     store_case,
 )
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
-from dort_rewriter.staging import staged
 from dort_rewriter.tools.models import AnyModel, load_model
 
 __all__ = ["Replay", "dump_for_debug", "replay_dumped_data"]

@@ -7,7 +7,6 @@ Everything else is a leaf: tensors, arrays, numbers, text, None.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,12 +14,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree
 
+from dort_rewriter.compiler.differences import Tolerance, difference, kind_of
 from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.reference import array_to_tensor
 
 __all__ = ["assert_all_close", "results_to_string"]
 
-Tolerance: TypeAlias = float | tuple[float, float] | Sequence[tuple[float, float]]
+Absolute: TypeAlias = float | tuple[float, float] | Sequence[tuple[float, float]]
 """An absolute tolerance; or pairs of one and the share of the elements that must meet it."""
 
 _SHOWN = 10
@@ -30,7 +30,7 @@ _SHOWN = 10
 def assert_all_close(
     expected: Any,
     got: Any,
-    atol: Tolerance = 1e-5,
+    atol: Absolute = 1e-5,
     rtol: float = 1e-5,
     msg: str = "",
 ) -> None:
@@ -54,7 +54,7 @@ def assert_all_close(
 
     """
     tolerances = _tolerances(atol, rtol)
-    differences = list(_differences("results", expected, got, tolerances, rtol))
+    differences = list(_differences("results", expected, got, tolerances))
     if not differences:
         return
     lines = differences[:_SHOWN]
@@ -111,7 +111,7 @@ def _describe_leaf(value: Any) -> str:
     if tensor is None:
         return repr(value)
     place = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    head = f"{_kind(tensor)}{place}"
+    head = f"{kind_of(tensor)}{place}"
     if tensor.numel() <= _SHOWN:
         values = tensor.flatten().tolist()
         return f"{head} = {', '.join(_number(v) for v in values)}" if values else f"{head}, empty"
@@ -129,15 +129,11 @@ def _describe_leaf(value: Any) -> str:
     return " ".join([*parts, *(f"{name}={n}" for name, n in counts.items() if n)])
 
 
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _tolerances(atol: Tolerance, rtol: float) -> list[tuple[float, float]]:
+def _tolerances(atol: Absolute, rtol: float) -> list[Tolerance]:
     pairs: list[Any] = [(atol, 1.0)] if isinstance(atol, int | float) else list(atol)
     if len(pairs) == 2 and all(isinstance(number, int | float) for number in pairs):
         pairs = [(pairs[0], pairs[1])]
@@ -149,15 +145,15 @@ def _tolerances(atol: Tolerance, rtol: float) -> list[tuple[float, float]]:
             )
     if not pairs or not rtol >= 0:
         raise OptionError(f"atol and rtol give a tolerance, not {atol!r} and {rtol!r}.")
-    return pairs
+    return [Tolerance(absolute=a, relative=rtol, share=share) for a, share in pairs]
 
 
 def _differences(
-    place: str, expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
+    place: str, expected: Any, got: Any, tolerances: Sequence[Tolerance]
 ) -> Iterator[str]:
     parts, others = _children(expected), _children(got)
     if parts is None and others is None:
-        if difference := _leaf_difference(expected, got, tolerances, rtol):
+        if difference := _leaf_difference(expected, got, tolerances):
             yield f"{place}: {difference}"
         return
     by_name = isinstance(expected, Mapping)
@@ -173,71 +169,25 @@ def _differences(
     named = dict(others)
     for position, (key, part) in enumerate(parts):
         other = named[key] if by_name else others[position][1]
-        yield from _differences(f"{place}{key}", part, other, tolerances, rtol)
+        yield from _differences(f"{place}{key}", part, other, tolerances)
 
 
 def _brief(value: Any) -> str:
     tensor = _as_tensor(value)
     if tensor is not None:
-        return _kind(tensor)
+        return kind_of(tensor)
     children = _children(value)
     return repr(value) if children is None else f"{type(value).__name__} of {len(children)}"
 
 
-def _leaf_difference(
-    expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
-) -> str:
+def _leaf_difference(expected: Any, got: Any, tolerances: Sequence[Tolerance]) -> str:
     """What is different between two leaves; an empty text if nothing is."""
     a, b = _as_tensor(expected), _as_tensor(got)
+    numbers = isinstance(expected, float | complex) and type(got) is type(expected)
+    if numbers:
+        a, b = torch.as_tensor(np.asarray(expected)), torch.as_tensor(np.asarray(got))
     if a is None and b is None:
-        return _value_difference(expected, got, tolerances, rtol)
-    if a is None or b is None or a.dtype is not b.dtype or a.shape != b.shape:
-        return f"{_brief(expected)} expected, {_brief(got)} given"
-    kind = _kind(a)
-    if not (a.is_floating_point() or a.is_complex()):
-        a, b = _signed(a.cpu()), _signed(b.cpu())
-        wrong = a != b
-        return f"{kind}: {_count(wrong, 'differ')}: {_shown(a, b, wrong)}" if wrong.any() else ""
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.cpu().to(wide), b.cpu().to(wide)
-    # Equal infinities are close, and so are two NaN.
-    same = (a == b) | (a.isnan() & b.isnan())
-    error = torch.where(same, 0.0, (a - b).abs()).nan_to_num(math.inf, posinf=math.inf)
-    relative = torch.where(same, 0.0, rtol * a.abs()).nan_to_num(0.0, posinf=0.0)
-    for atol, quantile in tolerances:
-        wrong = error > atol + relative
-        # The margin is for quantiles that binary fractions do not hit: 0.07 of 100 elements.
-        needed = math.ceil(quantile * wrong.numel() - 1e-6)
-        if wrong.numel() - int(wrong.sum()) < needed:
-            what = f"differ by more than {atol:g} (+ {rtol:g} relative)"
-            worst = f"{_count(wrong, what)}, at most by {float(error.max()):.4g}"
-            enough = "" if quantile == 1 else f", {needed} must not"
-            return f"{kind}: {worst}{enough}: {_shown(a, b, torch.where(wrong, error, -1.0))}"
-    return ""
-
-
-def _signed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits as a type that torch compares: it does not for wide unsigned ones."""
-    views = {"torch.uint16": torch.int16, "torch.uint32": torch.int32, "torch.uint64": torch.int64}
-    return tensor.view(views.get(str(tensor.dtype), tensor.dtype))
-
-
-def _count(wrong: torch.Tensor, what: str) -> str:
-    return f"{int(wrong.sum())} of {wrong.numel()} elements {what}"
-
-
-def _shown(a: torch.Tensor, b: torch.Tensor, order: torch.Tensor) -> str:
-    """The element that comes first in an order, from both sides."""
-    at = np.unravel_index(int(order.double().argmax()), tuple(a.shape))
-    expected, got = a[at].item(), b[at].item()
-    return f"at {[int(i) for i in at]} {expected!r} expected, {got!r} given"
-
-
-def _value_difference(
-    expected: Any, got: Any, tolerances: list[tuple[float, float]], rtol: float
-) -> str:
-    numbers = isinstance(expected, float | complex) and isinstance(got, float | complex)
-    if numbers and type(expected) is type(got):
-        return _leaf_difference(np.asarray(expected), np.asarray(got), tolerances, rtol)
-    same = type(expected) is type(got) and bool(np.all(expected == got))
-    return "" if same else f"{expected!r} expected, {got!r} given"
+        same = type(expected) is type(got) and bool(np.all(expected == got))
+        return "" if same else f"{expected!r} expected, {got!r} given"
+    found = difference(got if b is None else b, expected if a is None else a, *tolerances)
+    return found.text if found else ""

@@ -38,7 +38,7 @@ def run_show(arguments: Sequence[str]) -> int:
     parser.add_argument("--count", action="store_true", help="print the number of nodes by type")
     parser.add_argument("--source", action="store_true", help="end each node with its Python line")
     parser.add_argument(
-        "--draw", metavar="FILE", help="also draw it, to .svg, .png (with graphviz) or .dot"
+        "--draw", metavar="FILE", help="also draw it, to .svg, .dot or .png (with graphviz)"
     )
     options = parser.parse_args(arguments)
     path = options.model

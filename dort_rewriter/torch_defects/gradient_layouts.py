@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten.layouts import overlapping
+from dort_rewriter.aten import overlapping
 from dort_rewriter.torch_defects.defect import Defect
 
 __all__ = ["DEFECT", "keep_gradients_apart", "present"]

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from dort_rewriter.aten.layouts import overlaps
+from dort_rewriter.aten import is_contiguous, overlaps
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.overlapping_writes import name_of, traced_value
-from dort_rewriter.traced_sizes import is_contiguous
 
 __all__ = ["DEFECT", "keep_orders", "present"]
 

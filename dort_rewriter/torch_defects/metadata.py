@@ -13,9 +13,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from dort_rewriter.aten import is_same_size
 from dort_rewriter.torch_defects.count_types import COUNTING, with_count_types
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.traced_sizes import is_same_size
 
 __all__ = ["DEFECT", "correct_metadata", "present"]
 

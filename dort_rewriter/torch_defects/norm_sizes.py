@@ -39,11 +39,8 @@ _NORM = torch.ops.aten.linalg_vector_norm.default
 
 @contextlib.contextmanager
 def correct_norm_sizes() -> Iterator[None]:
-    """Trace norms with the sizes that kernels give."""
+    """Trace norms with the sizes that kernels give, where torch does not (:func:`present`)."""
     with KERNELS_LOCK:
-        if not present():
-            yield
-            return
         # What has symbolic sizes asks the table, before it asks for a kernel.
         kernels, decompose = fake_impls.op_implementations_dict, decomposition_table[_NORM]
         forget_records(FakeTensorMode.cache, _NORM)

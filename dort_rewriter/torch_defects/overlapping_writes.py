@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten.layouts import overlaps
-from dort_rewriter.aten.operators import is_mutation
+from dort_rewriter.aten import hint_of, is_mutation, overlaps
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.traced_sizes import hint_of
 
 __all__ = [
     "DEFECT",

@@ -39,14 +39,11 @@ _QUOTIENT = torch.ops.aten.div.Tensor
 
 @contextlib.contextmanager
 def correct_quotient_types(traced: torch.fx.GraphModule | None = None) -> Iterator[None]:
-    """Trace quotients of whole numbers as floating-point numbers.
+    """Trace quotients of whole numbers as floating-point numbers, where torch does not.
 
     ``traced`` is the graph that is traced again, if it is one.
     """
     with KERNELS_LOCK:
-        if not present():
-            yield
-            return
         kernels = _kernels()
         kernel = kernels[_QUOTIENT]
         kernels[_QUOTIENT] = in_this_thread(functools.partial(_divided, kernel), kernel)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from dort_rewriter.aten.aliases import results_of
+from dort_rewriter.aten import results_of
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.overlapping_writes import is_in_place, name_of, traced_value
 

@@ -20,7 +20,7 @@ import torch
 from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dort_rewriter.aten.aliases import lineage, results_of
+from dort_rewriter.aten import lineage, results_of
 from dort_rewriter.torch_defects.defect import Defect
 
 __all__ = ["DEFECT", "drop_wrong_replays", "present", "share_memory", "view_written_arguments"]

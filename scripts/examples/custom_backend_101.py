@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,10 +73,7 @@ def train_one_step(folder: Path) -> None:
     print(f"\n== one step: the largest difference of a gradient is {max(differences):.1e}")
     for name, instance in zip(("forward", "backward"), storage["instance"], strict=True):
         print(f"\n-- {name}\n{pretty_onnx(instance['onnx'])}")
-        kind = (
-            "svg" if shutil.which("dot") else "dot"
-        )  # graphviz draws, or whoever reads its source
-        drawing = plot_dot(instance["onnx"]).save(folder / f"{name}.{kind}")
+        drawing = plot_dot(instance["onnx"]).save(folder / f"{name}.svg")
         print(f"-- drawn to {drawing}")
 
 

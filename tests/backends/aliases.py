@@ -18,7 +18,8 @@ from typing import Any, Literal, cast
 import torch
 from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
-from dort_rewriter.capture.stages import metadata_of_compilation
+from dort_rewriter.capture.interface import metadata_of_compilation
+from dort_rewriter.compiler.differences import Tolerance, difference
 from dort_rewriter.torch_defects.view_replays import drop_wrong_replays, share_memory
 
 __all__ = ["MODES", "Mode", "Program", "aot_alone", "check", "observe"]
@@ -221,8 +222,4 @@ def _differing(got: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return type(a) is type(b) and bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.allclose(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)
+    return difference(a, b, Tolerance(absolute=1e-5, relative=1e-5)) is None

@@ -14,7 +14,7 @@ import torch
 from dort_rewriter.compiler.problem_report import report_problem
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.disk_cache import DiskCache
-from dort_rewriter.runtime.dump import dump_graph
+from dort_rewriter.runtime.model_files import dump_graph
 
 __all__ = ["CACHE", "CONTENT", "DUMP", "REPORTS"]
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from dort_rewriter.compiler import building
-from dort_rewriter.compiler.mutated_inputs import find_addresses
+from dort_rewriter.compiler.building import find_addresses
 from dort_rewriter.errors import ExecutionError
-from dort_rewriter.optimize.patterns.kernels import lists
+from dort_rewriter.optimize.patterns.kernels import elementwise
 from dort_rewriter.runtime.session import create_session
 from tests.backends.ways import compile_strictly
 
@@ -248,9 +248,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize(
     ("name", "more", "most"),
     [
-        *((name, 0, lists._MOST) for name in OPTIMIZERS),
+        *((name, 0, elementwise._MOST) for name in OPTIMIZERS),
         *((name, 12, 40) for name in OPTIMIZERS),
-        ("amsgrad", 110, lists._MOST),
+        ("amsgrad", 110, elementwise._MOST),
     ],
 )
 def test_optimizers_step_by_address(
@@ -258,7 +258,7 @@ def test_optimizers_step_by_address(
 ) -> None:
     """Their counters and corrections, too; gradients move. Many are more than a list takes: a
     hundred take long to trace, so that most are parted by a lower limit."""
-    monkeypatch.setattr(lists, "_MOST", most)
+    monkeypatch.setattr(elementwise, "_MOST", most)
     shapes = [(3, 4), (4,), (1,), (50, 40), *[(2,)] * more]
     mine, theirs = ([torch.nn.Parameter(t) for t in _make(shapes)[0]] for _ in range(2))
     torch._dynamo.reset()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.capture import randomness
+from dort_rewriter.capture import tracing
 
 Tensor = torch.Tensor
 
@@ -318,7 +318,7 @@ def test_dropout_of_a_device_whose_kernel_draws_and_multiplies(
     dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As CUDA's does, whose masks are others than those of two kernels."""
-    monkeypatch.setattr(randomness, "_has_a_kernel_for_both", lambda x: True)
+    monkeypatch.setattr(tracing, "_has_a_kernel_for_both", lambda x: True)
 
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = F.dropout(F.dropout(x @ w, 0.3).relu(), 0.1)

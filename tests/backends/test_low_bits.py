@@ -11,7 +11,7 @@ from torch import nn
 
 import dort_rewriter
 from dort_rewriter import OptionError, OrtBackend, explain
-from dort_rewriter.runtime.low_bits import BITS, has_low_bit_products
+from dort_rewriter.runtime.kernel_query import BITS, has_low_bit_products
 
 NEAR = {"int8": 0.02, "int4": 0.15}
 """How far a layer may be: steps of 1/127 and 1/8 of the largest number of a block, uniformly."""
@@ -200,7 +200,7 @@ def test_without_freeze_it_is_refused() -> None:
 def test_without_a_kernel_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By a call, and by ``save`` without one."""
     monkeypatch.setattr(
-        "dort_rewriter.runtime.low_bits.has_low_bit_products", lambda bits: bits == 4
+        "dort_rewriter.runtime.kernel_query.has_low_bit_products", lambda bits: bits == 4
     )
     compiled, _ = compiled_with("int8", nn.Linear(128, 128).eval())
     x = torch.randn(2, 128)

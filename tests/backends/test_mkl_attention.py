@@ -10,7 +10,7 @@ import torch
 
 from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, TORCH_FLASH
 from dort_rewriter.kernels.torch_library import has_function
-from dort_rewriter.plan import kernel_choice
+from dort_rewriter.plan import placement
 from dort_rewriter.plan.placement import FLASH_BACKWARD
 from tests.backends.test_torch_kernels import Heads, compiled, operators
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""
-    monkeypatch.setattr(kernel_choice, "comes_with_mkl", lambda: True)
+    monkeypatch.setattr(placement, "comes_with_mkl", lambda: True)
 
 
 def gradients(model: Any, *args: Any) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def test_training(
     dtype: torch.dtype, kind: str, native: bool, dumped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As near to float64 as eager mode; sizes are symbols at last."""
-    monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: native)
     model = Heads().to(dtype)
     exact = Heads().double()
     exact.load_state_dict(model.state_dict())

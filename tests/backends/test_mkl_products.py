@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter.kernels.torch_library import has_function
-from dort_rewriter.plan import kernel_choice
+from dort_rewriter.plan import placement
 from tests.backends.test_torch_kernels import Products, compiled
 
 pytestmark = pytest.mark.skipif(
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def multiply_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""
-    monkeypatch.setattr(kernel_choice, "comes_with_mkl", lambda: True)
-    monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(placement, "comes_with_mkl", lambda: True)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: True)
 
 
 def by_mkl(dumped: Path) -> set[str]:
@@ -65,7 +65,7 @@ def test_a_user_may_choose_otherwise(place: str, dumped: Path) -> None:
 def test_processors_without_such_instructions(
     dumped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: False)
     a, b = torch.randn(6, 9).to(torch.bfloat16), torch.randn(9, 4).to(torch.bfloat16)
     assert torch.equal(compiled(lambda a, b: a @ b)(a, b), a @ b)
     assert by_mkl(dumped) == set()

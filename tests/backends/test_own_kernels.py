@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.compiler.compilation import compile_graph
+from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.kernels import build as kernel_build
 from dort_rewriter.kernels import library as kernel_library
 from dort_rewriter.kernels import loading as custom_kernels
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
-from dort_rewriter.plan.kernel_choice import uses_own_kernels
+from dort_rewriter.plan.placement import uses_own_kernels
 from dort_rewriter.plan.recipe import BuiltBlock, Recipe
 from dort_rewriter.runtime.providers import CPU
 

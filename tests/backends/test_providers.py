@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.backends import onnxrt_graphs, provider_choice
-from dort_rewriter.backends.provider_choice import select_providers
-from dort_rewriter.compiler import building
+from dort_rewriter.backends import onnxrt_graphs
+from dort_rewriter.compiler import building, provider_choice
+from dort_rewriter.compiler.provider_choice import select_providers
 from dort_rewriter.plan import nodes
 from dort_rewriter.plan.nodes import Chooser
 from dort_rewriter.runtime import providers
@@ -24,7 +24,7 @@ from tests.backends.ways import HAS_ORT_BACKEND, compile_strictly
 
 GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)
 AS_TORCH = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
-"""What `tests/compiler/test_tf32.py` is about."""
+"""What `tests/compiler/test_provider_choice.py` is about."""
 
 
 def _select(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from dort_rewriter.capture.tracing import correct_tracing
 from dort_rewriter.torch_defects import quotient_types
 from tests.backends.ways import compile_strictly
 
@@ -50,6 +51,6 @@ def test_gradients_beside_a_quotient() -> None:
 def test_nothing_is_left_of_the_correction() -> None:
     kernels = quotient_types._kernels()
     before = dict(kernels)
-    with quotient_types.correct_quotient_types():
+    with correct_tracing():
         pass
     assert kernels == before

@@ -12,9 +12,9 @@ from packaging.version import Version
 
 from dort_rewriter import OrtBackend, OrtBackendOptions, save, to_onnx
 from dort_rewriter.kernels.operators import MKL_PRODUCT, TORCH_PRODUCTS
-from dort_rewriter.plan import kernel_choice
+from dort_rewriter.plan import placement
 from dort_rewriter.plan.placement import Place
-from dort_rewriter.runtime import stored_model, threads
+from dort_rewriter.runtime import model_files, threads
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -34,7 +34,7 @@ class Products(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def leave_small_products_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor: MKL's are within rounding."""
-    monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: False)
 
 
 def compiled(model: Any, **options: Any) -> Any:
@@ -87,16 +87,16 @@ def test_large_products_of_float32(
 ) -> None:
     """By MKL, in models that run here."""
     faster, expected, options = OPTIONS[case]
-    monkeypatch.setattr(kernel_choice, "comes_with_mkl", lambda: True)
-    monkeypatch.setattr(kernel_choice, "multiplies_faster", lambda: faster)
+    monkeypatch.setattr(placement, "comes_with_mkl", lambda: True)
+    monkeypatch.setattr(placement, "multiplies_faster", lambda: faster)
     made_here(**options)
     assert operators(dumped).count(MKL_PRODUCT) == expected
 
 
 def test_files_have_no_products_by_mkl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor have saved models: they may run where there is none."""
-    monkeypatch.setattr(kernel_choice, "comes_with_mkl", lambda: True)
-    monkeypatch.setattr(kernel_choice, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(placement, "comes_with_mkl", lambda: True)
+    monkeypatch.setattr(placement, "multiplies_faster", lambda: True)
     layer, x = torch.nn.Linear(512, 512), torch.randn(512, 512)
     file = to_onnx(layer, (x,), options={"patterns": "default+onnxruntime+kernels"})
     assert MKL_PRODUCT not in {n.op_type for n in file.graph.node}
@@ -359,7 +359,7 @@ def test_threads_do_not_spin_beside_those_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Unless a user wants them to, or torch's kernels work in them."""
-    monkeypatch.setattr(stored_model, "works_alone", lambda: alone)
+    monkeypatch.setattr(model_files, "works_alone", lambda: alone)
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     backend = OrtBackend({"intra_op_threads": 2, **options})
     a = torch.randn(8, 8).to(dtype)

@@ -19,7 +19,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.compiler.building import add_casts, add_casts_of_standard
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import OPSETS, ExportedGraph, convert_graph

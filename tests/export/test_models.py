@@ -14,7 +14,7 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 
-from dort_rewriter.capture.resizing import keep_resizing
+from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dort_rewriter import staging
+from dort_rewriter import files
 from dort_rewriter.errors import HookError
 from dort_rewriter.hook import diffs, sources, versions
 from dort_rewriter.tools.cli import main
@@ -155,7 +155,7 @@ def test_a_place_that_cannot_be_written_is_named(
     def fail(**_: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(staging, "mkstemp", fail)
+    monkeypatch.setattr(files, "mkstemp", fail)
     with pytest.raises(HookError, match=r"Cannot replace .*onnxruntime\.py: read-only"):
         sources.apply(shipped)
 

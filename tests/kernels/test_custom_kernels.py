@@ -20,8 +20,8 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.loading import custom_ops_library
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.runtime.kernel_query import has_kernel
+from dort_rewriter.runtime.model_files import uses_custom_kernels
 from dort_rewriter.runtime.session import create_session, session_options
-from dort_rewriter.runtime.stored_model import uses_custom_kernels
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = ml_dtypes.bfloat16

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dort_rewriter.kernels.torch_library import works_alone
+from dort_rewriter.runtime.model_files import uses_torch_kernels
 from dort_rewriter.runtime.session import create_session
-from dort_rewriter.runtime.stored_model import uses_torch_kernels
 from tests.kernels.test_torch_kernels import FLASH, model_of, run_session
 
 pytestmark = pytest.mark.skipif(

@@ -18,9 +18,9 @@ from dort_rewriter.kernels.torch_calls import (
     register_call,
     take_failure,
 )
+from dort_rewriter.runtime.model_files import uses_torch_kernels
 from dort_rewriter.runtime.session import create_session, ort_errors
-from dort_rewriter.runtime.stored_model import uses_torch_kernels
-from dort_rewriter.torch_call import Given, Result, TorchCall
+from dort_rewriter.signature import Given, Result, TorchCall
 from tests.kernels.test_torch_kernels import model_of, run
 
 TYPES = [

@@ -22,11 +22,11 @@ from dort_rewriter.kernels.loading import custom_ops_library
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_PRODUCTS
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.ort_module import bindings
-from dort_rewriter.runtime import stored_model
+from dort_rewriter.runtime import model_files
+from dort_rewriter.runtime.model_files import uses_torch_kernels
 from dort_rewriter.runtime.ort_values import push
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import create_session, session_options
-from dort_rewriter.runtime.stored_model import uses_torch_kernels
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -383,7 +383,7 @@ def test_results_of_other_types_are_refused() -> None:
 
 def test_a_session_says_that_torchs_threads_work_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not ended before a run, nor starved by threads that spin."""
-    monkeypatch.setattr(stored_model, "works_alone", lambda: False)
+    monkeypatch.setattr(model_files, "works_alone", lambda: False)
     types = [torch.bfloat16] * 2
     model = model_of("mm", types, types[:1])
     assert uses_torch_kernels(model)

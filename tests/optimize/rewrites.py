@@ -21,7 +21,7 @@ from dort_rewriter.kernels.loading import register
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.kernel_query import kernel_query
 from dort_rewriter.runtime.providers import CPU

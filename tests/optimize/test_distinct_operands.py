@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from dort_rewriter.optimize.distinct_operands import separate_operands
+from dort_rewriter.optimize.provider_fit import separate_operands
 from dort_rewriter.runtime.kernel_query import loses_factors
 from tests.optimize.rewrites import model_of
 

@@ -9,7 +9,7 @@ import pytest
 from dort_rewriter import OptimizationOptions, OptionError
 from dort_rewriter.optimize.order import order_by_memory, peak_bytes
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import model_of, random_inputs, run_onnxruntime
 

@@ -19,7 +19,7 @@ from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.plan.outputs import plan_outputs
 from dort_rewriter.runtime.kernel_query import kernel_query

@@ -14,7 +14,7 @@ import pytest
 from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.patterns.base import GraphPass, Match, Refusal, Rule
 from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.optimize.report import OptimizeReport
+from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.optimize.view import GraphView
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.kernel_query import kernel_query

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dort_rewriter import OptionError, get_pattern_list
-from dort_rewriter.optimize.patterns.standard.casts import CastCast
-from dort_rewriter.optimize.selection import SETS, asks_for_kernels
+from dort_rewriter.optimize.patterns.standard.arithmetic import CastCast
+from dort_rewriter.optimize.pipeline import SETS, asks_for_kernels
 
 
 def _names(*args: object) -> list[str]:

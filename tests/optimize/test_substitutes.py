@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from dort_rewriter.optimize.substitutes import SUBSTITUTED, IsWrong, substitute
+from dort_rewriter.optimize.provider_fit import SUBSTITUTED, IsWrong, substitute
 from dort_rewriter.runtime.kernel_query import is_wrong
 from tests.optimize.rewrites import model_of, run_onnxruntime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.optimize.unused_results import drop_unused_results
+from dort_rewriter.optimize.provider_fit import drop_unused_results
 
 BACKWARD = """
 <ir_version: 10, opset_import: ["": 20, "dort_rewriter": 1]>

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.aten.aliases import let_layouts_vary, results_of
+from dort_rewriter.aten import let_layouts_vary, results_of
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.plan.outputs import OutputPlan, plan_outputs
 from dort_rewriter.signature import InputDim, SizeExpression, ViewStep

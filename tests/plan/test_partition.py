@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter.aten.operators import is_mutation
+from dort_rewriter.aten import is_mutation
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.plan.partition import partition_graph
 

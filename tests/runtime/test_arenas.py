@@ -19,8 +19,7 @@ from dort_rewriter.runtime import arenas
 from dort_rewriter.runtime.arenas import Arena, give_back
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.providers import CPU, CUDA
-from dort_rewriter.runtime.session import create_session, session_options
-from dort_rewriter.runtime.session_settings import session_settings
+from dort_rewriter.runtime.session import create_session, session_options, session_settings
 from tests.backends.forks import in_child
 from tests.runtime.graphs import parse, result, signature, tensor
 

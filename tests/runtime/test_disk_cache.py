@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dort_rewriter import staging
+from dort_rewriter import files
 from dort_rewriter.runtime import disk_cache as module
 from dort_rewriter.runtime.disk_cache import FOLDER, DiskCache, disk_cache
 
@@ -235,7 +235,7 @@ def make_a_cache_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     for name in ("unlink", "replace", "utime"):  # root may write to any folder
         monkeypatch.setattr(os, name, refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
-    monkeypatch.setattr(staging, "mkstemp", refuse)
+    monkeypatch.setattr(files, "mkstemp", refuse)
     yield folder
     monkeypatch.undo()
 

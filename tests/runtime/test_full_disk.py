@@ -16,7 +16,7 @@ from dort_rewriter.compiler.problem_report import report_problem, unwritten
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.disk_cache import DiskCache
-from dort_rewriter.runtime.dump import dump_graph, try_dump
+from dort_rewriter.runtime.model_files import dump_graph, try_dump
 
 pytestmark = pytest.mark.load_sensitive
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +12,86 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import helper
 
 from dort_rewriter import OptimizeError, OptionError, optimize_onnx, replay_dumped_data
-from dort_rewriter.runtime.model_files import check_tensor, from_message, read_model
+from dort_rewriter.errors import ExecutionError
+from dort_rewriter.runtime import model_files
+from dort_rewriter.runtime.model_files import (
+    StoredModel,
+    check_tensor,
+    dump_graph,
+    from_message,
+    is_message,
+    read_model,
+    serialized,
+    uses_custom_kernels,
+    uses_torch_kernels,
+)
+from dort_rewriter.runtime.session import create_session, explain_failure
 from dort_rewriter.tools import cli
 from dort_rewriter.tools.models import load_model
+from tests.runtime.graphs import parse
+from tests.runtime.test_session import weighted
+
+TEXT = '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Neg(x) }'
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> StoredModel:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.node[0].name = "negative"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    return StoredModel(path.read_bytes(), path, torch_kernels=False)
+
+
+def test_it_is_the_bytes_of_a_model(stored: StoredModel) -> None:
+    with serialized(stored) as source:
+        assert source is stored
+    session = create_session(stored)
+    assert session.input_types == {"x": "tensor(float)"}
+    assert not uses_custom_kernels(stored)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_kernels_of_torch_are_what_its_writer_knew(known: bool, stored: StoredModel) -> None:
+    assert uses_torch_kernels(StoredModel(stored, stored.path, torch_kernels=known)) is known
+
+
+def test_nodes_are_named_from_the_file(stored: StoredModel) -> None:
+    nodes = create_session(stored).nodes
+    assert dict(nodes) == {"negative": "Neg(x)"}
+    assert len(nodes) == 1
+    error = RuntimeError("Non-zero status code while running Neg node. Name:'negative'")
+    assert explain_failure(error, nodes).endswith("Node 'negative' is Neg(x).")
+
+
+@pytest.mark.parametrize("damage", ["gone", "none"])
+def test_without_the_file_less_is_said(damage: str, stored: StoredModel) -> None:
+    if damage == "gone":
+        stored.path.unlink()
+    else:
+        stored.path.write_bytes(b"none")
+    nodes = create_session(stored).nodes
+    assert explain_failure(RuntimeError("Name:'negative'"), nodes) == "Name:'negative'"
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with pytest.raises(ExecutionError, match="cannot build a session"):
+        create_session(StoredModel(b"none", path, torch_kernels=False))
+
+
+def test_messages_are_told_from_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = onnx.parser.parse_model(TEXT)
+    assert is_message(message)
+    assert not is_message(ir.from_proto(message))
+    assert not is_message(b"")
+    monkeypatch.delitem(sys.modules, "onnx")
+    assert not is_message(torch)
+
 
 WEIGHT = np.arange(4, dtype=np.float32)
 
@@ -218,3 +293,61 @@ def test_deep_nesting_is_one_line(folder: Path) -> None:
             from_message(data)
     with pytest.raises(OptionError):
         load_model("model.json")
+
+
+def model() -> onnx.ModelProto:
+    return parse("(float[N] x) => (float[N] y) { y = Neg(x) }")
+
+
+def names(folder) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_nothing_is_written_unless_asked(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("ONNXRT_DUMP_PATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert dump_graph(model(), "graph()") is None
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("form", [lambda m: m, ir.from_proto, lambda m: m.SerializeToString()])
+def test_numbers_count_from_0_for_each_prefix(form, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "a_"))
+    first = dump_graph(form(model()), "graph 0")
+    dump_graph(form(model()), "graph 1")
+    monkeypatch.setenv("ONNXRT_DUMP_PATH", str(tmp_path / "b_"))
+    dump_graph(form(model()), "other é")
+    dump_graph(form(model()), "last", prefix=str(tmp_path / "a_"))
+    stems = ["a_0", "a_1", "a_2", "b_0"]
+    assert names(tmp_path) == sorted(f"{s}.{e}" for s in stems for e in ("onnx", "txt"))
+    assert first == tmp_path / "a_0.onnx"
+    assert onnx.load(first).graph.node[0].op_type == "Neg"
+    assert (tmp_path / "a_1.txt").read_text() == "graph 1"
+    assert (tmp_path / "b_0.txt").read_text(encoding="utf-8") == "other é"
+
+
+def test_weights_beyond_one_message(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(model_files, "INLINE_LIMIT", 1000)
+    path = dump_graph(weighted(), "graph", prefix=str(tmp_path / "m"))
+    assert names(tmp_path) == ["m0.onnx", "m0.onnx.data", "m0.txt"]
+    loaded = onnx.load(path)
+    assert len(loaded.graph.initializer[0].raw_data) == 4096
+
+
+def test_missing_folder_is_an_error(tmp_path) -> None:
+    prefix = str(tmp_path / "missing" / "m")
+    with pytest.raises(ExecutionError, match="ONNXRT_DUMP_PATH must be the prefix"):
+        dump_graph(model(), "graph", prefix=prefix)
+    assert names(tmp_path) == []
+
+
+def test_failure_leaves_nothing_and_keeps_the_number(tmp_path) -> None:
+    blocker = tmp_path / "m0.txt"
+    blocker.mkdir()
+    prefix = str(tmp_path / "m")
+    with pytest.raises(ExecutionError, match="cannot be written"):
+        dump_graph(model(), "graph", prefix=prefix)
+    assert names(tmp_path) == ["m0.txt"]
+    blocker.rmdir()
+    dump_graph(model(), "graph", prefix=prefix)
+    assert names(tmp_path) == ["m0.onnx", "m0.txt"]

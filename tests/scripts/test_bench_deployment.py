@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dort_rewriter.runtime.low_bits import BITS, has_low_bit_products
+from dort_rewriter.runtime.kernel_query import BITS, has_low_bit_products
 
 pytestmark = [pytest.mark.alternating, pytest.mark.load_sensitive]
 

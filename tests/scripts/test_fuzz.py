@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,10 @@ DEADLY = 2
 """The seed whose program ends the process."""
 
 
-def judge_each(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Iterator[str]:
-    for seed in seeds:
-        if seed == DEADLY:
-            die()
-        yield "right"
+def judge_seed(seed: int, part: str, steps: object, shrinking: float) -> str:
+    if seed == DEADLY:
+        die()
+    return "right"
 
 
 def die(program: object = None) -> None:
@@ -39,9 +37,9 @@ def test_a_program_that_ends_the_process(
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     fuzz = importlib.import_module("fuzz")
-    monkeypatch.setattr(fuzz, "judge_each", judge_each)
+    monkeypatch.setattr(fuzz, "judge_seed", judge_seed)
     monkeypatch.setattr(program_check, "run_eager", die if eager_dies else lambda program: None)
-    assert fuzz.run(range(5), (5, 6), 1.0) == {"right": 4, kind: 1}
+    assert fuzz.run(range(5), "operators", (5, 6), 1.0) == {"right": 4, kind: 1}
     told = capfd.readouterr().out
     assert f"# seed {DEADLY} is {kind}: the process ended with -9" in told
     assert ("def program(" in told) is not eager_dies

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -13,50 +13,11 @@ pytestmark = pytest.mark.alternating
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/opset_coverage.py"
 
-WORKER = """
-import json, os, sys, time
-for line in sys.stdin:
-    name = line.strip()
-    record = {"op": name, "graph": "forward", "status": "converted"}
-    print(json.dumps(record), flush=True)
-    if name == "crashes":
-        os._exit(3)
-    if name == "hangs":
-        time.sleep(60)
-    print(json.dumps({"done": name}), flush=True)
-"""
-
 
 @pytest.fixture(name="script")
-def load_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("opset_coverage", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "opset_coverage", module)
-    spec.loader.exec_module(module)
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER)
-    monkeypatch.setattr(module, "WORKER", worker)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("name", "detail"), [("crashes", "the process ended with 3"), ("hangs", "no answer in 1 s")]
-)
-def test_a_lost_worker_is_an_error_and_is_replaced(
-    script: ModuleType, name: str, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script, "START_LIMIT", 20.0)
-    worker = script.Worker([], 1.0)
-    try:
-        assert [r["status"] for r in worker.measure("works")] == ["converted"]
-        found = list(worker.measure(name))
-        assert [r["status"] for r in found] == ["converted", "error"]
-        assert found[1]["detail"] == detail
-        assert [r["status"] for r in worker.measure("works")] == ["converted"]
-    finally:
-        worker.stop()
+def load_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("opset_coverage")
 
 
 def test_the_share_is_of_what_can_be_traced(script: ModuleType) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError
-from dort_rewriter.tools import bench_command, benchmark, cli
+from dort_rewriter.tools import benchmark, cli
 from dort_rewriter.tools.benchmark import Benchmark, alternate, largest_difference
 
 QUICK: dict[str, Any] = {"seconds": 0.001}
@@ -181,10 +181,10 @@ def test_the_command_takes_a_model_of_the_user(
 def test_the_command_has_a_model_of_its_own_and_says_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(benchmark.TOLERANCES, torch.float32, -1.0)
+    monkeypatch.setattr(benchmark, "MODEL", {torch.float32: -1.0})
     command = ["bench", "--backends", "onnxrt", "--seconds", "0.001", "--modes", "inference"]
     assert cli.main(command) == 1
     assert "NO" in capsys.readouterr().out
     assert cli.main(["bench", "--modes", "both"]) == 1
     assert "Unknown mode 'both'" in capsys.readouterr().err
-    assert len(bench_command._built_in()[1]) == 1
+    assert len(benchmark._built_in()[1]) == 1

@@ -18,7 +18,6 @@ from dort_rewriter.tools import cli, demo_command, demo_worker
 from dort_rewriter.tools.demo import Competitor, DemoResult, Times, catches_up, run_demo
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.demo_page import overtaking, write_page
-from dort_rewriter.tools.dot import find_dot
 
 pytestmark = pytest.mark.alternating
 
@@ -69,8 +68,7 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     for model in models:
         assert f"{model.name}: {len(onnx.load(model).graph.node)} nodes" in text
     page = (tmp_path / "here" / "demo.html").read_text(encoding="utf-8")
-    # Four charts, and the graphs where graphviz is installed; their texts in any case.
-    assert page.count("<svg") == (6 if find_dot() is not None else 4)
+    assert page.count("<svg") == 6  # four charts and two graphs
     assert (tmp_path / "here" / "demo.svg").read_text(encoding="utf-8").strip() in page
     assert page.count("<pre>") == 2
     assert page.count("<h3>demo_") == 2

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dort_rewriter import HookStatus, ort_module
-from dort_rewriter.private_folder import cache_folder
+from dort_rewriter.files import cache_folder
 from dort_rewriter.tools import cli, doctor
 from dort_rewriter.tools.doctor import Finding, examine
 
@@ -273,8 +273,9 @@ def test_the_kernels() -> None:
     assert doctor.check_kernels(Path("a/k.so"), fail).text == "installed, k.so"
     assert doctor.check_kernels(None, None).text == "not installed: they are compiled at first use"
     assert doctor.check_kernels(None, lambda: Path("k.so")).text == "compiled here, k.so"
-    finding = doctor.check_kernels(None, fail)
-    assert (finding.state, "no C++ compiler" in finding.text) == ("note", True)
+    for compile_now in (None, fail):
+        finding = doctor.check_kernels(None, compile_now, compiler="no-such-compiler")
+        assert (finding.state, "no C++ compiler" in finding.text) == ("note", True)
 
 
 def test_programs_that_are_missing_are_worth_a_note(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, dump_onnx, make_aot_ort
-from dort_rewriter.runtime.dump import dump_graph
+from dort_rewriter.runtime.model_files import dump_graph
 from tests.runtime.graphs import parse
 
 VARIABLE = "ONNXRT_DUMP_PATH"

@@ -13,7 +13,7 @@ from torch._decomp import decomposition_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dort_rewriter.torch_defects.tracing import correct_tracing
+from dort_rewriter.capture.tracing import correct_tracing
 
 aten = torch.ops.aten
 

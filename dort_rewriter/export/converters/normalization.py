@@ -13,11 +13,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten import is_contiguous
 from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
-from dort_rewriter.traced_sizes import is_contiguous
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -114,7 +114,7 @@ def layer_norm_backward(
     if any(output_mask) and op.takes_own(grad, x, mean, rstd, weight):
         of_input = bool(output_mask[0])
         read = (grad, x, normalized_shape, mean, rstd, weight)
-        return _typed(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
+        return asked_gradients(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
     standard = (x - mean) * rstd
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
@@ -129,10 +129,10 @@ def layer_norm_backward(
         grad_weight = _sum_outer(op, grad * standard, inner)
     if output_mask[2] and bias is not None:
         grad_bias = _sum_outer(op, grad, inner)
-    return _typed(op, grad_input, grad_weight, grad_bias)
+    return asked_gradients(op, grad_input, grad_weight, grad_bias)
 
 
-def _typed(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
+def asked_gradients(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
     """What torch returns: None where its result is None."""
     return tuple(
         None if fake is None else gradient
@@ -227,4 +227,4 @@ def group_norm_backward(
         grad_weight = op.Reshape(op.ReduceSum(each, [0], keepdims=0), [-1])
     if output_mask[2]:
         grad_bias = op.Reshape(op.ReduceSum(of_one, [0], keepdims=0), [-1])
-    return _typed(op, grad_input, grad_weight, grad_bias)
+    return asked_gradients(op, grad_input, grad_weight, grad_bias)

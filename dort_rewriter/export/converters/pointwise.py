@@ -19,8 +19,8 @@ from dort_rewriter.export.converters.opmath import (
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.graph.signs import is_negative, signed_one
 from dort_rewriter.graph.values import Value
+from dort_rewriter.graph.writer import is_negative, signed_one
 
 
 def _same_as(onnx_op: str, *names: str) -> None:

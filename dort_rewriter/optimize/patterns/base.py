@@ -1,7 +1,8 @@
 """What a rule is: it looks at one node, and answers with a match, a refusal, or nothing.
 
 The docstring of a rule is the rewrite it stands for. ``match`` has its guards first and never
-changes the graph; the effect is in ``Match.build``, called once the match is accepted.
+changes the graph; the effect is in ``Match.build``, called once the match is accepted, which
+writes by an :class:`Emitter`: its nodes wait until the driver finds their place.
 
 NOTE: rules do not stand on onnxscript's rewriter: it tries every rule on every node, 2 to 3 ms a
 rule on a graph of 200 nodes, and its patterns cannot replace a result that is used elsewhere, as
@@ -11,17 +12,19 @@ training graphs need. Rules here are looked up by the operator of their root.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
 
+from dort_rewriter.graph.writer import Writer
+
 if TYPE_CHECKING:
     from dort_rewriter.graph.writer import Writer
     from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["GraphPass", "Match", "Refusal", "Rule"]
+__all__ = ["Emitter", "GraphPass", "Match", "Refusal", "Rule"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,44 @@ class GraphPass(ABC):
     def name(self) -> str:
         """The name used in selections and reports."""
         return type(self).__name__
+
+
+class Emitter(Writer):
+    """Collects the nodes of one application."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        super().__init__(graph, opset)
+        self.nodes: list[ir.Node] = []
+        self._adopt_constants()
+        self._named = len(graph.initializers)
+
+    def begin(self, provenance: Mapping[str, str]) -> None:
+        """Start an application; its nodes say where they come from."""
+        self.nodes = []
+        self.provenance = provenance
+
+    def call(self, name: str, /, *inputs: Any, domain: str = "", **options: Any) -> Any:
+        """Emit a node. The first result of one of another domain has the type of its first input
+        unless the rule, or what it replaces, says otherwise."""
+        results = super().call(name, *inputs, domain=domain, **options)
+        first = results[0] if isinstance(results, tuple) else results
+        if first.type is None and isinstance(inputs[0], ir.Value):
+            first.type = inputs[0].type
+        return results
+
+    def _adopt_constants(self) -> None:
+        for value in self.graph.initializers.values():
+            if value.const_value is not None and not value.is_graph_input():
+                self.adopt(value)
+
+    def _place(self, node: ir.Node) -> None:
+        self.nodes.append(node)
+
+    def _key(self, *args: Any) -> None:
+        """Nodes are not shared between applications: those of an earlier one may be gone."""
+        return
+
+    def _constant_name(self) -> str:
+        while (name := f"constant_{self._named}") in self.graph.initializers:
+            self._named += 1
+        return name

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.arithmetic import number_of
+from dort_rewriter.optimize.patterns.recognize.operands import number_of
 from dort_rewriter.optimize.view import GraphView, operator
 
 __all__ = ["PatternOps", "Tree", "TreeRule"]

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
-from dort_rewriter.optimize.patterns.kernels.batch_norm import BatchNormProduct
+from dort_rewriter.optimize.patterns.kernels.attention import (
+    Rotary,
+    RotaryTranspose,
+    TorchSharedHeads,
+    TransposeRotary,
+)
 from dort_rewriter.optimize.patterns.kernels.casts import (
     KernelCasts,
     NarrowNorms,
     NarrowSoftmax,
 )
-from dort_rewriter.optimize.patterns.kernels.chains import ElementwiseChains
 from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv
-from dort_rewriter.optimize.patterns.kernels.lists import ElementwiseLists
-from dort_rewriter.optimize.patterns.kernels.losses import CrossEntropyGrad
-from dort_rewriter.optimize.patterns.kernels.norms import RmsNormGrad
-from dort_rewriter.optimize.patterns.kernels.rotary import Rotary
+from dort_rewriter.optimize.patterns.kernels.elementwise import ElementwiseChains, ElementwiseLists
+from dort_rewriter.optimize.patterns.kernels.reductions import (
+    BatchNormProduct,
+    CrossEntropyGrad,
+    RmsNormGrad,
+    Sums,
+)
 from dort_rewriter.optimize.patterns.kernels.scatter import (
     ConstantOfShapeScatterND,
     MaskedShapeScatterND,
 )
-from dort_rewriter.optimize.patterns.kernels.sums import Sums
-from dort_rewriter.optimize.patterns.kernels.torch_heads import TorchSharedHeads
 from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
-from dort_rewriter.optimize.patterns.kernels.torch_rotary import (
-    RotaryTranspose,
-    TransposeRotary,
-)
 from dort_rewriter.optimize.patterns.kernels.transposes import (
     AddMulTranspose,
     TransposeCast,

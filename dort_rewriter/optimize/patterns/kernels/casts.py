@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.casts import NARROW, after_cast, before_cast
+from dort_rewriter.optimize.patterns.recognize.operands import NARROW, after_cast, before_cast
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
-from dort_rewriter.optimize.patterns.onnxruntime.activations import FastGelu, GeluErf
-from dort_rewriter.optimize.patterns.onnxruntime.attention import MultiHeadAttention
-from dort_rewriter.optimize.patterns.onnxruntime.gradients import SoftmaxGrad
-from dort_rewriter.optimize.patterns.onnxruntime.groups import (
+from dort_rewriter.optimize.patterns.onnxruntime.attention import (
+    ContribRotaryEmbedding,
     GroupQueryAttention,
     GroupQueryRotary,
+    MultiHeadAttention,
 )
-from dort_rewriter.optimize.patterns.onnxruntime.norms import (
+from dort_rewriter.optimize.patterns.onnxruntime.layers import (
+    FastGelu,
+    GeluErf,
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,
+    SoftmaxGrad,
 )
 from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMul,
     FusedMatMulScale,
     FusedMatMulTranspose,
 )
-from dort_rewriter.optimize.patterns.onnxruntime.rotary import ContribRotaryEmbedding
 
 __all__ = ["RULES"]
 

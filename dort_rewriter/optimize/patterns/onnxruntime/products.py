@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.arithmetic import scaled
+from dort_rewriter.optimize.patterns.recognize.operands import scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["FusedMatMul", "FusedMatMulScale", "FusedMatMulTranspose"]

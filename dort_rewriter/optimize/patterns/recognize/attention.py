@@ -1,16 +1,142 @@
-"""Scaled dot product attention: ``softmax(q @ k.T * scale + bias) @ v``."""
+"""Attention that is written out node by node, its causal masks, and heads repeated for groups."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.arithmetic import factors, scaled
+from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Attention", "Located", "find_attention", "locate_attention"]
+__all__ = [
+    "Attention",
+    "Located",
+    "is_causal",
+    "is_for_all_heads",
+    "locate_attention",
+    "shared_heads",
+    "without_repeats",
+]
+
+_LIMIT = 1 << 22
+"""Elements above which a constant is not looked at."""
+_MASKED = -1e30
+"""What is lower makes any probability of float32 zero: the smallest number stands for -inf too."""
+
+
+def is_causal(bias: ir.Value | None, graph: GraphView) -> bool:
+    """Whether a bias of scores is zero for all positions up to the own one, and masks others.
+
+    For all batches and heads alike, as many queries as keys. Such a mask hides no row completely.
+    """
+    dims = graph.static(bias)
+    if bias is None or dims is None or len(dims) < 2 or not dims[-1] == dims[-2] > 1:
+        return False
+    seen = _seen(bias, graph)
+    return seen is not None and bool(np.all(seen == np.tri(dims[-1], dtype=np.bool_)))
+
+
+def _seen(bias: ir.Value, graph: GraphView) -> np.ndarray[Any, Any] | None:
+    """Where a bias is zero, if it masks everywhere else."""
+    where = graph.producer(bias, "Where")
+    if where is not None:
+        condition, first, second = where.inputs
+        chosen = _small_constant(condition, graph)
+        numbers = graph.scalar(first), graph.scalar(second)
+        if chosen is None or None in numbers:
+            return None
+        if numbers[0] == 0 and numbers[1] < _MASKED:
+            return chosen
+        return ~chosen if numbers[1] == 0 and numbers[0] < _MASKED else None
+    upper = graph.producer(bias, "Trilu")
+    if upper is not None:
+        return _seen_below(upper, graph)
+    array = _small_constant(bias, graph)
+    if array is None:
+        return None
+    seen: np.ndarray[Any, Any] = array == 0
+    return seen if np.all(seen | (array < _MASKED)) else None
+
+
+def _seen_below(upper: ir.Node, graph: GraphView) -> np.ndarray[Any, Any] | None:
+    """Where the upper part of a matrix of one number is zero, if that number masks."""
+    filled = graph.producer(upper.inputs[0], "ConstantOfShape")
+    dims = graph.static(upper.outputs[0])
+    if filled is None or dims is None or graph.attribute(upper, "upper", 1) != 1:
+        return None
+    number = graph.attribute(filled, "value")
+    first = graph.scalar(upper.inputs[1]) if len(upper.inputs) > 1 else 0
+    if number is None or first is None or np.prod(dims) > _LIMIT:
+        return None
+    if not number.numpy().item() < _MASKED:
+        return None
+    return np.tri(dims[-2], dims[-1], int(first) - 1, dtype=np.bool_)
+
+
+def _small_constant(value: ir.Value | None, graph: GraphView) -> np.ndarray[Any, Any] | None:
+    if value is None or value.const_value is None or value.const_value.size > _LIMIT:
+        return None
+    return graph.constant(value)
+
+
+def _find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
+    """x of ``Reshape(Expand(x))``, five axes ``batch, heads, 1, positions, size``."""
+    merge = graph.producer(value, "Reshape")
+    expand = None if merge is None else graph.producer(merge.inputs[0], "Expand")
+    if expand is None or (source := expand.inputs[0]) is None:
+        return None
+    single, many, whole = (graph.dims(v) for v in (source, expand.outputs[0], value))
+    if single is None or many is None or whole is None:
+        return None
+    if (len(single), len(many), len(whole)) != (5, 5, 4):
+        return None
+    heads, groups = single[1], many[2]
+    if not (isinstance(heads, int) and isinstance(groups, int)):
+        return None
+    batch, positions, size = single[0], single[3], single[4]
+    expected = (
+        (batch, heads, 1, positions, size),
+        (batch, heads, groups, positions, size),
+        (batch, heads * groups, positions, size),
+    )
+    fits = all(
+        all(map(same, wanted, dims))
+        for wanted, dims in zip(expected, (single, many, whole), strict=True)
+    )
+    return source if fits else None
+
+
+def shared_heads(values: Sequence[ir.Value], graph: GraphView) -> list[ir.Value] | None:
+    """Keys and values before their heads are repeated, alike for both, if they are."""
+    found = [_find_repeated_heads(value, graph) for value in values]
+    sources = [source for source in found if source is not None]
+    if len(sources) < len(values):
+        return None
+    heads = {(graph.dims(source) or (None, None))[1] for source in sources}
+    return sources if len(heads) == 1 else None
+
+
+def without_repeats(op: Writer, source: ir.Value, graph: GraphView) -> ir.Value:
+    """Heads of five axes as four: without the third, along which they are to be repeated."""
+    before = graph.producer(source, "Unsqueeze")
+    if before is not None and graph.axes(before, 5) == [2] and before.inputs[0] is not None:
+        return before.inputs[0]
+    squeezed: ir.Value = op.Squeeze(source, [2])
+    return squeezed
+
+
+def is_for_all_heads(mask: ir.Value, graph: GraphView) -> bool:
+    """Whether a mask or bias of one query is the same for each head."""
+    dims = graph.dims(mask)
+    return dims is not None and len(dims) <= 4 and all(size == 1 for size in dims[-3:-1])
+
 
 _FUSED = "com.microsoft::FusedMatMul"
 
@@ -52,7 +178,7 @@ def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | Non
         if scores is None or inner is None:
             return None
         product = inner
-    found = find_attention(product, graph)
+    found = _find_attention(product, graph)
     if not isinstance(found, Attention):
         return found
     if is_masked:
@@ -69,7 +195,7 @@ def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | Non
     return Located(found, found.result, False)
 
 
-def find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:
+def _find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:
     """Whether a product is that of the probabilities and the values.
 
     Refuse one the inside of which others read, as training graphs do.

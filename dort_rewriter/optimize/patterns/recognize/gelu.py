@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.arithmetic import factors, scaled
+from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["Gelu", "find_gelu"]

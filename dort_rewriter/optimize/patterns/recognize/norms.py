@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
+from dort_rewriter.optimize.patterns.recognize.operands import factors
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["RmsNorm", "RootMeanSquare", "find_rms_norm", "find_root_mean_square"]

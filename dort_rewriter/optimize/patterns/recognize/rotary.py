@@ -10,9 +10,12 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Refusal
-from dort_rewriter.optimize.patterns.recognize.arithmetic import factors
-from dort_rewriter.optimize.patterns.recognize.casts import before_cast, before_rounding
-from dort_rewriter.optimize.patterns.recognize.pieces import slice_of
+from dort_rewriter.optimize.patterns.recognize.operands import (
+    before_cast,
+    before_rounding,
+    factors,
+    slice_of,
+)
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["Rotary", "Turn", "find_rotary", "find_turn"]

@@ -1,4 +1,4 @@
-"""Nodes that depend on constants only."""
+"""Nodes whose result is known before the model runs: constants, and inputs as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,37 @@ from dort_rewriter.graph.folding import FOLDABLE
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["ConstantFolding"]
+__all__ = ["ConstantFolding", "Dropout", "Identity"]
+
+
+class Identity(Rule):
+    """``Identity(x) -> x``   unless the model returns its input under another name."""
+
+    roots = ("Identity",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | None:
+        """What to replace."""
+        (x,) = node.inputs
+        if x is None:
+            return None
+        return Match([node.outputs[0]], lambda op: x)
+
+
+class Dropout(Rule):
+    """``Dropout(x) -> x``   in inference, when nobody reads the mask."""
+
+    roots = ("Dropout",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        x = node.inputs[0]
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        if x is None or (training is not None and graph.scalar(training) is not False):
+            return None
+        if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+            return Refusal("the mask is read", node.name)
+        return Match.of_known(node, x)
+
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Sequence[Array], Mapping[str, Any]], "Array | None"]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.pieces import slice_of
+from dort_rewriter.optimize.patterns.recognize.operands import slice_of
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["ConcatConcat", "ConcatSlice", "PadPadAdd", "SliceSlice", "SplitConcat"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.batch_norm import BatchNormProduct
+from dort_rewriter.optimize.patterns.kernels.reductions import BatchNormProduct
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 SIZES = "2,8,64,64"

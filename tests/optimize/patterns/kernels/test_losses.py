@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.losses import CrossEntropyGrad
+from dort_rewriter.optimize.patterns.kernels.reductions import CrossEntropyGrad
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 CONSTANTS = """<float zero = {0}, int64[2] all = {3,7}, float[3,7] p, float[3,7] d>"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.norms import RmsNormGrad
+from dort_rewriter.optimize.patterns.kernels.reductions import RmsNormGrad
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 NODES = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.rotary import Rotary
+from dort_rewriter.optimize.patterns.kernels.attention import Rotary
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 CONSTANTS = "<int64[1] zero = {0}, int64[1] half = {4}, int64[1] end = {8}, int64[1] last = {3}>"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.sums import Sums
+from dort_rewriter.optimize.patterns.kernels.reductions import Sums
 from tests.optimize.rewrites import apply, assert_refuses, assert_rewrites, model_of
 
 SHAPES: dict[str, tuple[str, str, str, int, int]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.torch_heads import TorchSharedHeads
+from dort_rewriter.optimize.patterns.kernels.attention import TorchSharedHeads
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 FLASH = "dort_rewriter._scaled_dot_product_flash_attention_for_cpu"

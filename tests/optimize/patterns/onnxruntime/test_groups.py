@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend
-from dort_rewriter.optimize.patterns.onnxruntime.groups import (
+from dort_rewriter.optimize.patterns.onnxruntime.attention import (
     GroupQueryAttention,
     GroupQueryRotary,
 )

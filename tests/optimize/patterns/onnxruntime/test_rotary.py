@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.onnxruntime.rotary import ContribRotaryEmbedding
+from dort_rewriter.optimize.patterns.onnxruntime.attention import ContribRotaryEmbedding
 from dort_rewriter.runtime.kernel_query import kernel_query
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 

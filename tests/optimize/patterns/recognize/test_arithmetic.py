@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.optimize.patterns.recognize.arithmetic import scaled
+from dort_rewriter.optimize.patterns.recognize.operands import scaled
 from dort_rewriter.optimize.view import GraphView
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.optimize.patterns.recognize.causal import is_causal
+from dort_rewriter.optimize.patterns.recognize.attention import is_causal
 from dort_rewriter.optimize.view import GraphView
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.heads import SharedHeads
+from dort_rewriter.optimize.patterns.standard.attention import SharedHeads
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 REPEATED = """

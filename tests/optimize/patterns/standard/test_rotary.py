@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.rotary import RotaryEmbedding
+from dort_rewriter.optimize.patterns.standard.attention import RotaryEmbedding
 from dort_rewriter.ort_module import max_opset
 from tests.optimize.patterns.onnxruntime.test_rotary import BODY, CONSTANTS, HEADER
 from tests.optimize.rewrites import assert_refuses, assert_rewrites

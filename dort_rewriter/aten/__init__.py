@@ -1,1 +1,0 @@
-"""What an ATen graph says about its values: aliases, layouts, random operators."""

@@ -1,0 +1,158 @@
+"""Which execution providers run a graph, best first, and whether CUDA's may round to TF32.
+
+torch decides TF32 for matrix products, where it is off by default, and for convolutions, where it
+is on; onnxruntime has one switch for a session, and has it on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.recipe import Providers
+from dort_rewriter.runtime.providers import (
+    CPU,
+    CUDA,
+    OPENVINO,
+    ProviderSpec,
+    infer,
+    take_present,
+)
+
+__all__ = ["may_use_tf32", "precisions", "select_providers", "selection_of"]
+
+
+def selection_of(
+    backend: Any, options: OrtBackendOptions
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Providers]:
+    """How a backend selects its providers: its own method, but for that of torch's class.
+
+    NOTE: torch's puts the CPU before CUDA, and leaves out which device.
+    """
+    if (backend._select_eps.__module__ or "").startswith("torch."):
+        return functools.partial(select_providers, options)
+    return lambda graph_module, args: backend._select_eps(graph_module, *args)
+
+
+def select_providers(
+    options: OrtBackendOptions, graph_module: torch.fx.GraphModule, args: Sequence[Any]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """The providers of a session, best first, each once.
+
+    Raises :class:`OptionError` for one that is named and not there, if it is required or the
+    options say ``fallback=False``.
+    """
+    wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
+    if options.infer_execution_providers:
+        devices = [a.device for a in args if isinstance(a, torch.Tensor)]
+        wanted.extend(infer([*devices, *_result_devices(graph_module)]))
+    wanted.extend(options.default_execution_providers or (CPU,))
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for spec in wanted:
+        if isinstance(spec, str):
+            chosen.setdefault(spec, {})
+        elif isinstance(spec, tuple):
+            chosen.setdefault(spec[0], spec[1] or {})
+        else:  # inferred: what the user left open follows the tensors, as the device's number
+            chosen[spec.name] = {**spec.options, **chosen.get(spec.name, {})}
+    here = take_present(list(chosen.items()), strict=not options.fallback)
+    names = [p.name for p in here] or [CPU]
+    return [(n, {**_as_torch_computes(n, graph_module), **chosen.get(n, {})}) for n in names]
+
+
+def _as_torch_computes(name: str, graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+    """Options that have a provider compute as exactly as torch's settings ask for.
+
+    By itself each of these lowers the precision of float32 on processors that have it cheap. What
+    the user's own options say wins.
+    """
+    if name == CUDA:
+        return _cuda_options(graph_module)
+    if name == OPENVINO and torch.get_float32_matmul_precision() != "medium":
+        # On a processor with AMX it would be bfloat16: gradients were off by 1.6e-2.
+        return {"load_config": '{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}'}
+    return {}
+
+
+def _cuda_options(graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+    """What torch's settings say of CUDA's products and convolutions.
+
+    NOTE: by itself onnxruntime rounds to TF32 and tries every algorithm of a convolution, which
+    takes seconds at each first call, as torch does only when it is asked to.
+    """
+    search = "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC"
+    tf32 = str(int(may_use_tf32(graph_module)))
+    return {"use_tf32": tf32, "cudnn_conv_algo_search": search}
+
+
+def _result_devices(graph_module: torch.fx.GraphModule) -> list[torch.device]:
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    values = [n.meta.get("val") for n in output.all_input_nodes]
+    return [v.device for v in values if isinstance(v, torch.Tensor)]
+
+
+SMALL_SHARE = 1 / 16
+"""Of the work of convolutions in TF32: products of so little go with them. They are those of a
+classifier, which reads what the convolutions have rounded."""
+
+
+def may_use_tf32(graph_module: torch.fx.GraphModule) -> bool:
+    """What torch's settings come to for the operators of one graph."""
+    products, convolutions = (precision == "tf32" for precision in precisions())
+    if products == convolutions:
+        return products
+    work = _work(graph_module)
+    convolved = sum(flops for is_convolution, flops in work if is_convolution)
+    multiplied = sum(flops for is_convolution, flops in work if not is_convolution)
+    if products:
+        return not convolved
+    return convolved > 0 and multiplied <= SMALL_SHARE * convolved
+
+
+def precisions() -> tuple[str, str]:
+    """What float32 products and convolutions are computed in on CUDA.
+
+    NOTE: read by the names of torch 2.9 where they are, which the older ones raise beside.
+    """
+    cudnn = torch.backends.cudnn
+    return _precision(torch.backends.cuda.matmul), _precision(getattr(cudnn, "conv", cudnn))
+
+
+def _precision(settings: Any) -> str:
+    named = getattr(settings, "fp32_precision", None)
+    return str(named or ("tf32" if settings.allow_tf32 else "ieee"))
+
+
+def _work(graph_module: torch.fx.GraphModule) -> list[tuple[bool, float]]:
+    """The float32 products of a graph: if one is a convolution, and its operations."""
+    from torch.utils.flop_counter import flop_registry
+
+    found = []
+    for node in graph_module.graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet not in flop_registry:
+            continue
+        results = [t for t in pytree.tree_leaves(node.meta.get("val")) if torch.is_tensor(t)]
+        if results and results[0].dtype == torch.float32:
+            args, kwargs = pytree.tree_map(_sized, (node.args, node.kwargs))
+            made = _sized(node)
+            flops = float(flop_registry[packet](*args, **kwargs, out_val=made))
+            found.append(("convolution" in str(packet), flops))
+    return found
+
+
+def _sized(value: Any) -> Any:
+    """Stand in for a value of a graph with numbers for its sizes: a symbol counts as one."""
+    if not isinstance(value, torch.fx.Node):
+        return value
+    return pytree.tree_map_only(torch.Tensor, _of_its_size, value.meta.get("val"))
+
+
+def _of_its_size(tensor: torch.Tensor) -> torch.Tensor:
+    sizes = [size if isinstance(size, int) else 1 for size in tensor.shape]
+    return torch.empty(sizes, device="meta")

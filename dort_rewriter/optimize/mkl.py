@@ -1,0 +1,131 @@
+"""Nodes for kernels that call MKL: products where it multiplies faster, gradients of attention.
+
+Large products of float32, small ones of bfloat16; the gradients in place of those by torch's
+kernel. Done last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them
+into others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from dort_rewriter.kernels.operators import (
+    MKL_ATTENTION_GRAD,
+    MKL_PRODUCT,
+    OWN_DOMAIN,
+    TORCH_FLASH,
+)
+from dort_rewriter.optimize.view import take_place
+
+__all__ = ["differentiate_by_mkl", "multiply_by_mkl", "multiply_small_by_mkl"]
+
+_PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")})
+
+_FEWEST = {"first turned": 1e6, "as they lie": 1.6e7, "second turned": 1.2e8, "packed": 3e8}
+"""The multiplications from which MKL is faster, by how the factors are read.
+
+Measured on a Xeon with AVX-512, one thread, onnxruntime 1.32. By MKL a product takes, of the time
+of ONNX Runtime's kernel: gradients of weights, whose first factor is transposed, 0.86 (128 cubed),
+0.77 to 0.87 (128 x 256 x 1024 and 128 x 768 x 768) and 0.7 (2048 x 1024 x 1024); gradients of what
+a layer reads 1 (128 cubed), 0.88 and 0.72; layers 1, 1 and 0.76. A constant second factor, which
+ONNX Runtime packs once, 1.03 (128 x 768 x 768), 0.95 (512 x 1024 x 1024) and 0.85. Batches of
+small matrices gain nothing.
+"""
+
+_USUAL = 64
+"""What an unknown size is taken for."""
+
+
+def multiply_by_mkl(model: ir.Model) -> int:
+    """Change a model in place, and return how many products MKL computes now."""
+    done = 0
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        if not _is_product_of_floats(node):
+            continue
+        settings: dict[str, Any] = {n: a.value for n, a in node.attributes.items()}
+        if settings.pop("transBatchA", 0) or settings.pop("transBatchB", 0):
+            continue
+        if not _is_large(node, settings):
+            continue
+        made = ir.node(
+            MKL_PRODUCT,
+            [v for v in node.inputs if v is not None],
+            domain=OWN_DOMAIN,
+            attributes=settings,
+            metadata_props=dict(node.metadata_props),
+            name=node.name,
+        )
+        assert node.graph is not None
+        node.graph.insert_before(node, made)
+        take_place(node.outputs[0], made.outputs[0])
+        node.graph.remove(node, safe=True)
+        done += 1
+    if done:
+        model.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
+    return done
+
+
+def multiply_small_by_mkl(model: ir.Model) -> int:
+    """Let MKL compute small products of bfloat16 of torch's kernels, and return how many may be.
+
+    Which are small the kernel decides, when it knows the sizes. Measured on a Xeon with AMX, of
+    the time of torch's kernel: 0.3 (260 x 192 x 96), 0.5 (128 x 256 x 256), 0.55 (64 x 512 x 256),
+    0.8 (96 x 260 x 768), 1.2 (256 x 256 x 512).
+    """
+    done = 0
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        of_torch = node.domain == OWN_DOMAIN and node.op_type in ("mm", "addmm")
+        if of_torch and node.outputs[0].dtype is ir.DataType.BFLOAT16:
+            node.attributes["small_by_mkl"] = ir.AttrInt64("small_by_mkl", 1)
+            done += 1
+    return done
+
+
+def _is_product_of_floats(node: ir.Node) -> bool:
+    """Whether a node multiplies float32, rows of any number of axes by one matrix."""
+    if (node.domain, node.op_type) not in _PRODUCTS:
+        return False
+    ranks = [v.shape.rank() if v is not None and v.shape is not None else 0 for v in node.inputs]
+    types = {v.dtype for v in node.inputs if v is not None}
+    return types == {ir.DataType.FLOAT} and ranks[0] >= 2 and ranks[1] == 2
+
+
+def _is_large(node: ir.Node, settings: Mapping[str, Any]) -> bool:
+    first, second = (_sizes(v) for v in node.inputs[:2])
+    turns = bool(settings.get("transA", 0)), bool(settings.get("transB", 0))
+    if turns[0] and len(first) > 2:
+        return False  # batches
+    if node.inputs[1] is not None and node.inputs[1].const_value is not None:
+        read = "packed"
+    else:
+        read = "first turned" if turns[0] else "second turned" if turns[1] else "as they lie"
+    columns = second[0] if turns[1] else second[1]
+    return math.prod(first) * columns >= _FEWEST[read]
+
+
+def _sizes(value: ir.Value | None) -> list[int]:
+    assert value is not None
+    assert value.shape is not None
+    return [d if isinstance(d, int) else _USUAL for d in value.shape]
+
+
+def differentiate_by_mkl(model: ir.Model, *, of_bfloat16: bool) -> int:
+    """Change a model in place, and return how many gradients of attention MKL computes now.
+
+    ``of_bfloat16`` says whether it multiplies bfloat16 by instructions for that: factors are
+    widened to floats elsewhere, as those of float16 are.
+    """
+    done = 0
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if (node.domain, node.op_type) != (OWN_DOMAIN, f"{TORCH_FLASH}_backward"):
+            continue
+        node.op_type = MKL_ATTENTION_GRAD
+        query = node.inputs[1]
+        if of_bfloat16 and query is not None and query.dtype is ir.DataType.BFLOAT16:
+            node.attributes["of_bfloat16"] = ir.AttrInt64("of_bfloat16", 1)
+        done += 1
+    return done

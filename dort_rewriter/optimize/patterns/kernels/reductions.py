@@ -1,0 +1,298 @@
+"""Reductions by kernels of our own: sums, and the norms and losses that are made of them.
+
+Our kernel adds up the first or last axes in vectors. 16-bit numbers are added up in float32 and
+rounded once, as torch's are; also over axes in between, of which onnxruntime's kernel knows
+float32 only.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.writer import Writer
+from dort_rewriter.kernels.operators import OWN_DOMAIN
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.kernels.programs import has_kernel, is_instruction
+from dort_rewriter.optimize.patterns.recognize.operands import NARROW, factors, filling
+from dort_rewriter.optimize.view import GraphView
+
+__all__ = ["BatchNormProduct", "CrossEntropyGrad", "RmsNormGrad", "Sums"]
+
+_TYPES = frozenset({ir.DataType.FLOAT, *NARROW})
+
+
+class Sums(Rule):
+    """``ReduceSum(x) -> Sum(x)``   over leading and trailing axes of float32, float16 or bfloat16,
+    ReduceMean and ReduceSumSquare; of 16-bit numbers over other axes side by side too.
+    ``ReduceL2(x) -> Sqrt(Sum(x))`` of squares, of float32.
+
+    NOTE: late, since norms are recognized by their means.
+    """
+
+    roots = ("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2")
+    lowers = "reductions of onnxruntime"
+    late = True
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | None:
+        """What to replace."""
+        if (ends := _reduced_ends(node, graph)) is None:
+            return None
+        attributes = {
+            **ends,
+            "keepdims": graph.attribute(node, "keepdims", 1),
+            "mean": int(node.op_type == "ReduceMean"),
+        }
+        if node.op_type in ("ReduceSumSquare", "ReduceL2"):
+            attributes["square"] = 1
+        x, is_norm = node.inputs[0], node.op_type == "ReduceL2"
+        if is_norm and (x is None or x.dtype != ir.DataType.FLOAT):
+            return None  # the sum would be rounded before its root is
+
+        def write(op: Writer) -> ir.Value:
+            total = op.call("Sum", x, domain=OWN_DOMAIN, **attributes)
+            result: ir.Value = op.Sqrt(total) if is_norm else total
+            return result
+
+        return Match([node.outputs[0]], write)
+
+
+def _reduced_ends(node: ir.Node, graph: GraphView) -> dict[str, int] | None:
+    """How many axes are reduced at each end, when none is between, or else which."""
+    x = node.inputs[0]
+    dims = graph.dims(x)
+    if x is None or not dims or x.dtype not in _TYPES or 0 in dims:
+        return None
+    rank = len(dims)
+    axes = graph.axes(node, rank)
+    if axes is None or (not axes and graph.attribute(node, "noop_with_empty_axes", 0)):
+        return None
+    reduced = set(axes or range(rank))
+    leading = next((i for i in range(rank) if i not in reduced), rank)
+    trailing = next((i for i in range(rank - leading) if rank - 1 - i not in reduced), 0)
+    ends = {"leading": leading, "trailing": trailing}
+    if len(reduced) != leading + trailing:
+        first = min(reduced)
+        if x.dtype not in NARROW or max(reduced) - first >= len(reduced):
+            return None
+        ends = {"before": first, "leading": len(reduced)}
+    return ends if graph.runs("Sum", [x], outputs=[x], domain=OWN_DOMAIN) else None
+
+
+class RmsNormGrad(Rule):
+    """``(a + h * r) + x * (sum(h * x) * (-1 / n) * r ** 3) -> a + RmsNormGrad(g, x, r, w)``
+    with h = g * w, r one number for each row of n; a may be missing."""
+
+    roots = ("ReduceSum",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        found = list(factors(graph.producer(node.inputs[0], "Mul")))
+        curve = _curve(node.outputs[0], graph)
+        if not found or curve is None:
+            return None
+        scale, root, x, total = curve
+        scaled = next((h for h, value in found if value is x), None)
+        dims = graph.dims(x) or (None,)
+        width, last_axis = dims[-1], [len(dims) - 1]
+        if (
+            scaled is None
+            or not isinstance(width, int)
+            or not graph.attribute(node, "keepdims", 1)
+        ):
+            return None
+        if graph.axes(node, len(dims)) != last_axis:
+            return Refusal("the sum is not along the last axis", graph.axes(node, len(dims)))
+        if np.float32(scale) != np.float32(-1 / width):
+            return Refusal("the factor is not minus one by the number of elements", scale)
+        straight = [
+            m
+            for m in graph.consumers(scaled)
+            if m.op_type == "Mul" and set(m.inputs) == {scaled, root} and not m.domain
+        ]
+        if len(straight) != 1 or not graph.used_once(straight[0].outputs[0]):
+            return None
+        ends = _ends(straight[0].outputs[0], total, graph)
+        if ends is None:
+            return Refusal("the two parts are not added", scaled.name)
+        weights = [
+            (g, w)
+            for g, w in factors(graph.producer(scaled, "Mul"))
+            if graph.static(w) == (width,)
+        ]
+        if not weights:
+            return Refusal("there is no weight", scaled.name)
+        g, w = weights[0]
+        rows = graph.dims(root) or ()
+        each = len(rows) == len(dims) and all(map(same, rows, (*dims[:-1], 1)))
+        if not each or not graph.same_shape(g, x):
+            return Refusal("there is not one root for each row", rows)
+        if not graph.runs("RmsNormGrad", [g, x, root, w], outputs=[x], domain=OWN_DOMAIN):
+            return Refusal("no kernel", x.dtype)
+        last, kept = ends
+
+        def build(op: Any) -> list[ir.Value]:
+            result = op.call("RmsNormGrad", g, x, root, w, domain=OWN_DOMAIN)
+            result.type, result.shape = x.type, x.shape
+            return [result if kept is None else op.Add(kept, result)]
+
+        return Match([last], build)
+
+
+def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """What a product or a sum has beside a value."""
+    rest = [v for v in node.inputs if v is not value]
+    return rest[0] if len(rest) == 1 else None
+
+
+def _only_reader(value: ir.Value, graph: GraphView, op_type: str) -> ir.Node | None:
+    if not graph.used_once(value):
+        return None
+    (reader,) = graph.consumers(value)
+    return reader if reader.op_type == op_type and not reader.domain else None
+
+
+def _curve(total: ir.Value, graph: GraphView) -> tuple[float, ir.Value, ir.Value, ir.Value] | None:
+    """The constant, r, x and the product of ``total * constant * r ** 3 * x``."""
+    value, scale = total, None
+    root: ir.Value | None = None
+    while (product := _only_reader(value, graph, "Mul")) is not None:
+        factor = _other(product, value)
+        if factor is None:
+            return None
+        value = product.outputs[0]
+        if (number := graph.scalar(factor)) is not None and scale is None:
+            scale = float(number)
+        elif (cubed := _root_of_cube(factor, graph)) is not None and root is None:
+            root = cubed
+        elif scale is not None and root is not None:
+            return scale, root, factor, value
+        else:
+            return None
+    return None
+
+
+def _root_of_cube(value: ir.Value, graph: GraphView) -> ir.Value | None:
+    for root, square in factors(graph.producer(value, "Mul")):
+        if any(a is root and b is root for a, b in factors(graph.producer(square, "Mul"))):
+            return root
+    return None
+
+
+def _ends(
+    straight: ir.Value, curve: ir.Value, graph: GraphView
+) -> tuple[ir.Value, ir.Value | None] | None:
+    """The sum of the two parts, and what else is in it."""
+    for first, second in permutations((straight, curve)):
+        inner = _only_reader(first, graph, "Add")
+        if inner is None:
+            continue
+        other = _other(inner, first)
+        if other is second:
+            return inner.outputs[0], None
+        outer = _only_reader(second, graph, "Add")
+        whole = outer is not None and _other(outer, second) is inner.outputs[0]
+        if outer is not None and whole and other is not None:
+            return (outer.outputs[0], other) if graph.used_once(inner.outputs[0]) else None
+    return None
+
+
+_FEWEST = 1 << 15
+"""Elements from which the nodes that compute the factors take less than a pass over them."""
+
+
+class BatchNormProduct(Rule):
+    """``BatchNormalization(x, w, b, mean, variance) -> x * f + (b - mean * f)``
+    with f = w / sqrt(variance + epsilon), where x or the result meets elementwise nodes.
+
+    torch computes the same. Where a convolution can take the normalization into its weights, it
+    stays.
+    """
+
+    roots = ("BatchNormalization",)
+    lowers = "batch normalizations"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        x, *parameters = node.inputs
+        y, *statistics = node.outputs
+        if statistics or graph.attribute(node, "training_mode", 0):
+            return None
+        constant = all(graph.constant(p) is not None for p in parameters)
+        if constant and graph.producer(x, "Conv", "FusedConv", "ConvTranspose"):
+            return Refusal("a convolution takes it", node.name)
+        around = [x.producer() if x is not None else None, *graph.consumers(y)]
+        if not any(n is not None and is_instruction(n) for n in around):
+            return Refusal("nothing around it is elementwise", node.name)
+        dims = graph.static(x)
+        if dims is None or len(dims) < 2 or math.prod(dims) < _FEWEST:
+            return Refusal("it is small, or of unknown sizes", graph.dims(x))
+        types = {v.dtype for v in node.inputs if v is not None}
+        if len(types) > 1 or not has_kernel(y, graph):
+            return Refusal("no kernel", types)
+        scale, bias, mean, variance = parameters
+        epsilon = graph.attribute(node, "epsilon", 1e-5)
+
+        def build(op: Any) -> list[ir.Value]:
+            shifted = op.Add(variance, op.constant(epsilon, y.dtype))
+            factor = op.Mul(scale, op.Reciprocal(op.Sqrt(shifted)))
+            rest = op.Sub(bias, op.Mul(mean, factor))
+            if len(dims) > 2:
+                column = op.constant([dims[1], *[1] * (len(dims) - 2)], ir.DataType.INT64)
+                factor, rest = op.Reshape(factor, column), op.Reshape(rest, column)
+            return [op.Add(op.Mul(x, factor), rest)]
+
+        return Match([y], build)
+
+
+class CrossEntropyGrad(Rule):
+    """``SoftmaxGrad<log>(ScatterElements(0, i, g), y) -> CrossEntropyGrad(y, i, -g)``   along the
+    last axis, g one number for each row."""
+
+    roots = (f"{OWN_DOMAIN}::SoftmaxGrad",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        gradient, y = node.inputs
+        scatter = graph.producer(gradient, "ScatterElements")
+        if scatter is None or not graph.attribute(node, "log", 0):
+            return None
+        chosen = scatter.outputs[0]
+        zeros, indices, updates = scatter.inputs
+        if filling(zeros, graph) != 0:
+            return None
+        if not graph.used_once(chosen) or not _is_last(scatter, graph):
+            return Refusal("the chosen places are of another axis, or read elsewhere", chosen.name)
+        dims, rows = graph.dims(y), graph.dims(indices)
+        if not graph.same_shape(chosen, y) or dims is None or rows is None or rows[-1:] != (1,):
+            return Refusal("more than one place is chosen in a row", rows)
+        if not graph.same_shape(updates, indices):
+            return Refusal("the gradient is not one for each row", graph.dims(updates))
+        if not _has_rows(rows, dims):
+            return Refusal("places are chosen in some rows only", rows)
+        read = (y, indices, updates)
+        if not graph.runs("CrossEntropyGrad", read, outputs=node.outputs, domain=OWN_DOMAIN):
+            return Refusal("no kernel", None if indices is None else indices.dtype)
+
+        def build(op: Any) -> ir.Value:
+            result = op.call("CrossEntropyGrad", y, indices, op.Neg(updates), domain=OWN_DOMAIN)
+            result.type = node.outputs[0].type
+            return result
+
+        return Match([node.outputs[0]], build)
+
+
+def _is_last(scatter: ir.Node, graph: GraphView) -> bool:
+    rank = graph.rank(scatter.inputs[0]) or 0
+    last = graph.attribute(scatter, "axis", 0) in (-1, rank - 1)
+    return last and graph.attribute(scatter, "reduction", "none") == "none"
+
+
+def _has_rows(rows: tuple[Any, ...], dims: tuple[Any, ...]) -> bool:
+    """Whether indices have the sizes of a tensor, but for the last."""
+    return len(rows) == len(dims) and all(map(same, rows[:-1], dims[:-1]))

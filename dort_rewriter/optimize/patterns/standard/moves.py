@@ -1,0 +1,301 @@
+"""Expand and Transpose: joined, left out, and moved past elementwise operators."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from dort_rewriter.graph.shapes import broadcast, same
+from dort_rewriter.graph.writer import Writer
+from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
+from dort_rewriter.optimize.patterns.standard.views import reshape_target
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
+from dort_rewriter.optimize.view import Dim, GraphView
+
+__all__ = [
+    "BROADCASTING",
+    "UNARY",
+    "ExpandBroadcast",
+    "ExpandExpand",
+    "ExpandSwap",
+    "TransposeElementwise",
+    "TransposeEqualReshape",
+    "TransposeTranspose",
+]
+
+UNARY = (
+    "Abs",
+    "Cast",
+    "Ceil",
+    "Cos",
+    "Erf",
+    "Exp",
+    "Floor",
+    "IsInf",
+    "IsNaN",
+    "LeakyRelu",
+    "Log",
+    "Neg",
+    "Not",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Softplus",
+    "Sqrt",
+    "Tanh",
+)
+"""With one input, and with attributes that do not depend on shapes."""
+
+BROADCASTING = (
+    "Add",
+    "And",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Min",
+    "Mod",
+    "Mul",
+    "Or",
+    "Pow",
+    "Sub",
+    "Where",
+    "Xor",
+)
+"""With inputs that broadcast to the shape of the result."""
+
+
+class ExpandBroadcast(Rule):
+    """``Mul(Expand(x), y) -> Mul(x, y)``   when ``y`` makes the result as large by itself.
+
+    Any operator that broadcasts, any of its inputs.
+    """
+
+    roots = BROADCASTING
+    reads = ("Expand",)
+    lowers = "elementwise operators that read an Expand"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        sources = [_before_expand(v, graph) for v in node.inputs]
+        if all(s is v for s, v in zip(sources, node.inputs, strict=True)):
+            return None
+        if not _is_shape(node.outputs[0], sources, graph):
+            sources = _drop_one(node, sources, graph)
+        if not sources:
+            return Refusal("the result would be smaller", str(node.outputs[0].shape))
+        attributes = {k: a.value for k, a in node.attributes.items()}
+        name = node.op_type
+        return Match([node.outputs[0]], lambda op: op.call(name, *sources, **attributes))
+
+
+class ExpandSwap(Rule):
+    """``Exp(Expand(x)) -> Expand(Exp(x))``   and ``Mul(Expand(x), y) -> Expand(Mul(x, y))``,
+    when ``y`` makes the product no larger than ``x``."""
+
+    roots = (*UNARY, *BROADCASTING)
+    reads = ("Expand",)
+    lowers = "elements computed"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        places = [i for i, v in enumerate(node.inputs) if graph.producer(v, "Expand") is not None]
+        if len(places) != 1:
+            return None
+        (at,) = places
+        value = node.inputs[at]
+        expand = graph.producer(value)
+        if value is None or expand is None or (x := expand.inputs[0]) is None:
+            return None
+        target, result = expand.inputs[1], node.outputs[0]
+        if not graph.used_once(value):
+            return Refusal("the expanded value is needed", value.name)
+        inputs = [*node.inputs[:at], x, *node.inputs[at + 1 :]]
+        if not graph.same_shape(value, result) or not _is_shape(x, inputs, graph):
+            return Refusal("another input makes the result larger", str(result.shape))
+        attributes = {k: a.value for k, a in node.attributes.items()}
+        name = node.op_type
+        return Match([result], lambda op: op.Expand(op.call(name, *inputs, **attributes), target))
+
+
+class ExpandExpand(TreeRule):
+    """``Expand(Expand(x, s), t) -> Expand(x, t)``   when ``t`` alone says the shape."""
+
+    @staticmethod
+    def pattern(op: PatternOps, x: ir.Value, s: ir.Value, t: ir.Value) -> Tree:
+        """Two of them."""
+        return op.Expand(op.named("first", op.Expand(x, s)), t)
+
+    @staticmethod
+    def check(
+        graph: GraphView, x: ir.Value, t: ir.Value, first: ir.Node, result: ir.Value
+    ) -> Refusal | None:
+        """The second shape is that of the result."""
+        dims, sizes = graph.dims(x), graph.sizes(t)
+        if dims is None or sizes is None or not _equal(broadcast([dims, sizes]), result):
+            return Refusal("the first shape is needed", first.outputs[0].name)
+        return None
+
+    @staticmethod
+    def replacement(op: Writer, x: ir.Value, t: ir.Value) -> ir.Value:
+        """The second one."""
+        result: ir.Value = op.Expand(x, t)
+        return result
+
+
+def _is_shape(value: ir.Value, inputs: list[ir.Value | None], graph: GraphView) -> bool:
+    """Whether some inputs broadcast to the shape of a value."""
+    shapes = [graph.dims(v) for v in inputs]
+    known = [s for s in shapes if s is not None]
+    return len(known) == len(shapes) and _equal(broadcast(known), value)
+
+
+def _equal(dims: tuple[Dim, ...], value: ir.Value) -> bool:
+    wanted = value.shape
+    return wanted is not None and len(wanted) == len(dims) and all(map(same, dims, wanted))
+
+
+def _before_expand(value: ir.Value | None, graph: GraphView) -> ir.Value | None:
+    expand = graph.producer(value, "Expand")
+    return value if expand is None else expand.inputs[0]
+
+
+def _drop_one(
+    node: ir.Node, sources: list[ir.Value | None], graph: GraphView
+) -> list[ir.Value | None]:
+    """The inputs of a node with one Expand left out; [] when each is needed."""
+    for i, source in enumerate(sources):
+        inputs = [*node.inputs[:i], source, *node.inputs[i + 1 :]]
+        if source is not node.inputs[i] and _is_shape(node.outputs[0], inputs, graph):
+            return inputs
+    return []
+
+
+class TransposeTranspose(Rule):
+    """``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``   or ``x`` when that is in order.
+
+    A product reads its last axes in either order for nothing: a second Transpose of those stays,
+    so that the first copies whole rows.
+
+    NOTE: an identity Transpose must not stay: onnxruntime 1.19 computes it wrongly before a
+    MatMul and an Add.
+    """
+
+    roots = ("Transpose",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        first = graph.producer(node.inputs[0], "Transpose")
+        perm = outer = _permutation(node, graph)
+        x = node.inputs[0]
+        if first is not None:
+            inner = _permutation(first, graph)
+            perm = None if perm is None or inner is None else [inner[i] for i in perm]
+            x = first.inputs[0]
+        if perm is None or x is None or (first is None and perm != sorted(perm)):
+            return None
+        if perm == sorted(perm):
+            return Match([node.outputs[0]], lambda op: x)
+        if outer is not None and _is_swap(outer) and not _is_swap(perm):
+            readers = graph.consumers(node.outputs[0])
+            if readers and all(r.op_type in ("MatMul", "FusedMatMul") for r in readers):
+                return Refusal("products read the last axes in either order", outer)
+        return Match([node.outputs[0]], lambda op: op.Transpose(x, perm=perm))
+
+
+def _is_swap(perm: list[int]) -> bool:
+    """Whether the last two axes change places, and nothing else."""
+    rank = len(perm)
+    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
+
+
+class TransposeEqualReshape(Rule):
+    """``Transpose(x) -> Reshape(x)``   when only sizes of 1 change their place."""
+
+    roots = ("Transpose",)
+    lowers = "Transpose nodes"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        x, perm = node.inputs[0], _permutation(node, graph)
+        dims = graph.dims(x)
+        if x is None or dims is None or perm is None:
+            return None
+        moved = [i for i in perm if dims[i] != 1]
+        if moved != sorted(moved):
+            return None
+        target = reshape_target(dims, [dims[i] for i in perm])
+        if target is None:
+            return Refusal("the shape cannot be written down", str(dims))
+        return Match([node.outputs[0]], lambda op: op.Reshape(x, target))
+
+
+class TransposeElementwise(Rule):
+    """``Add(Transpose(a), Transpose(b)) -> Transpose(Add(a, b))``   and
+    ``Transpose(Exp(Transpose(x))) -> Exp(x)``   when they undo each other.
+
+    Numbers of one element need no Transpose.
+    """
+
+    roots = (*UNARY, *BROADCASTING)
+    reads = ("Transpose",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        """What to replace."""
+        transposes = [graph.producer(v, "Transpose") for v in node.inputs]
+        perms = [None if t is None else _permutation(t, graph) for t in transposes]
+        perm = next((p for p in perms if p is not None), None)
+        if perm is None:
+            return None
+        result = node.outputs[0]
+        sources: list[ir.Value | None] = []
+        for value, transpose, own in zip(node.inputs, transposes, perms, strict=True):
+            if transpose is not None and own == perm:
+                sources.append(transpose.inputs[0])
+            elif value is not None and graph.static(value) in ((), (1,)):
+                sources.append(value)
+            else:
+                return None
+        if any(graph.rank(v) != len(perm) for v in (result, *_larger(node, graph))):
+            return None
+        gone = {id(t) for t in transposes if t is not None and graph.used_once(t.outputs[0])}
+        back = _undone_by(result, perm, graph)
+        if len(gone) < 2 and back is None:
+            return None
+        attributes = {k: a.value for k, a in node.attributes.items()}
+        name = node.op_type
+        if back is not None and gone:
+            return Match([back], lambda op: op.call(name, *sources, **attributes))
+        return Match(
+            [result],
+            lambda op: op.Transpose(op.call(name, *sources, **attributes), perm=perm),
+        )
+
+
+def _larger(node: ir.Node, graph: GraphView) -> list[ir.Value | None]:
+    """The inputs of more than one element."""
+    return [v for v in node.inputs if graph.static(v) not in ((), (1,))]
+
+
+def _undone_by(value: ir.Value, perm: list[int], graph: GraphView) -> ir.Value | None:
+    """The result of the only reader of a value when it is a Transpose back."""
+    if not graph.used_once(value):
+        return None
+    (reader,) = graph.consumers(value)
+    back = _permutation(reader, graph) if reader.op_type == "Transpose" else None
+    if back is None or [perm[i] for i in back] != sorted(perm):
+        return None
+    return reader.outputs[0]
+
+
+def _permutation(node: ir.Node, graph: GraphView) -> list[int] | None:
+    perm = graph.attribute(node, "perm")
+    if perm is not None:
+        return list(perm)
+    rank = graph.rank(node.inputs[0])
+    return None if rank is None else list(range(rank))[::-1]

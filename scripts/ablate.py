@@ -125,7 +125,7 @@ PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"})
 
 def removals(level: str, base: str, seen: Seen) -> list[Removal]:
     """What is taken away of a program, by what took part in it."""
-    from dort_rewriter.optimize.selection import SETS
+    from dort_rewriter.optimize.pipeline import SETS
     from dort_rewriter.plan import placement
 
     found: dict[str, tuple[str, set[str]]] = {}

@@ -106,8 +106,9 @@ def run_at_random(session: nox.Session) -> None:
     env = {"OMP_NUM_THREADS": "1"}
     session.run("python", "scripts/fuzz.py", *session.posargs, env=env)
     if not session.posargs:
-        views, graphs = "tests.backends.random_views", "tests.optimize.random_graphs"
-        session.run("python", "-m", views, "--first", "100", "--count", "1000", env=env)
+        views = ("--part", "views", "--first", "100", "--programs", "1000")
+        session.run("python", "scripts/fuzz.py", *views, env=env)
+        graphs = "tests.optimize.random_graphs"
         session.run("python", "-m", graphs, "--seed", "1000", "--count", "5000", env=env)
 
 

@@ -1,6 +1,7 @@
 """Run programs at random through the ``onnxrt`` backend, and compare each with eager mode.
 
-usage: python scripts/fuzz.py [--programs 5000] [--first SEED]
+usage: python scripts/fuzz.py [--programs 5000] [--first SEED] [--part views]
+                              [--providers NAME ...]
 
 Values, types, strides, aliases, what was written, gradients: ``tests/backends/program_check.py``
 says what is compared. Each failure prints its seed and the program, shrunk, as Python. Where
@@ -20,22 +21,28 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from children import FORKS, Lost, measured
 
+Steps = tuple[int, int] | None
 
-def run(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Counter[str]:
+OPTIONS: dict[str, Any] = {}
+"""Options of the backend, which the forks inherit."""
+
+
+def run(seeds: Sequence[int], part: str, steps: Steps, shrinking: float) -> Counter[str]:
     """Judge the programs of some seeds, and return how many there are of each verdict."""
     from tests.backends.program_check import run_eager
     from tests.backends.random_programs import generate
 
     kinds: Counter[str] = Counter()
-    for seed, kind in measured(seeds, lambda seed: [judge_seed(seed, steps, shrinking)]):
+    for seed, kind in measured(seeds, lambda seed: [judge_seed(seed, part, steps, shrinking)]):
         if isinstance(kind, Lost):
-            program, end = generate(seed, steps), str(kind)
+            program, end = generate(seed, steps, part), str(kind)
             alone = FORKS.Process(target=run_eager, args=(program,))
             alone.start()
             alone.join()
@@ -47,14 +54,14 @@ def run(seeds: Sequence[int], steps: tuple[int, int], shrinking: float) -> Count
     return kinds
 
 
-def judge_seed(seed: int, steps: tuple[int, int], shrinking: float) -> str:
+def judge_seed(seed: int, part: str, steps: Steps, shrinking: float) -> str:
     """The verdict on the program of a seed."""
     from tests.backends.program_check import judge, shrink
     from tests.backends.random_programs import RandomProgram, generate
 
-    program = generate(seed, steps)
+    program = generate(seed, steps, part)
     try:
-        verdict = judge(program)
+        verdict = judge(program, OPTIONS)
     except Exception:  # a defect of the judge: the other seeds are judged all the same
         print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
         return "judge failed"
@@ -66,12 +73,12 @@ def judge_seed(seed: int, steps: tuple[int, int], shrinking: float) -> str:
     until = time.monotonic() + shrinking
 
     def fails(smaller: RandomProgram) -> bool:
-        return time.monotonic() < until and judge(smaller).kind == verdict.kind
+        return time.monotonic() < until and judge(smaller, OPTIONS).kind == verdict.kind
 
     small = shrink(program, fails)
-    switches = [n for n in ("grad", "dynamic", "autocast") if getattr(small, n)]
+    switches = [n for n in ("grad", "dynamic", "autocast", "inference") if getattr(small, n)]
     print(f"# seed {seed} {' '.join(switches)}\n{small.text()}", flush=True)
-    lines = (judge(small).text or verdict.text).splitlines()
+    lines = (judge(small, OPTIONS).text or verdict.text).splitlines()
     print("\n".join(f"# {line}" for line in lines), flush=True)
     return verdict.kind
 
@@ -86,8 +93,12 @@ def main() -> int:
     parser.add_argument(
         "--shrinking", type=float, default=120.0, help="seconds for making one failure smaller"
     )
-    parser.add_argument("--steps", type=int, nargs=2, default=(5, 40), help="steps of a program")
+    parser.add_argument("--part", default="operators", choices=("operators", "views"))
+    parser.add_argument("--steps", type=int, nargs=2, help="steps of a program, at least and most")
+    parser.add_argument("--providers", nargs="*", help="execution providers, best first")
     options = parser.parse_args()
+    if options.providers:
+        OPTIONS["preferred_execution_providers"] = options.providers
     os.environ["DORT_CACHE"] = "0"
     os.environ["ONNXRT_CHANGE_REWRITER"] = "1"
     torch.set_num_threads(1)
@@ -99,7 +110,8 @@ def main() -> int:
     dort_rewriter.install()
     seeds = options.seeds or range(options.first, options.first + options.programs)
     start = time.monotonic()
-    kinds = run(seeds, tuple(options.steps), options.shrinking)
+    steps = tuple(options.steps) if options.steps else None
+    kinds = run(seeds, options.part, steps, options.shrinking)
     failed = kinds["wrong"] + kinds["given up"] + kinds["judge failed"]
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     seconds = time.monotonic() - start

@@ -2,6 +2,7 @@
 
 The data are tuples of names, numbers and sizes (expressions of symbols, as sympy has them): no
 code, no weight. Values (``meta["val"]``) keep their sizes, strides and which of them share memory.
+Their text is the same in each process: keys are made of it.
 NOTE: the data are of the same package and the same torch: their keys say so, nothing here does.
 """
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["MAX_CONSTANT", "GraphData", "describe_graph", "restore_graph"]
+__all__ = ["Description", "GraphData", "constant", "describe_graph", "restore_graph"]
 
-MAX_CONSTANT = 2**16
+_MAX_CONSTANT = 2**16
 """Bytes of a constant that a description holds, or the key of a model."""
 
 _KEPT = ("stack_trace", LAYOUT_IS_FREE, UPDATES)
@@ -42,6 +43,9 @@ _FUNCTIONS = ("_operator", "math", "builtins", "torch")
 
 class _Reference(int):
     """The place of a node among those of its graph, in an argument."""
+
+    def __repr__(self) -> str:
+        return f"%{int(self)}"
 
 
 class _Number(tuple[str, Any]):
@@ -60,11 +64,11 @@ class GraphData:
 
 def describe_graph(graph_module: torch.fx.GraphModule) -> GraphData:
     """The data of a graph; :class:`CaptureError` with the reason for one that data cannot say."""
-    described, nodes = _Description(), list(graph_module.graph.nodes)
+    described, nodes = Description(), list(graph_module.graph.nodes)
     with _disable_current_modes():
         return GraphData(
             tuple(map(described.node, nodes)),
-            {n.target: _constant(graph_module, n.target) for n in nodes if n.op == "get_attr"},
+            {n.target: constant(graph_module, n.target) for n in nodes if n.op == "get_attr"},
         )
 
 
@@ -87,10 +91,17 @@ def restore_graph(data: GraphData, mode: FakeTensorMode) -> torch.fx.GraphModule
 # -- to data ------------------------------------------------------------------------------------
 
 
-class _Description:
-    """What was described so far of a graph."""
+class Description:
+    """What was described so far of a graph.
 
-    def __init__(self) -> None:
+    Unless it is to be restored, it may have what only a key of it needs: views that change
+    numbers, sizes that are known at run time only.
+    """
+
+    def __init__(self, *, restored: bool = True) -> None:
+        self.sizes: dict[Any, Any] = {}
+        """The symbolic numbers by their expressions, as torch has them."""
+        self._restored = restored
         self._nodes: dict[torch.fx.Node, _Reference] = {}
         self._storages: dict[int, int] = {}
 
@@ -126,35 +137,38 @@ class _Description:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return _Number((type(value).__name__, _expression(value)))
+            return self._number(value)
         if value is None or isinstance(value, bool | int | float):
             return value
         raise CaptureError(f"a value is a {type(value).__name__}")
 
     def _tensor(self, tensor: torch.Tensor) -> dict[str, Any]:
-        if type(tensor) is not torch._subclasses.FakeTensor or tensor.layout != torch.strided:
+        is_fake = type(tensor) is torch._subclasses.FakeTensor or not self._restored
+        if not is_fake or tensor.layout != torch.strided:
             raise CaptureError(f"a value is a {type(tensor).__name__} of {tensor.layout}")
-        if tensor.is_conj() or tensor.is_neg():
+        bits = tensor.is_conj(), tensor.is_neg()
+        if any(bits) and self._restored:
             raise CaptureError("a value is a view that changes numbers (conjugated, negated)")
         storage = tensor.untyped_storage()._cdata
         return {
             "dtype": tensor.dtype,
             "device": tensor.device,
             "storage": self._storages.setdefault(storage, len(self._storages)),
-            "offset": _size(tensor.storage_offset()),
-            "shape": tuple(map(_size, tensor.shape)),
-            "stride": tuple(map(_size, tensor.stride())),
+            "offset": self._size(tensor.storage_offset()),
+            "shape": tuple(map(self._size, tensor.shape)),
+            "stride": tuple(map(self._size, tensor.stride())),
+            "bits": bits,
         }
 
+    def _size(self, size: Any) -> Any:
+        return size if isinstance(size, int) else self._number(size)
 
-def _size(size: Any) -> Any:
-    return size if isinstance(size, int) else _Number(("SymInt", _expression(size)))
-
-
-def _expression(number: Any) -> Any:
-    if free_unbacked_symbols(number):
-        raise CaptureError("a size is known at run time only")
-    return number.node.expr
+    def _number(self, number: Any) -> _Number:
+        if self._restored and free_unbacked_symbols(number):
+            raise CaptureError("a size is known at run time only")
+        expression = number.node.expr
+        self.sizes.setdefault(expression, number.node)
+        return _Number((type(number).__name__, expression))
 
 
 def _name_of(node: torch.fx.Node) -> tuple[str, ...]:
@@ -172,14 +186,16 @@ def _name_of(node: torch.fx.Node) -> tuple[str, ...]:
     raise CaptureError(f"a node calls {target}")
 
 
-def _constant(
-    graph_module: torch.fx.GraphModule, path: str
+def constant(
+    graph_module: torch.fx.GraphModule, path: str, *, restored: bool = True
 ) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    """A small tensor that a graph holds; :class:`CaptureError` for any other."""
     value: Any = functools.reduce(getattr, path.split("."), graph_module)
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain or "." in path or value.device.type != "cpu" or not value.is_contiguous():
+    is_held = "." not in path and plain and value.is_contiguous()
+    if not plain or value.device.type != "cpu" or (restored and not is_held):
         raise CaptureError(f"{path} is no plain tensor on the CPU")
-    if value.nbytes > MAX_CONSTANT or value.is_conj() or value.is_neg():
+    if value.nbytes > _MAX_CONSTANT or value.is_conj() or value.is_neg():
         raise CaptureError(f"{path} is a large constant")
     content = value.detach().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0)
     return value.dtype, tuple(value.shape), bytes(content.tolist())

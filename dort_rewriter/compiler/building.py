@@ -35,6 +35,7 @@ from dort_rewriter.kernels.loading import address_key
 from dort_rewriter.optimize.addresses import give_addresses
 from dort_rewriter.optimize.in_place import checks_of, written_in_place
 from dort_rewriter.optimize.low_bits import lower_weights
+from dort_rewriter.optimize.openvino import keep_special_numbers
 from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import get_pattern_list, optimize
 from dort_rewriter.optimize.provider_fit import (
@@ -62,8 +63,14 @@ from dort_rewriter.runtime.kernel_query import (
     loses_factors,
 )
 from dort_rewriter.runtime.model_files import to_proto, try_dump, weight_bytes
-from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.session import Session, create_session, session_settings, try_session
+from dort_rewriter.runtime.providers import CPU, OPENVINO
+from dort_rewriter.runtime.session import (
+    Session,
+    create_session,
+    new_settings,
+    session_settings,
+    try_session,
+)
 from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
 
 if TYPE_CHECKING:
@@ -234,7 +241,7 @@ def build_block(
     ``frozen`` and ``numbers`` are the arguments that the model holds, by position.
     """
     recipe = plan.recipe
-    providers = recipe.select_providers(plan.graph_module, args)
+    providers = plan.providers(args)
     block = export_block(plan, str(providers[0][0]), frozen, numbers)
     fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
     if recipe.make_runner is not None:
@@ -364,6 +371,8 @@ def _convert(
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
         drop_unused_results(model)
+        if provider == OPENVINO:
+            keep_special_numbers(model)
         if recipe.may_call_torch(provider):
             compute_by_mkl(model, options)
     return model
@@ -392,15 +401,16 @@ def _output_names(plan: OutputPlan) -> list[str]:
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
     settings, provider = session_settings(options, model, providers), str(providers[0][0])
+    keep = new_settings(options, model, providers)
     model = _with_right_kernels(model, provider, options)
     try:
-        return create_session(model, providers=providers, options=settings)
+        return create_session(model, providers=providers, options=settings, keep=keep)
     except NoKernelError:
         pass
     fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
     add_casts(fitted, provider=provider)
     fitted = _with_right_kernels(fitted, provider, options)  # of the types that are wider now
-    return create_session(fitted, providers=providers, options=settings)
+    return create_session(fitted, providers=providers, options=settings, keep=keep)
 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:

@@ -7,9 +7,7 @@ here. What cannot be written down (functions and operators of a user) has no key
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import hashlib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +18,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dort_rewriter import env
 from dort_rewriter.aten import source_line
-from dort_rewriter.compiler.model_key import NoKey, constant, installed
+from dort_rewriter.capture.graph_data import constant
+from dort_rewriter.compiler.model_key import digest_of, installed, plain_text
 from dort_rewriter.compiler.provider_choice import precisions
+from dort_rewriter.errors import CaptureError
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.torch_defects.view_replays import share_memory
 
 __all__ = ["graph_key"]
@@ -49,21 +49,18 @@ def graph_key(
         return None
     try:
         if not _can_keep():
-            raise NoKey("this torch keeps graphs of its own compilers only")
+            raise CaptureError("this torch keeps graphs of its own compilers only")
         _refuse_watched()
         known = dispatcher.description()
         if known is None:
-            raise NoKey("converters of a user")
-        parts = [known, *installed(), _plain(options), *_state(), *_table(table)]
+            raise CaptureError("converters of a user")
+        parts = [known, *installed(), plain_text(options), *_state(), *_table(table)]
         parts.extend(_arguments(args))
         parts.extend(_graph(graph_module))
-    except NoKey as reason:
+    except CaptureError as reason:
         logger.info("cache_graphs: no graph is kept for other processes: %s.", reason)
         return None
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
+    return digest_of(parts)
 
 
 @functools.cache
@@ -83,23 +80,9 @@ def _refuse_watched() -> None:
     """Refuse to keep where torch does more with what compilers return."""
     config: Any = torch._dynamo.config
     if config.repro_after == "aot":
-        raise NoKey("torch's minifier watches the compilers")
+        raise CaptureError("torch's minifier watches the compilers")
     if getattr(config, "caching_precompile", False):
-        raise NoKey("torch's precompilation would find them where no backend is")
-
-
-def _plain(value: Any) -> str:
-    """Options as text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, OrtBackendOptions | OptimizationOptions):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return f"{type(value).__name__}{_plain(fields)}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{k!r}: {_plain(value[k])}' for k in sorted(value))}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain, value))}]"
-    raise NoKey(f"an option is a {type(value).__name__}")
+        raise CaptureError("torch's precompilation would find them where no backend is")
 
 
 def _arguments(args: Sequence[Any]) -> Iterator[str]:
@@ -113,11 +96,11 @@ def _arguments(args: Sequence[Any]) -> Iterator[str]:
         if not isinstance(argument, torch.Tensor):
             continue
         if argument.layout is not torch.strided or is_subclass(argument):
-            raise NoKey("an argument is a tensor of a class or a layout of its own")
+            raise CaptureError("an argument is a tensor of a class or a layout of its own")
         kind = isinstance(argument, torch.nn.Parameter), argument.is_leaf, argument._is_view()
         yield f"{argument.storage_offset()} {_beyond(argument)} {kind} {_base(argument)}"
     if share_memory(args):
-        raise NoKey("arguments share memory")
+        raise CaptureError("arguments share memory")
 
 
 def _beyond(tensor: torch.Tensor) -> int:
@@ -168,7 +151,7 @@ def _named(function: Any) -> str:
         return " ".join(map(_named, (function.func, *given)))
     module = str(getattr(function, "__module__", None))
     if module.partition(".")[0] not in ("torch", __name__.partition(".")[0]):
-        raise NoKey(f"an operator is decomposed by {module}")
+        raise CaptureError(f"an operator is decomposed by {module}")
     return f"{module}.{getattr(function, '__qualname__', function)}"
 
 
@@ -180,13 +163,13 @@ def _graph(graph_module: torch.fx.GraphModule) -> Iterator[str]:
         for node in module.graph.nodes:
             yield f"{node.name} {source_line(node)}"
             if node.op == "call_module":
-                raise NoKey(f"the graph calls the module {node.target}")
+                raise CaptureError(f"the graph calls the module {node.target}")
             if node.op == "get_attr":
                 found: Any = functools.reduce(getattr, node.target.split("."), module)
                 if not isinstance(found, torch.fx.GraphModule):
-                    yield constant(module, node.target)
+                    yield repr(constant(module, node.target, restored=False))
             target = node.target
             if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
                 name = str(target).partition(".")[0]
                 if name not in _NAMESPACES:
-                    raise NoKey(f"{target} is an operator of others")
+                    raise CaptureError(f"{target} is an operator of others")

@@ -12,17 +12,17 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dort_rewriter.aten import source_line
-from dort_rewriter.capture.graph_data import MAX_CONSTANT
+from dort_rewriter.capture.graph_data import Description, constant
 from dort_rewriter.env import IMPORTED_AT
-from dort_rewriter.export.registry import op_name
-from dort_rewriter.options import OptimizationOptions
+from dort_rewriter.errors import CaptureError
+from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.plan.nodes import plan_of
 from dort_rewriter.plan.outputs import ModelOutput
 from dort_rewriter.plan.placement import described_mkl, uses_own_kernels
@@ -33,13 +33,9 @@ if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
-__all__ = ["NoKey", "constant", "fingerprint", "installed", "model_key"]
+__all__ = ["digest_of", "fingerprint", "installed", "model_key", "plain_text"]
 
 _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "ml-dtypes", "numpy")
-
-
-class NoKey(Exception):
-    """Something has no description that is the same in another process."""
 
 
 def model_key(
@@ -65,8 +61,13 @@ def model_key(
             repr([(name, output.node.name, output.order) for name, output in outputs]),
             repr(sorted(orders.items())),
         ]
-    except NoKey:
+    except CaptureError:
         return None
+    return digest_of(parts)
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """The key of what is written down."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() + b"\0")
@@ -77,28 +78,29 @@ def model_key(
 
 
 def _graph(graph_module: torch.fx.GraphModule) -> Iterator[str]:
-    symbols: dict[Any, ShapeEnv] = {}
+    described = Description(restored=False)
     for node in graph_module.graph.nodes:
-        value = node.meta.get("val")
-        target = op_name(node.target) if node.op == "call_function" else str(node.target)
         plan = plan_of(node)
         if plan is not None and plan.by == "call":
-            raise NoKey("a call that other processes do not know")
-        if plan is not None and plan.is_kernel:
-            target = f"torch's kernel {target}"
-        yield f"{node.op} {node.name} {target} {source_line(node)}"
-        yield f"{_argument(node.args)} {_argument(node.kwargs)} {_value(value, symbols)}"
+            raise CaptureError("a call that other processes do not know")
+        is_kernel = plan is not None and plan.is_kernel
+        *about, notes = described.node(node)
+        yield f"{about} {is_kernel} {source_line(node)} {notes.get('val')}"
         if node.op == "get_attr":
-            yield constant(graph_module, str(node.target))
-    yield from sorted(_knowledge(symbols))
+            yield repr(constant(graph_module, node.target, restored=False))
+    yield from sorted(_knowledge(described.sizes))
 
 
-def _knowledge(symbols: Mapping[Any, ShapeEnv]) -> Iterator[str]:
-    """Yield what is known about symbols: what each may be, and how they relate to each other.
+def _knowledge(sizes: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield what is known about sizes and their symbols: what each may be, and how they relate.
 
     NOTE: a relation of two symbols is in a guard of the graph and nowhere else: a converter that
     asks whether a difference is positive gets another answer without it.
     """
+    symbols: dict[Any, ShapeEnv] = {}
+    for expression, number in sizes.items():
+        yield f"{expression} ~ {number.hint}"
+        symbols.update(dict.fromkeys(expression.free_symbols, number.shape_env))
     for symbol, environment in symbols.items():
         yield f"{symbol} in {environment.var_to_range.get(symbol)}"
     for environment in {id(e): e for e in symbols.values()}.values():
@@ -107,70 +109,13 @@ def _knowledge(symbols: Mapping[Any, ShapeEnv]) -> Iterator[str]:
         yield from (str(e) for e in known if not e.free_symbols.isdisjoint(symbols))
 
 
-def _argument(argument: Any) -> str:
-    if isinstance(argument, torch.fx.Node):
-        return f"%{argument.name}"
-    if isinstance(argument, list | tuple):
-        return f"[{', '.join(map(_argument, argument))}]"
-    if isinstance(argument, Mapping):
-        return f"{{{', '.join(f'{k}: {_argument(v)}' for k, v in argument.items())}}}"
-    if isinstance(argument, slice):
-        return f"slice({_argument([argument.start, argument.stop, argument.step])})"
-    plain = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
-    if argument is None or isinstance(argument, (*plain, torch.memory_format)):
-        return f"{type(argument).__name__}:{argument!r}"
-    raise NoKey(type(argument).__name__)
-
-
-def _value(value: Any, symbols: dict[Any, ShapeEnv]) -> str:
-    """Describe a fake result, and note what is known about its symbols."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(v, symbols) for v in value)}]"
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
-            raise NoKey(value.layout)
-        numbers = (*value.shape, *value.stride(), value.storage_offset())
-        sizes = [_size(d, symbols) for d in numbers]
-        bits = (value.is_conj(), value.is_neg())
-        return f"{value.dtype} {value.device} {sizes} {bits}"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return f"{type(value).__name__} {_size(value, symbols)}"
-    if value is None or isinstance(value, bool | int | float):
-        return f"{type(value).__name__}:{value!r}"
-    raise NoKey(type(value).__name__)
-
-
-def _size(size: Any, symbols: dict[Any, ShapeEnv]) -> str:
-    if isinstance(size, int):
-        return str(size)
-    node = size.node
-    for symbol in node.expr.free_symbols:
-        symbols.setdefault(symbol, node.shape_env)
-    return f"{node.expr} ~ {node.hint}"
-
-
-def constant(graph_module: torch.fx.GraphModule, path: str) -> str:
-    """Describe a tensor that a graph holds; :class:`NoKey` for a large one."""
-    value: Any = functools.reduce(getattr, path.split("."), graph_module)
-    if (
-        not isinstance(value, torch.Tensor)
-        or type(value) not in (torch.Tensor, torch.nn.Parameter)
-        or value.nbytes > MAX_CONSTANT
-        or value.device.type != "cpu"
-    ):
-        raise NoKey(path)
-    plain = value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    content = hashlib.sha256(bytes(plain.tolist())).hexdigest()
-    return f"{value.dtype} {tuple(value.shape)} {content}"
-
-
 # -- the choices --------------------------------------------------------------------------------
 
 
 def _choices(recipe: Recipe, provider: str) -> Iterator[str]:
     dispatcher = recipe.dispatcher.description()
     if dispatcher is None:
-        raise NoKey("dispatcher")
+        raise CaptureError("converters of a user")
     yield dispatcher
     yield f"{recipe.options.target_opset} {recipe.rename_inputs} {recipe.as_stored}"
     optimization = recipe.options.optimization
@@ -181,14 +126,22 @@ def _choices(recipe: Recipe, provider: str) -> Iterator[str]:
     yield f"torch's kernels: {recipe.torch_kernels}, {placed}"
     yield f"frozen: {recipe.options.freeze}"
     if optimization.dump_applied_patterns is not None:
-        raise NoKey("dump_applied_patterns")
-    for field in dataclasses.fields(OptimizationOptions):
-        if field.name == "verbose":
-            continue
-        value = getattr(optimization, field.name)
-        if isinstance(value, list | tuple) and not all(isinstance(v, str) for v in value):
-            raise NoKey(field.name)
-        yield f"{field.name}={value!r}"
+        raise CaptureError("applications of rules are written to a folder")
+    yield plain_text(dataclasses.replace(optimization, verbose=0))
+
+
+def plain_text(value: Any) -> str:
+    """Options as text; :class:`CaptureError` for what is not the same in each process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, OrtBackendOptions | OptimizationOptions):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return f"{type(value).__name__}{plain_text(fields)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{k!r}: {plain_text(value[k])}' for k in sorted(value))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(plain_text, value))}]"
+    raise CaptureError(f"an option is a {type(value).__name__}")
 
 
 # -- who made it --------------------------------------------------------------------------------
@@ -208,9 +161,9 @@ def installed() -> tuple[str, ...]:
     try:
         own = fingerprint(Path(__file__).parent.parent, IMPORTED_AT)
     except OSError as error:
-        raise NoKey("this package") from error
+        raise CaptureError("this package") from error
     if own is None:
-        raise NoKey("this package")
+        raise CaptureError("this package")
     about = (describe(), platform.python_version(), platform.machine(), own)
     return (*versions, *about)
 

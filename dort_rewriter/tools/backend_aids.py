@@ -228,13 +228,23 @@ def _summary(instance: Mapping[str, Any]) -> str:
     return "\n    ".join(
         [
             f"{len(instance['graph_module'].graph.nodes)} FX nodes, {len(model.graph.node)} ONNX "
-            f"nodes, opset {opsets}, on {', '.join(instance['providers']) or 'no session'}",
+            f"nodes, opset {opsets}, on {_providers(instance)}",
             f"nodes:   {counts or 'none'}",
             f"inputs:  {', '.join(_describe(s) for s in signature.inputs) or 'none'}",
             f"outputs: {', '.join(_describe(s) for s in signature.outputs) or 'none'}",
             "ran" if instance["inputs"] else "did not run yet",
         ]
     )
+
+
+def _providers(instance: Mapping[str, Any]) -> str:
+    """The providers of a session, and how many nodes each has."""
+    placed = instance["placement"]
+    said = [
+        name if placed is None else f"{name} ({sum(placed.get(name, {}).values())} nodes)"
+        for name in instance["providers"]
+    ]
+    return ", ".join(said) or "no session"
 
 
 def _describe(slot: InputSlot | OutputSlot) -> str:

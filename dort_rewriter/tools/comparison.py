@@ -36,17 +36,31 @@ from dort_rewriter.tools.command import HELP, answer, list_of, load_pair, make_p
 from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
+from dort_rewriter.tools.other_runtimes import RUNTIMES
 
 __all__ = [
     "EXPORTERS",
     "MEANING",
     "Comparison",
     "ExporterResult",
+    "RuntimeResult",
     "compare_exporters",
     "run_compare",
 ]
 
 Exporter = Callable[..., onnx.ModelProto]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeResult:
+    """What another runtime than onnxruntime made of a file."""
+
+    runtime: str
+    error: str | None = None
+    """Why it has no results."""
+    max_difference: float | None = None
+    """The largest absolute difference to eager, NaN where shapes or places of NaN differ."""
+    agrees: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +87,8 @@ class ExporterResult:
     """The largest absolute difference to eager mode in float64, where the model runs in it."""
     judgment: Judgment | None = None
     """Who is at fault, where the results are not those of eager mode."""
+    elsewhere: tuple[RuntimeResult, ...] = ()
+    """What other runtimes make of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +181,7 @@ def compare_exporters(
     kwargs: Mapping[str, Any] | None = None,
     *,
     exporters: Sequence[str] = tuple(EXPORTERS),
+    runtimes: Sequence[str] = (),
     target_opset: int = 18,
     dynamic_shapes: Any = None,
     atol: float = 1e-4,
@@ -181,6 +198,8 @@ def compare_exporters(
         args: its arguments; a tensor stands for one.
         kwargs: its arguments by name.
         exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
+        runtimes: others that run each file too: ``"reference"``, ONNX's own evaluator, and
+            ``"openvino"`` where that is installed.
         target_opset: the opset of the models.
         dynamic_shapes: as in ``torch.export.export``.
         atol: the absolute difference to eager that is accepted.
@@ -190,6 +209,8 @@ def compare_exporters(
     """
     if unknown := [e for e in exporters if e not in EXPORTERS]:
         raise OptionError(f"Unknown exporter {unknown[0]!r}: known are {', '.join(EXPORTERS)}.")
+    if unknown := [e for e in runtimes if e not in RUNTIMES]:
+        raise OptionError(f"Unknown runtime {unknown[0]!r}: known are {', '.join(RUNTIMES)}.")
     if repeat < 1:
         raise OptionError(f"repeat is 1 or more, not {repeat}.")
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
@@ -209,7 +230,9 @@ def compare_exporters(
             for candidate in candidates:
                 if candidate.error is None:
                     runs.setdefault(candidate.name, []).append(candidate.run())
-        results = tuple(c.result(witness, exact, runs.get(c.name, [])) for c in candidates)
+        results = tuple(
+            c.result(witness, exact, runs.get(c.name, []), runtimes) for c in candidates
+        )
     return Comparison(
         model=type(model).__name__,
         eager_milliseconds=statistics.median(runs["eager"]),
@@ -265,6 +288,7 @@ class _Candidate:
         witness: Witness,
         exact: Sequence[torch.Tensor] | None,
         times: Sequence[float],
+        runtimes: Sequence[str],
     ) -> ExporterResult:
         """The row of this exporter."""
         if self.proto is None:
@@ -283,9 +307,24 @@ class _Candidate:
                 "agrees": agrees,
                 "run_milliseconds": statistics.median(times),
             }
+            facts["elsewhere"] = tuple(self._elsewhere(name, witness) for name in runtimes)
             if not agrees:
                 facts["judgment"] = witness.judge(self.proto, self.feeds, self.outputs)
         return ExporterResult(exporter=self.name, error=self.error, **facts)
+
+    def _elsewhere(self, runtime: str, witness: Witness) -> RuntimeResult:
+        """What another runtime makes of the file."""
+        assert self.proto is not None
+        try:
+            with _quiet():
+                outputs = RUNTIMES[runtime](self.proto, self.feeds)()
+        except Exception as error:  # a runtime raises anything: that is what is compared
+            return RuntimeResult(runtime=runtime, error=_reason(error))
+        return RuntimeResult(
+            runtime=runtime,
+            max_difference=_largest(outputs, witness.expected),
+            agrees=excess(outputs, witness.expected, witness.tolerance) <= 1,
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -362,6 +401,14 @@ def run_compare(arguments: Sequence[str]) -> int:
         help="those to compare, of the above (default: all)",
     )
     parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        choices=RUNTIMES,
+        default=[],
+        metavar="NAME",
+        help=f"run the files by these too: {', '.join(RUNTIMES)}",
+    )
+    parser.add_argument(
         "--opset", type=int, default=18, metavar="N", help="of the models (default: %(default)s)"
     )
     parser.add_argument(
@@ -378,6 +425,7 @@ def run_compare(arguments: Sequence[str]) -> int:
         model,
         args,
         exporters=options.exporters,
+        runtimes=options.runtimes,
         target_opset=options.opset,
         repeat=options.repeat,
     )

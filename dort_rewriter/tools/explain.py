@@ -69,6 +69,9 @@ class AtenGraph:
     """Its operators, and how many of each."""
     models: tuple[dict[str, int], ...]
     """For each part that runs in ONNX Runtime, its ONNX nodes by type."""
+    placements: tuple[Mapping[str, Mapping[str, int]] | None, ...]
+    """For each of them, the nodes of each execution provider by type, as its session tells; None
+    where it has the CPU alone, or onnxruntime does not tell."""
     in_onnxruntime: int
     """How many operators those parts have that are nodes of a model."""
     in_torch: tuple[InTorch, ...]
@@ -174,10 +177,13 @@ def _describe(graph: AtenGraph) -> list[str]:
     where = [first, *((name, count) for name, count in others if count)]
     said = ", ".join(f"{count} {name}" for name, count in where)
     lines = [f"{graph.kind}: {total} operators: {said}"]
-    lines.extend(
-        f"  model {i}: {sum(nodes.values())} nodes ({_counts(nodes)}){_by_torch(nodes)}"
-        for i, nodes in enumerate(graph.models)
-    )
+    for i, (nodes, placed) in enumerate(zip(graph.models, graph.placements, strict=True)):
+        total = sum(nodes.values())
+        lines.append(f"  model {i}: {total} nodes ({_counts(nodes)}){_by_torch(nodes)}")
+        lines.extend(
+            f"    on {provider}: {sum(types.values())} ({_counts(types)})"
+            for provider, types in (placed or {}).items()
+        )
     for kind, found in (("called in torch", graph.torch_kernels), ("in torch", graph.in_torch)):
         for left in found:
             lines.append(f"  {kind}: {left.count} x {left.op}: {left.reason}")
@@ -321,6 +327,7 @@ class _Recorder:
                 kind=kind,
                 ops=_count(op_name(n.target) for n in calls.values()),
                 models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
+                placements=tuple(_placement(b) for b in built if b.computed),
                 in_onnxruntime=len(calls) - len(outside) - len(called),
                 in_torch=_left_to_torch(outside, trace),
                 torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
@@ -332,6 +339,10 @@ class _Recorder:
 
 def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
     return watch.watch_session(built[-1], run)  # it was built just before
+
+
+def _placement(built: BuiltBlock) -> Mapping[str, Mapping[str, int]] | None:
+    return None if built.session is None else built.session.placement
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}

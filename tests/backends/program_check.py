@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dort_rewriter.capture.tracing import correct_tracing
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.compiler.safety_net import forget_warnings
-from tests.backends.aliases import MODES, Program, aot_alone, observe
+from tests.backends.aliases import MODES, aot_alone, observe
 from tests.backends.random_programs import SIZES, RandomProgram
+from tests.backends.random_views import BASES
 from tests.backends.roundings import ExactResults, Roundings
 from tests.backends.shrinking import smallest
 
@@ -56,8 +57,11 @@ class Verdict:
         return self.kind in ("wrong", "given up")
 
 
-def judge(program: RandomProgram) -> Verdict:
-    """Compare a program with eager mode, and where they differ with AOTAutograd alone."""
+def judge(program: RandomProgram, options: Mapping[str, Any] | None = None) -> Verdict:
+    """Compare a program with eager mode, and where they differ with AOTAutograd alone.
+
+    ``options`` are those of the backend.
+    """
     expected = _run(program, None)
     if any(facts.get("gradients") == "refused" for facts in expected):
         # AOTAutograd traces the backward at the first call, and would refuse all of it there.
@@ -67,7 +71,7 @@ def judge(program: RandomProgram) -> Verdict:
         return Verdict("refused", str(expected[-1]["error"]))
     watch = _Watch()
     with watch:
-        got = _run(program, "onnxrt")
+        got = _run(program, "onnxrt", options)
     differing = _differences(program, got, expected)
     if any(name.endswith((" layout", " is a view")) for _, name in differing):
         differing -= _as_traced(program, got)
@@ -221,12 +225,13 @@ def _as_traced(program: RandomProgram, got: list[Facts]) -> set[tuple[int, str]]
     of it is a copy, and traced as a view.
     """
     found: set[tuple[int, str]] = set()
-    make, function = program.functions()
-    for i, (facts, size) in enumerate(zip(got, SIZES, strict=False)):
+    given = program.functions()
+    for i, (facts, size) in enumerate(zip(got, program.sizes, strict=False)):
         try:
             with FakeTensorMode() as mode, MODES[program.mode](), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                results = function(*(mode.from_tensor(a) for a in make(size)))
+                made = tuple(mode.from_tensor(a) for a in given.make(size))
+                results = given.function(*given.show(made))
         except (RuntimeError, TypeError, ValueError):  # it reads a number
             continue
         for j, r in enumerate(results):
@@ -238,18 +243,21 @@ def _as_traced(program: RandomProgram, got: list[Facts]) -> set[tuple[int, str]]
     return found
 
 
-def _run(program: RandomProgram, backend: str | Callable[..., Any] | None) -> list[Facts]:
+def _run(
+    program: RandomProgram,
+    backend: str | Callable[..., Any] | None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Facts]:
     """What can be told of the results at each size; the first error ends the list."""
     torch._dynamo.reset()
-    make, function = program.functions()
-    call = function
+    given = program.functions()
+    call = given.function
     if backend is not None:
-        call = torch.compile(function, backend=backend, dynamic=program.dynamic)
-    given = Program(function, make, mutates=program.mutates)
+        call = torch.compile(call, backend=backend, dynamic=program.dynamic, options=options)
     found: list[Facts] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # eager mode warns of much that is no business of ours
-        for size in SIZES if program.dynamic else SIZES[:1]:
+        for size in program.sizes:
             try:
                 found.append(observe(call, given, size, program.mode))
             except Exception as e:  # judged as a result is
@@ -293,8 +301,8 @@ def _differences(
             if _distance(a, b) <= _limit(b):
                 if not _has_other_zeros(a, b):
                     continue
-                exact = _in_float64(program, SIZES[i]) if exact is None else exact
-                shaken = _shaken(program, SIZES[i]) if shaken is None else shaken
+                exact = _in_float64(program, program.sizes[i]) if exact is None else exact
+                shaken = _shaken(program, program.sizes[i]) if shaken is None else shaken
                 others = [exact.get(name), *(facts.get(name) for facts in shaken)]
                 if not all(_has_other_zeros(a, other) for other in others):
                     continue  # as a sum of roundings has it
@@ -303,11 +311,11 @@ def _differences(
             if _is_as_it_happens(name, ours, eagers):
                 continue
             if isinstance(b, torch.Tensor) and _is_kind(a, b):
-                exact = _in_float64(program, SIZES[i]) if exact is None else exact
+                exact = _in_float64(program, program.sizes[i]) if exact is None else exact
                 noise = _distance(b, exact.get(name))
-                if _distance(a, exact.get(name)) <= NOISE * noise:
+                if _distance(a, exact.get(name)) <= NOISE * noise < math.inf:
                     continue
-                shaken = _shaken(program, SIZES[i]) if shaken is None else shaken
+                shaken = _shaken(program, program.sizes[i]) if shaken is None else shaken
                 if _is_within(a, [b, *(facts.get(name) for facts in shaken)]):
                     continue
             found.add((i, name))
@@ -402,24 +410,23 @@ def _in_float64(program: RandomProgram, size: int) -> Facts:
 
     A step that jumps (``floor``, ``>``) shows there that its operand hung on the last bit.
     """
-    make, _ = program.functions()
     wide = dataclasses.replace(
         program,
         lines=tuple(_widened(line) for line in program.lines),
         autocast=False,
     )
-    _, function = wide.functions()
+    given = wide.functions()
 
     def widened(n: int) -> tuple[torch.Tensor, ...]:
-        return tuple(a.double() if a.is_floating_point() else a for a in make(n))
+        return tuple(a.double() if a.is_floating_point() else a for a in given.make(n))
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        given = Program(function, widened, mutates=program.mutates)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return observe(function, given, size, program.mode)
+            made = dataclasses.replace(given, make=widened)
+            return observe(given.function, made, size, program.mode)
     except (RuntimeError, TypeError):  # an operator that wants one type
         return {}
     finally:
@@ -433,29 +440,28 @@ def _shaken(program: RandomProgram, size: int) -> list[Facts]:
     the mean of equal numbers is one of them, and ``layer_norm`` divides how far it is from that by
     nearly nothing. Once what they compute is off by none: it may be nothing at all.
     """
-    make, function = program.functions()
+    given = program.functions()
     with ExactResults(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = Program(function, make, mutates=program.mutates)
-        found = [observe(function, given, size, program.mode)]
+        found = [observe(given.function, given, size, program.mode)]
     for seed in range(SHAKES):
         generator = torch.Generator().manual_seed(seed)
 
         def shaken(n: int, generator: torch.Generator = generator) -> tuple[torch.Tensor, ...]:
-            made: tuple[torch.Tensor, ...] = make(n)
+            made = given.make(n)
             for a in made:
                 if a.is_floating_point() and not _overlaps(a):
                     signs = torch.randint(-2, 3, a.shape, generator=generator).to(a.dtype)
                     a.mul_(1 + signs * torch.finfo(a.dtype).eps)
             return made
 
-        given = Program(function, shaken, mutates=program.mutates)
+        moved = dataclasses.replace(given, make=shaken)
         rounding = (
             Roundings(seed, together=seed % 4 == 3) if seed % 2 else contextlib.nullcontext()
         )
         with rounding, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found.append(observe(function, given, size, program.mode))
+            found.append(observe(given.function, moved, size, program.mode))
     return found
 
 
@@ -491,8 +497,8 @@ def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool]) -> Ra
 
 def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:
     lines, results = program.lines, program.results
-    for switch in ("grad", "dynamic", "autocast"):
-        if getattr(program, switch):
+    for switch in ("grad", "dynamic", "autocast", "inference"):
+        if getattr(program, switch) is not False:
             yield dataclasses.replace(program, **{switch: False})
     half = len(lines) // 2
     if half > 2:
@@ -516,16 +522,24 @@ def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:
     last = len(program.arguments) - 1
     if last > 0 and not any(re.search(rf"\ba{last}\b", t) for t in (*lines, *results)):
         yield dataclasses.replace(program, arguments=program.arguments[:-1])
+    if len(program.bases) > 1:
+        yield dataclasses.replace(program, bases=program.bases[:-1])
+    for field, simple in (("arguments", "b0"), ("bases", BASES[0])):
+        for i, text in enumerate(getattr(program, field) if program.bases else ()):
+            if text != simple:
+                made = list(getattr(program, field))
+                made[i] = simple
+                yield dataclasses.replace(program, **{field: tuple(made)})
 
 
 def _runs(program: RandomProgram) -> bool:
     """Whether eager mode takes a program."""
     try:
-        make, function = program.functions()
+        given = program.functions()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for size in SIZES if program.dynamic else SIZES[:1]:
-                function(*make(size))
+            for size in program.sizes:
+                given.function(*given.show(given.make(size)))
     except (RuntimeError, TypeError, IndexError, ValueError, NameError, AttributeError):
         return False
     return True

@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 
-from tests.backends.aliases import Mode
+from tests.backends import random_views as views
+from tests.backends.aliases import MODES, Mode, Program
 from tests.backends.random_operators import ORDERED_STEPS, STEPS, WRITES
 
-__all__ = ["SIZES", "RandomProgram", "generate"]
+__all__ = ["PARTS", "RandomProgram", "generate"]
 
-SIZES = (4, 6)
-"""The sizes ``n`` that a program with symbolic sizes runs with, one after the other."""
+PARTS = {"operators": (5, 40), "views": (3, 12)}
+"""What programs are made of, and how many steps they have."""
+SIZES = (4, 6, 8)
+"""The sizes ``n`` that a program runs with, one after the other: all where torch finds out by
+itself what changes, two with symbolic sizes, one without."""
 MAX_NUMBERS = 2_000
 """Larger tensors say no more, and take longer."""
 
@@ -77,13 +81,21 @@ class RandomProgram:
     lines: tuple[str, ...]
     results: tuple[str, ...]
     grad: bool = False
-    dynamic: bool = False
+    dynamic: bool | None = False
     autocast: bool = False
+    inference: bool = False
+    bases: tuple[str, ...] = ()
+    """What the arguments are views of, ``b0`` and so on; without, they are made themselves."""
 
     @property
     def mode(self) -> Mode:
         """What its calls happen under."""
-        return "grad" if self.grad else "no_grad"
+        return "inference" if self.inference else "grad" if self.grad else "no_grad"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes to run with."""
+        return SIZES if self.dynamic is None else SIZES[:2] if self.dynamic else SIZES[:1]
 
     @property
     def mutates(self) -> bool:
@@ -91,28 +103,41 @@ class RandomProgram:
         return any(re.search(r"_\(|\] [-+*]?= |out=", line) for line in self.lines)
 
     def text(self) -> str:
-        """The program as Python: ``make(n)`` and ``program(a0, ...)``."""
-        made = [f"    a{i} = {a}" for i, a in enumerate(self.arguments)]
+        """The program as Python: ``make(n)``, perhaps ``show(b0, ...)``, ``program(a0, ...)``."""
         names = "".join(f"a{i}, " for i in range(len(self.arguments)))
+        made = _returned("a", self.arguments)
+        if self.bases:
+            bases = "".join(f"b{i}, " for i in range(len(self.bases)))
+            made = [*_returned("b", self.bases), "", f"def show({bases}):", *made]
         indent = "    "
         body = []
         if self.autocast:
             body.append('    with torch.autocast("cpu", dtype=torch.bfloat16):')
             indent = "        "
         body += [f"{indent}{line}" for line in (*self.lines, f"return {', '.join(self.results)},")]
-        return "\n".join(
-            ["def make(n):", *made, f"    return {names}", "", f"def program({names}):", *body, ""]
-        )
+        return "\n".join(["def make(n):", *made, "", f"def program({names}):", *body, ""])
 
-    def functions(self) -> tuple[Any, Any]:
-        """``make`` and ``program``."""
-        space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    def functions(self) -> Program:
+        """How its arguments are made, and what they are given to."""
+        space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "show": tuple}
         exec(compile(self.text(), "<program>", "exec"), space)  # our own text
-        return space["make"], space["program"]
+        show = space["show"]
+        seen = (lambda bases: show(*bases)) if self.bases else show
+        return Program(space["program"], space["make"], self.mutates, seen)
 
 
-def generate(seed: int, steps: tuple[int, int] = (5, 40)) -> RandomProgram:
-    """The program of a seed."""
+def _returned(letter: str, made: Sequence[str]) -> list[str]:
+    names = "".join(f"{letter}{i}, " for i in range(len(made)))
+    return [*(f"    {letter}{i} = {m}" for i, m in enumerate(made)), f"    return {names}"]
+
+
+def generate(
+    seed: int, steps: tuple[int, int] | None = None, part: str = "operators"
+) -> RandomProgram:
+    """The program of a seed, of operators or of views and writes."""
+    steps = PARTS[part] if steps is None else steps
+    if part == "views":
+        return _ViewWriter(random.Random(seed)).write(steps)
     # What is special has draws of its own, so that all else is as it would be without.
     special, ordered = (random.Random(f"{name} of {seed}") for name in ("special", "planes"))
     return _Writer(random.Random(seed), special, ordered).write(steps)
@@ -122,25 +147,34 @@ class _Writer:
     """Writes a program, and runs it at each size while it does."""
 
     def __init__(
-        self, choose: random.Random, special: random.Random, ordered: random.Random
+        self,
+        choose: random.Random,
+        special: random.Random | None = None,
+        ordered: random.Random | None = None,
     ) -> None:
         self.choose = choose
-        self.special = special if special.random() < 0.2 else None
-        self.ordered = ordered if ordered.random() < 0.3 else None
+        self.special = special if special is not None and special.random() < 0.2 else None
+        self.ordered = ordered if ordered is not None and ordered.random() < 0.3 else None
         self.grad = choose.random() < 0.5
         self.dynamic = choose.random() < 0.3
         self.autocast = choose.random() < 0.15
-        self.sizes = SIZES if self.dynamic else SIZES[:1]
         self.spaces: list[dict[str, Any]] = [
-            {"torch": torch, "F": torch.nn.functional, "n": n} for n in self.sizes
+            {"torch": torch, "F": torch.nn.functional, "n": n}
+            for n in SIZES[: 2 if self.dynamic else 1]
         ]
         self.arguments: list[str] = []
         self.lines: list[str] = []
+        self.mode: Mode = "no_grad"
+        """What steps are tried under."""
+
+    def start(self) -> None:
+        """Make the arguments."""
+        for _ in range(self.choose.randint(1, 3)):
+            self._argument()
 
     def write(self, steps: tuple[int, int]) -> RandomProgram:
         torch.manual_seed(0)
-        for _ in range(self.choose.randint(1, 3)):
-            self._argument()
+        self.start()
         wanted = self.choose.randint(*steps)
         for _ in range(4 * wanted):
             if len(self.lines) < wanted:
@@ -152,8 +186,12 @@ class _Writer:
             results.append(made[-1])
         if self.choose.random() < 0.15:
             results.append(self.choose.choice(names))
+        return self.finish(tuple(results))
+
+    def finish(self, results: tuple[str, ...]) -> RandomProgram:
+        """The program as it was written."""
         return RandomProgram(
-            tuple(self.arguments), tuple(self.lines), tuple(results),
+            tuple(self.arguments), tuple(self.lines), results,
             self.grad, self.dynamic, self.autocast,
         )  # fmt: skip
 
@@ -195,18 +233,24 @@ class _Writer:
         names = self._tensors()
         if not names:
             return
+        step, is_write = self._choose_step()
+        if (line := self._fill(step, names)) is None:
+            return
+        if not is_write:
+            several = line[0] if line[1:3] == "::" else ""
+            expression = line[3:] if several else line
+            first = sum(n.startswith("v") for n in names)
+            made = ", ".join(f"v{first + i}" for i in range(2 if several else 1))
+            line = f"{made}{', *_' if several == '*' else ''} = {expression}"
+        if self._run(line):
+            self.lines.append(line)
+
+    def _choose_step(self) -> tuple[str, bool]:
         table = WRITES if self.choose.random() < 0.12 else STEPS
         step = self.choose.choice(table)
         if self.ordered is not None and table is STEPS and self.ordered.random() < 0.3:
             step = self.ordered.choice(ORDERED_STEPS)
-        if (line := self._fill(step, names)) is None:
-            return
-        if table is not WRITES:
-            count, expression = (2, line[3:]) if line.startswith("2::") else (1, line)
-            first = sum(n.startswith("v") for n in names)
-            line = f"{', '.join(f'v{first + i}' for i in range(count))} = {expression}"
-        if self._run(line):
-            self.lines.append(line)
+        return step, table is WRITES
 
     def _fill(self, step: str, names: Sequence[str]) -> str | None:
         """Put operands into a step: tensors of the kinds it asks for, the later ones rather."""
@@ -218,7 +262,7 @@ class _Writer:
                 filled[field] = self.choose.choice(NUMBERS)
             elif field == "k":
                 filled[field] = str(self.choose.randint(1, 3))
-            elif field == "d":
+            elif field in "de":
                 rank = 0 if first is None else first.dim()
                 filled[field] = str(self.choose.randint(-rank, rank - 1) if rank else 0)
             else:
@@ -238,9 +282,11 @@ class _Writer:
         for space in self.spaces:
             local = dict(space)
             try:
-                with torch.set_grad_enabled(False):
+                with MODES[self.mode]():
                     exec(line, local)  # our own text
-            except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+                # Refused where a part of a split was written around.
+                _ = [v.grad_fn for v in local.values() if isinstance(v, torch.Tensor)]
+            except (RuntimeError, TypeError, IndexError, ValueError, AttributeError):
                 return False
             if not all(_is_small(v) for n, v in local.items() if n not in space):
                 return False
@@ -248,6 +294,47 @@ class _Writer:
         for space, local in zip(self.spaces, after, strict=True):
             space.update(local)
         return True
+
+
+class _ViewWriter(_Writer):
+    """Writes a program of views of a few bases, and of writes to them."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__(choose)
+        self.autocast = False
+        self.mode = choose.choice(tuple(MODES))
+        self.dynamic: bool | None = choose.choice((False, False, True, None))
+        self.bases = tuple(choose.choice(views.BASES) for _ in range(choose.choice((1, 1, 2))))
+        self.arguments = [
+            choose.choice(views.OF_BASES).format(b=f"b{choose.randrange(len(self.bases))}")
+            for _ in range(choose.randint(1, 3))
+        ]
+
+    def start(self) -> None:
+        try:
+            self._start()
+        except (RuntimeError, IndexError):  # a view that this base does not have
+            self.bases, self.arguments = views.BASES[:1], ["b0"] * len(self.arguments)
+            self._start()
+
+    def _start(self) -> None:
+        program = self.finish(("a0",))
+        given = dataclasses.replace(program.functions(), mutates=True)
+        self.spaces = []
+        for size in program.sizes:
+            _, arguments = given.start(size, self.mode)
+            names = {f"a{i}": a for i, a in enumerate(arguments)}
+            self.spaces.append({"torch": torch, "n": size, **names})
+
+    def finish(self, results: tuple[str, ...]) -> RandomProgram:
+        return RandomProgram(
+            tuple(self.arguments), tuple(self.lines), results, self.mode == "grad",
+            self.dynamic, False, self.mode == "inference", self.bases,
+        )  # fmt: skip
+
+    def _choose_step(self) -> tuple[str, bool]:
+        (table,) = self.choose.choices(views.TABLES, views.WEIGHTS)
+        return self.choose.choice(table), table is views.WRITES
 
 
 def _is_small(value: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dort_rewriter.aten import lineage, results_of
-from dort_rewriter.capture.graph_data import describe_graph, restore_graph
+from dort_rewriter.capture.graph_data import Description, describe_graph, restore_graph
 from dort_rewriter.errors import CaptureError
 
 F = torch.nn.functional
@@ -132,3 +132,26 @@ def test_what_no_data_can_say_is_refused(build: Callable[..., Any], reason: str)
     graph.output((build(graph),))
     with pytest.raises(CaptureError, match=reason):
         describe_graph(torch.fx.GraphModule(holder, graph))
+
+
+def _conjugated(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x, x).conj().angle()
+
+
+def _counted(x: torch.Tensor) -> torch.Tensor:
+    return x.nonzero() + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(_conjugated, "conjugated"), (_counted, "at run time only")]
+)
+def test_a_key_says_what_nobody_restores(function: Callable[..., Any], reason: str) -> None:
+    texts = set()
+    for _ in range(2):
+        traced, _mode = _traced(function, torch.ones(3), symbolic=True)
+        described = Description(restored=False)
+        texts.add(str([described.node(n)[:5] for n in traced.graph.nodes]))
+        with pytest.raises(CaptureError, match=reason):
+            describe_graph(traced)
+    assert len(texts) == 1
+    assert "%0" in texts.pop()

@@ -18,7 +18,7 @@ DEADLY = 2
 """The seed whose program ends the process."""
 
 
-def judge_seed(seed: int, steps: tuple[int, int], shrinking: float) -> str:
+def judge_seed(seed: int, part: str, steps: object, shrinking: float) -> str:
     if seed == DEADLY:
         die()
     return "right"
@@ -39,7 +39,7 @@ def test_a_program_that_ends_the_process(
     fuzz = importlib.import_module("fuzz")
     monkeypatch.setattr(fuzz, "judge_seed", judge_seed)
     monkeypatch.setattr(program_check, "run_eager", die if eager_dies else lambda program: None)
-    assert fuzz.run(range(5), (5, 6), 1.0) == {"right": 4, kind: 1}
+    assert fuzz.run(range(5), "operators", (5, 6), 1.0) == {"right": 4, kind: 1}
     told = capfd.readouterr().out
     assert f"# seed {DEADLY} is {kind}: the process ended with -9" in told
     assert ("def program(" in told) is not eager_dies

@@ -22,7 +22,7 @@ from dort_rewriter import env
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.partition import copy_graph
 
-__all__ = ["SpelledOptions", "begin_with", "beginning", "watched"]
+__all__ = ["OptionWriter", "begin_with", "beginning", "watched"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _beginning_with(text: str) -> Iterator[None]:
 
 def beginning(options: OrtBackendOptions) -> str:
     """Lines of Python that have the backend with these options compile what a script has."""
-    said = SpelledOptions()
+    said = OptionWriter()
     given = said.changed(options)
     if said.left_out:
         logger.warning(
@@ -107,7 +107,7 @@ def beginning(options: OrtBackendOptions) -> str:
     return "\n".join(lines)
 
 
-class SpelledOptions:
+class OptionWriter:
     """Options as Python says them, functions by their names in modules, or not at all."""
 
     def __init__(self, *, functions: bool = True) -> None:

@@ -27,7 +27,7 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.aten import hint_of
-from dort_rewriter.compiler.minifier import SpelledOptions
+from dort_rewriter.compiler.minifier import OptionWriter
 from dort_rewriter.errors import DortError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.model_files import write_model
@@ -215,7 +215,7 @@ def _script(
         problem=problem.replace("\\", "/").replace('"', "'"),
         classes="\n\n".join(_classes(graph_module, "Graph")) + "\n",
         strides=strides,
-        options=SpelledOptions(functions=False).changed(plain),
+        options=OptionWriter(functions=False).changed(plain),
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
@@ -203,7 +204,7 @@ def benchmark(
         torch._dynamo.reset()
         timings.extend(_measure(mode, steps, seconds, clock))
     torch._dynamo.reset()
-    tensors = [t for t in _leaves(given) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     return Benchmark(
         model=type(model).__name__ if isinstance(model, torch.nn.Module) else _name(model),
         device=tensors[0].device.type if tensors else "cpu",
@@ -308,13 +309,13 @@ def make_step(
     arguments; ``loss`` makes a number of the results, the mean of their squares when it is None.
     """
     args, kwargs = given
-    leaves = [t for t in _leaves(given) if isinstance(t, torch.Tensor)]
+    leaves = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else _do_nothing
     if mode == "inference":
 
         def inference() -> list[Any]:
             with torch.inference_mode():
-                results = _leaves(call(*args, **kwargs))
+                results = tree_leaves(call(*args, **kwargs))
             wait()
             return results
 
@@ -342,7 +343,7 @@ def _do_nothing() -> None: ...
 
 def mean_of_squares(results: Any) -> torch.Tensor:
     """A number every floating point result counts in."""
-    tensors = [t for t in _leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
     squares = [(t * t.conj()).real.mean() if t.is_complex() else (t * t).mean() for t in tensors]
     if not squares:
         raise OptionError("No result of the model needs a gradient: choose the mode inference.")
@@ -382,8 +383,3 @@ def largest_difference(got: Sequence[Any], expected: Sequence[Any]) -> float:
         ),
         default=0.0,
     )
-
-
-def _leaves(value: Any) -> list[Any]:
-    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
-    return leaves

@@ -23,6 +23,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.compiler.differences import Tolerance
@@ -186,7 +187,7 @@ def compare_exporters(
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named = dict(kwargs or {})
     with torch.no_grad():
-        expected = [t for t in _leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
+        expected = [t for t in tree_leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
         exact = exact_results(model, given, named)
         tolerance = Tolerance(absolute=atol, relative=rtol)
         witness = Witness(model, given, named, expected, exact, tolerance)
@@ -309,14 +310,9 @@ _LOGGERS = "torch.onnx torch.export._draft_export torch.fx.experimental.symbolic
 """Those that say why a model is not captured, and print its graph."""
 
 
-def _leaves(value: Any) -> list[Any]:
-    leaves: list[Any] = torch.utils._pytree.tree_leaves(value)
-    return leaves
-
-
 def _feeds(session: Session, args: Any, kwargs: Any) -> dict[str, Any]:
     """The inputs of a model, which come in the order of the arguments."""
-    tensors = [a for a in _leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+    tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
     if len(tensors) != len(session.input_types):
         raise ExecutionError(
             f"The model has {len(session.input_types)} input(s) for {len(tensors)} tensor(s)."

@@ -24,14 +24,27 @@ _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Masks = Sequence[bool]
 
 
-def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
+def widened(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
     """The values in the type torch computes statistics in: float32 or float64."""
-    if any(v is not None and 0 in v.dims for v in values):
-        # onnxruntime keeps the dimensions of an empty tensor that it reduces.
-        raise Refused("an empty tensor")
     types = {v.dtype for v in values if v is not None}
     dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
     return tuple(None if v is None else op.cast(v, dtype) for v in values)
+
+
+def returned(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
+    """What torch returns: None where its result is None."""
+    return tuple(
+        None if fake is None else gradient
+        for gradient, fake in zip(gradients, op.result, strict=True)
+    )
+
+
+def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
+    """The same, of tensors with elements."""
+    if any(v is not None and 0 in v.dims for v in values):
+        # onnxruntime keeps the dimensions of an empty tensor that it reduces.
+        raise Refused("an empty tensor")
+    return widened(op, *values)
 
 
 def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[Value, ...]:
@@ -114,7 +127,7 @@ def layer_norm_backward(
     if any(output_mask) and op.takes_own(grad, x, mean, rstd, weight):
         of_input = bool(output_mask[0])
         read = (grad, x, normalized_shape, mean, rstd, weight)
-        return _typed(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
+        return returned(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
     standard = (x - mean) * rstd
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
@@ -129,15 +142,7 @@ def layer_norm_backward(
         grad_weight = _sum_outer(op, grad * standard, inner)
     if output_mask[2] and bias is not None:
         grad_bias = _sum_outer(op, grad, inner)
-    return _typed(op, grad_input, grad_weight, grad_bias)
-
-
-def _typed(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
-    """What torch returns: None where its result is None."""
-    return tuple(
-        None if fake is None else gradient
-        for gradient, fake in zip(gradients, op.result, strict=True)
-    )
+    return returned(op, grad_input, grad_weight, grad_bias)
 
 
 def _by_group(op: Recorder, x: Value, group: int, sizes: Sequence[Any]) -> Value:
@@ -227,4 +232,4 @@ def group_norm_backward(
         grad_weight = op.Reshape(op.ReduceSum(each, [0], keepdims=0), [-1])
     if output_mask[2]:
         grad_bias = op.Reshape(op.ReduceSum(of_one, [0], keepdims=0), [-1])
-    return _typed(op, grad_input, grad_weight, grad_bias)
+    return returned(op, grad_input, grad_weight, grad_bias)

@@ -64,7 +64,7 @@ _EXPORTS: dict[str, str] = {
     "OxsDebugDispatcher": "export.oxs_debug",
     "OxsDispatcher": "export.oxs_dispatcher",
     "print_graph_backend": "tools.backend_aids",
-    "pprint_storage": "tools.storage_report",
+    "pprint_storage": "tools.backend_aids",
     "plot_dot": "tools.dot",
     "pretty_onnx": "tools.onnx_text",
     "replay_dumped_data": "tools.repro",
@@ -147,6 +147,7 @@ if TYPE_CHECKING:
     from dort_rewriter.tools.backend_aids import (
         compose_backends,
         optimize_for_inference_backend,
+        pprint_storage,
         print_graph_backend,
     )
     from dort_rewriter.tools.comparison import Comparison, compare_exporters
@@ -158,7 +159,6 @@ if TYPE_CHECKING:
     from dort_rewriter.tools.parsed_args import get_parsed_args
     from dort_rewriter.tools.repro import dump_for_debug, replay_dumped_data
     from dort_rewriter.tools.results import assert_all_close, results_to_string
-    from dort_rewriter.tools.storage_report import pprint_storage
     from dort_rewriter.tools.training import train_loop, train_loop_mixed_precision
 
 hook_later()

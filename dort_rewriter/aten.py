@@ -41,7 +41,6 @@ __all__ = [
     "is_mutation",
     "is_random",
     "is_same_size",
-    "is_same_stride",
     "is_tracked",
     "let_layouts_vary",
     "lies_as_ordered",
@@ -59,6 +58,9 @@ __all__ = [
     "storage_order",
     "writes_overlapping",
 ]
+
+aten = torch.ops.aten
+
 
 COUNTED = 8191
 """What a size that is counted at run time is taken for: large, so that it orders strides."""
@@ -84,7 +86,7 @@ def is_same_size(a: Any, b: Any) -> bool:
     return bool(_expression(a) == _expression(b))
 
 
-def is_same_stride(a: Any, b: Any) -> bool:
+def _is_same_stride(a: Any, b: Any) -> bool:
     """Whether two strides are known to be equal for all tensors that have an element.
 
     torch spells that of a row of counted length ``Max(1, u0)``, or ``u0``.
@@ -108,7 +110,7 @@ def _is_row_major(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     for size, stride in reversed([*zip(shape, strides, strict=True)]):
         if is_same_size(size, 1):
             continue
-        if not is_same_stride(stride, step):
+        if not _is_same_stride(stride, step):
             return False
         step = step * size
     return True
@@ -191,7 +193,7 @@ def lies_as_ordered(value: torch.Tensor, order: Sequence[int] | None) -> bool:
         step = step * (max(size, 1) if isinstance(size, int) else size)
     if order is not None:
         strides = [strides[i] for i in inverse_order(order)]
-    return all(is_same_stride(a, b) for a, b in zip(value.stride(), strides, strict=True))
+    return all(_is_same_stride(a, b) for a, b in zip(value.stride(), strides, strict=True))
 
 
 def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
@@ -219,8 +221,6 @@ def overlapping(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
         end += stride * (size - 1)
     return False
 
-
-aten = torch.ops.aten
 
 LAYOUT_IS_FREE = "layout_is_free"
 

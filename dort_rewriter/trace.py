@@ -1,5 +1,4 @@
-"""What happened while one graph was compiled: its phases (CompileTrace), the passes it went
-through.
+"""What happened while one graph was compiled: its phases (CompileTrace) and passes.
 
 A pass has a name and a place in an order that is written down. A graph carries the record of those
 that it went through, see :func:`passes_of`: what comes later asks it in place of doing the work

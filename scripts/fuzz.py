@@ -1,6 +1,7 @@
 """Run programs at random through the ``onnxrt`` backend, and compare each with eager mode.
 
 usage: python scripts/fuzz.py [--programs 5000] [--first SEED] [--part views]
+                              [--providers NAME ...]
 
 Values, types, strides, aliases, what was written, gradients: ``tests/backends/program_check.py``
 says what is compared. Each failure prints its seed and the program, shrunk, as Python. Where
@@ -20,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,6 +29,9 @@ import torch
 from children import FORKS, Lost, measured
 
 Steps = tuple[int, int] | None
+
+OPTIONS: dict[str, Any] = {}
+"""Options of the backend, which the forks inherit."""
 
 
 def run(seeds: Sequence[int], part: str, steps: Steps, shrinking: float) -> Counter[str]:
@@ -56,7 +61,7 @@ def judge_seed(seed: int, part: str, steps: Steps, shrinking: float) -> str:
 
     program = generate(seed, steps, part)
     try:
-        verdict = judge(program)
+        verdict = judge(program, OPTIONS)
     except Exception:  # a defect of the judge: the other seeds are judged all the same
         print(f"# seed {seed}: the judge failed\n{traceback.format_exc()}", flush=True)
         return "judge failed"
@@ -68,12 +73,12 @@ def judge_seed(seed: int, part: str, steps: Steps, shrinking: float) -> str:
     until = time.monotonic() + shrinking
 
     def fails(smaller: RandomProgram) -> bool:
-        return time.monotonic() < until and judge(smaller).kind == verdict.kind
+        return time.monotonic() < until and judge(smaller, OPTIONS).kind == verdict.kind
 
     small = shrink(program, fails)
     switches = [n for n in ("grad", "dynamic", "autocast", "inference") if getattr(small, n)]
     print(f"# seed {seed} {' '.join(switches)}\n{small.text()}", flush=True)
-    lines = (judge(small).text or verdict.text).splitlines()
+    lines = (judge(small, OPTIONS).text or verdict.text).splitlines()
     print("\n".join(f"# {line}" for line in lines), flush=True)
     return verdict.kind
 
@@ -90,7 +95,10 @@ def main() -> int:
     )
     parser.add_argument("--part", default="operators", choices=("operators", "views"))
     parser.add_argument("--steps", type=int, nargs=2, help="steps of a program, at least and most")
+    parser.add_argument("--providers", nargs="*", help="execution providers, best first")
     options = parser.parse_args()
+    if options.providers:
+        OPTIONS["preferred_execution_providers"] = options.providers
     os.environ["DORT_CACHE"] = "0"
     os.environ["ONNXRT_CHANGE_REWRITER"] = "1"
     torch.set_num_threads(1)

@@ -57,10 +57,13 @@ def libraries() -> dict[str, Any]:
     return {"plain torch": zoo_plain, "transformers": zoo_transformers, **others}
 
 
-def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterator[Record]:
+def measure(
+    library: Any, name: str, ways: Sequence[str], device: str, providers: Sequence[str]
+) -> Iterator[Record]:
     """Yield what each way of running a model gave, in the process of this model."""
+    options = {"preferred_execution_providers": providers} if providers else None
     try:
-        subject = dataclasses.replace(library.subject(name), device=device)
+        subject = dataclasses.replace(library.subject(name), device=device, options=options)
     except Exception as e:  # a library may refuse a model in any way
         yield {"way": "all", "status": "left out", "detail": zoo_check.brief(e)}
         return
@@ -69,7 +72,11 @@ def measure(library: Any, name: str, ways: Sequence[str], device: str) -> Iterat
 
 
 def measure_in_child(
-    model: tuple[str, str], ways: Sequence[str], limit: float, device: str
+    model: tuple[str, str],
+    ways: Sequence[str],
+    limit: float,
+    device: str,
+    providers: Sequence[str],
 ) -> Iterator[Record]:
     """Measure a model by its library and name; what was told before the process died is kept."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
@@ -77,11 +84,16 @@ def measure_in_child(
     label, name = model
     library = libraries()[label]
     library.load()
-    yield from measure(library, name, ways, device)
+    yield from measure(library, name, ways, device, providers)
 
 
 def in_a_process(
-    label: str, name: str, ways: Sequence[str], limit: float, device: str = "cpu"
+    label: str,
+    name: str,
+    ways: Sequence[str],
+    limit: float,
+    device: str = "cpu",
+    providers: Sequence[str] = (),
 ) -> list[Record]:
     """Measure a model in a process of its own: a fork, which has the libraries already.
 
@@ -89,7 +101,9 @@ def in_a_process(
     and what has used CUDA is lost to its forks.
     """
     context = FORKS if device == "cpu" else multiprocessing.get_context("spawn")
-    one = functools.partial(measure_in_child, ways=ways, limit=limit, device=device)
+    one = functools.partial(
+        measure_in_child, ways=ways, limit=limit, device=device, providers=providers
+    )
     found = measured([(label, name)], one, limit=WAITING * limit, context=context)
     *records, last = [record for _, record in found]
     if not isinstance(last, Lost):
@@ -116,7 +130,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             continue
         every = index % EVERY == 0 or label == "plain torch"
         ways = options.ways or (zoo_check.WAYS if every else zoo_check.WAYS[:2])
-        found[key] = in_a_process(label, name, ways, options.limit, options.device)
+        found[key] = in_a_process(
+            label, name, ways, options.limit, options.device, options.providers
+        )
         print(key, *(f"{r['way']}: {r['status']}" for r in found[key]), flush=True)
         path.write_text(json.dumps(data, indent=1, sort_keys=True))
     return data
@@ -176,6 +192,7 @@ def main() -> int:
         "--limit", type=float, default=300.0, help="seconds of processor time for one model"
     )
     parser.add_argument("--device", default="cpu", help="where they run: cpu, cuda")
+    parser.add_argument("--providers", nargs="*", default=(), help="execution providers")
     parser.add_argument("--keep", metavar="NAME", help="add the results to docs/reliability.json")
     options = parser.parse_args()
     prepare()

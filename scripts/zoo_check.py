@@ -8,9 +8,11 @@ neither, so that both run again with weights moved by a rounding.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import logging
+import re
 import statistics
 import sys
 import time
@@ -59,6 +61,8 @@ class Subject:
     inputs: Callable[[int], Inputs]
     device: str = "cpu"
     """Where it runs: it is made on the CPU."""
+    options: Mapping[str, Any] | None = None
+    """Options of the backend."""
 
 
 @dataclass
@@ -73,6 +77,11 @@ class Outcome:
     in_torch: list[str] = field(default_factory=list)
     """The operators that no converter takes."""
     seconds: float = 0.0
+    nodes: dict[str, int] = field(default_factory=dict)
+    """How many nodes each execution provider has, of the sessions that have more than one."""
+
+
+_PLACED = re.compile(r"(\w+ExecutionProvider) \((\d+) nodes\)")
 
 
 class Watch(logging.Handler):
@@ -82,11 +91,14 @@ class Watch(logging.Handler):
         super().__init__(logging.INFO)
         self.given_up: list[str] = []
         self.in_torch: set[str] = set()
+        self.nodes: collections.Counter[str] = collections.Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             self.given_up.append(text)
+        elif text.startswith("A graph of "):
+            self.nodes.update({name: int(n) for name, n in _PLACED.findall(text)})
         elif text.startswith("These operators run in torch"):
             lines = [line.strip() for line in text.splitlines()]
             self.in_torch.update(line.partition(" x ")[2] for line in lines if " x aten::" in line)
@@ -130,6 +142,7 @@ def check(subject: Subject, way: str) -> Outcome:
         if outcome.status == "right" and watch.given_up:
             outcome.status, outcome.detail = "given up", watch.given_up[0][:600]
     outcome.in_torch = sorted(watch.in_torch)
+    outcome.nodes = dict(watch.nodes)
     outcome.seconds = round(time.perf_counter() - start, 1)
     return outcome
 
@@ -176,7 +189,8 @@ def run(
     call: Any = module
     if backend is not None:
         dynamic = True if way == "dynamic" else None
-        call = torch.compile(module, backend=backend, dynamic=dynamic)
+        given = subject.options if backend == "onnxrt" else None
+        call = torch.compile(module, backend=backend, dynamic=dynamic, options=given)
     found: Results = {}
     for batch in (2, 3) if way == "dynamic" else (2,):
         args, kwargs = cast(inputs_of(subject, batch), dtype)

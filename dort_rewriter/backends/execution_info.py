@@ -1,4 +1,5 @@
 """What users of torch's ``OrtBackend`` read about its sessions, under the names they know.
+
 ``OrtBackend.run`` of torch is here too: one session, called on tensors without its graph. The runs
 of compiled graphs do not pass here (:mod:`dort_rewriter.runtime.executor`): this is for programs
 that hold a session and what ``ExecutionInfo`` tells about it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import onnx
@@ -15,11 +16,11 @@ from dort_rewriter.backends.optimize_onnx import optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower
 from dort_rewriter.compiler.building import add_casts_of_standard
+from dort_rewriter.errors import ExportError
 from dort_rewriter.export.decompositions import get_standard_table, resolve_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
+from dort_rewriter.export.interpreter import OPSETS, ExportedGraph, convert_graph
 from dort_rewriter.export.names import give_way, read_names, rename_symbols
-from dort_rewriter.export.opsets import read_opsets
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.optimize.older_opsets import lower_opset
 from dort_rewriter.optimize.rewriting import OptimizeReport
@@ -28,9 +29,62 @@ from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.trace import CompileTrace
 
-__all__ = ["to_onnx"]
+__all__ = ["Opsets", "to_onnx"]
 
 logger = logging.getLogger(__name__)
+
+_FIRST = 13
+"""Below it, too many operators take as attributes what later ones take as inputs."""
+
+_STANDARD = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Opsets:
+    """The opsets of a model."""
+
+    standard: int
+    """That of the standard domain."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Those of other domains."""
+
+    @property
+    def written(self) -> int:
+        """The one the converters write; a model of an older one is made of it."""
+        return max(self.standard, OPSETS.start)
+
+
+def _read_opsets(target: int | Mapping[str, int]) -> Opsets:
+    """Read ``target_opset``: a number, or a number for each domain."""
+    if isinstance(target, Mapping):
+        _check_domains(target)
+        standard = next((target[d] for d in _STANDARD if d in target), OPSETS.start)
+        others = {d: v for d, v in target.items() if d not in _STANDARD}
+    else:
+        standard, others = target, {}
+    for version in (standard, *others.values()):
+        if not isinstance(version, int) or isinstance(version, bool):
+            raise ExportError(
+                f"target_opset is a whole number, or one for each domain, not {target!r}."
+            )
+    if not _FIRST <= standard < OPSETS.stop:
+        raise ExportError(
+            f"Opset {standard} is not supported: choose from {_FIRST} to {OPSETS.stop - 1}, the "
+            f"newest that the installed onnx knows."
+        )
+    return Opsets(standard, others)
+
+
+def _check_domains(target: Mapping[str, int]) -> None:
+    for domain, version in target.items():
+        if not isinstance(domain, str):
+            raise ExportError(f"A domain in target_opset is a text, not {domain!r}.")
+        if isinstance(version, int) and version < 1:
+            raise ExportError(f"target_opset has version {version} of {domain!r}: the first is 1.")
+    standard = {target[d] for d in _STANDARD if d in target}
+    if len(standard) > 1:
+        raise ExportError(f"target_opset has the standard domain at two versions: {target!r}.")
+
 
 Options = OptimizationOptions | Mapping[str, Any] | None
 
@@ -169,7 +223,7 @@ def to_onnx(
     settings = from_mapping(ExportOptions, export_options)
     optimization = from_mapping(OptimizationOptions, options)
     dispatcher = OxsDispatcher() if dispatcher is None else dispatcher
-    opsets = read_opsets(target_opset)
+    opsets = _read_opsets(target_opset)
     input_names = read_names("input_names", input_names)
     output_names = read_names("output_names", output_names)
     if filename is not None:

@@ -21,6 +21,8 @@ class StorageKeeper:
     ``builder``         the exported graph: the model in memory, and its signature
     ``sess``            the ``onnxruntime.InferenceSession``; None when there is nothing to compute
     ``providers``       the names of its execution providers
+    ``placement``       for each of them, its nodes by type, as the session tells; None where it
+                        has the CPU alone, or onnxruntime does not tell
     ``is_dimension_in`` for each argument, whether it is a size rather than a tensor
     ``is_dimension_out`` for each result, the same
     ``inputs``          the arguments of the first run, in a list of one tuple (copies)
@@ -40,6 +42,7 @@ class StorageKeeper:
                 "builder": built.exported,
                 "sess": _session(built),
                 "providers": _providers(built),
+                "placement": None if built.session is None else built.session.placement,
                 "is_dimension_in": tuple(s.kind == "int" for s in built.signature.inputs),
                 "is_dimension_out": tuple(s.kind == "int" for s in built.signature.outputs),
                 "inputs": [],

@@ -1,5 +1,4 @@
-"""The graphs that AOTAutograd takes and hands on: flat, with a value for each node, of three
-kinds.
+"""The graphs that AOTAutograd takes and hands on: flat, a value for each node, of three kinds.
 
 The graphs of Dynamo take tensors and return a tuple of them, which AOTAutograd asks for. Those of
 ``torch.export`` take and return what the module did; one traced by hand may return a tensor. What

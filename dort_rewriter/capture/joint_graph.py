@@ -31,6 +31,8 @@ from dort_rewriter.aten import exposed, is_mutation, is_random, lineage, results
 
 __all__ = ["drop_copies", "mark_saved", "merge_duplicates", "name_known_masks"]
 
+aten = torch.ops.aten
+
 
 def merge_duplicates(graph: torch.fx.Graph) -> int:
     """Merge equal nodes and return how many are gone.
@@ -77,9 +79,6 @@ def _freeze(value: Any) -> Any:
     if isinstance(value, float):
         return (float, str(value))  # 0.0 and -0.0 are two, a NaN is itself
     return (type(value), value)
-
-
-aten = torch.ops.aten
 
 
 def drop_copies(graph: torch.fx.Graph) -> int:

@@ -32,6 +32,8 @@ from dort_rewriter.aten import hint_of
 
 __all__ = ["RefusedByTorch", "TypeCheck", "in_eager_mode_if_refused", "is_tested", "refusal_of"]
 
+logger = logging.getLogger(__name__)
+
 _SMALL = 8
 """What a larger size is taken for."""
 _FEW, _MANY = 2**12, 2**16
@@ -354,8 +356,6 @@ def _alike(dtype: torch.dtype) -> Sequence[torch.dtype]:
         return (torch.float32, dtype)
     return (torch.float32, torch.int64, dtype)
 
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 Decompositions = Mapping[Any, Callable[..., Any]]

@@ -51,7 +51,9 @@ from dort_rewriter.plan.recipe import (
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
-__all__ = ["Block", "assemble", "compile_graph", "hold_calls_at_shutdown", "make_block"]
+__all__ = ["Block", "assemble", "compile_graph", "make_block"]
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 5.0
 """Seconds that the end of a program waits for calls of daemon threads."""
@@ -66,7 +68,7 @@ class _Called(Protocol):
 
 
 @functools.cache
-def hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+def _hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
     """Let no thread but the main one be in a session once the functions of ``atexit`` are done.
 
     ``call`` is the code that makes the calls. NOTE: the functions of ``atexit`` are called in the
@@ -101,8 +103,6 @@ def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None
     ):
         time.sleep(0.001)
 
-
-logger = logging.getLogger(__name__)
 
 MAX_REBUILT = 2
 """How many times a model is built again because its weights changed."""
@@ -208,7 +208,7 @@ class Block:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
-        hold_calls_at_shutdown(Block.boxed.__code__, _living)
+        _hold_calls_at_shutdown(Block.boxed.__code__, _living)
         run = built.runner.boxed
         if calls := calls_to_verify(self.recipe.options):
             run = verified(built, run, self.recipe.options, calls)
@@ -393,11 +393,21 @@ def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:
 def describe(built: BuiltBlock) -> str:
     """A line about a graph that runs in ONNX Runtime."""
     session, signature = built.session, built.signature
-    providers = "" if session is None else f" on {', '.join(p.name for p in session.providers)}"
+    providers = "" if session is None else f" on {where_it_runs(session)}"
     return (
         f"A graph of {len(built.graph_module.graph.nodes)} nodes is a model of "
         f"{len(built.exported.model.graph)}{providers}, inputs {_few(signature.input_names)}, "
         f"outputs {_few(signature.output_names)}"
+    )
+
+
+def where_it_runs(session: Session) -> str:
+    """The providers of a session, with the number of nodes of each where it is known."""
+    placed = session.placement
+    if placed is None:
+        return ", ".join(p.name for p in session.providers)
+    return ", ".join(
+        f"{p.name} ({sum(placed.get(p.name, {}).values())} nodes)" for p in session.providers
     )
 
 

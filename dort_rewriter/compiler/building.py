@@ -35,6 +35,7 @@ from dort_rewriter.kernels.loading import address_key
 from dort_rewriter.optimize.addresses import give_addresses
 from dort_rewriter.optimize.in_place import checks_of, written_in_place
 from dort_rewriter.optimize.low_bits import lower_weights
+from dort_rewriter.optimize.openvino import keep_special_numbers
 from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import get_pattern_list, optimize
 from dort_rewriter.optimize.provider_fit import (
@@ -62,27 +63,31 @@ from dort_rewriter.runtime.kernel_query import (
     loses_factors,
 )
 from dort_rewriter.runtime.model_files import to_proto, try_dump, weight_bytes
-from dort_rewriter.runtime.providers import CPU
-from dort_rewriter.runtime.session import Session, create_session, session_settings, try_session
+from dort_rewriter.runtime.providers import CPU, OPENVINO
+from dort_rewriter.runtime.session import (
+    Session,
+    create_session,
+    new_settings,
+    session_settings,
+    try_session,
+)
 from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
 
 if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "ModelEntry",
     "add_casts",
     "add_casts_of_standard",
-    "before_transforms",
     "build_block",
     "build_session",
-    "check_results",
     "export_block",
     "find_addresses",
     "find_mutated_inputs",
     "make_executor",
-    "transform",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def find_mutated_inputs(block: ExportedBlock) -> Writes:
@@ -142,13 +147,11 @@ def _candidates(block: ExportedBlock, updates: dict[int, int]) -> dict[str, int]
     return {name: index for name, index in found.items() if twice[index] == 1}
 
 
-logger = logging.getLogger(__name__)
-
 _MAX_WEIGHTS = 2**24
 """Bytes of constants above which a model is not stored."""
 
 
-class ModelEntry:
+class _ModelEntry:
     """The place of one graph's model on disk."""
 
     def __init__(
@@ -185,7 +188,7 @@ class ModelEntry:
         self._cache.put(self._key, to_proto(model).SerializeToString())
 
 
-def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
+def _before_transforms(options: OptimizationOptions) -> OptimizationOptions:
     """What is done to a model before functions of the user see it."""
     chosen = get_pattern_list(options.patterns, kernels.RULES)
     # NOTE: a model has a place on disk when its rules are given by name.
@@ -193,7 +196,7 @@ def before_transforms(options: OptimizationOptions) -> OptimizationOptions:
     return dataclasses.replace(options, patterns=named)
 
 
-def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
+def _transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto:
     """A model as the functions of the user make it, with our own operators put in then."""
     proto = to_proto(model)
     for change in recipe.options.pre_ort_model_transforms or ():
@@ -211,7 +214,7 @@ def transform(model: ir.Model, recipe: Recipe, provider: str) -> onnx.ModelProto
     return to_proto(changed)
 
 
-def check_results(session: Session, exported: ir.Model) -> None:
+def _check_results(session: Session, exported: ir.Model) -> None:
     """Refuse a model that functions of the user gave results of other sizes than the graph has."""
     declared = {output.name: output.shape for output in session.ort.get_outputs()}
     for value in exported.graph.outputs:
@@ -238,7 +241,7 @@ def build_block(
     ``frozen`` and ``numbers`` are the arguments that the model holds, by position.
     """
     recipe = plan.recipe
-    providers = recipe.select_providers(plan.graph_module, args)
+    providers = plan.providers(args)
     block = export_block(plan, str(providers[0][0]), frozen, numbers)
     fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
     if recipe.make_runner is not None:
@@ -255,7 +258,7 @@ def build_block(
             else:
                 session = build_session(block.model, providers, recipe.options)
             if block.proto is not None:
-                check_results(session, block.exported.model)
+                _check_results(session, block.exported.model)
         executor = make_executor(session, block, recipe.options, addresses)
         return BuiltBlock(**fields, session=session, runner=executor)
 
@@ -292,7 +295,7 @@ def export_block(
     constants = {placeholders[i].name: t for i, t in held.items()}
     asked, trace = recipe, recipe.trace
     if asked.options.pre_ort_model_transforms:
-        first = before_transforms(asked.options.optimization)
+        first = _before_transforms(asked.options.optimization)
         recipe = dataclasses.replace(
             asked, options=dataclasses.replace(asked.options, optimization=first)
         )
@@ -305,7 +308,7 @@ def export_block(
         orders = input_orders(graph_module) if recipe.as_stored else {}
         entry = None
         if not frozen:
-            entry = ModelEntry(graph_module, recipe, provider, outputs, values, orders)
+            entry = _ModelEntry(graph_module, recipe, provider, outputs, values, orders)
         model = entry.load() if entry is not None else None
     if model is None:
         model = _convert(plan, recipe, provider, outputs, constants, orders)
@@ -313,7 +316,7 @@ def export_block(
             entry.store(model)
     proto = None
     if asked.options.pre_ort_model_transforms:
-        proto = transform(model, asked, provider)
+        proto = _transform(model, asked, provider)
     try_dump(proto or model, str(graph_module.graph), recipe.dump_prefix)
     slots = tuple(
         dataclasses.replace(s, name=names[s.index]) if s.source == "model" else s
@@ -368,6 +371,8 @@ def _convert(
         if options.weights is not None and provider == CPU:
             lower_weights(model, BITS[options.weights])
         drop_unused_results(model)
+        if provider == OPENVINO:
+            keep_special_numbers(model)
         if recipe.may_call_torch(provider):
             compute_by_mkl(model, options)
     return model
@@ -396,15 +401,16 @@ def _output_names(plan: OutputPlan) -> list[str]:
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model, with casts where the provider has no kernel for a type."""
     settings, provider = session_settings(options, model, providers), str(providers[0][0])
+    keep = new_settings(options, model, providers)
     model = _with_right_kernels(model, provider, options)
     try:
-        return create_session(model, providers=providers, options=settings)
+        return create_session(model, providers=providers, options=settings, keep=keep)
     except NoKernelError:
         pass
     fitted = model if isinstance(model, ir.Model) else ir.from_proto(model)
     add_casts(fitted, provider=provider)
     fitted = _with_right_kernels(fitted, provider, options)  # of the types that are wider now
-    return create_session(fitted, providers=providers, options=settings)
+    return create_session(fitted, providers=providers, options=settings, keep=keep)
 
 
 def _with_right_kernels(model: Any, provider: str, options: OrtBackendOptions) -> Any:

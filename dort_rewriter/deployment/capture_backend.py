@@ -87,9 +87,8 @@ class Watcher:
     def plan(self, graph_module: torch.fx.GraphModule) -> GraphPlan:
         """How a graph is made a model, which has to be one."""
         backend = OrtBackend(self.options)
-        recipe = dataclasses.replace(
-            make_recipe(backend, self.options), as_stored=True, runs_here=False
-        )
+        made = make_recipe(backend, self.options)
+        recipe = dataclasses.replace(made, as_stored=True, runs_here=False, in_a_file=True)
         plan = plan_graph(graph_module, recipe)
         if not plan.whole:
             raise CaptureError(
@@ -114,7 +113,7 @@ class Watcher:
             block = build_block(plan, given, frozen.tensors, numbers)
             self.captured = Captured(
                 block,
-                plan.recipe.select_providers(graph_module, given),
+                plan.providers(given),
                 given,
                 frozenset({*frozen.tensors, *numbers}),
                 updates,

@@ -61,7 +61,7 @@ class StepWatcher(Watcher):
             given = [self._as_given(a, i) for i, a in enumerate(args)]
             numbers = self.numbers(given)
             block = build_block(plan, given, {}, numbers)
-            providers = plan.recipe.select_providers(graph_module, given)
+            providers = plan.providers(given)
             self._before = [copy_of(given[i].detach()) for i in updates]
             self.captured = Captured(block, providers, given, frozenset(numbers), updates)
             return list(block.runner.boxed(list(given)))
@@ -75,7 +75,7 @@ class StepWatcher(Watcher):
             assert self.captured is not None
             self.captured.backward = CapturedBackward(
                 block,
-                plan.recipe.select_providers(graph_module, args),
+                plan.providers(args),
                 _plan(self._metadata, graph_module, self.captured.args),
             )
             return list(block.runner.boxed(list(args)))

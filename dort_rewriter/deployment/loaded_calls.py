@@ -15,7 +15,12 @@ from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.session import Session, create_session, session_settings
+from dort_rewriter.runtime.session import (
+    Session,
+    create_session,
+    new_settings,
+    session_settings,
+)
 
 __all__ = ["LoadedCall", "choose", "group"]
 
@@ -210,7 +215,12 @@ def _build(graph: SavedGraph, files: ModelFiles | None, options: OrtBackendOptio
     if files is not None:
         model = files.read()
         settings = session_settings(options, model, graph.providers)
-        session = create_session(model, providers=graph.providers, options=settings)
+        session = create_session(
+            model,
+            providers=graph.providers,
+            options=settings,
+            keep=new_settings(options, model, graph.providers),
+        )
         files.keep()
     return Executor(
         session,

@@ -1,13 +1,21 @@
-"""Save a compiled model: graphs with their models, their conditions and tensors, in a folder."""
+"""Save a compiled model: graphs with their models, their conditions and tensors, in a folder.
+
+What saves that were killed have left in a folder the next one removes, if no other runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
+import re
 import secrets
+import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +27,14 @@ from dort_rewriter.deployment.captured import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
 from dort_rewriter.deployment.examples import Call, Maker, aliases_of, calls_of, mark_as_seen
 from dort_rewriter.deployment.folder import (
+    DESCRIPTION,
     file_entry,
+    files_of,
     made_by,
     write_description,
     write_tensors,
 )
 from dort_rewriter.deployment.graphs import Graphs, MadeGraph
-from dort_rewriter.deployment.leftovers import ASIDE, saving_to
 from dort_rewriter.deployment.loading import SavedModel, settings_now
 from dort_rewriter.deployment.reading import SESSION_OPTIONS, read_whole
 from dort_rewriter.deployment.shared_parts import Insertion, PartsWriter
@@ -40,7 +49,52 @@ from dort_rewriter.plan.recipe import BuiltBlock
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.runtime.model_files import weights_in, write_model
 
-__all__ = ["save"]
+__all__ = ["ASIDE", "save", "saving_to"]
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = logging.getLogger(__name__)
+
+ASIDE = ".dort-save-"
+"""How the names of folders begin that a save writes to."""
+
+_OURS = re.compile(r"(model|backward|tensors|parts)-[0-9a-f]{12}\.(onnx|onnx\.data|bin)")
+
+
+@contextlib.contextmanager
+def saving_to(folder: Path) -> Iterator[None]:
+    """Tell other processes that this one saves to a folder; remove what none is going to name.
+
+    A lock on the folder ends with its process. Where there are no locks nothing is removed.
+    """
+    if sys.platform == "win32":  # where a folder cannot be opened
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # another process saves, or there are no locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_leftovers(folder)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle too
+        os.close(handle)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    named = files_of(folder) if (folder / DESCRIPTION).exists() else None
+    for path in list(folder.iterdir()):
+        try:
+            if path.name.startswith(ASIDE) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif named and path.name not in named and _OURS.fullmatch(path.name):
+                path.unlink()  # it was moved, and its description was not
+        except OSError as error:  # noqa: PERF203 - the others go
+            logger.info("%s, which a save has left, stays: %s", path, error)
 
 
 def save(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ __all__ = [
     "STATE",
     "Trained",
     "load_training_state",
+    "own_tensors",
     "require_safetensors",
     "save_training_state",
     "trained_of",
@@ -45,6 +46,14 @@ class Trained:
     group: int
     options: Options
     state: State
+
+
+def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a model, each once, under the first of its names."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
 
 
 def trained_of(
@@ -83,14 +92,92 @@ def require_safetensors() -> Any:
     return safetensors.torch
 
 
-def _description(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise ExportError(f"{folder} has the format {found['format']}, not {FORMAT}.")
-        return found
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ExportError(f"{folder} holds no training step: {error}") from error
+class _Folder:
+    """The folder of a training step beside a model, which has the same tensors.
+
+    Raises :class:`ExportError`, which names what only one of them has.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], model: torch.nn.Module) -> None:
+        self.place = Path(folder)
+        self.description, parts = self._read()
+        self.state: dict[str, torch.Tensor] = self._read_state()
+        self.model = model
+        self.named = own_tensors(model)
+        whole = f"{DESCRIPTION} of {self.place}"
+        _require_same(whole, parts, STATE, self.state)
+        of_model = [name for name, part in parts.items() if part == "model"]
+        _require_same(str(self.place), of_model, "the model", self.named)
+        for name, held in self.named.items():
+            if tuple(self.state[name].shape) != tuple(held.shape):
+                raise ExportError(
+                    f"{name!r} is of shape {tuple(self.state[name].shape)} in {self.place}, and "
+                    f"of {tuple(held.shape)} in the model."
+                )
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The description, and whose each tensor of the state is."""
+        try:
+            content = (self.place / DESCRIPTION).read_text(encoding="utf-8")
+            found: dict[str, Any] = json.loads(content)
+            if found["format"] != FORMAT:
+                raise ExportError(f"{self.place} has the format {found['format']}, not {FORMAT}.")
+            return found, dict(found["state"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ExportError(f"{self.place} holds no training step: {error}") from error
+
+    def _read_state(self) -> dict[str, torch.Tensor]:
+        module = require_safetensors()
+        try:
+            return dict(module.load_file(str(self.place / STATE)))
+        except Exception as error:  # of safetensors, in Rust
+            raise ExportError(f"{self.place / STATE} cannot be read: {error}") from error
+
+    def require_optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[list[Trained], int]:
+        """What an optimizer keeps of the parameters that the folder trains, and its steps.
+
+        Raises :class:`ExportError` where the folder is of another optimizer.
+        """
+        said, kind = self.description["optimizer"], type(optimizer).__name__
+        if kind != said["name"]:
+            raise ExportError(f"The optimizer is {kind}, and {self.place} is of {said['name']}.")
+        rates, groups = self.description["learning_rates"], optimizer.param_groups
+        if len(rates) != len(groups):
+            raise ExportError(
+                f"The optimizer has {len(groups)} groups, and {self.place} has {len(rates)}."
+            )
+        trained, steps = trained_of(self.model, optimizer, said["state"])
+        names = {t.name for t in trained}
+        if missing := [name for name in said["state"] if name not in names]:
+            raise ExportError(
+                f"The optimizer has no {_listed(missing)}, which {self.place} trains."
+            )
+        for t in trained:
+            of_both = [f"{t.name}.{key}" for key in said["state"][t.name]]
+            mine = [f"{t.name}.{key}" for key in t.state]
+            _require_same(str(self.place), of_both, "the optimizer", mine)
+        return trained, steps
+
+
+def _require_same(
+    first: str, names: Collection[str], second: str, others: Collection[str]
+) -> None:
+    """Raise :class:`ExportError` where two have not the same names."""
+    only = [
+        f"only {who} has {_listed(missing)}"
+        for who, missing in (
+            (first, [name for name in names if name not in others]),
+            (second, [name for name in others if name not in names]),
+        )
+        if missing
+    ]
+    if only:
+        raise ExportError(f"They do not fit: {'; '.join(only)}.")
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + rest
 
 
 def load_training_state(
@@ -106,37 +193,26 @@ def load_training_state(
         optimizer: gets its state and learning rates; None takes the model's part only.
 
     Raises:
-        ExportError: the folder is not of this model. Nothing is changed.
+        ExportError: the folder is of another model or optimizer, or its state has other names
+            than it should: what is missing and what is unknown is named. Nothing is changed.
     """
-    place = Path(folder)
-    description = _description(place)
-    try:
-        state = require_safetensors().load_file(str(place / STATE))
-    except Exception as error:  # of safetensors, in Rust
-        raise ExportError(f"{place / STATE} cannot be read: {error}") from error
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, held in named.items():
-        if name in state and tuple(state[name].shape) != tuple(held.shape):
-            raise ExportError(
-                f"{name!r} is of shape {tuple(state[name].shape)} in {place}, and of "
-                f"{tuple(held.shape)} in the model."
-            )
-    kept = description["optimizer"]["state"]
-    if missing := [name for name in kept if name not in state or name not in named]:
-        raise ExportError(f"{missing[0]!r} is not in both the folder and the model.")
+    found = _Folder(folder, model)
+    if optimizer is not None:
+        found.require_optimizer(optimizer)
+    state = found.state
     with torch.no_grad():
-        for name, held in named.items():
-            if name in state:
-                held.copy_(state[name])
+        for name, held in found.named.items():
+            held.copy_(state[name])
     if optimizer is None:
         return
-    steps = int(state[description["optimizer"]["steps"]])
-    for name, keys in kept.items():
-        found = {key: state[file_name] for key, file_name in keys.items()}
-        write_state(optimizer, named[name], found, steps)
-    rates = [float(state[rate]) for rate in description["learning_rates"]]
-    for group, rate in zip(optimizer.param_groups, rates, strict=False):
-        group["lr"] = rate
+    said = found.description["optimizer"]
+    steps = int(state[said["steps"]])
+    for name, keys in said["state"].items():
+        kept = {key: state[file_name] for key, file_name in keys.items()}
+        write_state(optimizer, found.model.get_parameter(name), kept, steps)
+    rates = found.description["learning_rates"]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = float(state[rate])
 
 
 def save_training_state(
@@ -152,29 +228,22 @@ def save_training_state(
         optimizer: its state is written; without one, that in the folder stays as it is.
 
     Raises:
-        ExportError: a tensor has another shape in the folder. Nothing is written. Names that the
-            folder does not have are left out.
+        ExportError: the folder is of another model or optimizer; what only one of them has is
+            named. Nothing is written.
     """
-    place = Path(folder)
-    description = _description(place)
-    module = require_safetensors()
-    state = dict(module.load_file(str(place / STATE)))
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, held in named.items():
-        if name in state:
-            if tuple(state[name].shape) != tuple(held.shape):
-                raise ExportError(f"{name!r} has another shape in {place}.")
-            state[name] = held.detach().clone().contiguous().cpu()
+    found = _Folder(folder, model)
+    state = found.state
+    for name, held in found.named.items():
+        state[name] = held.detach().clone().contiguous().cpu()
     if optimizer is not None:
-        trained, steps = trained_of(model, optimizer, set(description["optimizer"]["state"]))
+        said = found.description["optimizer"]
+        trained, steps = found.require_optimizer(optimizer)
         for t in trained:
             for key, value in t.state.items():
-                file_name = description["optimizer"]["state"][t.name][key]
-                state[file_name] = value.contiguous().cpu()
-        state[description["optimizer"]["steps"]] = torch.tensor(steps, dtype=torch.int64)
-        for rate, group in zip(
-            description["learning_rates"], optimizer.param_groups, strict=False
-        ):
+                state[said["state"][t.name][key]] = value.contiguous().cpu()
+        state[said["steps"]] = torch.tensor(steps, dtype=torch.int64)
+        rates = found.description["learning_rates"]
+        for rate, group in zip(rates, optimizer.param_groups, strict=True):
             state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
-    with staged(place) as aside:
-        module.save_file(state, str(aside / STATE))
+    with staged(found.place) as aside:
+        require_safetensors().save_file(state, str(aside / STATE))

@@ -29,6 +29,7 @@ from dort_rewriter.deployment.training_state import (
     DESCRIPTION,
     FORMAT,
     STATE,
+    own_tensors,
     require_safetensors,
     trained_of,
 )
@@ -409,6 +410,7 @@ class _Step:
         self.micro_name = names(_MICRO)
         self.loss_name = names(_LOSS)
         self._tensors, self._canonical = _held_by(model, loss)
+        self._of_model = own_tensors(model)
         self.feeds_back: dict[str, str] = {}
         self.draws = False
         self._state: dict[str, torch.Tensor] = {}
@@ -426,6 +428,7 @@ class _Step:
             "feeds_back": self.feeds_back,
             "learning_rates": self.rates,
             "seed": self.seed_name if self.draws else None,
+            "state": {name: self._part(name) for name in self._state},
             "optimizer": {
                 "name": type(self.optimizer).__name__,
                 "steps": self.step_name,
@@ -439,6 +442,14 @@ class _Step:
             },
             "accumulate": self.accumulate,
         }
+
+    def _part(self, name: str) -> str:
+        """Whose a tensor of the state is: the model's, the loss's, the optimizer's, or a seed."""
+        if name == self.seed_name:
+            return "seed"
+        if name not in self._tensors:
+            return "optimizer"
+        return "model" if name in self._of_model else "loss"
 
     def export(self, opset: int) -> bytes:
         """The model of the step."""

@@ -1,6 +1,15 @@
 """Walk an FX graph of ATen operators, call a converter for each node, and hand over the model.
 
 NOTE: the walk does not stop at an operator without a converter: the user gets a list of all.
+
+AOTAutograd's graphs leave type promotion of elementwise operators to the kernels: tensor operands
+are cast to the type torch computes in; Python numbers are left alone, the recorder gives them the
+type of their neighbours. Operands that are all numbers become tensors, as in torch.
+
+Results without an element are constants, whatever the operator: what is known of such a result is
+all there is to know. onnxruntime computes some of them wrongly, and 1.19 does not survive others:
+the building of a session with ``Mul(Div(Sub(a, aT), d), u)`` of empty matrices, which the gradient
+of ``svd`` has, and the run of a TopK.
 """
 
 from __future__ import annotations
@@ -9,12 +18,13 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import onnx.defs
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dort_rewriter.aten import ancestors, describe, source_line
@@ -36,15 +46,15 @@ from dort_rewriter.export.annotations import (
     stored,
     unsupported_value,
 )
+from dort_rewriter.export.complex_numbers import has_complex
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
-from dort_rewriter.export.empties import empty_results
-from dort_rewriter.export.inputs import drop_unused_inputs
 from dort_rewriter.export.names import check_names, create_output_names, give_way
-from dort_rewriter.export.promotion import promote
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
+from dort_rewriter.export.torch_calls import is_called
 from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
+from dort_rewriter.graph.writer import Writer
 from dort_rewriter.signature import (
     GraphSignature,
     OutputSlot,
@@ -54,7 +64,154 @@ from dort_rewriter.signature import (
     inverse_order,
 )
 
-__all__ = ["OPSETS", "ExportedGraph", "convert_graph"]
+__all__ = [
+    "OPSETS",
+    "ExportedGraph",
+    "convert_graph",
+]
+
+
+def _drop_unused_inputs(graph: ir.Graph) -> None:
+    """Remove the inputs of which neither the numbers nor the sizes are read.
+
+    One that lies in memory in another order is read through a Transpose.
+    """
+    for value in list(graph.inputs):
+        for reader in {use.node for use in value.uses()}:
+            if reader.op_type == "Transpose" and not _is_read(reader.outputs[0]):
+                graph.remove(reader, safe=True)
+        if not _is_read(value):
+            graph.inputs.remove(value)
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+Results = Mapping[torch.fx.Node, Any]
+
+
+def _empty_results(
+    writer: Writer, meta: Any, known: Results
+) -> Value | Sequence[Value | None] | None:
+    """Constants for a result, or a list of results, that holds no element; else None.
+
+    The sizes that are known at run time are taken from the results `known` so far.
+    """
+    metas = meta if isinstance(meta, list | tuple) else [meta]
+    if not metas or not all(_is_empty(m) for m in metas):
+        return None
+    found = [_constant(writer, m, known) for m in metas]
+    if any(v is None for v in found):
+        return None
+    return found if isinstance(meta, list | tuple) else found[0]
+
+
+def _is_empty(meta: Any) -> bool:
+    if not isinstance(meta, torch.Tensor):
+        return False
+    return any(type(size) is int and size == 0 for size in meta.shape)
+
+
+def _constant(writer: Writer, meta: torch.Tensor, known: Results) -> Value | None:
+    pair = (2,) if meta.is_complex() else ()
+    sizes = [_size(writer, size, known) for size in (*meta.shape, *pair)]
+    dtype = meta.dtype.to_real()
+    fixed = [s for s in sizes if isinstance(s, int)]
+    if len(fixed) == len(sizes):
+        tensor: ir.TensorProtocol = TorchTensor(torch.empty(fixed, dtype=dtype))
+        return writer.tensor(tensor)
+    if any(s is None for s in sizes):
+        return None
+    nothing = writer.tensor(TorchTensor(torch.empty((), dtype=dtype).zero_()))
+    result = cast(Value, writer.call("Expand", nothing, sizes))
+    annotate(result, meta)  # without it, a product does not see that it is one over nothing
+    return result
+
+
+def _size(writer: Writer, size: Any, known: Results) -> int | ir.Value | None:
+    """A size as a number, or as a result that is equal to it."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    wanted = size.node.expr
+    for node, value in known.items():
+        meta = node.meta.get("val")
+        if not isinstance(value, Value):
+            continue
+        if isinstance(meta, torch.SymInt) and meta.node.expr == wanted:
+            return value
+        dims: Sequence[Any] = meta.shape if isinstance(meta, torch.Tensor) else ()
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, torch.SymInt) and dim.node.expr == wanted:
+                return writer.size(value, axis)
+    return None
+
+
+_UNPROMOTED = (
+    "aten::_to_copy",
+    "aten::clone",
+    "aten::fill",
+    "aten::logical_",
+    "aten::masked_fill",
+    "prims::",
+)
+"""Elementwise by tag, but each operand keeps its own type."""
+
+_EXACT_BESIDE = ("aten::mul", "aten::div", "aten::floor_divide")
+"""What torch gives its second operand as it is, where that is a number beside 16-bit tensors: all
+other operators, and first operands, see it rounded to 16 bits."""
+
+_Number = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def _promote(recorder: Recorder, node: torch.fx.Node, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of an FX node with the casts that its operator implies."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return args
+    if target.name().startswith(_UNPROMOTED) or is_called(node):  # by torch, which promotes
+        return args
+    if has_complex(node):  # their converters promote
+        return args
+    metas = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args]
+    first = 1 if target.name().startswith("aten::where") else 0  # a condition keeps its type
+    positions = [i for i, m in enumerate(metas) if i >= first and _is_operand(m)]
+    if (dtype := _common_dtype([metas[i] for i in positions], node.meta.get("val"))) is None:
+        return args
+    if target.name().startswith(_EXACT_BESIDE) and _is_exact(metas[1:2], dtype):
+        dtype = torch.float32  # the result is rounded, once
+    promoted = list(args)
+    numbers_only = not any(isinstance(metas[i], torch.Tensor) for i in positions)
+    for i in positions:
+        if numbers_only or isinstance(args[i], ir.Value):
+            promoted[i] = recorder.cast(args[i], to_onnx_type(dtype))
+    return promoted
+
+
+def _is_exact(second: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Whether a second operand, known at run time, has digits that a 16-bit type has not."""
+    if dtype not in (torch.float16, torch.bfloat16) or not second:
+        return False
+    if isinstance(second[0], torch.Tensor):
+        return second[0].dim() == 0 and second[0].dtype not in (dtype, torch.bool)
+    return isinstance(second[0], torch.SymInt | torch.SymFloat)
+
+
+def _is_operand(meta: Any) -> bool:
+    return isinstance(meta, (torch.Tensor, *_Number)) and not isinstance(meta, bool)
+
+
+def _common_dtype(operands: Sequence[Any], result: Any) -> torch.dtype | None:
+    if not any(isinstance(m, torch.Tensor) for m in (*operands, result)) or not operands:
+        return None
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    common: torch.dtype = elementwise_dtypes(*operands, type_promotion_kind=kind)[1]
+    if isinstance(result, torch.Tensor):
+        wider = result.dtype
+        if wider.is_floating_point and not common.is_floating_point:
+            return wider
+    return common
+
 
 PRODUCER = "dort_rewriter"
 OPSETS = range(18, onnx.defs.onnx_opset_version() + 1)
@@ -176,7 +333,7 @@ class _Interpreter:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)
         if not keep_unused:
-            drop_unused_inputs(self.graph)
+            _drop_unused_inputs(self.graph)
         fed = {str(value.name) for value in self.graph.inputs}
         slots = input_slots(list(self.inputs), list(self.inputs.values()), fed, self.input_orders)
         version = ir_version_of(self.recorder.opset)
@@ -293,7 +450,7 @@ class _Interpreter:
             return _Missing
         if any(self.results[a] is _Missing for a in node.all_input_nodes):
             return _Missing
-        empty = empty_results(self.recorder, node.meta.get("val"), self.results)
+        empty = _empty_results(self.recorder, node.meta.get("val"), self.results)
         return self._convert(node, found) if empty is None else self._settle(node, empty)
 
     def _convert(self, node: torch.fx.Node, converter: Converter) -> Any:
@@ -302,7 +459,7 @@ class _Interpreter:
         where = source_line(node)
         recorder.provenance = {"fx_node": node.name, **({"source": where} if where else {})}
         try:
-            args = promote(recorder, node, [self._argument(a) for a in node.args])
+            args = _promote(recorder, node, [self._argument(a) for a in node.args])
             kwargs = {
                 python_name(key): self._argument(value)
                 for key, value in node.kwargs.items()

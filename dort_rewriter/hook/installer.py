@@ -11,10 +11,8 @@ from types import ModuleType
 from dort_rewriter import env
 from dort_rewriter.errors import HookError
 from dort_rewriter.hook import empty_frames, imports, versions
-from dort_rewriter.hook.patch import Patch
+from dort_rewriter.hook.patch import STATE, Patch, RestoredModule
 from dort_rewriter.hook.report import HookStatus, is_expected, status
-from dort_rewriter.hook.restored import RestoredModule
-from dort_rewriter.hook.state import STATE
 from dort_rewriter.hook.wrappers import SOURCE
 
 __all__ = ["install", "installed", "make_changes", "uninstall"]

@@ -1,15 +1,22 @@
-"""One change to a module of torch: a record, how it is made, and how it is taken back."""
+"""Changes to modules of torch: one as a record, a module it no longer has, all that was done.
+
+A change says how it is made, and how it is taken back.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from dort_rewriter.errors import HookError
+from dort_rewriter.forks import SafeLock
 
-__all__ = ["MISSING", "Applied", "Patch", "Series", "describe"]
+__all__ = ["MISSING", "STATE", "Applied", "Patch", "RestoredModule", "Series", "State", "describe"]
 
 Series = tuple[int, int]
 """A series of torch: ``(2, 8)``."""
@@ -133,3 +140,63 @@ def describe(value: object) -> str:
     code = getattr(value, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
     return f"{module}.{name}{place}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoredModule:
+    """A module of ours that stands in ``sys.modules`` under a name of torch."""
+
+    module: ModuleType
+
+    def __str__(self) -> str:
+        return self.module.__name__
+
+    @classmethod
+    def fill(cls, module: ModuleType, source: str) -> RestoredModule:
+        """Let ``module`` show everything that the module ``source`` of this package has."""
+        content = importlib.import_module(source)
+
+        def forward(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            return getattr(content, name)
+
+        module.__doc__ = content.__doc__
+        vars(module).update({name: getattr(content, name) for name in content.__all__})
+        vars(module).update(__all__=list(content.__all__), __getattr__=forward)
+        return cls(module=module)
+
+    def obstacle(self) -> str | None:
+        """Say what prevents the module from being removed, None if nothing does."""
+        for place, now in (
+            ("sys.modules", sys.modules.get(str(self), MISSING)),
+            ("its package", self._in_package()),
+        ):
+            if now is not MISSING and now is not self.module:
+                return f"{self} in {place} is now {describe(now)}"
+        return None
+
+    def restore(self) -> None:
+        """Remove the module; there must be no obstacle."""
+        sys.modules.pop(str(self), None)
+        if self._in_package() is self.module:
+            parent, _, name = str(self).rpartition(".")
+            delattr(sys.modules[parent], name)
+
+    def _in_package(self) -> object:
+        parent, _, name = str(self).rpartition(".")
+        return vars(sys.modules[parent]).get(name, MISSING) if parent in sys.modules else MISSING
+
+
+@dataclass(kw_only=True)
+class State:
+    """Installed or not, and each change made to torch, in the order it was made."""
+
+    lock: SafeLock = field(default_factory=SafeLock)
+    installed: bool = False
+    changes: list[Applied | RestoredModule] = field(default_factory=list)
+    failure: str = ""
+    """Why the hook took itself back after torch was imported; empty if it did not."""
+
+
+STATE = State()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dort_rewriter import env, notebook
 from dort_rewriter.hook import imports, versions
-from dort_rewriter.hook.state import STATE
+from dort_rewriter.hook.patch import STATE
 
 __all__ = ["HookStatus", "is_expected", "status"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from dort_rewriter import env
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.hook import empty_frames
-from dort_rewriter.hook.state import STATE
+from dort_rewriter.hook.patch import STATE
 
 __all__ = [
     "SOURCE",

@@ -36,9 +36,10 @@ __all__ = [
     "asks_for_kernels",
     "get_pattern_list",
     "optimize",
-    "refine_shapes",
     "select",
 ]
+
+logger = logging.getLogger(__name__)
 
 Kind = type[Rule] | type[GraphPass]
 Selected = Rule | GraphPass
@@ -139,7 +140,7 @@ def _resolve(item: Any) -> list[Selected]:
     raise OptionError(f"Unknown pattern {item!r}: {hint}")
 
 
-def refine_shapes(graph: GraphView) -> None:
+def _refine_shapes(graph: GraphView) -> None:
     """Complete the shape of each first result, the sizes that shapes computed at run time hold
     included; what is known stays."""
     for node in graph.graph:
@@ -196,8 +197,6 @@ ORDERS = (None, "memory")
 _TURNS = 100
 """Of rules and passes, before it is said that they undo each other."""
 
-logger = logging.getLogger(__name__)
-
 
 def optimize(
     model: ir.Model,
@@ -222,7 +221,7 @@ def optimize(
         RemoveUnusedNodesPass()(model)  # else rules take what it removes for a reader
     if chosen:
         view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
-        refine_shapes(view)
+        _refine_shapes(view)
         is_checked = options.check_rules or env.is_on("DORT_CHECK_RULES")
         check = RuleCheck(model, make_session) if is_checked else None
         _apply(view, chosen, options, report, check)

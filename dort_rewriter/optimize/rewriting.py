@@ -23,6 +23,8 @@ from dort_rewriter.optimize.view import GraphView, operator, take_name
 
 __all__ = ["Application", "Observer", "OptimizeReport", "Rewriting", "RuleReport"]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class RuleReport:
@@ -93,8 +95,6 @@ class OptimizeReport:
     def _ranked(self) -> list[RuleReport]:
         return sorted(self.rules.values(), key=lambda r: (-r.matches, r.name))
 
-
-logger = logging.getLogger(__name__)
 
 _FEW = 4
 """Readers of a value that are looked at again when one of them is gone."""

@@ -11,6 +11,7 @@ import dataclasses
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -35,6 +36,7 @@ from dort_rewriter.plan.nodes import (
     set_plan,
     unsupported,
 )
+from dort_rewriter.plan.other_numbers import OTHER_NUMBERS
 from dort_rewriter.plan.outputs import SHARED, OutputPlan, plan_outputs
 from dort_rewriter.plan.partition import (
     Partition,
@@ -44,7 +46,7 @@ from dort_rewriter.plan.partition import (
 )
 from dort_rewriter.plan.placement import CHECK, PLACED, TIES
 from dort_rewriter.plan.random_order import draw_in_between, hoist_random
-from dort_rewriter.plan.recipe import Recipe
+from dort_rewriter.plan.recipe import Providers, Recipe
 from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.trace import AtenPass, PassRun, passes_of, run_passes, went_through
@@ -87,6 +89,13 @@ class GraphPlan:
         if provider == self.provider:
             return Planned(Chooser(self.recipe, provider))
         return Chooser(self.recipe, provider).dispatcher
+
+    def providers(self, args: Sequence[Any]) -> Providers:
+        """The providers of a session for arguments: the one planned for, and those behind it."""
+        chosen = list(self.recipe.select_providers(self.graph_module, args))
+        names = [str(name) for name, _ in chosen]
+        first = names.index(self.provider) if self.provider in names else 0
+        return chosen[first:]
 
     def nodes(self) -> Iterator[tuple[torch.fx.Node, NodePlan]]:
         """Yield what computes, of the graph and its blocks, and what is decided about it."""
@@ -352,4 +361,4 @@ DECIDE: tuple[AtenPass[_Draft], ...] = (
 
 def belongs_in_torch(fallback: UnsupportedOp) -> bool:
     """Whether torch computes something for a reason that no converter would change."""
-    return fallback.reason in (CHECK, PLACED, RANDOM, SHARED, TIES)
+    return fallback.reason in (CHECK, PLACED, RANDOM, SHARED, TIES, *OTHER_NUMBERS)

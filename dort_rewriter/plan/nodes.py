@@ -26,6 +26,7 @@ from dort_rewriter.export.torch_kernels import torch_kernel
 from dort_rewriter.kernels.torch_calls import register_call
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.other_numbers import has_other_numbers
 from dort_rewriter.plan.placement import (
     CALLED,
     CHECK,
@@ -93,6 +94,7 @@ class Chooser:
     def __init__(self, recipe: Recipe, provider: str) -> None:
         self.recipe = recipe
         self.options: OrtBackendOptions = recipe.options
+        self.provider = provider
         self.on_cpu = provider == CPU
         self.dispatcher: Dispatcher = (
             recipe.dispatcher if self.on_cpu else recipe.dispatcher.standard()
@@ -115,6 +117,8 @@ class Chooser:
         reason = self.recipe.refused.get(node.name) or leaves_model(node)
         if reason is None and place == "torch":
             reason = PLACED
+        if reason is None and not self.on_cpu:
+            reason = has_other_numbers(node, name, self.provider)
         if reason is None and plan.converter is builtin_converters().get(name):
             reason = TIES if has_torchs_order(node, name, has_kernel=self.has_own) else None
         ours = (builtin_converters().get(name), complex_converters().get(name))

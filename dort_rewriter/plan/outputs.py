@@ -55,12 +55,7 @@ __all__ = [
     "ArgumentSizes",
     "ModelOutput",
     "OutputPlan",
-    "Unknown",
-    "is_static",
-    "lay_out",
     "plan_outputs",
-    "replay",
-    "strided",
 ]
 
 _OPERATIONS: dict[Any, Literal["add", "mul", "floordiv", "mod", "min", "max"]] = {
@@ -130,7 +125,7 @@ class ArgumentSizes:
         return SizeExpression(operation, found) if len(found) == len(operands) else None
 
 
-class Unknown(Exception):
+class _Unknown(Exception):
     """The arguments of a graph do not tell how a view of it is taken."""
 
     def __init__(self, node: torch.fx.Node) -> None:
@@ -138,7 +133,7 @@ class Unknown(Exception):
         super().__init__(node.name)
 
 
-def replay(chain: Sequence[torch.fx.Node], sizes: ArgumentSizes) -> tuple[ViewStep, ...]:
+def _replay(chain: Sequence[torch.fx.Node], sizes: ArgumentSizes) -> tuple[ViewStep, ...]:
     """How to make the first node of a lineage out of the last: by the same operators."""
     return tuple(_step(node, sizes) for node in reversed(chain[:-1]))
 
@@ -160,12 +155,12 @@ def _argument(node: torch.fx.Node, argument: Any, sizes: ArgumentSizes) -> Any:
     if isinstance(argument, torch.fx.Node):
         size = sizes.find(argument)
         if size is None:
-            raise Unknown(node)
+            raise _Unknown(node)
         return size
     return argument
 
 
-def strided(base: torch.Tensor, view: torch.Tensor, sizes: ArgumentSizes) -> ViewStep | None:
+def _strided(base: torch.Tensor, view: torch.Tensor, sizes: ArgumentSizes) -> ViewStep | None:
     """How a view is seen in the memory of a base, by sizes and strides.
 
     None where these do not tell it, or the arguments do not tell these.
@@ -180,7 +175,7 @@ def strided(base: torch.Tensor, view: torch.Tensor, sizes: ArgumentSizes) -> Vie
     return ViewStep("aten::as_strided", (shape, strides, offset))
 
 
-def is_static(step: ViewStep) -> bool:
+def _is_static(step: ViewStep) -> bool:
     """Whether all sizes of a strided view are numbers."""
     shape, strides, offset = step.args
     assert isinstance(shape, tuple)
@@ -188,7 +183,7 @@ def is_static(step: ViewStep) -> bool:
     return all(isinstance(n, int) for n in (*shape, *strides, offset))
 
 
-def lay_out(
+def _lay_out(
     node: torch.fx.Node, sizes: ArgumentSizes, *, as_view: bool = False
 ) -> tuple[ViewStep, ...]:
     """How what the model computed for a node becomes what torch would have computed.
@@ -201,8 +196,8 @@ def lay_out(
     dense = order is not None or is_contiguous(value)
     if dense and order is None and (as_view or lies_as_ordered(value, None)):
         return ()  # nobody sees the strides of dimensions of size one of what may be a view
-    step = strided(value, value, sizes)
-    if dense and (step is None or (as_view and not is_static(step))):
+    step = _strided(value, value, sizes)
+    if dense and (step is None or (as_view and not _is_static(step))):
         permute = "aten::permute" if as_view else "permute_"
         # At most the strides of dimensions of size one differ.
         return () if order is None else (ViewStep(permute, (inverse_order(order),)),)
@@ -210,7 +205,7 @@ def lay_out(
         return (ViewStep("aten::as_strided_", step.args),)
     strides = sizes.find_all(value.stride())
     if strides is None or overlaps(value):
-        raise Unknown(node)
+        raise _Unknown(node)
     return (ViewStep("lay_out", (strides,)),)
 
 
@@ -275,7 +270,7 @@ class _Planner:
         for i, leaf in enumerate(self.leaves):
             try:
                 slots.append(self._slot(leaf))
-            except Unknown as e:
+            except _Unknown as e:
                 # What torch computes begins where the copies before it do.
                 self.left += [e.node, *rewriting(e.node)[1:-1]]
             if isinstance(leaf, torch.fx.Node):
@@ -299,7 +294,7 @@ class _Planner:
             return OutputSlot(**described, source="model", index=index, views=steps)
         if isinstance(value, torch.Tensor):
             chain = lineage(leaf)
-            at, steps = self.arguments[chain[-1]], replay(chain, self.sizes)
+            at, steps = self.arguments[chain[-1]], _replay(chain, self.sizes)
             return OutputSlot(**described, source="input", index=at, views=steps)
         if (size := self.sizes.find(value)) is not None:
             return OutputSlot(**described, source="size", size=size)
@@ -321,12 +316,12 @@ class _Planner:
         if node is seen:
             return steps
         above = chain[: chain.index(seen) + 1]
-        step = strided(owner.meta["val"], node.meta["val"], self.sizes)
+        step = _strided(owner.meta["val"], node.meta["val"], self.sizes)
         if steps and steps[0].op == "lay_out":
             step = None
         if not is_layout_free(node) and not all(is_tracked(n) for n in above[:-1]):
             step = None
-        if step is not None and is_static(step) and not _is_guessed(node, above):
+        if step is not None and _is_static(step) and not _is_guessed(node, above):
             undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
             # The steps of another result change the tensor that they share in place.
             shared = steps and any(
@@ -334,8 +329,8 @@ class _Planner:
             )
             return () if undone and not shared else (step,)
         try:
-            return (*steps, *replay(above, self.sizes))
-        except Unknown:
+            return (*steps, *_replay(above, self.sizes))
+        except _Unknown:
             if step is None:
                 raise
             return (step,)
@@ -349,8 +344,8 @@ class _Planner:
         free = all(is_layout_free(c[0]) for c in chains)
         value = owner.meta["val"]
         if not free and not is_same_size(value.storage_offset(), 0):
-            raise Unknown(owner)
-        laid_out = lay_out(owner, self.sizes, as_view=free)
+            raise _Unknown(owner)
+        laid_out = _lay_out(owner, self.sizes, as_view=free)
         for node in chains[0]:
             if node is owner:
                 break
@@ -358,7 +353,7 @@ class _Planner:
                 continue
             if not isinstance(node.meta["val"], torch.Tensor):
                 continue
-            step = strided(value, node.meta["val"], self.sizes)
+            step = _strided(value, node.meta["val"], self.sizes)
             if step is None:
                 continue
             gaps = [s for s in laid_out if s.op == "lay_out"]

@@ -7,6 +7,7 @@ else holds is freed early. It results in a tuple.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,7 @@ import torch
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph
 from dort_rewriter.options import OrtBackendOptions
+from dort_rewriter.plan.other_numbers import share_of_eager
 from dort_rewriter.plan.outputs import ModelOutput
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session
@@ -38,6 +40,8 @@ __all__ = [
     "returns_tuple",
     "unboxed",
 ]
+
+logger = logging.getLogger(__name__)
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]
 """Execution providers with their options, best first."""
@@ -122,6 +126,8 @@ class Recipe:
     """Whether results are compared with torch's at each call."""
     as_stored: bool = False
     """Let the model read arguments in the order of their memory: less is copied at each call."""
+    in_a_file: bool = False
+    """Whether a graph has to be one model, that is stored."""
     make_runner: Callable[[ExportedBlock], Runner] | None = None
     """Makes what runs a model in place of a session, for debugging."""
     dump_prefix: str | None = None
@@ -132,10 +138,16 @@ class Recipe:
         self.trace.verbose = self.options.optimization.verbose > 0
 
     def provider_of(self, graph_module: torch.fx.GraphModule) -> str:
-        """The first provider of a graph, by what is known of its arguments."""
+        """The first provider of a graph, by what is known of its arguments, that has the numbers
+        of eager mode for half of it, and for all of a file, without torch."""
         placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         chosen = self.select_providers(graph_module, [n.meta.get("val") for n in placeholders])
-        return str(chosen[0][0])
+        names = [str(name) for name, _ in chosen]
+        share = 1.0 if self.in_a_file else 0.5
+        fits = (n for n in names if share_of_eager(graph_module.graph, n) >= share)
+        if (found := next(fits, CPU)) != names[0]:
+            logger.info("A graph is not for %s, which has other numbers than torch.", names[0])
+        return found
 
     def may_call_torch(self, provider: str) -> bool:
         """Whether sessions of a provider may call torch, or MKL: they run here, on the CPU."""

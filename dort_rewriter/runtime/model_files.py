@@ -61,6 +61,8 @@ __all__ = [
     "write_model",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 class StoredModel(bytes):
     """The bytes of a model that this package wrote to a file, which names no other file."""
@@ -411,8 +413,6 @@ def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     values = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
     return (weight for weight in values if weight is not None)
 
-
-logger = logging.getLogger(__name__)
 
 _lock = SafeLock()
 _next_number: dict[str, int] = {}

@@ -41,7 +41,6 @@ __all__ = [
     "as_pairs",
     "capsule_to_any_tensor",
     "capsule_to_tensor",
-    "check_transferable",
     "dense",
     "element_type",
     "empty_address",
@@ -79,7 +78,7 @@ _PLACEHOLDER = ctypes.create_string_buffer(64)
 _PLACEHOLDER_ADDRESS = ctypes.addressof(_PLACEHOLDER)
 
 
-def check_transferable(dtype: torch.dtype, what: str) -> None:
+def _check_transferable(dtype: torch.dtype, what: str) -> None:
     """Raise :class:`ExecutionError` if tensors of this type cannot enter or leave a session."""
     if dtype in DLPACK_TYPES:
         return
@@ -174,7 +173,7 @@ def to_ort(tensors: Sequence[torch.Tensor]) -> Any:
     """An OrtValueVector over the tensors, which must be ready and outlive its use."""
     vector = bindings().OrtValueVector()
     for position, tensor in enumerate(tensors):
-        check_transferable(tensor.dtype, f"Tensor {position}")
+        _check_transferable(tensor.dtype, f"Tensor {position}")
         if not is_ready(tensor, tensor.dtype, tensor.device):
             raise ExecutionError(f"Tensor {position} is not contiguous: pass it through dense().")
         if tensor.dtype in DLPACK_TYPES:
@@ -246,11 +245,11 @@ def plan_call(signature: GraphSignature) -> CallPlan:
             _check_scalar(slot)
             scalars.setdefault(slot.dtype, []).append(index)
             continue
-        check_transferable(slot.dtype.to_real(), f"Input {slot.name!r}")
+        _check_transferable(slot.dtype.to_real(), f"Input {slot.name!r}")
         (capsules if slot.dtype in DLPACK_TYPES else batched).append(index)
     for out in signature.outputs:
         if out.source == "model" and out.made_dtype is not None:
-            check_transferable(out.made_dtype, f"Output {out.name!r}")
+            _check_transferable(out.made_dtype, f"Output {out.name!r}")
     order = [*batched, *(i for group in scalars.values() for i in group), *capsules]
     return CallPlan(
         batched=tuple(batched),

@@ -180,6 +180,7 @@ def _parse(spec: ProviderSpec) -> Provider:
         case (str() as name, Mapping() as options):
             own = {str(k): v for k, v in options.items()}
             required, device = own.pop("required", False), own.pop("device", None)
+            required = {"True": True, "False": False}.get(str(required), required)
             if not isinstance(required, bool) or not isinstance(device, str | None):
                 raise OptionError(
                     f"'required' is True or False and 'device' a kind of device ('CPU', 'GPU', "

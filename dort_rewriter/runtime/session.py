@@ -8,7 +8,8 @@ import functools
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from dort_rewriter.kernels.torch_calls import calls_of
 from dort_rewriter.options import OptimizationLevel, OrtBackendOptions
 from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
+from dort_rewriter.runtime.compiled_forms import CompiledForm
 from dort_rewriter.runtime.model_files import (
     StoredModel,
     is_message,
@@ -92,6 +94,10 @@ class Session:
     """What its kernels call of torch."""
     stream: torch.cuda.Stream | None = None
     """Where the CUDA provider queues its work; the executor orders it against torch's stream."""
+    placement: Mapping[str, Mapping[str, int]] | None = None
+    """The nodes that each provider has by type, by the session's own word, of the model as
+    onnxruntime has simplified it. None where it has one provider, or onnxruntime does not tell
+    (before 1.24)."""
 
     def __post_init__(self) -> None:
         _alive.add(self.ort)
@@ -100,6 +106,8 @@ class Session:
         """Tell a forked child whether it may run this session of its parent."""
         return not self.pooled and forked_alone()
 
+
+_TELLING = "get_provider_graph_assignment_info"
 
 _alive: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 
@@ -147,10 +155,15 @@ def create_session(
     *,
     providers: Iterable[ProviderSpec] = (CPU,),
     options: onnxruntime.SessionOptions | None = None,
+    keep: Callable[[], onnxruntime.SessionOptions] | None = None,
 ) -> Session:
     """Build a session; ``options`` are used as they are, without a change.
 
-    NOTE: except that a model with kernels of our own makes them known to the options.
+    ``keep`` stores what a plug-in compiles for other processes, and takes what they stored; it
+    makes new options like these.
+
+    NOTE: except that a model with kernels of our own makes them known to the options, and that
+    providers beside the CPU have it note which node is whose.
 
     Raises :class:`ExecutionError` naming the node that onnxruntime refuses.
     """
@@ -165,15 +178,28 @@ def create_session(
     if uses_custom_kernels(model):
         register(options)
         shared = kernels_for(threads, beside_torch=with_torch and threads > 1)
+    form: CompiledForm | None = None
     with serialized(model) as source, shared:
-        session = _build(source, passed, options, model)
+        session = None
+        if keep is not None and any(is_plug_in(p.name) for p in passed):
+            form = CompiledForm(source, passed, options)
+            session = _kept(form, source, passed, options, keep)
+        if session is None:
+            session = _build(source, passed, options, model)
     give_back_after(session, options)
     if stream is not None:
         weakref.finalize(session, _wait_for_the_last_run, session._sess, stream)
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
+    really = _really(chosen, session)
+    placement = None if form is None else form.placement
+    if placement is None:
+        placement = _placement(session, really)
+    if form is not None:
+        form.keep(placement)
     return Session(
         ort=session,
-        providers=_really(chosen, session),
+        providers=really,
+        placement=placement,
         input_types={i.name: i.type for i in session.get_inputs()},
         output_types={o.name: o.type for o in session.get_outputs()},
         nodes=_node_places(model),
@@ -191,6 +217,19 @@ def _really(
     """The providers that a session has, by its own word."""
     known = {p.name: p for p in asked}
     return tuple(known.get(name, Provider(name)) for name in session.get_providers())
+
+
+def _placement(
+    session: onnxruntime.InferenceSession, providers: Sequence[Provider]
+) -> Mapping[str, Mapping[str, int]] | None:
+    told = getattr(session, _TELLING, None)
+    if told is None or len(providers) < 2:
+        return None
+    found: dict[str, Counter[str]] = {}
+    for part in told():
+        types = (qualified(n.domain, n.op_type) for n in part.get_nodes())
+        found.setdefault(part.ep_name, Counter()).update(types)
+    return {name: dict(types.most_common()) for name, types in found.items()}
 
 
 def _call_numbers(model: Model) -> list[int]:
@@ -258,16 +297,9 @@ def _build(
     without: frozenset[str] = _WRONG,
 ) -> onnxruntime.InferenceSession:
     """Build a session, `without` some of onnxruntime's optimizers."""
-    ort = load_onnxruntime()
-    # Without it a provider that fails is printed about and silently replaced.
-    how: dict[str, Any] = {"disabled_optimizers": set(without), "enable_fallback": False}
-    if any(is_plug_in(p.name) for p in providers):
-        _take_by_device(providers, options)
-    else:
-        how["providers"] = [p.name for p in providers]
-        how["provider_options"] = [dict(p.options) for p in providers]
+    build = _builder(providers, options, without)
     try:
-        return ort.InferenceSession(source, options, **how)
+        return build(source)
     except ort_errors() as error:
         made = _MADE_BY.search(str(error))
         if made is not None and made[1] not in without:
@@ -280,6 +312,45 @@ def _build(
             f"{explain_failure(error, _node_places(model))}"
         ) from error
 
+
+def _builder(
+    providers: Sequence[Provider],
+    options: onnxruntime.SessionOptions,
+    without: frozenset[str] = _WRONG,
+) -> Callable[[bytes | str], onnxruntime.InferenceSession]:
+    """What makes a session of a model, or raises what onnxruntime does."""
+    ort = load_onnxruntime()
+    tells = hasattr(ort.InferenceSession, _TELLING) and options not in _told
+    if tells and any(p.name != CPU for p in providers):
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        _told.add(options)  # a second time onnxruntime prints about it
+    # Without it a provider that fails is printed about and silently replaced.
+    how: dict[str, Any] = {"disabled_optimizers": set(without), "enable_fallback": False}
+    if any(is_plug_in(p.name) for p in providers):
+        _take_by_device(providers, options)
+    else:
+        how["providers"] = [p.name for p in providers]
+        how["provider_options"] = [dict(p.options) for p in providers]
+    return functools.partial(ort.InferenceSession, sess_options=options, **how)
+
+
+def _kept(
+    form: CompiledForm,
+    source: bytes | str,
+    providers: Sequence[Provider],
+    options: onnxruntime.SessionOptions,
+    fresh: Callable[[], onnxruntime.SessionOptions],
+) -> onnxruntime.InferenceSession | None:
+    """A session of what plug-ins have compiled, now or in an earlier process; None where they keep
+    nothing."""
+    found = form.load(_builder(providers, options), ort_errors())
+    if found is None:
+        found = form.make(lambda own: _builder(providers, own)(source), fresh, ort_errors())
+    return found
+
+
+_told: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
+"""Options that say it already that sessions tell which node is whose."""
 
 _taken: weakref.WeakKeyDictionary[onnxruntime.SessionOptions, tuple[Provider, ...]] = (
     weakref.WeakKeyDictionary()
@@ -410,3 +481,13 @@ def session_settings(
     return session_options(
         optimization_level=options.ort_optimization_level, threads=policy, arena=arena
     )
+
+
+def new_settings(
+    options: OrtBackendOptions, model: Any, providers: Iterable[ProviderSpec]
+) -> Callable[[], Any] | None:
+    """What makes such settings again, for a session that is kept on disk; None where none is to
+    be, or the user gave the settings."""
+    if not options.cache or options.ort_session_options is not None:
+        return None
+    return functools.partial(session_settings, options, model, providers)

@@ -33,7 +33,6 @@ __all__ = [
     "Allocation",
     "CallLines",
     "GeneratedCode",
-    "ResultLines",
     "fetch_order",
     "write_assemble",
     "write_call",
@@ -51,7 +50,7 @@ _METHODS = {
 """Views that tensors have as methods of the same arguments, at a third of the cost."""
 
 
-class ResultLines:
+class _ResultLines:
     """Lines of a function, and the constants that they refer to by name.
 
     What the model gave is ``y0``, ``y1``, ..., the arguments are ``a0``, ``a1``, ...; with
@@ -187,7 +186,7 @@ def write_assemble(signature: GraphSignature) -> GeneratedCode:
     return CallLines(signature, plan_call(signature)).write_assemble()
 
 
-class CallLines(ResultLines):
+class CallLines(_ResultLines):
     """Lines that feed a session, run it, and make the results of a call."""
 
     def __init__(

@@ -18,15 +18,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "train a small model through ONNX Runtime, beside eager mode and Inductor",
     ),
     "doctor": (
-        "dort_rewriter.tools.doctor_command:run_doctor",
+        "dort_rewriter.tools.doctor:run_doctor",
         "say what is wrong with the installation, and the line that fixes it",
     ),
     "compare": (
-        "dort_rewriter.tools.compare_command:run_compare",
+        "dort_rewriter.tools.comparison:run_compare",
         "export a model in several ways, and compare nodes, numbers and times",
     ),
     "explain": (
-        "dort_rewriter.tools.explain_command:run_explain",
+        "dort_rewriter.tools.explain:run_explain",
         "say what of a model runs in ONNX Runtime, what in torch, and why",
     ),
     "report": (
@@ -38,15 +38,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "print, count or draw an ONNX model",
     ),
     "bench": (
-        "dort_rewriter.tools.bench_command:run_bench",
+        "dort_rewriter.tools.benchmark:run_bench",
         "time a model in eager mode, by Inductor and in ONNX Runtime, in inference and training",
     ),
     "patch": (
-        "dort_rewriter.tools.patch_command:run_patch",
+        "dort_rewriter.tools.hook_command:run_patch",
         "write the hook into torch's own file, or take it out",
     ),
     "status": (
-        "dort_rewriter.tools.status_command:run_status",
+        "dort_rewriter.tools.hook_command:run_status",
         "say what is hooked, in which torch",
     ),
 }

@@ -32,13 +32,35 @@ from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.reference import tensor_to_array
 from dort_rewriter.runtime.session import Session, create_session
+from dort_rewriter.tools.command import HELP, answer, list_of, load_pair, make_parser
 from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
+from dort_rewriter.tools.other_runtimes import RUNTIMES
 
-__all__ = ["EXPORTERS", "MEANING", "Comparison", "ExporterResult", "compare_exporters"]
+__all__ = [
+    "EXPORTERS",
+    "MEANING",
+    "Comparison",
+    "ExporterResult",
+    "RuntimeResult",
+    "compare_exporters",
+    "run_compare",
+]
 
 Exporter = Callable[..., onnx.ModelProto]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeResult:
+    """What another runtime than onnxruntime made of a file."""
+
+    runtime: str
+    error: str | None = None
+    """Why it has no results."""
+    max_difference: float | None = None
+    """The largest absolute difference to eager, NaN where shapes or places of NaN differ."""
+    agrees: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +87,8 @@ class ExporterResult:
     """The largest absolute difference to eager mode in float64, where the model runs in it."""
     judgment: Judgment | None = None
     """Who is at fault, where the results are not those of eager mode."""
+    elsewhere: tuple[RuntimeResult, ...] = ()
+    """What other runtimes make of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +181,7 @@ def compare_exporters(
     kwargs: Mapping[str, Any] | None = None,
     *,
     exporters: Sequence[str] = tuple(EXPORTERS),
+    runtimes: Sequence[str] = (),
     target_opset: int = 18,
     dynamic_shapes: Any = None,
     atol: float = 1e-4,
@@ -173,6 +198,8 @@ def compare_exporters(
         args: its arguments; a tensor stands for one.
         kwargs: its arguments by name.
         exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
+        runtimes: others that run each file too: ``"reference"``, ONNX's own evaluator, and
+            ``"openvino"`` where that is installed.
         target_opset: the opset of the models.
         dynamic_shapes: as in ``torch.export.export``.
         atol: the absolute difference to eager that is accepted.
@@ -182,6 +209,8 @@ def compare_exporters(
     """
     if unknown := [e for e in exporters if e not in EXPORTERS]:
         raise OptionError(f"Unknown exporter {unknown[0]!r}: known are {', '.join(EXPORTERS)}.")
+    if unknown := [e for e in runtimes if e not in RUNTIMES]:
+        raise OptionError(f"Unknown runtime {unknown[0]!r}: known are {', '.join(RUNTIMES)}.")
     if repeat < 1:
         raise OptionError(f"repeat is 1 or more, not {repeat}.")
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
@@ -201,7 +230,9 @@ def compare_exporters(
             for candidate in candidates:
                 if candidate.error is None:
                     runs.setdefault(candidate.name, []).append(candidate.run())
-        results = tuple(c.result(witness, exact, runs.get(c.name, [])) for c in candidates)
+        results = tuple(
+            c.result(witness, exact, runs.get(c.name, []), runtimes) for c in candidates
+        )
     return Comparison(
         model=type(model).__name__,
         eager_milliseconds=statistics.median(runs["eager"]),
@@ -257,6 +288,7 @@ class _Candidate:
         witness: Witness,
         exact: Sequence[torch.Tensor] | None,
         times: Sequence[float],
+        runtimes: Sequence[str],
     ) -> ExporterResult:
         """The row of this exporter."""
         if self.proto is None:
@@ -275,9 +307,24 @@ class _Candidate:
                 "agrees": agrees,
                 "run_milliseconds": statistics.median(times),
             }
+            facts["elsewhere"] = tuple(self._elsewhere(name, witness) for name in runtimes)
             if not agrees:
                 facts["judgment"] = witness.judge(self.proto, self.feeds, self.outputs)
         return ExporterResult(exporter=self.name, error=self.error, **facts)
+
+    def _elsewhere(self, runtime: str, witness: Witness) -> RuntimeResult:
+        """What another runtime makes of the file."""
+        assert self.proto is not None
+        try:
+            with _quiet():
+                outputs = RUNTIMES[runtime](self.proto, self.feeds)()
+        except Exception as error:  # a runtime raises anything: that is what is compared
+            return RuntimeResult(runtime=runtime, error=_reason(error))
+        return RuntimeResult(
+            runtime=runtime,
+            max_difference=_largest(outputs, witness.expected),
+            agrees=excess(outputs, witness.expected, witness.tolerance) <= 1,
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -330,3 +377,60 @@ def _largest(got: Sequence[Any], expected: Sequence[torch.Tensor]) -> float:
     """The largest absolute difference; NaN where results are missing, or of other shapes."""
     found = excess(got, expected, Tolerance(absolute=1.0))
     return found if math.isfinite(found) else math.nan
+
+
+def run_compare(arguments: Sequence[str]) -> int:
+    """Print the comparison; 1 when this package's model fails or is not what eager computes."""
+    parser = make_parser(
+        "compare",
+        "Export a model with several exporters: nodes by type, differences to eager mode, times\n"
+        "of the export and of a run. Ends with 1 if the model of this package fails, or\n"
+        "differs.\n\n"
+        f"exporters:\n{list_of(MEANING)}",
+        "examples:\n"
+        "  dort-rewriter compare model.py:make_model\n"
+        "  dort-rewriter compare package.models:small --html comparison.html --repeat 50",
+    )
+    parser.add_argument("model", metavar="MODEL", help=HELP)
+    parser.add_argument(
+        "--exporters",
+        nargs="+",
+        choices=EXPORTERS,
+        default=list(EXPORTERS),
+        metavar="NAME",
+        help="those to compare, of the above (default: all)",
+    )
+    parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        choices=RUNTIMES,
+        default=[],
+        metavar="NAME",
+        help=f"run the files by these too: {', '.join(RUNTIMES)}",
+    )
+    parser.add_argument(
+        "--opset", type=int, default=18, metavar="N", help="of the models (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=10,
+        metavar="N",
+        help="runs of each model that are timed (default: %(default)s)",
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write it as a page of HTML")
+    options = parser.parse_args(arguments)
+    model, args = load_pair(options.model)
+    found = compare_exporters(
+        model,
+        args,
+        exporters=options.exporters,
+        runtimes=options.runtimes,
+        target_opset=options.opset,
+        repeat=options.repeat,
+    )
+    if options.html:
+        found.save_html(options.html)
+    answer(options.json, found.to_dict(), str(found))
+    ours = [r for r in found.results if r.exporter == "dort_rewriter"]
+    return int(any(not r.agrees for r in ours))

@@ -59,6 +59,15 @@ def _remarks(data: Data) -> list[tuple[str, str]]:
             parts += [f"First at {judgment['node']}."] if judgment["node"] else []
             parts += [judgment["line"]] if judgment["line"] else []
             found.setdefault(" ".join(parts), []).append(result["exporter"])
+        for other in result["elsewhere"]:
+            said = f"on {other['runtime']}: "
+            if other["error"]:
+                said += other["error"]
+            elif other["agrees"]:
+                said += "as eager mode"
+            else:
+                said += f"differs from eager mode by {other['max_difference']:.1e}"
+            found.setdefault(said, []).append(result["exporter"])
     return [(", ".join(names), text) for text, names in found.items()]
 
 

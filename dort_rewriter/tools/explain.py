@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from dort_rewriter import notebook
 from dort_rewriter.aten import source_line
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
@@ -31,13 +32,21 @@ from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
-from dort_rewriter.tools.explain_html import explanation_html
+from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
 from dort_rewriter.tools.models import count_nodes
 from dort_rewriter.trace import CompileTrace, PassRun
 
-__all__ = ["AtenGraph", "CapturedGraph", "Explanation", "GraphBreak", "InTorch", "explain"]
+__all__ = [
+    "AtenGraph",
+    "CapturedGraph",
+    "Explanation",
+    "GraphBreak",
+    "InTorch",
+    "explain",
+    "run_explain",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +69,9 @@ class AtenGraph:
     """Its operators, and how many of each."""
     models: tuple[dict[str, int], ...]
     """For each part that runs in ONNX Runtime, its ONNX nodes by type."""
+    placements: tuple[Mapping[str, Mapping[str, int]] | None, ...]
+    """For each of them, the nodes of each execution provider by type, as its session tells; None
+    where it has the CPU alone, or onnxruntime does not tell."""
     in_onnxruntime: int
     """How many operators those parts have that are nodes of a model."""
     in_torch: tuple[InTorch, ...]
@@ -156,7 +168,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same as tables, for notebooks."""
-        return explanation_html(self)
+        return _explanation_html(self)
 
 
 def _describe(graph: AtenGraph) -> list[str]:
@@ -165,10 +177,13 @@ def _describe(graph: AtenGraph) -> list[str]:
     where = [first, *((name, count) for name, count in others if count)]
     said = ", ".join(f"{count} {name}" for name, count in where)
     lines = [f"{graph.kind}: {total} operators: {said}"]
-    lines.extend(
-        f"  model {i}: {sum(nodes.values())} nodes ({_counts(nodes)}){_by_torch(nodes)}"
-        for i, nodes in enumerate(graph.models)
-    )
+    for i, (nodes, placed) in enumerate(zip(graph.models, graph.placements, strict=True)):
+        total = sum(nodes.values())
+        lines.append(f"  model {i}: {total} nodes ({_counts(nodes)}){_by_torch(nodes)}")
+        lines.extend(
+            f"    on {provider}: {sum(types.values())} ({_counts(types)})"
+            for provider, types in (placed or {}).items()
+        )
     for kind, found in (("called in torch", graph.torch_kernels), ("in torch", graph.in_torch)):
         for left in found:
             lines.append(f"  {kind}: {left.count} x {left.op}: {left.reason}")
@@ -312,6 +327,7 @@ class _Recorder:
                 kind=kind,
                 ops=_count(op_name(n.target) for n in calls.values()),
                 models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
+                placements=tuple(_placement(b) for b in built if b.computed),
                 in_onnxruntime=len(calls) - len(outside) - len(called),
                 in_torch=_left_to_torch(outside, trace),
                 torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
@@ -323,6 +339,10 @@ class _Recorder:
 
 def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
     return watch.watch_session(built[-1], run)  # it was built just before
+
+
+def _placement(built: BuiltBlock) -> Mapping[str, Mapping[str, int]] | None:
+    return None if built.session is None else built.session.placement
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}
@@ -375,3 +395,85 @@ def _count(names: Any) -> dict[str, int]:
 
 def _target_name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _explanation_html(found: Explanation) -> str:
+    """An :class:`Explanation`: its graphs, what runs in torch and why, its breaks, its times."""
+    return "".join(_parts(found))
+
+
+def _parts(found: Explanation) -> Iterator[str]:
+    yield notebook.heading(f"{len(found.graphs)} graph(s), {len(found.breaks)} break(s)")
+    graphs = [(i, graph) for i, captured in enumerate(found.graphs) for graph in captured.lowered]
+    wheres = list(graphs[0][1].counts()) if graphs else []
+    header = ("graph", "kind", "operators", *wheres, "models", "nodes")
+    yield notebook.table([_row(i, graph) for i, graph in graphs], header)
+    outside = [
+        (i, where, left.count, left.op, left.reason, "\n".join(left.where))
+        for i, graph in graphs
+        for where, found_there in (
+            ("called by a session", graph.torch_kernels),
+            ("beside the sessions", graph.in_torch),
+        )
+        for left in found_there
+    ]
+    if outside:
+        yield notebook.heading("In torch")
+        yield notebook.table(outside, ("graph", "", "count", "operator", "reason", "Python"))
+    if found.breaks:
+        yield notebook.heading("Breaks")
+        rows = [(b.reason, b.where[-1] if b.where else "") for b in found.breaks]
+        yield notebook.table(rows, ("reason", "Python"))
+    if found.times is not None:
+        yield from _times(found.times)
+    if found.low_bits is not None:
+        yield notebook.text(str(found.low_bits))
+    yield notebook.details("all of it as text", f"<pre>{notebook.escaped(str(found))}</pre>")
+
+
+def _row(number: int, graph: Any) -> list[object]:
+    nodes = sum(sum(model.values()) for model in graph.models)
+    total = sum(graph.ops.values())
+    return [number, graph.kind, total, *graph.counts().values(), len(graph.models), nodes]
+
+
+def _times(times: Times) -> Iterator[str]:
+    yield notebook.heading(times.summary())
+    if times.busy:
+        yield notebook.text(f"NOTE: {times.busy}.")
+    for title, rows in times.tables().items():
+        made = [(seconds * 1e3, f"{share:.0%}", name) for seconds, share, name in rows]
+        yield notebook.details(title, notebook.table(made, ("ms", "share", "")))
+
+
+def run_explain(arguments: Sequence[str]) -> int:
+    """Print what became of a model; 1 with ``--strict`` when anything runs in torch."""
+    parser = make_parser(
+        "explain",
+        "Compile a model for ONNX Runtime, call it once, and print its graphs, where they break\n"
+        "and why, and which operators run in torch and why.",
+        "examples:\n"
+        "  dort-rewriter explain model.py:make_model\n"
+        "  dort-rewriter explain model.py:make_model --times\n"
+        "  dort-rewriter explain model.py:make_model --passes\n"
+        "  dort-rewriter explain package.models:small --dynamic --json",
+    )
+    parser.add_argument("model", metavar="MODEL", help=HELP)
+    parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
+    parser.add_argument("--times", action="store_true", help="also say where the time goes")
+    parser.add_argument(
+        "--passes",
+        action="store_true",
+        help="also say what was done to each graph before it was exported, in order",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 when a graph breaks or torch runs any"
+    )
+    options = parser.parse_args(arguments)
+    model, args = load_pair(options.model)
+    compile_options = {"dynamic": True} if options.dynamic else None
+    found = explain(model, *args, times=options.times, compile_options=compile_options)
+    text = f"{found}\n{found.describe_passes()}" if options.passes else str(found)
+    answer(options.json, found.to_dict(), text)
+    torchs = found.in_torch or any(a.torch_kernels for g in found.graphs for a in g.lowered)
+    return int(options.strict and bool(found.breaks or torchs or found.skipped))

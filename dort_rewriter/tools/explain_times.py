@@ -31,7 +31,7 @@ from dort_rewriter.runtime.profiling import (
     sources_of,
 )
 from dort_rewriter.runtime.session import Session, session_settings
-from dort_rewriter.tools.busy import busy
+from dort_rewriter.tools.machine import busy
 from dort_rewriter.trace import CompileTrace
 
 __all__ = ["KernelTime", "Stopwatch", "Times", "measure"]

@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,9 @@ class Judgment:
     """The first ONNX node whose result differs: its type, and what it computes."""
     line: str | None = None
     """The Python line it comes from."""
+    nodes: tuple[str, ...] = ()
+    """Those that compute it from values that are right, itself the last: one of them is at
+    fault. What is between two values of torch's graph has no counterpart there."""
 
 
 def exact_results(
@@ -152,22 +155,24 @@ class Witness:
         )
 
     def _judge_exporter(self, proto: onnx.ModelProto, found: Values, who: str) -> Judgment | None:
-        """The first value that differs from that of torch's graph with its name."""
+        """The first value that differs from that of torch's graph with its name.
+
+        Of those alone that a wrong result is computed from, without a right value between them:
+        another value may have a name of torch's graph.
+        """
         known = self._traced(proto)
-        for node, name in _computed(proto):
-            if name not in known or name not in found:
-                continue
-            wanted, line = known[name]
-            value = np.asarray(found[name])
-            if value.shape != tuple(wanted.shape):
-                continue  # another value of that name
-            if self._differs(value, wanted):
+        right = {name for _, name in _computed(proto) if self._is_right(name, known, found)}
+        wrong = [o.name for o in proto.graph.output if o.name not in right]
+        suspects = _between(proto, wrong, right)
+        for node, name in suspects:
+            if name in known and name in found and _has_shape(found[name], known[name][0]):
                 return Judgment(
                     fault="exporter",
                     reason=f"{who[0].upper()}{who[1:]} computes another result than torch of what "
                     "is written.",
-                    node=f"{node.op_type} -> {name}",
-                    line=line or None,
+                    node=_said(node, name),
+                    line=known[name][1] or None,
+                    nodes=tuple(_said(*pair) for pair in _between(proto, [name], right)),
                 )
         return None
 
@@ -177,6 +182,20 @@ class Witness:
         absolute = max(limit.absolute, limit.relative * largest(wanted))
         return dataclasses.replace(limit, absolute=absolute).excess(_as_tensor(value), wanted) > 1
 
+    def _is_right(self, name: str, known: Mapping[str, Any], found: Values) -> bool:
+        """Whether torch computes the value too: under its name, or, if it is no trivial one, under
+        any."""
+        if name not in found:
+            return False
+        value = np.asarray(found[name])
+        own = [known[name][0]] if name in known else []
+        is_trivial = value.size < 2 or bool((value == value.flat[0]).all())
+        others = [] if is_trivial or self._graph is None else self._graph.everything
+        return any(
+            _has_shape(value, wanted) and not self._differs(value, wanted)
+            for wanted in (*own, *others)
+        )
+
     def _traced(self, proto: onnx.ModelProto) -> dict[str, tuple[torch.Tensor, str]]:
         """What torch computes for the values of a file, and their lines, by the names they have
         in torch's graphs, as exported and as decomposed; results by their places."""
@@ -184,10 +203,11 @@ class Witness:
             self._graph = _Graph()
             try:
                 program = torch.export.export(self.model, self.args, self.kwargs)
-                for each in (program.run_decompositions(), program):
-                    self._graph.record(each, self.args, self.kwargs)
             except Exception as error:  # torch.export refuses in many ways
                 logger.info("No values of torch's graph: %s", error)
+                return {}
+            for make in (program.run_decompositions, lambda: program):
+                self._graph.record(make, self.args, self.kwargs)
         found = dict(self._graph.values)
         for output, name in zip(proto.graph.output, self._graph.results, strict=False):
             if name in found:
@@ -200,14 +220,27 @@ class _Graph:
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[torch.Tensor, str]] = {}
+        self.everything: list[torch.Tensor] = []
+        """Of both graphs, and where two have one name, both."""
         self.results: list[str] = []
 
     def record(
-        self, program: torch.export.ExportedProgram, args: Sequence[Any], kwargs: Values
+        self,
+        make: Callable[[], torch.export.ExportedProgram],
+        args: Sequence[Any],
+        kwargs: Values,
     ) -> None:
-        """Run a program, and keep what each node computes."""
-        module = program.module()
-        _Recorder(module, self.values).run(*args, *kwargs.values())
+        """Make a program and run it, and keep what each node computes, as far as it goes."""
+        kept: dict[str, tuple[torch.Tensor, str]] = {}
+        try:
+            module = make().module()
+            _Recorder(module, kept).run(*args, *kwargs.values())
+        except Exception as error:  # a decomposition may want other strides
+            logger.info("Not all values of torch's graph: %s", error)
+            return
+        finally:
+            self.values.update(kept)
+            self.everything.extend(value for value, _ in kept.values())
         assert isinstance(module, torch.fx.GraphModule)
         (results,) = next(n for n in module.graph.nodes if n.op == "output").args
         self.results = [str(n) for n in tree_leaves(results)]
@@ -224,12 +257,38 @@ class _Recorder(torch.fx.Interpreter):
             self.kept[n.name] = (value.detach().clone(), source_line(n))
         return value
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.view.default:  # kernels have other strides than fake tensors
+            target = torch.ops.aten.reshape.default
+        return super().call_function(target, args, kwargs)
+
 
 def _computed(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, str]]:
     """What the nodes of a file compute, in order."""
     for node in proto.graph.node:
         for name in filter(None, node.output):
             yield node, name
+
+
+def _between(
+    proto: onnx.ModelProto, names: Collection[str], right: Collection[str]
+) -> list[tuple[onnx.NodeProto, str]]:
+    """The nodes that compute values from values that are right, in order, with these values."""
+    wanted, found = set(names), []
+    for node in reversed(proto.graph.node):
+        outputs = [name for name in node.output if name in wanted and name not in right]
+        if outputs:
+            wanted.update(used for used in node.input if used not in right)
+            found += [(node, name) for name in reversed(outputs)]
+    return found[::-1]
+
+
+def _said(node: onnx.NodeProto, name: str) -> str:
+    return f"{node.op_type} -> {name}"
+
+
+def _has_shape(value: Any, wanted: torch.Tensor) -> bool:
+    return tuple(np.shape(value)) == tuple(wanted.shape)
 
 
 def _by_evaluator(proto: onnx.ModelProto, feeds: Values) -> Values:

@@ -3,7 +3,7 @@
 ``F.logsigmoid`` of what is transposed is row-major, and traced as transposed; ``floor_divide``,
 ``logaddexp`` and others lie as the operand that comes first, or as the one that is not broadcast.
 No list knows them all: the kernel is asked, with tensors of a few elements that lie as its
-operands do.
+operands do. A convolution of one axis is told by that of two, which torch 2.8 traces rightly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from dort_rewriter.aten import (
     hint_of,
     is_contiguous,
     is_dense,
-    is_layout_free,
     is_random,
     lies_as_ordered,
     lineage,
@@ -48,27 +47,48 @@ aten = torch.ops.aten
 
 _FILLING = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
-_PADDED = frozenset(
-    getattr(aten, f"{how}_pad{n}d_backward").default
-    for how in ("reflection", "replication")
-    for n in (2, 3)
+_FOURIER = frozenset(
+    {aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default},
 )
-"""Gradients in the format of what was padded: row-major, or channels-last."""
+"""What is transformed comes first in memory, whatever the operand lies like."""
 
+_CONVOLUTIONS: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+"""Convolutions and their gradients, and where their weights stand."""
 
-_GRADIENTS = frozenset(
-    {
-        *_PADDED,
-        aten.batch_norm_backward.default,
-        aten.glu_backward.default,
-        aten.native_batch_norm_backward.default,
-    }
-)
-"""Gradients: nobody looks at the layouts of most, but ``torch.autograd.grad`` returns them."""
+_OF_FORMAT: dict[Any, int] = {
+    aten._adaptive_avg_pool2d.default: 0,
+    aten._adaptive_avg_pool2d_backward.default: 1,
+    aten._upsample_bilinear2d_aa_backward.default: 0,
+    aten._upsample_nearest_exact2d_backward.default: 0,
+    aten.adaptive_max_pool2d.default: 0,
+    aten.adaptive_max_pool2d_backward.default: 1,
+    aten.avg_pool2d.default: 0,
+    aten.avg_pool2d_backward.default: 1,
+    aten.max_pool2d_with_indices.default: 0,
+    aten.max_pool2d_with_indices_backward.default: 1,
+    aten.max_unpool2d.default: 0,
+    aten.pixel_shuffle.default: 0,
+    aten.pixel_unshuffle.default: 0,
+    aten.reflection_pad2d.default: 0,
+    aten.reflection_pad2d_backward.default: 1,
+    aten.reflection_pad3d_backward.default: 1,
+    aten.replication_pad2d.default: 0,
+    aten.replication_pad2d_backward.default: 1,
+    aten.replication_pad3d_backward.default: 1,
+    aten.upsample_bilinear2d_backward.default: 0,
+    aten.upsample_nearest2d_backward.default: 0,
+}
+"""What has the format of an operand, row-major or channels-last, and the place of that.
+
+NOTE: the kernels of few elements that are asked may be smaller than a window or a margin.
+"""
 
 _UNTAGGED = frozenset(
     {
-        *_GRADIENTS,
+        *_OF_FORMAT,
+        aten.batch_norm_backward.default,
+        aten.glu_backward.default,
+        aten.native_batch_norm_backward.default,
         aten._batch_norm_no_update.default,
         aten._batch_norm_with_update_functional.default,
         aten.floor_divide.default,
@@ -77,10 +97,7 @@ _UNTAGGED = frozenset(
         aten._native_batch_norm_legit.no_stats,
         aten._native_batch_norm_legit_functional.default,
         aten._native_batch_norm_legit_no_training.default,
-        aten._adaptive_avg_pool2d.default,
         aten._standard_gamma.default,
-        aten.adaptive_max_pool2d.default,
-        aten.avg_pool2d.default,
         aten.cat.default,
         aten.complex.default,
         aten.constant_pad_nd.default,
@@ -90,8 +107,7 @@ _UNTAGGED = frozenset(
         aten.flip.default,
         aten.full_like.default,
         *_FILLING,
-        aten.max_pool2d_with_indices.default,
-        aten.max_unpool2d.default,
+        *_FOURIER,
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
         aten.normal_functional.default,
@@ -102,9 +118,7 @@ _UNTAGGED = frozenset(
         aten.randint_like.default,
         aten.randint_like.low_dtype,
         aten.randn_like.default,
-        aten.reflection_pad2d.default,
         aten.reflection_pad3d.default,
-        aten.replication_pad2d.default,
         aten.replication_pad3d.default,
         aten.roll.default,
         aten.uniform.default,
@@ -163,8 +177,10 @@ def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: b
             continue
         if isinstance(value, torch.Tensor) and _is_elementwise(node):
             new = _asked(node, value)
+        elif _convolves_rows(node) or not changed.isdisjoint(node.all_input_nodes):
+            new = _traced(node, value)
         else:
-            new = None if changed.isdisjoint(node.all_input_nodes) else _traced(node, value)
+            new = None
         if new is not None:
             family = (node, *views.get(node, ()))
             changed |= _replace(family, new, hidden_copies=hidden_copies, owns_views=owns_views)
@@ -179,20 +195,21 @@ def _is_on_cpu(value: Any) -> bool:
 def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The nodes of a graph whose layouts show: in a result, in places, in the order of a draw.
 
-    What an operator gives may lie as what it reads (``flip``, ``sort``, ``index_put``).
+    What an operator gives may lie as what it reads (``flip``, ``sort``, ``index_put``), and
+    ``torch.autograd.grad`` shows gradients.
     """
-    seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node) and not is_layout_free(n)}
+    seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_random(n) for read in n.all_input_nodes)
-    return _read_by(graph, seen).union(filter(_is_gradient, results_of(graph)))
+    return _read_by(graph, seen)
 
 
-def _is_gradient(result: Any) -> bool:
-    """Whether a result is a gradient whose kernel is asked."""
-    if not isinstance(result, torch.fx.Node):
+def _convolves_rows(node: torch.fx.Node) -> bool:
+    """Whether a node is a convolution of one axis, or the gradients of one."""
+    if node.target not in _CONVOLUTIONS:
         return False
-    call: Any = result.args[0] if result.target is operator.getitem else result
-    return call.target in _GRADIENTS
+    weight: Any = node.args[_CONVOLUTIONS[node.target]]
+    return bool(weight.meta["val"].dim() == 3)
 
 
 def _replace(
@@ -245,7 +262,8 @@ def _asked(node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor | None:
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, torch.fx.Node)
     values = [value, *(n.meta.get("val") for n in call.all_input_nodes)]
-    if all(not isinstance(v, torch.Tensor) or lies_as_ordered(v, None) for v in values):
+    is_plain = all(not isinstance(v, torch.Tensor) or lies_as_ordered(v, None) for v in values)
+    if is_plain and call.target not in _FOURIER:
         return None
     order = _ask(call)
     if order is None or len(order) != value.dim() or lies_as_ordered(value, order):
@@ -262,7 +280,8 @@ def _traced(node: torch.fx.Node, value: Any) -> Any:
     elif target is not operator.getitem:
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    computed = tree_leaves(_computed(target, args, kwargs))
+    compute = _convolved if _convolves_rows(node) else _computed
+    computed = tree_leaves(compute(target, args, kwargs))
     leaves, structure = tree_flatten(value)
     if len(computed) != len(leaves):
         return None
@@ -289,8 +308,54 @@ def _computed(target: Any, args: Any, kwargs: Any) -> Any:
         logger.setLevel(level)
 
 
+def _convolved(target: Any, args: Any, kwargs: Any) -> Any:
+    """What a convolution of one axis gives, as that of images of one row.
+
+    NOTE: the kernel takes rows for such images; torch 2.8's fake one says row-major.
+    """
+    place = _CONVOLUTIONS[target]
+    tensors = [
+        t.unsqueeze(2) for t in (*args[: place - 1], args[place - 1].contiguous(), args[place])
+    ]
+    stride, padding, dilation, transposed, output_padding, *rest = args[place + 2 :]
+    results = _computed(
+        target,
+        (
+            *tensors,
+            args[place + 1],
+            [1, *stride],
+            [0, *padding],
+            [1, *dilation],
+            transposed,
+            [0, *output_padding],
+            *rest,
+        ),
+        kwargs,
+    )
+    return tree_map_only(torch.Tensor, lambda t: t.squeeze(2) if t.dim() == 4 else t, results)
+
+
 _FORMATS = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 """The axes of tensors that are channels-last, in the order of memory."""
+
+
+def _is_channels_last(value: torch.Tensor) -> bool:
+    """Whether kernels take a tensor for channels-last: ``suggest_memory_format`` of C++.
+
+    NOTE: strides of dimensions of size one count.
+    """
+    slowest_first = _FORMATS.get(value.dim())
+    if slowest_first is None:
+        return False
+    step = 0
+    for axis in reversed(slowest_first):
+        size, stride = hint_of(value.shape[axis]), hint_of(value.stride(axis))
+        if size == 0 or stride < max(step, 1):
+            return False
+        if axis == 0 and step == hint_of(value.stride(1)):
+            return False
+        step = stride * max(size, 1)
+    return True
 
 
 def _formats(value: Any) -> set[str]:
@@ -352,17 +417,22 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
-    if call.target in _PADDED:
-        like: torch.Tensor = call.args[1].meta["val"]  # type: ignore[union-attr]
-        order = _FORMATS.get(like.dim())
-        is_last = order is not None and is_contiguous(like.permute(order))
-        return order if is_last else tuple(range(like.dim()))
+    if call.target in _OF_FORMAT:
+        like: torch.Tensor = call.args[_OF_FORMAT[call.target]].meta["val"]  # type: ignore
+        return _FORMATS[like.dim()] if _is_channels_last(like) else tuple(range(like.dim()))
     if call.target is aten.glu_backward.default:  # of small sizes one may be no half of another
         return tuple(range(call.meta["val"].dim()))
     # The first place is one wherever there is any.
     filled = 0 if call.target in _FILLING else 1
     small = _Small([n.meta["val"] for n in call.all_input_nodes], filled)
-    args, kwargs = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
+    given: Any = (call.args, call.kwargs)
+    args, kwargs = torch.fx.map_arg(given, lambda n: small.like(n.meta["val"]))
+    if call.target is aten.constant_pad_nd.default:  # so little may be less than what is cut off
+        args = (args[0], [max(n, 0) for n in args[1]], *args[2:])
+    elif call.target is aten.roll.default:
+        args = (args[0], *_rolled(call.args[0].meta["val"], args[0], *args[1:]))  # type: ignore
+    elif call.target is aten._fft_c2r.default:
+        args = (*args[:3], 2 * args[0].shape[args[1][-1]] - 1)
     kept = torch.random.fork_rng(devices=[])  # what is asked may draw
     with _disable_current_modes(), torch.no_grad(), kept:
         try:
@@ -372,14 +442,29 @@ def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
         return _exact_order(result[0] if isinstance(result, tuple) else result)
 
 
+def _rolled(
+    value: torch.Tensor, small: torch.Tensor, shifts: Sequence[int], axes: Sequence[int] = ()
+) -> tuple[Sequence[int], Sequence[int]]:
+    """How to roll a small tensor so that as little, or more, comes to the other end."""
+    if not axes:
+        return shifts, axes
+    found = []
+    for shift, axis in zip(shifts, axes, strict=True):
+        size, less = hint_of(value.shape[axis]), small.shape[axis]
+        moved = shift % size if size else 0
+        found.append(moved if moved < 2 else max(less - (size - moved), 2 % less))
+    return found, axes
+
+
 class _Small:
     """Makes small tensors of one number that lie as the operands of a kernel."""
 
     def __init__(self, operands: Sequence[Any], filled: int) -> None:
         self.filled = filled
         tensors = [v for v in operands if isinstance(v, torch.Tensor)]
-        sizes = {hint_of(s) for v in tensors for s in v.shape} - {0, 1}
-        self.sizes = {n: i for i, n in enumerate(sorted(sizes), 2)} | {0: 0, 1: 1}
+        self.sizes = {0: 0, 1: 1}
+        for size in sorted({hint_of(s) for v in tensors for s in v.shape} - {0, 1}):
+            self.sizes[size] = min(size, max(*self.sizes.values(), 3) + 1)
 
     def like(self, value: Any) -> Any:
         """A tensor in the order of memory of another; a number for a size."""

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -57,8 +57,11 @@ class Verdict:
         return self.kind in ("wrong", "given up")
 
 
-def judge(program: RandomProgram) -> Verdict:
-    """Compare a program with eager mode, and where they differ with AOTAutograd alone."""
+def judge(program: RandomProgram, options: Mapping[str, Any] | None = None) -> Verdict:
+    """Compare a program with eager mode, and where they differ with AOTAutograd alone.
+
+    ``options`` are those of the backend.
+    """
     expected = _run(program, None)
     if any(facts.get("gradients") == "refused" for facts in expected):
         # AOTAutograd traces the backward at the first call, and would refuse all of it there.
@@ -68,7 +71,7 @@ def judge(program: RandomProgram) -> Verdict:
         return Verdict("refused", str(expected[-1]["error"]))
     watch = _Watch()
     with watch:
-        got = _run(program, "onnxrt")
+        got = _run(program, "onnxrt", options)
     differing = _differences(program, got, expected)
     if any(name.endswith((" layout", " is a view")) for _, name in differing):
         differing -= _as_traced(program, got)
@@ -240,13 +243,17 @@ def _as_traced(program: RandomProgram, got: list[Facts]) -> set[tuple[int, str]]
     return found
 
 
-def _run(program: RandomProgram, backend: str | Callable[..., Any] | None) -> list[Facts]:
+def _run(
+    program: RandomProgram,
+    backend: str | Callable[..., Any] | None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Facts]:
     """What can be told of the results at each size; the first error ends the list."""
     torch._dynamo.reset()
     given = program.functions()
     call = given.function
     if backend is not None:
-        call = torch.compile(call, backend=backend, dynamic=program.dynamic)
+        call = torch.compile(call, backend=backend, dynamic=program.dynamic, options=options)
     found: list[Facts] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # eager mode warns of much that is no business of ours

@@ -337,6 +337,7 @@ def test_the_storage_holds_what_is_promised() -> None:
         "builder",
         "sess",
         "providers",
+        "placement",
         "is_dimension_in",
         "is_dimension_out",
         "inputs",
@@ -345,6 +346,7 @@ def test_the_storage_holds_what_is_promised() -> None:
     assert isinstance(forward["graph_module"], torch.fx.GraphModule)
     onnx.checker.check_model(forward["onnx"])
     assert forward["providers"] == ["CPUExecutionProvider"]
+    assert forward["placement"] is None, "there is no choice"
     assert sum(forward["is_dimension_in"]) == 1
     assert len(forward["is_dimension_in"]) == len(forward["inputs"][0])
     assert len(forward["is_dimension_out"]) == len(forward["outputs"][0])
@@ -387,6 +389,8 @@ def test_the_storage_is_printed() -> None:
     assert "Relu" in text
     assert "float32[s" in text
     assert text.count("did not run yet") == 1
+    storage["instance"][0]["placement"] = {"CPUExecutionProvider": {"Relu": 2, "Gemm": 1}}
+    assert "on CPUExecutionProvider (3 nodes)\n" in pprint_storage(storage)
     assert pprint_storage({"j": 3, "hh": 5}) == "{'hh': 5, 'j': 3}"
 
 

@@ -13,12 +13,15 @@ from dort_rewriter import OrtBackend, make_aot_ort, onnx_custom_backend, onnx_de
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "onnxrt.py": OrtBackend,
-    "make_aot_ort": lambda: make_aot_ort()[0],
     "custom.py": lambda: onnx_custom_backend,
     "debug.py": lambda: onnx_debug_backend,
 }
-"""By file or name: a backend that is ready for ``torch.compile``."""
-EVERY_BACKEND = pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
+"""By file: a backend that is ready for ``torch.compile``."""
+EVERY_BACKEND = pytest.mark.parametrize(
+    "make",
+    [*BACKENDS.values(), lambda: make_aot_ort()[0]],
+    ids=[*BACKENDS, "make_aot_ort"],
+)
 
 
 @pytest.fixture(autouse=True)

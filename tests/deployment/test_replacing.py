@@ -18,7 +18,7 @@ from torch import nn
 import dort_rewriter
 from dort_rewriter import ExecutionError, OrtBackend
 from dort_rewriter.deployment import loading
-from dort_rewriter.deployment.leftovers import ASIDE, saving_to
+from dort_rewriter.deployment.saving import ASIDE, saving_to
 from dort_rewriter.runtime import model_files
 from tests.gates.sources import ROOT
 

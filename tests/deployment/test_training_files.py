@@ -333,3 +333,97 @@ def test_a_state_of_another_model_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text("{}")
     with pytest.raises(ExportError, match="holds no training step"):
         load_training_state(model, tmp_path)
+
+
+class Longer(Net):
+    """A model that grew a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(3, 3)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that Adam trains."""
+    model = Net()
+    folder = tmp_path_factory.mktemp("written")
+    optimizer = torch.optim.Adam(model.parameters())
+    export_training_step(model, F.cross_entropy, optimizer, batches()[0], folder)
+    return folder
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.optim.Optimizer], str]
+
+
+def adam_of(*names: str, **options: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        groups = [getattr(model, name) for name in names] or [model]
+        return torch.optim.Adam([{"params": [*group.parameters()]} for group in groups], **options)
+
+    return made
+
+
+OTHERS: dict[str, Case] = {
+    "a larger model": (Longer, adam_of(), r"only the model has 'c.weight', 'c.bias'"),
+    "a smaller model": (
+        lambda: nn.Sequential(), lambda _: torch.optim.Adam(Net().parameters()),
+        r"only .+ has 'a.weight', 'a.bias', 'norm.weight', 'norm.bias', 'b.weight' and 4 more",
+    ),
+    "other names": (
+        lambda: nn.Sequential(Net()), adam_of(), r"'a.weight'.+; only the model has '0.a",
+    ),
+    "another optimizer": (
+        Net, lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), "SGD.+ of Adam"
+    ),
+    "other options": (Net, adam_of(amsgrad=True), r"only the optimizer has .+max_exp_avg_sq"),
+    "fewer parameters": (Net, adam_of("a"), "optimizer has no 'norm.weight', 'norm.bias', 'b.we"),
+    "more groups": (Net, adam_of("a", "norm", "b"), "3 groups, .+ 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_does_not_fit_is_named(case: str, written: Path) -> None:
+    """Nothing is changed, in either direction."""
+    make, optimizer_of, said = OTHERS[case]
+    model = make()
+    optimizer = optimizer_of(model)
+    before = copy.deepcopy(model.state_dict())
+    content = (written / "state.safetensors").read_bytes()
+    for act in (load_training_state, save_training_state):
+        with pytest.raises(ExportError, match=said):
+            act(model, written, optimizer)
+        torch.testing.assert_close(model.state_dict(), before)
+        assert not optimizer.state
+        assert optimizer.param_groups[0]["lr"] in (0.1, 0.001)
+        assert (written / "state.safetensors").read_bytes() == content
+
+
+@pytest.mark.parametrize("act", [load_training_state, save_training_state])
+def test_a_state_with_other_names(act: Callable[..., None], written: Path, tmp_path: Path) -> None:
+    """A runner that wrote one name for another: both are said."""
+    state = safetensors.load_file(str(written / "state.safetensors"))
+    state["a.wieght"] = state.pop("a.weight")
+    (tmp_path / "training.json").write_bytes((written / "training.json").read_bytes())
+    safetensors.save_file(state, str(tmp_path / "state.safetensors"))
+    with pytest.raises(
+        ExportError, match=r"only training.json .*'a.weight'; only .*safetensors .*'a.wieght'"
+    ):
+        act(Net(), tmp_path)
+
+
+def test_tensors_of_a_loss_are_none_of_the_models(tmp_path: Path) -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+        def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(output, target, self.weight)
+
+    model = Net(0.5)
+    model.a.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    export_training_step(model, Weighted(), optimizer, batches()[0], tmp_path, accumulate=2)
+    save_training_state(model, tmp_path, optimizer)
+    load_training_state(model, tmp_path, optimizer)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter.export.foreach import foreach_decompositions
+from dort_rewriter.export.decompositions import foreach_decompositions
 
 aten = torch.ops.aten
 A, B, C = ([torch.rand(n, 3) * 0.8 + 0.1 for n in (1, 2)] for _ in range(3))

@@ -18,7 +18,7 @@ import torch.onnx
 import dort_rewriter
 from dort_rewriter import HookError, install, installed, status, uninstall
 from dort_rewriter.hook import imports, installer, versions
-from dort_rewriter.hook.state import STATE
+from dort_rewriter.hook.patch import STATE
 from tests.hook.conftest import HAS_ORT_BACKEND
 
 if HAS_ORT_BACKEND:

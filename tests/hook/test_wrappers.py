@@ -11,7 +11,7 @@ import pytest
 
 from dort_rewriter.hook import wrappers
 from dort_rewriter.hook.installer import installed
-from dort_rewriter.hook.state import STATE
+from dort_rewriter.hook.patch import STATE
 
 
 class Recorded(ModuleType):

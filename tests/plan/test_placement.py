@@ -206,6 +206,12 @@ def test_products_of_halves_go_to_torchs_kernels(dtype: torch.dtype) -> None:
     assert choose_place(_product(torch.float32), "aten::mm") == "onnxruntime"
 
 
+@pytest.fixture
+def on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MKL multiplies faster than ONNX Runtime: torch's attention calls it."""
+    monkeypatch.setattr(placement, "multiplies_faster", lambda: True)
+
+
 def _attention(length: int, dtype: torch.dtype, mode: str = "fake") -> list[torch.fx.Node]:
     """Attention and its gradient."""
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -220,6 +226,7 @@ def _attention(length: int, dtype: torch.dtype, mode: str = "fake") -> list[torc
     return [n for n in graph.graph.nodes if "flash" in str(n.target)]
 
 
+@pytest.mark.usefixtures("on_intel")
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize(
     ("length", "dtype", "threads", "place"),
@@ -246,6 +253,7 @@ def test_short_attention_of_threads_stays(
     assert [choose_place(n, name) for n, name in zip(nodes, names, strict=True)] == [place, place]
 
 
+@pytest.mark.usefixtures("on_intel")
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_short_attention_whose_gradient_is_by_mkl(
     mode: str, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +270,7 @@ def test_short_attention_whose_gradient_is_by_mkl(
     assert choose_place(forward, names[0], **by_mkl) == "onnxruntime"
 
 
+@pytest.mark.usefixtures("on_intel")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("mode", "place"), [("fake", "onnxruntime"), ("symbolic", "torch kernel")]
@@ -276,6 +285,34 @@ def test_few_tokens_are_not_torchs(
         assert choose_place(node, name, by_mkl=lambda: True) == place
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("length", "dtype", "places"),
+    [
+        (512, torch.float32, ["onnxruntime", "torch kernel"]),
+        (1280, torch.float32, ["torch kernel", "torch kernel"]),
+        (512, torch.bfloat16, ["torch kernel", "torch kernel"]),
+    ],
+)
+def test_attention_where_mkl_is_slow(
+    length: int,
+    dtype: torch.dtype,
+    places: list[str],
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On processors of other makers torch's kernel pays where there are very many scores; its
+    gradient, which MKL computes as well, in any case."""
+    monkeypatch.setattr(placement, "comes_with_mkl", lambda: True)
+    monkeypatch.setattr(placement, "multiplies_faster", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    nodes = _attention(length, dtype)
+    names = [f"aten::{n.target.__name__.split('.')[0]}" for n in nodes]
+    found = [choose_place(n, o, by_mkl=lambda: True) for n, o in zip(nodes, names, strict=True)]
+    assert found == places
+
+
+@pytest.mark.usefixtures("on_intel")
 @pytest.mark.parametrize(("mkl", "place"), [(True, "torch kernel"), (False, "onnxruntime")])
 def test_threads_of_openmp_cost_more(
     mkl: bool, place: str, monkeypatch: pytest.MonkeyPatch

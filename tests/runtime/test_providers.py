@@ -72,14 +72,17 @@ def test_a_provider_that_is_missing_is_one_warning(caplog: pytest.LogCaptureFixt
 )
 def test_a_provider_that_has_to_be_there_is_an_error(spec: Any, said: str) -> None:
     strict = isinstance(spec, str)
-    if _name_of(spec) in available():
+    if providers._is_here(providers._parse(spec)):
         pytest.skip(f"{spec} is here")
     with pytest.raises(OptionError, match=re.escape(said)):
         take_present([spec, CPU], strict=strict)
 
 
-def _name_of(spec: Any) -> str:
-    return spec if isinstance(spec, str) else spec[0]
+def test_options_that_were_written_to_a_file() -> None:
+    """There they are text."""
+    for text, meant in (("True", True), ("False", False)):
+        (found,) = take_present([(CPU, {"required": text})])
+        assert found.required is meant
 
 
 @pytest.mark.parametrize("options", [{"required": 1}, {"device": 3}])

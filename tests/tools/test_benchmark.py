@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError
-from dort_rewriter.tools import bench_command, benchmark, cli
+from dort_rewriter.tools import benchmark, cli
 from dort_rewriter.tools.benchmark import Benchmark, alternate, largest_difference
 
 QUICK: dict[str, Any] = {"seconds": 0.001}
@@ -187,4 +187,4 @@ def test_the_command_has_a_model_of_its_own_and_says_what_is_wrong(
     assert "NO" in capsys.readouterr().out
     assert cli.main(["bench", "--modes", "both"]) == 1
     assert "Unknown mode 'both'" in capsys.readouterr().err
-    assert len(bench_command._built_in()[1]) == 1
+    assert len(benchmark._built_in()[1]) == 1

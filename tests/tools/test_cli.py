@@ -85,7 +85,7 @@ def test_a_failure_on_purpose_ends_with_1_and_one_message(
         raise HookError(f"no: {arguments}")
 
     monkeypatch.setattr(
-        importlib.import_module("dort_rewriter.tools.patch_command"), "run_patch", fail
+        importlib.import_module("dort_rewriter.tools.hook_command"), "run_patch", fail
     )
     assert cli.main(["patch", "--check"]) == 1
     assert capsys.readouterr().err == "dort-rewriter patch: no: ['--check']\n"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, compare_exporters
-from dort_rewriter.tools import comparison
+from dort_rewriter.tools import comparison, other_runtimes
 from dort_rewriter.tools import judgment as judgment_module
 from dort_rewriter.tools.cli import main
 
@@ -126,6 +126,38 @@ def test_what_an_exporter_writes_wrong_is_found(monkeypatch: pytest.MonkeyPatch)
     json.dumps(found.to_dict())
 
 
+class Attended(torch.nn.Module):
+    """Attention, which torch's graph has as one node, and a name that the file gives another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.linear(x).view(2, 3, 2, 2).transpose(1, 2)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        return torch.relu(attended.transpose(1, 2).reshape(2, 3, 4)).exp()
+
+
+def test_what_torch_has_as_one_node_is_located_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (torch.randn(2, 3, 4),)
+    for before, after in (("Softmax", "LogSoftmax"), ("Relu", "Neg")):
+        monkeypatch.setitem(comparison.EXPORTERS, "dort_rewriter", spoiled(before, after))
+        found = compare_exporters(Attended(), args, exporters=["dort_rewriter"], repeat=1)
+        monkeypatch.undo()
+        judgment = found["dort_rewriter"].judgment
+        assert judgment is not None
+        assert judgment.fault == "exporter"
+        assert judgment.line is not None
+        (at,) = (n for n in judgment.nodes if n.startswith(after))
+        if before == "Softmax":
+            assert "scaled_dot_product_attention(q, q, q)" in judgment.line
+            assert 1 < len(judgment.nodes) < 12
+        else:
+            assert judgment.node == at
+            assert judgment.nodes == (at,)
+
+
 def test_arguments_by_name_are_judged_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     class Scaled(torch.nn.Module):
         def forward(self, x: torch.Tensor, by: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
@@ -192,9 +224,41 @@ def test_control_flow_by_numbers_has_its_reason_once(capfd: pytest.CaptureFixtur
     assert shown.err == ""
 
 
-@pytest.mark.parametrize("options", [{"exporters": ["tensorrt"]}, {"repeat": 0}])
+def test_other_runtimes_run_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One agrees, one does not, one fails: neither is the fault of the file."""
+
+    def wrong(proto: onnx.ModelProto, feeds: Any) -> Any:
+        return lambda: [v + 0.5 for v in other_runtimes.RUNTIMES["reference"](proto, feeds)()]
+
+    def absent(proto: onnx.ModelProto, feeds: Any) -> Any:
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setitem(other_runtimes.RUNTIMES, "wrong", wrong)
+    monkeypatch.setitem(other_runtimes.RUNTIMES, "openvino", absent)
+    found = compare(exporters=["dort_rewriter"], runtimes=["reference", "wrong", "openvino"])
+    result = found["dort_rewriter"]
+    assert result.agrees
+    assert [(r.runtime, r.agrees) for r in result.elsewhere] == [
+        ("reference", True), ("wrong", False), ("openvino", None)
+    ]  # fmt: skip
+    assert result.elsewhere[1].max_difference == pytest.approx(0.5, rel=1e-4)
+    text = str(found)
+    assert "dort_rewriter on reference: as eager mode" in text
+    assert "on wrong: differs from eager mode by 5.0e-01" in text
+    assert "on openvino: NotImplementedError: no such operator" in text
+
+
+def test_openvino_runs_the_files() -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is no requirement")
+    (result,) = compare(exporters=["dort_rewriter"], runtimes=["openvino"]).results
+    assert [r.agrees for r in result.elsewhere] == [True]
+
+
+@pytest.mark.parametrize(
+    "options", [{"exporters": ["tensorrt"]}, {"repeat": 0}, {"runtimes": ["x"]}]
+)
 def test_wrong_arguments_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"tensorrt|repeat"):
+    with pytest.raises(OptionError, match=r"tensorrt|repeat|Unknown runtime"):
         compare_exporters(Small(), (torch.randn(2, 4),), **options)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from dort_rewriter import OptionError, OrtBackend, explain
 from dort_rewriter.tools.cli import main
-from dort_rewriter.tools.model_source import load_pair
+from dort_rewriter.tools.command import load_pair
 from tests.torch_facts import COMPILES_OWN_MODULES_IN_PLACE
 
 

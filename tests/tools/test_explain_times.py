@@ -12,8 +12,7 @@ import torch
 
 from dort_rewriter import explain
 from dort_rewriter.runtime.session import session_options
-from dort_rewriter.tools import busy as busy_module
-from dort_rewriter.tools import explain_times
+from dort_rewriter.tools import explain_times, machine
 from dort_rewriter.tools.cli import main
 from dort_rewriter.tools.explain_times import KernelTime, Times
 
@@ -151,11 +150,11 @@ OPS = [("Cast", 1.0), ("Gemm", 3.0), ("TorchCall", 4.0)]
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy_module, "_SPIN", 0.002)
-    monkeypatch.setattr(busy_module, "_WAITED", 0.0)
-    assert "times as long" in busy_module.busy()
-    monkeypatch.setattr(busy_module, "_WAITED", 1e9)
-    monkeypatch.setattr(busy_module.os, "getloadavg", lambda: (99.0, 0, 0), raising=False)
-    assert "a load of 99.0" in busy_module.busy()
-    monkeypatch.setattr(busy_module.os, "getloadavg", lambda: (0.5, 0, 0), raising=False)
-    assert busy_module.busy() == ""
+    monkeypatch.setattr(machine, "_SPIN", 0.002)
+    monkeypatch.setattr(machine, "_WAITED", 0.0)
+    assert "times as long" in machine.busy()
+    monkeypatch.setattr(machine, "_WAITED", 1e9)
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (99.0, 0, 0), raising=False)
+    assert "a load of 99.0" in machine.busy()
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (0.5, 0, 0), raising=False)
+    assert machine.busy() == ""

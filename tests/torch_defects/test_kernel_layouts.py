@@ -267,3 +267,68 @@ def test_images_made_dense_with_their_channels_last() -> None:
     got, expected = torch.compile(program, backend=OrtBackend())(x), program(x)
     torch.testing.assert_close(got, expected)
     assert got.stride() == expected.stride()
+
+
+F = torch.nn.functional
+OF_SIZES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rolled": lambda x: x.detach().roll(3, 1),
+    "rolled twice": lambda x: x.detach().roll((1, 7), (1, 2)),
+    "cut": lambda x: F.pad(x[:, 1:], (-2, 0, -1, -1)),
+    "cut and repeated": lambda x: F.pad(x, (0, 0, 3, -3), "replicate"),
+    "of one row": lambda x: F.avg_pool2d(x[..., :1], (5, 1), 1, (2, 0)),
+    "transformed": lambda x: torch.fft.rfft(x + 1, dim=1),
+    "transformed back": lambda x: torch.fft.irfft(torch.complex(x, x), dim=1),
+    "gated": lambda x: F.glu(torch.cat([x, x], 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_strides_that_hang_on_sizes(name: str) -> None:
+    """Kernels are asked with few elements: of more than a window, a margin or a shift."""
+    channels_last = torch.randn(2, 4, 7, 6).to(memory_format=torch.channels_last)
+    _assert_same_strides(OF_SIZES[name], [channels_last])
+
+
+ROWS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "convolved": F.conv1d,
+    "with steps": lambda x, w: F.conv1d(x, w, stride=2, padding=1),
+    "in groups": lambda x, w: F.conv1d(x, w[:, :2], groups=2, dilation=2) * 2,
+    "transposed with steps": lambda x, w: F.conv_transpose1d(x, w, stride=2, output_padding=1),
+    "transposed in groups": lambda x, w: F.conv_transpose1d(x, w, groups=2),
+    "one alone": lambda x, w: F.conv1d(x[0], w),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_strides_of_convolutions_of_one_axis(name: str) -> None:
+    """oneDNN takes them for images of one row, whose channels may come last."""
+    w = torch.randn(4, 3, 4).mT
+    _assert_same_strides(ROWS[name], [torch.randn(2, 4, 6), w], [torch.randn(2, 6, 4).mT, w])
+
+
+def _assert_same_strides(program: Callable[..., torch.Tensor], *calls: list[torch.Tensor]) -> None:
+    """Results and gradients have the numbers and the strides of eager mode, but no gaps."""
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=OrtBackend(), dynamic=False)
+    for arguments in calls:
+        ours, eagers = (_with_gradients(run, arguments) for run in (compiled, program))
+        for got, expected in zip(ours, eagers, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+            if torch.ops.aten.is_non_overlapping_and_dense(expected):
+                assert _steps(got) == _steps(expected)
+
+
+def _with_gradients(
+    run: Callable[..., torch.Tensor], arguments: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    given = [x.detach().requires_grad_() for x in arguments]
+    result = run(*given)
+    if not result.requires_grad:
+        return [result]
+    seed = torch.empty_like(result).copy_(torch.arange(result.numel()).view(result.shape))
+    return [result.detach(), *torch.autograd.grad(result, given, seed)]
+
+
+def _steps(value: torch.Tensor) -> list[int]:
+    """The strides that say where elements are."""
+    return [s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1]

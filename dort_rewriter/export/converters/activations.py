@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.extrema import maximum
+from dort_rewriter.export.converters.comparison import maximum
 from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
 from dort_rewriter.export.converters.powers import logistic, softplus_curve
 from dort_rewriter.export.recorder import Recorder

@@ -1,4 +1,10 @@
-"""Sizes, axes and positions: what the converters of views, slices and indices share."""
+"""Sizes, axes and positions: what the converters of views, slices and indices share.
+
+Indices that torch refuses and ONNX takes are refused: those below zero, which count from the end
+there. NOTE: onnxruntime checks that an index is inside when it reads or writes there, so that a
+wrong one only has to be moved out of every tensor. What the user gets to see is torch's error: a
+run that fails is done again there.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
@@ -13,6 +20,7 @@ from dort_rewriter.graph.values import Value
 
 __all__ = [
     "END",
+    "OUTSIDE",
     "at_least_1d",
     "broadcast_sizes",
     "flatten",
@@ -21,6 +29,7 @@ __all__ = [
     "pad_axes",
     "pad_whole",
     "product",
+    "refuse_negative",
     "reshape",
     "result_dims",
     "size_names",
@@ -176,3 +185,21 @@ def normalize_position(op: Recorder, position: Any, size: int | Value) -> int | 
     length = op.vector([size])
     counted = op.Where(op.Less(flat, [0]), op.Add(flat, length), flat)
     return op.Min(op.Max(counted, [0]), length)
+
+
+OUTSIDE = 2**31 - 1
+"""A place along an axis that no tensor has."""
+
+_NATURAL = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "TopK"})
+"""Operators whose last results are integers not below zero."""
+
+
+def refuse_negative(op: Recorder, index: Value) -> Value:
+    """Indices, those below zero moved outside."""
+    known = index.const_value
+    if known is not None and (np.asarray(known.numpy()) >= 0).all():
+        return index
+    producer = index.producer()
+    if producer is not None and producer.op_type in _NATURAL and index is producer.outputs[-1]:
+        return index
+    return op.Where(op.Less(index, 0), op.constant(OUTSIDE, index.dtype), index)

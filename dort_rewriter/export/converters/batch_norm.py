@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.normalization import returned, widened
+from dort_rewriter.export.converters.normalization import asked_gradients, widened
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -240,7 +240,7 @@ def native_batch_norm_backward(
         gradients = own_kernels.batch_norm_gradient(
             op, grad, x, weight, mean, rstd, train=train, of_input=output_mask[0]
         )
-        return returned(op, *gradients)
+        return asked_gradients(op, *gradients)
     mean, rstd = _along_channels(op, mean, x), _along_channels(op, rstd, x)
     axes = _batch_axes(x)
     grad_bias = op.ReduceSum(grad, axes, keepdims=1)
@@ -256,7 +256,7 @@ def native_batch_norm_backward(
             grad = grad - grad_bias / count - centred * (along_x * rstd * rstd / count)
         grad_input = grad * factor
     sums = (op.Reshape(s, [-1]) for s in (grad_weight, grad_bias))
-    return returned(op, grad_input, *sums)
+    return asked_gradients(op, grad_input, *sums)
 
 
 @converter("aten::batch_norm_backward")

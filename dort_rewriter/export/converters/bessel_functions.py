@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dort_rewriter.export.converters import expansions
-from dort_rewriter.export.converters.opmath import store
-from dort_rewriter.export.converters.series import cosine, horner, is_narrow, to_double
+from dort_rewriter.export.converters.opmath import cosine, horner, is_narrow, store, to_double
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value

@@ -1,23 +1,83 @@
-"""Quotients and remainders, of tensors and of sizes: exact for every pair of signs.
+"""Quotients, remainders and common divisors, exact for every pair of signs; numbers rounded.
 
-ONNX divides integers towards zero; its Mod follows the divisor's sign, or the dividend's with fmod.
+ONNX divides integers towards zero; its Mod follows the divisor's sign, or the dividend's with
+fmod.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.converters.opmath import HALVES, is_float, rounded, store, widen_beside
-from dort_rewriter.export.converters.rounding import truncate
+from dort_rewriter.export.annotations import annotate
+from dort_rewriter.export.converters.opmath import (
+    HALVES,
+    has_any,
+    is_float,
+    rounded,
+    store,
+    widen,
+    widen_beside,
+)
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.subgraphs import subgraph
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import signed_one
 
-__all__ = ["floor_quotient", "floor_remainder"]
+__all__ = ["floor_quotient", "floor_remainder", "truncate"]
+
+
+def truncate(op: Recorder, x: Value) -> Value:
+    """Floating-point numbers rounded towards zero, which keeps the sign."""
+    return op.Mul(op.Floor(op.Abs(x)), signed_one(op, x))
+
+
+@converter("aten::ceil")
+def ceil(op: Recorder, x: Value) -> Value:
+    """ceil(Tensor self) -> Tensor"""
+    return op.Ceil(x) if is_float(x) else x
+
+
+@converter("aten::floor")
+def floor(op: Recorder, x: Value) -> Value:
+    """floor(Tensor self) -> Tensor"""
+    return op.Floor(x) if is_float(x) else x
+
+
+@converter("aten::trunc")
+def trunc(op: Recorder, x: Value) -> Value:
+    """trunc(Tensor self) -> Tensor"""
+    return truncate(op, x) if is_float(x) else x
+
+
+@converter("aten::frac")
+def frac(op: Recorder, x: Value) -> Value:
+    """frac(Tensor self) -> Tensor"""
+    return op.Sub(x, truncate(op, x))
+
+
+@converter("aten::round")
+def round_(op: Recorder, x: Value) -> Value:
+    """round(Tensor self) -> Tensor"""
+    return op.Round(x) if is_float(x) else x
+
+
+@converter("aten::round.decimals")
+def round_decimals(op: Recorder, x: Value, *, decimals: int) -> Value:
+    """round.decimals(Tensor self, *, int decimals) -> Tensor"""
+    if not is_float(x):
+        return x
+    if decimals == 0:
+        return op.Round(x)
+    x = widen(op, x)
+    scale = float(10 ** abs(decimals))
+    if decimals > 0:
+        return store(op, op.Div(op.Round(op.Mul(x, scale)), scale))
+    return store(op, op.Mul(op.Round(op.Div(x, scale)), scale))
 
 
 def _has_float(*values: Any) -> bool:
@@ -203,3 +263,35 @@ def _rounded(op: Recorder, operand: Any) -> Any:
 def _in_type(number: Any, dtype: ir.DataType) -> Any:
     """A Python number as one of a type."""
     return float(number) if dtype.is_floating_point() else int(number)
+
+
+@converter("aten::gcd", "prims::gcd")
+def gcd(op: Recorder, x: Value, other: Value) -> Value:
+    """gcd(Tensor self, Tensor other) -> Tensor"""
+    a, b = (_size(op, v) for v in (x, other))
+    a, b = op.Add(a, op.Mul(b, 0)), op.Add(b, op.Mul(a, 0))  # of one shape
+    assert op.fx_node is not None
+    result: torch.Tensor = op.fx_node.meta["val"]
+    meta = result.to(torch.int64)
+
+    def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
+        divisor, number = given[2:]
+        is_done = inner.Equal(divisor, 0)
+        safe = inner.Where(is_done, 1, divisor)
+        rest = inner.Sub(number, inner.Mul(inner.Div(number, safe), safe))
+        return [has_any(inner, rest), rest, inner.Where(is_done, number, divisor)]
+
+    body = subgraph(op, [0, True, meta, meta], step)
+    found: tuple[Value, Value] = op.call("Loop", None, has_any(op, a), a, b, outputs=2, body=body)
+    annotate(found[1], meta)
+    return op.cast(found[1], op.dtype)
+
+
+def _size(op: Recorder, x: Value) -> Value:
+    """The size of each number, of int64; the lowest number of a type is its own, as in torch.
+
+    NOTE: none of the divisions of Euclid's algorithm is that of the lowest number by -1, which
+    would end the process: a divisor is no more than -1 after the first one.
+    """
+    size = op.Abs(op.cast(op.cast(x, op.dtype), ir.DataType.INT64))
+    return op.cast(op.cast(size, op.dtype), ir.DataType.INT64)

@@ -1,14 +1,22 @@
-"""Look-ups of rows in a table, and their backward."""
+"""Look-ups of rows in a table, alone or bag by bag as sums and means, and their backward.
+
+The backward operators of bags receive offset2bag from the forward one, empty on the fast path of
+torch's kernel: it is computed again from the offsets, which are always there.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
-from dort_rewriter.export.converters.bounds import refuse_negative
+from dort_rewriter.aten import is_same_size
+from dort_rewriter.export.converters.axes import refuse_negative
+from dort_rewriter.export.converters.opmath import cast_like, store, widen
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
 
@@ -55,3 +63,159 @@ def _count_rows(op: Recorder, indices: Value, num_weights: Any) -> Value:
     zeros = op.ConstantOfShape(op.vector([num_weights]), value=none)
     ones = op.Expand(op.constant(1), op.Shape(indices))
     return op.ScatterElements(zeros, indices, ones, axis=0, reduction="add")
+
+
+_MEAN, _MAX = 1, 2
+_NOTHING = ir.tensor([0], dtype=ir.DataType.INT64)
+
+
+def _is_linear(node: torch.fx.Node) -> bool:
+    """mode='max': only sums and means are converted"""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index("mode")
+    mode = node.args[position] if position < len(node.args) else node.kwargs.get("mode", 0)
+    return bool(mode != _MAX)
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """Where the indices go."""
+
+    indices: Value
+    """int64, of shape [N]."""
+    bag: Value
+    """The bag of each index, of shape [N]."""
+    is_padding: Value | None
+    """Of shape [N, 1]."""
+
+
+def _open(op: Recorder, indices: Value, offsets: Value, padding_idx: Any) -> _Bags:
+    indices = op.cast(indices, ir.DataType.INT64)
+    starts = op.cast(offsets, ir.DataType.INT64)
+    count = op.sizes(indices)
+    # A bag starts at each offset, several at the same when some are empty, the last at the end.
+    positions = op.ConstantOfShape(op.Add(count, 1), value=_NOTHING)
+    ones = op.Expand(op.constant(1), op.Shape(starts))
+    marks = op.ScatterElements(positions, starts, ones, axis=0, reduction="add")
+    bag = op.Sub(op.Slice(op.CumSum(marks, op.constant(0)), [0], count, [0]), 1)
+    bag = refuse_negative(op, bag)  # what is before the first offset is in none: torch raises
+    is_padding = None
+    if isinstance(padding_idx, ir.Value) or padding_idx >= 0:
+        is_padding = op.Unsqueeze(op.Equal(indices, padding_idx), [1])
+    return _Bags(indices, bag, is_padding)
+
+
+def _without_padding(op: Recorder, rows: Value, bags: _Bags) -> Value:
+    if bags.is_padding is None:
+        return rows
+    return op.Where(bags.is_padding, op.constant(0, rows.dtype), rows)
+
+
+def _add_rows(op: Recorder, rows: Value, where: Value, count: Any) -> Value:
+    """A table of `count` rows, each the sum of the rows that go there."""
+    shape = op.vector([count, op.size(rows, 1)])
+    zeros = op.ConstantOfShape(shape, value=ir.tensor([0], dtype=rows.dtype))
+    return op.ScatterND(zeros, op.Unsqueeze(where, [1]), rows, reduction="add")
+
+
+def _bag_sizes(op: Recorder, bags: _Bags, count: Any) -> Value:
+    """How many indices each bag has, padding left out, of shape [bags]."""
+    column = op.Unsqueeze(op.Expand(op.constant(1), op.Shape(bags.indices)), [1])
+    sizes = _add_rows(op, _without_padding(op, column, bags), bags.bag, count)
+    return op.Squeeze(sizes, [1])
+
+
+@converter("aten::_embedding_bag", "aten::_embedding_bag_forward_only", when=_is_linear)
+def embedding_bag(
+    op: Recorder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: Any = -1,
+) -> tuple[Value, ...]:
+    """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"""
+    bags = _open(op, indices, offsets, padding_idx)
+    count: Any = op.size(offsets, 0)
+    if include_last_offset:
+        count = count - 1
+    rows = widen(op, op.Gather(weight, refuse_negative(op, bags.indices), axis=0))
+    if per_sample_weights is not None:
+        rows = rows * op.Unsqueeze(widen(op, per_sample_weights), [1])
+    output = _add_rows(op, _without_padding(op, rows, bags), bags.bag, count)
+    # torch counts for means only, and returns the counts again in place of the largest indices.
+    sizes = op.ConstantOfShape(op.vector([count]), value=_NOTHING)
+    if mode == _MEAN:
+        sizes = _bag_sizes(op, bags, count)
+        output = output / op.Unsqueeze(cast_like(op, op.Max(sizes, 1), output), [1])
+    counts = (_as_recorded(op, sizes, fake) for fake in op.result[2:])
+    saved = zip((bags.bag, *counts), op.result[1:], strict=True)
+    return store(op, output), *(_shaped(op, value, fake) for value, fake in saved)
+
+
+def _as_recorded(op: Recorder, counts: Value, fake: torch.Tensor) -> Value:
+    """Counts of bags; where no gradient is wanted torch may count the last offset as one more."""
+    if is_same_size(fake.shape[0], op.result[0].shape[0]):
+        return counts
+    return op.Concat(counts, op.constant([0]), axis=0)
+
+
+def _shaped(op: Recorder, value: Value, fake: torch.Tensor) -> Value:
+    """Nothing where torch's kernel skips a result."""
+    return value if not _is_empty(fake) else op.constant([], fake.dtype)
+
+
+def _is_empty(fake: torch.Tensor) -> bool:
+    return isinstance(fake.shape[0], int) and fake.shape[0] == 0
+
+
+@converter("aten::_embedding_bag_backward", when=_is_linear)
+def embedding_bag_backward(
+    op: Recorder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    padding_idx: Any = -1,
+) -> Value:
+    """_embedding_bag_backward(Tensor grad, Tensor indices, Tensor offsets, Tensor offset2bag, Tensor bag_size, Tensor maximum_indices, SymInt num_weights, bool scale_grad_by_freq, int mode, bool sparse, Tensor? per_sample_weights, int padding_idx=-1) -> Tensor"""
+    if scale_grad_by_freq:  # torch's CPU kernel divides by the frequency of another index
+        raise Refused("scale_grad_by_freq")
+    bags, grad = _open(op, indices, offsets, padding_idx), widen(op, grad)
+    if mode == _MEAN:
+        sizes = op.Max(_bag_sizes(op, bags, op.size(grad, 0)), 1)
+        grad = grad / op.Unsqueeze(cast_like(op, sizes, grad), [1])
+    rows = op.Gather(grad, bags.bag, axis=0)
+    if per_sample_weights is not None:
+        rows = rows * op.Unsqueeze(widen(op, per_sample_weights), [1])
+    total = _add_rows(op, _without_padding(op, rows, bags), bags.indices, num_weights)
+    return store(op, total)
+
+
+@converter("aten::_embedding_bag_per_sample_weights_backward", when=_is_linear)
+def embedding_bag_per_sample_weights_backward(
+    op: Recorder,
+    grad: Value,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    mode: int,
+    padding_idx: Any = -1,
+) -> Value:
+    """_embedding_bag_per_sample_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets, Tensor offset2bag, int mode, int padding_idx=-1) -> Tensor"""
+    bags = _open(op, indices, offsets, padding_idx)
+    rows = widen(op, op.Gather(weight, bags.indices, axis=0))
+    products = widen(op, op.Gather(grad, bags.bag, axis=0)) * rows
+    return store(op, op.ReduceSum(_without_padding(op, products, bags), [1], keepdims=0))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 from dort_rewriter.export.converters import expansions
-from dort_rewriter.export.converters.opmath import store
-from dort_rewriter.export.converters.series import horner, is_narrow, to_double
+from dort_rewriter.export.converters.opmath import horner, is_narrow, store, to_double
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from dort_rewriter.export.converters.opmath import store
-from dort_rewriter.export.converters.series import cosine, horner, is_narrow, to_double
+from dort_rewriter.export.converters.opmath import cosine, horner, is_narrow, store, to_double
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value

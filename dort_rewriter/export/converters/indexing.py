@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dort_rewriter.export.converters.axes import (
+    OUTSIDE,
     broadcast_sizes,
     flatten,
     from_front,
     product,
     to_front,
 )
-from dort_rewriter.export.converters.bounds import OUTSIDE
 from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.recorder import Recorder

@@ -1,13 +1,14 @@
-"""Losses that torch decomposes, where its kernel says more than the parts do."""
+"""Losses and distances, where a kernel of torch says more than the parts of it do."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from dort_rewriter.export.converters.bounds import refuse_negative
-from dort_rewriter.export.converters.opmath import store, widen
+from dort_rewriter.export.converters.axes import broadcast_sizes, refuse_negative
+from dort_rewriter.export.converters.opmath import cast_like, store, widen
 from dort_rewriter.export.converters.powers import log1p_curve
-from dort_rewriter.export.converters.reductions import mean, total
+from dort_rewriter.export.converters.reductions import extremum, mean, total
 from dort_rewriter.export.converters.scattering import scatter
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -68,3 +69,60 @@ def nll_loss_backward(
     if axis:
         places, chosen = (op.Unsqueeze(v, [axis]) for v in (places, chosen))
     return scatter(op, op.Expand(op.constant(0.0, op.dtype), op.Shape(x)), axis, places, chosen)
+
+
+def _differences(op: Recorder, a: Value, b: Value) -> Value:
+    """Each row of `a` less each row of `b`."""
+    return op.Sub(op.Unsqueeze(a, [a.rank - 1]), op.Unsqueeze(b, [b.rank - 2]))
+
+
+@converter("aten::_cdist_forward")
+def cdist_forward(op: Recorder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
+    """_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor
+
+    NOTE: the differences themselves, also where torch takes the product of the matrices (p = 2 and
+    more than 25 rows): slower, and exact for rows that lie close together.
+    """
+    away = op.Abs(_differences(op, x1, x2))
+    if p == math.inf:
+        return extremum(op, "ReduceMax", away, [-1], False)
+    if p == 0:
+        parts = op.cast(op.Not(op.Equal(away, 0)), op.dtype)
+        parts = op.Where(op.IsNaN(away), away, parts)  # torch counts up to it
+        return op.ReduceSum(parts, [-1], keepdims=0)
+    if p == 1:
+        return op.ReduceSum(away, [-1], keepdims=0)
+    if p == 2:
+        return op.Sqrt(op.ReduceSum(op.Mul(away, away), [-1], keepdims=0))
+    return _power(op, op.ReduceSum(_power(op, away, p), [-1], keepdims=0), 1 / p)
+
+
+@converter("aten::_cdist_backward")
+def cdist_backward(
+    op: Recorder, grad: Value, x1: Value, x2: Value, p: float, cdist: Value
+) -> Value:
+    """_cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor"""
+    difference = _differences(op, x1, x2)
+    if p == 0:
+        sizes = [*broadcast_sizes(op, [x1, grad])[:-1], op.size(x1, -1)]
+        return op.Expand(op.constant(0, op.dtype), op.vector(sizes))
+    last = [grad.rank]
+    slope, distance = op.Unsqueeze(grad, last), op.Unsqueeze(cdist, last)
+    away, sign = op.Abs(difference), op.Sign(difference)
+    if p == math.inf:
+        parts = op.Where(op.Equal(away, distance), op.Mul(slope, sign), 0)
+    elif p == 1:
+        parts = op.Mul(slope, sign)
+    else:
+        # The gradient of a distance of zero is zero, as is that of an equal coordinate.
+        ratio = op.Div(
+            difference if p == 2 else _power(op, away, p - 1), _power(op, distance, p - 1)
+        )
+        parts = op.Mul(slope, ratio if p == 2 else op.Mul(ratio, sign))
+        parts = op.Where(op.Equal(distance if p >= 2 else away, 0), 0, parts)
+    return op.ReduceSum(parts, [-2], keepdims=0)
+
+
+def _power(op: Recorder, x: Value, exponent: float) -> Value:
+    # NOTE: Pow's exponent has a type of its own: a bare number would be float32.
+    return x if exponent == 1 else op.Pow(x, cast_like(op, exponent, x))

@@ -15,8 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.axes import pad_axes, product
-from dort_rewriter.export.converters.bounds import refuse_negative
+from dort_rewriter.export.converters.axes import pad_axes, product, refuse_negative
 from dort_rewriter.export.converters.opmath import cast_like, is_float, store, widen
 from dort_rewriter.export.converters.reductions import extremum
 from dort_rewriter.export.converters.scattering import scatter

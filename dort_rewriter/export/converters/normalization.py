@@ -31,14 +31,6 @@ def widened(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
     return tuple(None if v is None else op.cast(v, dtype) for v in values)
 
 
-def returned(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
-    """What torch returns: None where its result is None."""
-    return tuple(
-        None if fake is None else gradient
-        for gradient, fake in zip(gradients, op.result, strict=True)
-    )
-
-
 def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
     """The same, of tensors with elements."""
     if any(v is not None and 0 in v.dims for v in values):
@@ -127,7 +119,7 @@ def layer_norm_backward(
     if any(output_mask) and op.takes_own(grad, x, mean, rstd, weight):
         of_input = bool(output_mask[0])
         read = (grad, x, normalized_shape, mean, rstd, weight)
-        return returned(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
+        return asked_gradients(op, *own_kernels.layer_norm_gradient(op, *read, of_input=of_input))
     standard = (x - mean) * rstd
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
@@ -142,7 +134,15 @@ def layer_norm_backward(
         grad_weight = _sum_outer(op, grad * standard, inner)
     if output_mask[2] and bias is not None:
         grad_bias = _sum_outer(op, grad, inner)
-    return returned(op, grad_input, grad_weight, grad_bias)
+    return asked_gradients(op, grad_input, grad_weight, grad_bias)
+
+
+def asked_gradients(op: Recorder, *gradients: Value | None) -> tuple[Value | None, ...]:
+    """What torch returns: None where its result is None."""
+    return tuple(
+        None if fake is None else gradient
+        for gradient, fake in zip(gradients, op.result, strict=True)
+    )
 
 
 def _by_group(op: Recorder, x: Value, group: int, sizes: Sequence[Any]) -> Value:
@@ -232,4 +232,4 @@ def group_norm_backward(
         grad_weight = op.Reshape(op.ReduceSum(each, [0], keepdims=0), [-1])
     if output_mask[2]:
         grad_bias = op.Reshape(op.ReduceSum(of_one, [0], keepdims=0), [-1])
-    return returned(op, grad_input, grad_weight, grad_bias)
+    return asked_gradients(op, grad_input, grad_weight, grad_bias)

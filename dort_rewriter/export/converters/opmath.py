@@ -1,11 +1,19 @@
-"""The precision torch computes in: float32 for 16-bit numbers, whatever it stores."""
+"""The precision torch computes in: float32 for 16-bit numbers, whatever it stores.
+
+The special functions are made of polynomials, computed in float64. Their formulas are right to 10
+or 11 digits, so a result is rounded once, to float32 or less. A result in float64 would have fewer
+digits than torch's: it stays in torch.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused
@@ -15,11 +23,15 @@ __all__ = [
     "HALVES",
     "cast_like",
     "check_dimension",
+    "cosine",
+    "horner",
     "is_bool",
     "is_float",
+    "is_narrow",
     "like",
     "rounded",
     "store",
+    "to_double",
     "widen",
     "widen_beside",
 ]
@@ -41,7 +53,7 @@ def widen_beside(op: Recorder, value: Any, number: Any) -> Any:
     """A 16-bit factor or dividend as float32, where the number beside it is none of its type.
 
     NOTE: torch rounds numbers to the type of the tensor, except those it multiplies and divides
-    by; the result is rounded. ``promotion.py`` does the same for what is known at run time.
+    by; the result is rounded. ``export/interpreter.py`` does the same for what is known at run time.
     """
     if not isinstance(number, int | float) or isinstance(number, bool):
         return value
@@ -100,3 +112,29 @@ def check_dimension(x: Value, dim: int) -> None:
     rank = max(x.rank or 0, 1)
     if x.rank is not None and not -rank <= dim < rank:
         raise Refused(f"torch has no dimension {dim} of {rank}")
+
+
+def is_narrow(node: torch.fx.Node) -> bool:
+    """its formula is right to float32, not to float64: it stays in torch"""
+    value = node.meta["val"]
+    value = value[0] if isinstance(value, list | tuple) else value
+    assert isinstance(value, torch.Tensor)
+    return value.dtype is not torch.float64
+
+
+def to_double(op: Recorder, x: Any) -> Value:
+    """A tensor or a number in float64."""
+    return op.cast(x, ir.DataType.DOUBLE)
+
+
+def horner(op: Recorder, u: Value, coefficients: Sequence[float]) -> Value:
+    """The polynomial in `u` with these coefficients, in rising powers."""
+    result: Any = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        result = op.Add(op.Mul(u, result), coefficient)
+    return result
+
+
+def cosine(op: Recorder, x: Value) -> Value:
+    """The cosine: onnxruntime 1.19 has no kernel for it in float64."""
+    return op.Sin(op.Add(x, math.pi / 2))

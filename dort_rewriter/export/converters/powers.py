@@ -7,8 +7,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.opmath import HALVES, cast_like, is_float, like, store, widen
-from dort_rewriter.export.converters.series import is_narrow, to_double
+from dort_rewriter.export.converters.opmath import (
+    HALVES,
+    cast_like,
+    is_float,
+    is_narrow,
+    like,
+    store,
+    to_double,
+    widen,
+)
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value

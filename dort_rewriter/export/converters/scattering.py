@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import at_least_1d, flatten, result_dims
-from dort_rewriter.export.converters.bounds import refuse_negative
-from dort_rewriter.export.converters.caches import SINCE, is_run, write_run
+from dort_rewriter.export.converters.axes import at_least_1d, flatten, refuse_negative, result_dims
 from dort_rewriter.export.converters.own_kernels import write_rows
+from dort_rewriter.export.converters.slicing import SINCE, is_run, write_run
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value

@@ -15,10 +15,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dort_rewriter.aten import is_contiguous
-from dort_rewriter.export.converters.division import floor_quotient, floor_remainder
+from dort_rewriter.export.converters.division import floor_quotient, floor_remainder, truncate
 from dort_rewriter.export.converters.opmath import is_bool, is_float
 from dort_rewriter.export.converters.powers import integer_power
-from dort_rewriter.export.converters.rounding import truncate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value

@@ -1,10 +1,31 @@
+"""Quotients, remainders and common divisors; numbers rounded."""
+
 from __future__ import annotations
 
 import math
 
+import onnxruntime
+import pytest
 import torch
 
+from dort_rewriter import to_onnx
 from tests.export.cases import Case, T, table_test
+
+HALVES = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 2.4, -2.6, math.nan, math.inf])
+WHOLE = T(2, 3, dtype=torch.int64)
+
+ROUNDING = [
+    *(
+        Case(f"aten::{n}", (x,))
+        for n in ("ceil", "floor", "trunc", "round")
+        for x in (HALVES, WHOLE)
+    ),
+    Case("aten::frac", (HALVES,)),
+    *(Case("aten::round.decimals", (T(3, 4) * 100,), {"decimals": d}) for d in (-2, 0, 1)),
+]
+
+
+test_rounding = table_test(ROUNDING)
 
 INT = torch.tensor([7, -7, 6, -6, 0, 1])
 J = torch.tensor([3, -3, 2, -2, 5, -1])
@@ -26,7 +47,7 @@ def _nothing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(a)
 
 
-CASES = [
+DIVISION = [
     Case("aten::div.Tensor", (INT, J), dynamic=False),  # torch 2.8 records integers
     Case("aten::div.Tensor", (T(2, 3), T())),
     Case("aten::div.Scalar", (INT, 2)),
@@ -72,4 +93,48 @@ CASES = [
 ]
 
 
-test_op = table_test(CASES)
+test_division = table_test(DIVISION)
+
+TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _numbers(dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, the ends of a type, and two of Fibonacci's numbers, which take the most steps."""
+    ends = torch.iinfo(dtype)
+    few = [0, 1, 2, 3, 6, 35, 84, 89, 55, ends.max, ends.max - 1, ends.max // 3]
+    wide = [2971215073, 4807526976] if ends.bits > 32 else []
+    return torch.tensor([*few, *wide, *([ends.min, ends.min + 1, -1, -6] if ends.min else [])]).to(
+        dtype
+    )
+
+
+DIVISORS = [
+    *(Case("aten::gcd", (_numbers(t)[:, None], _numbers(t))) for t in TYPES),
+    Case("aten::gcd", (torch.tensor(12), torch.tensor(-18))),
+    Case("aten::gcd", (torch.zeros(0, 3, dtype=torch.int32), torch.tensor(4, dtype=torch.int32))),
+    Case("prims::gcd", (torch.tensor([12, -18, 0, 7]), torch.tensor([8, 27, 5, 0]))),
+]
+
+test_divisors = table_test(DIVISORS)
+
+
+class _Divisors(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.gcd(x, y), torch.lcm(x, y)
+
+
+# NOTE: onnxruntime 1.19 cannot compare uint8.
+@pytest.mark.parametrize("dtype", TYPES[:-1], ids=str)
+def test_files_have_divisors_and_multiples(dtype: torch.dtype) -> None:
+    numbers = _numbers(dtype)
+    numbers = numbers[numbers.long() != torch.iinfo(dtype).min]  # undefined in C++
+    x, y = (n.flatten() for n in torch.meshgrid(numbers, numbers, indexing="ij"))
+    model = to_onnx(_Divisors(), (x, y))
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    names = [i.name for i in session.get_inputs()]
+    for got, expected in zip(
+        session.run(None, dict(zip(names, (x.numpy(), y.numpy()), strict=True))),
+        _Divisors()(x, y),
+        strict=True,
+    ):
+        assert torch.equal(torch.from_numpy(got), expected)

@@ -1,4 +1,9 @@
+"""Losses and distances, and their gradients."""
+
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import torch
 
@@ -11,7 +16,7 @@ TARGETS = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 0.25])
 
 PLACES = torch.tensor([[[0, 2, 1]], [[1, 1, -100]]])
 
-CASES = [
+LOSSES = [
     *(
         Case("aten::binary_cross_entropy", (X.to(t), TARGET.to(t), weight, reduction))
         for t in (torch.float32, torch.float64, torch.float16)
@@ -45,4 +50,33 @@ CASES = [
     ),
 ]
 
-test_losses = table_test(CASES)
+test_losses = table_test(LOSSES)
+
+
+def rows(a: torch.Tensor, b: torch.Tensor, p: float) -> Iterator[Case]:
+    """Yield the rows of distances, some of them zero, and of their gradient."""
+    a[..., 0, :] = b[..., 1, :]
+    a[..., 1, 0] = b[..., 0, 0]
+    distances = torch.ops.aten._cdist_forward(a, b, p, None)
+    yield Case("aten::_cdist_forward", (a, b, p, None))
+    gradient = T(*distances.shape, dtype=a.dtype)
+    yield Case("aten::_cdist_backward", (gradient, a, b, p, distances))
+
+
+DISTANCES = [
+    *(
+        case
+        for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf)
+        for case in rows(T(2, 4, 3), T(2, 5, 3), p)
+    ),
+    *rows(T(4, 3, dtype=torch.float64), T(6, 3, dtype=torch.float64), 2.0),
+    *rows(T(4, 3, dtype=torch.float64), T(6, 3, dtype=torch.float64), 3.0),
+    Case("aten::_cdist_forward", (T(30, 4), T(28, 4), 2.0, None)),
+    *(
+        Case("aten::_cdist_forward", (T(3, 0), T(4, 0), p, None), dynamic=False)
+        for p in (0.0, 1.0, 2.0, 3.0)
+    ),
+]
+
+
+test_distances = table_test(DISTANCES)

@@ -18,8 +18,6 @@ from dort_rewriter.optimize.view import GraphView
 __all__ = [
     "Attention",
     "Located",
-    "find_attention",
-    "find_repeated_heads",
     "is_causal",
     "is_for_all_heads",
     "locate_attention",
@@ -88,7 +86,7 @@ def _small_constant(value: ir.Value | None, graph: GraphView) -> np.ndarray[Any,
     return graph.constant(value)
 
 
-def find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
+def _find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
     """x of ``Reshape(Expand(x))``, five axes ``batch, heads, 1, positions, size``."""
     merge = graph.producer(value, "Reshape")
     expand = None if merge is None else graph.producer(merge.inputs[0], "Expand")
@@ -117,7 +115,7 @@ def find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
 
 def shared_heads(values: Sequence[ir.Value], graph: GraphView) -> list[ir.Value] | None:
     """Keys and values before their heads are repeated, alike for both, if they are."""
-    found = [find_repeated_heads(value, graph) for value in values]
+    found = [_find_repeated_heads(value, graph) for value in values]
     sources = [source for source in found if source is not None]
     if len(sources) < len(values):
         return None
@@ -180,7 +178,7 @@ def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | Non
         if scores is None or inner is None:
             return None
         product = inner
-    found = find_attention(product, graph)
+    found = _find_attention(product, graph)
     if not isinstance(found, Attention):
         return found
     if is_masked:
@@ -197,7 +195,7 @@ def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | Non
     return Located(found, found.result, False)
 
 
-def find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:
+def _find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:
     """Whether a product is that of the probabilities and the values.
 
     Refuse one the inside of which others read, as training graphs do.

@@ -1,11 +1,19 @@
-"""Reshapes, Squeezes and Unsqueezes that follow each other or do nothing."""
+"""Reshapes and their like, the sizes that they are given, and what is computed between them."""
 
 from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.standard.views import ReshapeReshape, ShapeBasedIdentity
-from tests.optimize.rewrites import assert_refuses, assert_rewrites
+from dort_rewriter.optimize.patterns.standard.views import (
+    ReduceReshape,
+    ReshapeMatMulReshape,
+    ReshapeReshape,
+    ReshapeTarget,
+    ShapeBasedIdentity,
+    ShapeOfInput,
+    StaticSizes,
+)
+from tests.optimize.rewrites import apply, assert_refuses, assert_rewrites, model_of
 
 
 def test_two_reshapes_are_one() -> None:
@@ -145,4 +153,294 @@ def test_a_slice_up_to_the_end() -> None:
             y = Exp(a)
         }""",
         "(float[N,M] x, float[N,K] like) => (float[N,M] y) {n = Neg(x) y = Exp(n)}",
+    )
+
+
+def test_sizes_that_are_known() -> None:
+    """However they are computed."""
+    assert_rewrites(
+        StaticSizes,
+        """(float[N,4,6] x, int64[2] z) => (int64[2] y) <int64[1] i = {1}, int64[1] two = {2}> {
+            s = Shape(x)
+            a = Gather(s, i)
+            b = Shape<start=2, end=3>(x)
+            c = Mul(a, two)
+            d = Concat<axis=0>(c, b)
+            y = Add(d, z)
+        }""",
+        "(float[N,4,6] x, int64[2] z) => (int64[2] y) <int64[2] c = {8, 6}> {y = Add(c, z)}",
+        count=4,
+    )
+
+
+def test_sizes_that_are_not_known() -> None:
+    """N is a number only when the model runs."""
+    assert_refuses(StaticSizes, "(float[N,4] x) => (int64[2] y) {y = Shape(x)}")
+
+
+def test_a_target_of_symbols() -> None:
+    """What stands where it stood is 0, one other size -1."""
+    assert_rewrites(
+        ReshapeTarget,
+        """(float[N,M] x) => (float[N,1,M] y) <int64[1] one = {1}> {
+            n = Shape<start=0, end=1>(x)
+            m = Shape<start=1, end=2>(x)
+            t = Concat<axis=0>(n, one, m)
+            y = Reshape(x, t)
+        }""",
+        "(float[N,M] x) => (float[N,1,M] y) <int64[3] t = {0, 1, -1}> {y = Reshape(x, t)}",
+    )
+
+
+def test_a_target_with_two_unknown_sizes() -> None:
+    """Nothing but the numbers says them."""
+    assert_refuses(
+        ReshapeTarget,
+        """(float[K] x, float[N,M] like) => (float[N,M] y) {
+            t = Shape(like)
+            y = Reshape(x, t)
+        }""",
+        "two sizes are not told by the input",
+    )
+
+
+def test_an_input_tells_the_shape() -> None:
+    """What is computed is not needed for it."""
+    assert_rewrites(
+        ShapeOfInput,
+        """(float[4,N,M] x) => (int64[1] y) {
+            a = Exp(x)
+            b = ReduceSum<keepdims=0>(a)
+            c = Shape<start=2, end=3>(a)
+            y = Neg(c)
+        }""",
+        """(float[4,N,M] x) => (int64[1] y) {
+            c = Shape<start=2, end=3>(x)
+            y = Neg(c)
+        }""",
+    )
+
+
+def test_no_input_tells_the_shape() -> None:
+    """The number of what is not zero is new."""
+    assert_refuses(
+        ShapeOfInput,
+        """(float[N] x) => (int64[2] y) {
+            a = NonZero(x)
+            y = Shape(a)
+        }""",
+    )
+
+
+def test_a_long_chain_of_sums_of_sizes() -> None:
+    """What depends on a thousand nodes is known without recursion."""
+    steps = " ".join(f"s{i + 1} = Add(s{i}, one)" for i in range(1100))
+    model = model_of(
+        f"""(float[N,1] x) => (float[M,K] y) <int64[1] one = {{1}}> {{
+        s0 = Shape<start=1>(x) {steps} t = Concat<axis=0>(one, s1100) y = Expand(x, t) }}"""
+    )
+    apply(StaticSizes, model)
+    assert [n.op_type for n in model.graph] == ["Expand"]
+
+
+def test_stacks_need_not_be_merged() -> None:
+    """MatMul takes them as they are."""
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        """(float[2,6,3,4] a, float[2,6,4,5] b) => (float[2,6,3,5] y)
+        <int64[3] s = {-1, 3, 4}, int64[3] t = {-1, 4, 5}, int64[4] u = {2, -1, 3, 5}> {
+            c = Reshape(a, s)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            y = Reshape(m, u)
+        }""",
+        "(float[2,6,3,4] a, float[2,6,4,5] b) => (float[2,6,3,5] y) {y = MatMul(a, b)}",
+    )
+
+
+def test_sizes_of_stacks_are_symbols() -> None:
+    """The names of the sizes say that the axes come back."""
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        """(float[N,2,M,4] a, float[N,2,4,5] b) => (float[N,2,M,5] y)
+        <int64[3] t = {-1, 4, 5}, int64[1] four = {4}, int64[1] minus = {-1}, int64[1] two = {2},
+         int64[1] five = {5}> {
+            i = Shape<start=2, end=3>(a)
+            s = Concat<axis=0>(minus, i, four)
+            c = Reshape(a, s)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            n = Shape<start=0, end=1>(a)
+            u = Concat<axis=0>(n, two, i, five)
+            y = Reshape(m, u)
+        }""",
+        "(float[N,2,M,4] a, float[N,2,4,5] b) => (float[N,2,M,5] y) {y = MatMul(a, b)}",
+    )
+
+
+def test_an_operand_has_more_axes() -> None:
+    """Heads shared by groups of queries: what is merged is a repetition over five axes."""
+    text = """(float[N,2,M,4] a, float[N,1,2,4,S] b) => (float[N,2,M,S] y)
+        <int64[1] four = {4}, int64[1] minus = {-1}, int64[1] two = {2}> {
+            i = Shape<start=2, end=3>(a)
+            s = Concat<axis=0>(minus, i, four)
+            c = Reshape(a, s)
+            j = Shape<start=4, end=5>(b)
+            t = Concat<axis=0>(minus, four, j)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            n = Shape<start=0, end=1>(a)
+            u = Concat<axis=0>(n, two, i, j)
+            y = Reshape(m, u)
+        }"""
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        text,
+        """(float[N,2,M,4] a, float[N,1,2,4,S] b) => (float[N,2,M,S] y)
+        <int64[4] t = {0, 2, 4, -1}> {
+            d = Reshape(b, t)
+            y = MatMul(a, d)
+        }""",
+    )
+    other = text.replace("float[N,1,2,4,S] b", "float[N,1,4,2,S] b")
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        other,
+        """(float[N,2,M,4] a, float[N,1,4,2,S] b) => (float[N,2,M,S] y)
+        <int64[4] t = {0, 2, 4, -1}> {
+            d = Reshape(b, t)
+            y = MatMul(a, d)
+        }""",
+    )
+
+
+def test_an_operand_of_unknown_axes_stays() -> None:
+    """Neither of two sizes that move is told by what is merged."""
+    assert_refuses(
+        ReshapeMatMulReshape,
+        """(float[N,2,M,4] a, float[S,N,2,4] b) => (float[N,2,M,S] y)
+        <int64[1] four = {4}, int64[1] minus = {-1}, int64[1] two = {2}> {
+            i = Shape<start=2, end=3>(a)
+            s = Concat<axis=0>(minus, i, four)
+            c = Reshape(a, s)
+            j = Shape<start=0, end=1>(b)
+            t = Concat<axis=0>(minus, four, j)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            n = Shape<start=0, end=1>(a)
+            u = Concat<axis=0>(n, two, i, j)
+            y = Reshape(m, u)
+        }""",
+        "an operand cannot be split",
+    )
+
+
+def test_one_operand_is_split() -> None:
+    """It was saved in the merged shape by the forward graph."""
+    assert_rewrites(
+        ReshapeMatMulReshape,
+        """(float[6,3,4] a, float[2,3,4,5] b) => (float[2,3,3,5] y)
+        <int64[3] t = {6, 4, 5}, int64[4] u = {2, 3, 3, 5}> {
+            d = Reshape(b, t)
+            m = MatMul(a, d)
+            y = Reshape(m, u)
+        }""",
+        """(float[6,3,4] a, float[2,3,4,5] b) => (float[2,3,3,5] y) <int64[4] s = {2, 3, 3, 4}> {
+            c = Reshape(a, s)
+            y = MatMul(c, b)
+        }""",
+    )
+
+
+def test_both_operands_are_merged() -> None:
+    """Nothing would be won."""
+    assert_refuses(
+        ReshapeMatMulReshape,
+        """(float[6,3,4] a, float[6,4,5] b) => (float[2,3,3,5] y) <int64[4] u = {2, 3, 3, 5}> {
+            m = MatMul(a, b)
+            y = Reshape(m, u)
+        }""",
+        "both operands were merged elsewhere",
+    )
+
+
+def test_a_product_that_is_needed() -> None:
+    """It is returned in its first shape."""
+    assert_refuses(
+        ReshapeMatMulReshape,
+        """(float[2,3,3,4] a, float[2,3,4,5] b) => (float[2,3,3,5] y, float[6,3,5] m)
+        <int64[3] s = {6, 3, 4}, int64[3] t = {6, 4, 5}, int64[4] u = {2, 3, 3, 5}> {
+            c = Reshape(a, s)
+            d = Reshape(b, t)
+            m = MatMul(c, d)
+            y = Reshape(m, u)
+        }""",
+        "the product is needed in its first shape",
+    )
+
+
+def test_an_operand_that_is_shared_by_all() -> None:
+    """A matrix has no stack to split."""
+    assert_refuses(
+        ReshapeMatMulReshape,
+        """(float[2,3,3,4] a, float[4,5] b) => (float[2,3,3,5] y)
+        <int64[3] s = {6, 3, 4}, int64[4] u = {2, 3, 3, 5}> {
+            c = Reshape(a, s)
+            m = MatMul(c, b)
+            y = Reshape(m, u)
+        }""",
+        "an operand cannot be split",
+    )
+
+
+@pytest.mark.parametrize("view", ["Squeeze(a, axis)", "Reshape(a, shape)"])
+def test_an_axis_is_not_kept(view: str) -> None:
+    """It was taken out right away."""
+    assert_rewrites(
+        ReduceReshape,
+        f"""(float[N,4,5] x) => (float[N,5] y)
+        <int64[1] axis = {{1}}, int64[2] shape = {{0, 5}}> {{
+            a = ReduceSum(x, axis)
+            y = {view}
+        }}""",
+        """(float[N,4,5] x) => (float[N,5] y) <int64[1] axis = {1}> {
+            y = ReduceSum<keepdims=0>(x, axis)
+        }""",
+    )
+
+
+def test_an_axis_is_kept() -> None:
+    """It was put back right away."""
+    assert_rewrites(
+        ReduceReshape,
+        """(float[N,4] x) => (float[N,1] y) <int64[1] axis = {1}> {
+            a = ReduceMax<keepdims=0>(x, axis)
+            y = Unsqueeze(a, axis)
+        }""",
+        """(float[N,4] x) => (float[N,1] y) <int64[1] axis = {1}> {
+            y = ReduceMax<keepdims=1>(x, axis)
+        }""",
+    )
+
+
+def test_another_axis_is_left_alone() -> None:
+    """The sum is over the columns."""
+    assert_refuses(
+        ReduceReshape,
+        """(float[N,4] x) => (float[1,N] y) <int64[1] axis = {1}, int64[1] zero = {0}> {
+            a = ReduceSum<keepdims=0>(x, axis)
+            y = Unsqueeze(a, zero)
+        }""",
+    )
+
+
+def test_a_reduction_that_is_needed() -> None:
+    """There would be two."""
+    assert_refuses(
+        ReduceReshape,
+        """(float[N,4] x) => (float[N] y, float[N,1] a) <int64[1] axis = {1}> {
+            a = ReduceSum(x, axis)
+            y = Squeeze(a, axis)
+        }""",
+        "the reduction is needed as it is",
     )

@@ -1,0 +1,117 @@
+"""What an execution provider computes with other numbers than eager mode: torch computes that.
+
+A provider may take a type and compute another one, and may let NaN go. Each entry has its reason,
+which ``explain`` says of the nodes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.runtime.providers import OPENVINO
+
+__all__ = ["OTHER_NUMBERS", "has_other_numbers", "share_of_eager"]
+
+_IN_INT32 = f"{OPENVINO} computes it in int32"
+_SATURATES = f"{OPENVINO} keeps the largest number where one of its type begins anew"
+_UNROUNDED = f"{OPENVINO} computes it in float32, without the roundings of its type"
+
+_TYPES: Mapping[str, Mapping[torch.dtype, str]] = {
+    OPENVINO: {
+        torch.float64: f"{OPENVINO} computes it in float32",
+        torch.complex128: f"{OPENVINO} computes it in float32",
+        torch.float16: _UNROUNDED,
+        torch.bfloat16: _UNROUNDED,
+        torch.int32: f"{OPENVINO} divides and compares it in float32",
+        torch.int64: _IN_INT32,
+        torch.uint16: _IN_INT32,
+        torch.uint32: _IN_INT32,
+        torch.uint64: _IN_INT32,
+        torch.int8: _SATURATES,
+        torch.int16: _SATURATES,
+        torch.uint8: _SATURATES,
+    }
+}
+"""Seen with ``onnxruntime-ep-openvino`` 1.8.1 and ``onnxruntime-openvino`` 1.24.1."""
+
+_DROPS_NAN = f"{OPENVINO} takes a number for a NaN"
+_LOSES_SIGN = f"{OPENVINO} gives 0.0 for -0.0"
+_FAR_OFF = f"{OPENVINO} is far off where results are small"
+_DIVIDES = f"{OPENVINO} gives NaN for a number divided by infinity"
+
+_OPERATORS: Mapping[str, Mapping[str, str]] = {
+    OPENVINO: {
+        "aten::amax": _DROPS_NAN,
+        "aten::amin": _DROPS_NAN,
+        "aten::aminmax": _DROPS_NAN,
+        "aten::argmax": _DROPS_NAN,
+        "aten::argmin": _DROPS_NAN,
+        "aten::cummax": _DROPS_NAN,
+        "aten::cummin": _DROPS_NAN,
+        "aten::div.Tensor_mode": _DIVIDES,
+        "aten::div.Scalar_mode": _DIVIDES,
+        "aten::floor_divide": _DIVIDES,
+        "aten::fmod": _LOSES_SIGN,
+        "aten::kthvalue": _DROPS_NAN,
+        "aten::lgamma": _FAR_OFF,
+        "aten::log_sigmoid_forward": _FAR_OFF,
+        "aten::logaddexp": _FAR_OFF,
+        "aten::logcumsumexp": _DROPS_NAN,
+        "aten::logsumexp": _DROPS_NAN,
+        "aten::max": _DROPS_NAN,
+        "aten::min": _DROPS_NAN,
+        "aten::mish": _FAR_OFF,
+        "aten::remainder": _LOSES_SIGN,
+        "aten::softplus": _FAR_OFF,
+        "aten::sort": _DROPS_NAN,
+        "aten::topk": _DROPS_NAN,
+    }
+}
+
+OTHER_NUMBERS = frozenset(
+    [reason for types in _TYPES.values() for reason in types.values()]
+    + [reason for operators in _OPERATORS.values() for reason in operators.values()]
+)
+"""The reasons why a node is not for a provider."""
+
+_COUNTS_PLACES = frozenset(
+    {
+        "aten::max_pool2d_with_indices",
+        "aten::max_pool2d_with_indices_backward",
+        "aten::max_pool3d_with_indices",
+        "aten::max_pool3d_with_indices_backward",
+    }
+)
+"""Operators whose integers are below the size of a tensor."""
+
+
+def has_other_numbers(node: torch.fx.Node, name: str, provider: str) -> str | None:
+    """Why the numbers of a node are others where a provider computes them; None where not."""
+    operators = _OPERATORS.get(provider, {})
+    if (reason := operators.get(name) or operators.get(name.partition(".")[0])) is not None:
+        return reason
+    types = _TYPES.get(provider, {})
+    if not types or name in _COUNTS_PLACES:
+        return None
+    for known in (node, *node.all_input_nodes):
+        values = known.meta.get("val")
+        for value in values if isinstance(values, list | tuple) else [values]:
+            if isinstance(value, torch.Tensor) and value.dtype in types:
+                return types[value.dtype]
+    return None
+
+
+def share_of_eager(graph: torch.fx.Graph, provider: str) -> float:
+    """For which part of a graph, by operators, a provider has the numbers of eager mode."""
+    if provider not in _TYPES:
+        return 1.0
+    kept = [
+        has_other_numbers(n, op_name(n.target), provider) is None
+        for n in graph.nodes
+        if n.op == "call_function" and n.target is not operator.getitem
+    ]
+    return sum(kept) / len(kept) if kept else 1.0

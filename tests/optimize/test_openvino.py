@@ -1,0 +1,81 @@
+"""What is written for OpenVINO has the special numbers of eager mode, on any provider."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from dort_rewriter.optimize.openvino import KEEPING, keep_special_numbers
+from tests.optimize.rewrites import model_of, run_onnxruntime
+
+NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, -0.3, -2.7, 6e4]
+OF_ONE = {
+    "Exp": ("Exp(x)", torch.exp),
+    "HardSigmoid": ("HardSigmoid<alpha=0.25>(x)", lambda x: (x / 4 + 0.5).clamp(0, 1)),
+    "Neg": ("Neg(x)", torch.neg),
+    "Relu": ("Relu(x)", torch.relu),
+    "Softmax": ("Softmax<axis=0>(x)", lambda x: x.softmax(0)),
+    "LogSoftmax": ("LogSoftmax(x)", lambda x: x.log_softmax(-1)),
+}
+OF_TWO = {
+    "Clip": ("Clip(x, z, z)", lambda x, z: x.clamp(z[0], z[0])),
+    "Greater": ("Greater(x, z)", torch.gt),
+    "GreaterOrEqual": ("GreaterOrEqual(x, z)", torch.ge),
+    "Max": ("Max(x, z)", torch.maximum),
+    "Min": ("Min(z, x)", torch.minimum),
+}
+
+
+def _check(model: ir.Model, feeds: dict[str, torch.Tensor], expected: torch.Tensor) -> None:
+    assert keep_special_numbers(model) == 1
+    assert keep_special_numbers(model) == 0, "applying it twice changes something"
+    (got,) = run_onnxruntime(ir.to_proto(model), {n: x.numpy() for n, x in feeds.items()})
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("op", OF_ONE)
+def test_of_one(op: str) -> None:
+    text, function = OF_ONE[op]
+    x = torch.tensor(NUMBERS)
+    for part in (x, x[:3], x[5:]):
+        model = model_of(f"(float[N] x) => (float[N] y) {{ y = {text} }}")
+        _check(model, {"x": part}, function(part))
+
+
+@pytest.mark.parametrize("op", OF_TWO)
+def test_of_two(op: str) -> None:
+    text, function = OF_TWO[op]
+    kind = "bool" if op.startswith("Greater") else "float"
+    sizes = "" if op == "Clip" else "[M]"
+    model = model_of(f"(float[N,M] x, float{sizes} z) => ({kind}[N,M] y) {{ y = {text} }}")
+    a = torch.tensor(NUMBERS).reshape(-1, 1).expand(-1, len(NUMBERS)).contiguous()
+    b = torch.tensor([0.25] if op == "Clip" else NUMBERS)
+    expected = function(a, b)
+    _check(model, {"x": a, "z": b[0] if op == "Clip" else b}, expected)
+
+
+def test_a_nan_is_true() -> None:
+    model = model_of("(float[N] x) => (bool[N] y) { y = Cast<to=9>(x) }")
+    x = torch.tensor(NUMBERS)
+    _check(model, {"x": x}, x.bool())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(double[N] x) => (double[N] y) { y = Relu(x) }",
+        "(float[N] x) => (double[N] y) { y = Cast<to=11>(x) }",
+        "(float[N] x) => (float[N] y) { y = Max(x) }",
+        "(float[N] x) => (float[N] y) { y = Tanh(x) }",
+    ],
+)
+def test_what_stays(text: str) -> None:
+    assert keep_special_numbers(model_of(text)) == 0
+
+
+def test_all_of_them_are_tried() -> None:
+    assert OF_ONE.keys() | OF_TWO.keys() | {"Cast"} == KEEPING.keys()

@@ -1,0 +1,106 @@
+"""What a provider computes with other numbers than eager mode is torch's, with the reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dort_rewriter import OrtBackend, OrtBackendOptions
+from dort_rewriter.backends.onnxrt_graphs import make_recipe
+from dort_rewriter.plan import recipe as recipes
+from dort_rewriter.plan.graph_plan import belongs_in_torch, plan_graph
+from dort_rewriter.plan.nodes import Chooser, unsupported
+from dort_rewriter.plan.other_numbers import OTHER_NUMBERS, share_of_eager
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO
+
+
+def _graph(function: Callable[..., Any], *dtypes: torch.dtype) -> torch.fx.GraphModule:
+    with FakeTensorMode():
+        return make_fx(function)(*(torch.empty(2, 4, 6, dtype=d) for d in dtypes))
+
+
+def _reasons(graph: torch.fx.GraphModule, provider: str) -> list[str | None]:
+    chooser = Chooser(make_recipe(OrtBackend()), provider)
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    return [chooser.choose(n).reason for n in calls]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.float64, "computes it in float32"),
+        (torch.float16, "without the roundings"),
+        (torch.bfloat16, "without the roundings"),
+        (torch.int64, "in int32"),
+        (torch.int32, "in float32"),
+        (torch.int8, "begins anew"),
+        (torch.uint8, "begins anew"),
+    ],
+)
+def test_types_that_openvino_computes_in_others(dtype: torch.dtype, said: str) -> None:
+    graph = _graph(torch.neg, dtype)
+    (reason,) = _reasons(graph, OPENVINO)
+    assert reason is not None
+    assert said in reason
+    assert reason in OTHER_NUMBERS
+    (node,) = (n for n in graph.graph.nodes if n.op == "call_function")
+    assert belongs_in_torch(unsupported(node, reason)), "it is no error with fallback=False"
+    assert _reasons(graph, CPU) == _reasons(graph, CUDA) == [None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_types_that_it_has(dtype: torch.dtype) -> None:
+    assert _reasons(
+        _graph(lambda x: x & x if dtype is torch.bool else x + x, dtype), OPENVINO
+    ) == [None]
+
+
+def test_operators_that_let_a_nan_go() -> None:
+    (reason,) = _reasons(_graph(lambda x: x.amax(1), torch.float32), OPENVINO)
+    assert reason is not None
+    assert "NaN" in reason
+    kept = _graph(lambda x: torch.nn.functional.max_pool2d(x, 2), torch.float32)
+    assert _reasons(kept, OPENVINO)[0] is None, "its integers are places in a tensor"
+
+
+def test_a_graph_is_cut_where_its_numbers_are_others() -> None:
+    """What reads integers is torch's, the rest one session's."""
+
+    def function(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return ((x + (ids * 2).float()) * x).sigmoid().tanh()
+
+    graph = _graph(function, torch.int64, torch.float32)
+    assert share_of_eager(graph.graph, OPENVINO) == pytest.approx(4 / 6)
+    assert share_of_eager(graph.graph, CPU) == 1
+    made = make_recipe(OrtBackend(OrtBackendOptions(min_block_size=1)))
+    object.__setattr__(made, "select_providers", lambda *_: [(OPENVINO, {}), (CPU, {})])
+    plan = plan_graph(graph, made)
+    assert plan.provider == OPENVINO
+    assert [f.op for f in plan.fallbacks] == ["aten::mul.Tensor", "aten::_to_copy"]
+    (block,) = plan.blocks.values()
+    assert [str(name) for name, _ in block.providers([])] == [OPENVINO, CPU]
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_a_graph_of_other_numbers_is_the_next_providers(
+    in_a_file: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half of it is enough in a process, where torch computes the rest; not in a file."""
+    few = _graph(lambda x: (x * 2 + 1).neg(), torch.int64)
+    most = _graph(lambda x: (x + 1).neg().sin().double(), torch.float32)
+    made = make_recipe(OrtBackend())
+    object.__setattr__(made, "select_providers", lambda *_: [(OPENVINO, {}), (CPU, {})])
+    object.__setattr__(made, "in_a_file", in_a_file)
+    with caplog.at_level(logging.INFO, recipes.__name__):
+        assert made.provider_of(few) == CPU
+    assert "is not for OpenVINOExecutionProvider" in caplog.text
+    assert made.provider_of(most) == (CPU if in_a_file else OPENVINO)
+    plan = plan_graph(few, made)
+    assert plan.whole
+    assert [str(name) for name, _ in plan.providers([])] == [CPU]

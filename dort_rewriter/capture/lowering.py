@@ -28,6 +28,7 @@ from dort_rewriter.capture.dim_names import (
 )
 from dort_rewriter.capture.gradients import trace_with_gradients
 from dort_rewriter.capture.interface import propagate
+from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
@@ -116,7 +117,12 @@ def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> L
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     pairs = zip(leaves, shapes or [None] * len(leaves), strict=True)
     given = [shape for leaf, shape in pairs if isinstance(leaf, torch.Tensor)]
-    with _keeping_marks(call[1:]), correct_tracing(), warnings.catch_warnings():
+    with (
+        _keeping_marks(call[1:]),
+        correct_tracing(),
+        WithoutNumbers(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
         try:
             graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)
@@ -170,7 +176,8 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_tracing(), _keeping_marks(call[1:]):
+        settled = contextlib.nullcontext() if strict else WithoutNumbers()
+        with correct_tracing(), _keeping_marks(call[1:]), settled:
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except _REFUSALS as e:

@@ -255,7 +255,7 @@ def _from_program(
         check_dynamic(given, shapes)
         dim_names = name_symbols(graph_module.graph, given, shapes)
     _drop_numbers(graph_module, signature)
-    _keep_outputs(graph_module, set(signature.user_outputs))
+    _keep_outputs(graph_module, signature)
     if empty := [target for target in targets.values() if stored[target].is_meta]:
         raise CaptureError(
             f"{', '.join(map(repr, empty[:3]))} {'is' if len(empty) == 1 else 'are'} on the meta "
@@ -277,11 +277,17 @@ def _drop_numbers(graph_module: torch.fx.GraphModule, signature: Any) -> None:
             graph_module.graph.erase_node(node)
 
 
-def _keep_outputs(graph_module: torch.fx.GraphModule, names: set[Any]) -> None:
-    """Drop the outputs that stand for mutated buffers: a model file has no state."""
+def _keep_outputs(graph_module: torch.fx.GraphModule, signature: Any) -> None:
+    """Drop the outputs that stand for mutated buffers and arguments: a model file has no state.
+
+    NOTE: one that the model returns too is there twice, under one name.
+    """
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     results = output.args[0]
-    kept = tuple(r for r in results if getattr(r, "name", r) in names)
+    returned = torch.export.graph_signature.OutputKind.USER_OUTPUT
+    kept = tuple(
+        r for r, spec in zip(results, signature.output_specs, strict=True) if spec.kind is returned
+    )
     if len(kept) != len(results):
         output.args = (kept,)
         graph_module.graph.eliminate_dead_code()

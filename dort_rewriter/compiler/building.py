@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from dort_rewriter.aten.layouts import input_orders
 from dort_rewriter.compiler.models_on_disk import ModelEntry
 from dort_rewriter.compiler.mutated_inputs import find_addresses, find_mutated_inputs
 from dort_rewriter.compiler.transforms import before_transforms, check_results, transform
-from dort_rewriter.errors import NoKernelError, UnsupportedOp, UnsupportedOpError
+from dort_rewriter.errors import ExecutionError, NoKernelError, UnsupportedOp, UnsupportedOpError
 from dort_rewriter.export.annotations import opset_of
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.names import create_input_names, create_output_names
@@ -40,7 +41,7 @@ from dort_rewriter.runtime.dump import try_dump
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.kernel_query import has_kernel, is_wrong, kernel_query, loses_factors
 from dort_rewriter.runtime.low_bits import BITS
-from dort_rewriter.runtime.providers import CPU, OPENVINO
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO
 from dort_rewriter.runtime.session import Session, create_session, try_session
 from dort_rewriter.runtime.session_settings import new_settings, session_settings
 from dort_rewriter.signature import Addresses, GraphSignature, input_slots
@@ -53,6 +54,8 @@ __all__ = [
     "export_block",
     "make_executor",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def build_block(
@@ -81,7 +84,7 @@ def build_block(
                 settings = session_settings(recipe.options, block.model, providers)
                 session = create_session(model, providers=providers, options=settings)
             else:
-                session = build_session(block.model, providers, recipe.options)
+                session = build_or_pass_on(block.model, providers, recipe.options)
             if block.proto is not None:
                 check_results(session, block.exported.model)
         executor = make_executor(session, block, recipe.options, addresses)
@@ -221,6 +224,21 @@ def _output_names(plan: OutputPlan) -> list[str]:
         if slot.source == "model":
             names.setdefault(slot.index, name)
     return [names[i] for i in range(len(plan.model_outputs))]
+
+
+def build_or_pass_on(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
+    """Build the session of a model; where a provider refuses it, on those behind it.
+
+    NOTE: not where CUDA does, behind which there is nobody who has its memory.
+    """
+    name, *rest = [str(name) for name, _ in providers]
+    try:
+        return build_session(model, providers, options)
+    except ExecutionError as error:
+        if name in (CPU, CUDA) or not rest or not options.fallback:
+            raise
+        logger.warning("A graph runs on %s, %s refuses it: %s", rest[0], name, error)
+    return build_or_pass_on(model, providers[1:], options)
 
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:

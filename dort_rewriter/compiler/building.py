@@ -12,7 +12,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -72,9 +72,6 @@ from dort_rewriter.runtime.session import (
     try_session,
 )
 from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = [
     "add_casts",

@@ -78,7 +78,7 @@ class Failing:
 
 @pytest.fixture(name="failing")
 def have_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    from dort_rewriter.backends import provider_choice
+    from dort_rewriter.compiler import provider_choice
     from dort_rewriter.runtime import providers
 
     real = providers.built_in()

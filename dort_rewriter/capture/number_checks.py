@@ -30,7 +30,7 @@ class WithoutNumbers(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         if func in _CHECKED:
-            with _Checks():
+            with _Checks():  # type: ignore[no-untyped-call]
                 return func(*args, **named)
         if func in _REPLACED and "out" not in named:
             return _REPLACED[func](*args, **named)
@@ -102,7 +102,7 @@ def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | No
     squares = (a @ found - right).abs().square().sum(-2)
     is_simple = driver in (None, "gelsy")
     ranks = (0,) if driver == "gels" else a.shape[:-2]
-    return torch.return_types.linalg_lstsq(
+    return torch.return_types.linalg_lstsq(  # type: ignore[attr-defined]
         (
             found.squeeze(-1) if is_vector else found,
             squares.new_empty((0,)) if is_simple or rows <= columns else squares,

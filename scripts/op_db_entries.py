@@ -4,7 +4,9 @@ are compared, and what measures all of them."""
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
+import json
 import math
 import os
 import re
@@ -30,7 +32,7 @@ from dort_rewriter.compiler.differences import (
 
 __all__ = [
     *("Record", "arguments", "as_near", "call_of", "compare", "entries_named", "entry_name"),
-    *("spread", "sweep", "within"),
+    *("show_wrong", "spread", "summarize", "sweep", "within"),
 ]
 
 Record = dict[str, Any]
@@ -156,3 +158,23 @@ def sweep(
         found[record["op"]].append(record)
         show(record)
     return [record for records in found.values() for record in records]
+
+
+def summarize(
+    records: Sequence[Record], entries: Sequence[Any], seconds: float, kept: Path | None
+) -> int:
+    """Print how many records there are of each status, and keep those that are not right;
+    return 1 where something is wrong."""
+    counts = collections.Counter(r["status"] for r in records)
+    print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+    print(f"{len(entries)} entries in {seconds:.0f} s")
+    if kept is not None:
+        found = [r for r in records if r["status"] != "right"]
+        kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return int(counts["wrong"] + counts["error"] > 0)
+
+
+def show_wrong(record: Record) -> None:
+    """Print what is wrong as it comes."""
+    if record["status"] in ("wrong", "error"):
+        print(json.dumps(record), flush=True)

@@ -10,9 +10,7 @@ Exits with 1 where a number is wrong.
 
 from __future__ import annotations
 
-import collections
 import itertools
-import json
 import logging
 import sys
 import time
@@ -27,7 +25,9 @@ from op_db_entries import (
     call_of,
     compare,
     entries_named,
+    show_wrong,
     spread,
+    summarize,
     sweep,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -158,20 +158,11 @@ def main() -> int:
     def measured(entry: Any) -> Iterator[Record]:
         return measure(entry, args.samples, args.reference)
 
-    def show(record: Record) -> None:
-        if record["status"] in ("wrong", "error"):
-            print(json.dumps(record), flush=True)
-
-    records = sweep(entries, measured, args, show)
-    counts = collections.Counter(r["status"] for r in records)
-    print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+    records = sweep(entries, measured, args, show_wrong)
     judged = [r["reference"] for r in records if "reference" in r]
     if judged:
         print(f"reference evaluator: {judged.count('right')} of {len(judged)} right")
-    print(f"{len(entries)} entries in {time.monotonic() - start:.0f} s")
-    if args.json:
-        args.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    return int(counts["wrong"] + counts["error"] > 0)
+    return summarize(records, entries, time.monotonic() - start, args.json)
 
 
 if __name__ == "__main__":

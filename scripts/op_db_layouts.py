@@ -10,9 +10,6 @@ difference is torch's, and counted apart. Exits with 1 where something is wrong.
 
 from __future__ import annotations
 
-import collections
-import itertools
-import json
 import logging
 import sys
 import time
@@ -21,7 +18,17 @@ from typing import Any
 
 import torch
 from coverage_worker import MEMORY_AS_FOUND
-from op_db_entries import Record, arguments, call_of, compare, entries_named, sweep
+from op_db_entries import (
+    Record,
+    arguments,
+    call_of,
+    compare,
+    entries_named,
+    show_wrong,
+    spread,
+    summarize,
+    sweep,
+)
 from special_samples import has_gaps
 from torch.utils._pytree import tree_leaves
 
@@ -59,9 +66,7 @@ def measure(entry: Any, samples: int) -> Iterator[Record]:
     torch.manual_seed(0)
     grad = entry.supports_autograd
     found = entry.sample_inputs("cpu", torch.float32, requires_grad=grad)
-    numbered = [(i, s) for i, s in enumerate(itertools.islice(found, 200)) if _has_axes(s)]
-    count = min(samples, len(numbered))
-    for number, sample in [numbered[i * len(numbered) // count] for i in range(count)]:
+    for number, sample in spread(filter(_has_axes, found), samples):
         seen: set[Any] = set()
         for layout, arrange in LAYOUTS.items():
             record = judge(entry, sample, arrange, grad, seen)
@@ -169,18 +174,8 @@ def main() -> int:
     dort_rewriter.install()
     entries = entries_named(args.ops)
 
-    def show(record: Record) -> None:
-        if record["status"] in ("wrong", "error"):
-            print(json.dumps(record), flush=True)
-
-    records = sweep(entries, lambda entry: measure(entry, args.samples), args, show)
-    counts = collections.Counter(r["status"] for r in records)
-    print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
-    print(f"{len(entries)} entries in {time.monotonic() - start:.0f} s")
-    if args.json:
-        found = [r for r in records if r["status"] != "right"]
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return int(counts["wrong"] + counts["error"] > 0)
+    records = sweep(entries, lambda entry: measure(entry, args.samples), args, show_wrong)
+    return summarize(records, entries, time.monotonic() - start, args.json)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from dort_rewriter.capture.dim_names import (
 )
 from dort_rewriter.capture.gradients import trace_with_gradients
 from dort_rewriter.capture.interface import propagate
+from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
@@ -116,7 +117,12 @@ def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> L
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     pairs = zip(leaves, shapes or [None] * len(leaves), strict=True)
     given = [shape for leaf, shape in pairs if isinstance(leaf, torch.Tensor)]
-    with _keeping_marks(call[1:]), correct_tracing(), warnings.catch_warnings():
+    with (
+        _keeping_marks(call[1:]),
+        correct_tracing(),
+        WithoutNumbers(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
         try:
             graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)
@@ -170,7 +176,8 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_tracing(), _keeping_marks(call[1:]):
+        settled = contextlib.nullcontext() if strict else WithoutNumbers()
+        with correct_tracing(), _keeping_marks(call[1:]), settled:
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except _REFUSALS as e:
@@ -247,8 +254,8 @@ def _from_program(
     if len(given) == len(shapes):
         check_dynamic(given, shapes)
         dim_names = name_symbols(graph_module.graph, given, shapes)
-    _drop_numbers(graph_module, signature)
-    _keep_outputs(graph_module, set(signature.user_outputs))
+    _keep_outputs(graph_module, signature)
+    _drop_inputs(graph_module, signature)
     if empty := [target for target in targets.values() if stored[target].is_meta]:
         raise CaptureError(
             f"{', '.join(map(repr, empty[:3]))} {'is' if len(empty) == 1 else 'are'} on the meta "
@@ -258,23 +265,31 @@ def _from_program(
     return LoweredGraph(graph_module, constants, dim_names)
 
 
-def _drop_numbers(graph_module: torch.fx.GraphModule, signature: Any) -> None:
-    """Drop the inputs that stand for Python values: the graph was made for these values."""
+def _drop_inputs(graph_module: torch.fx.GraphModule, signature: Any) -> None:
+    """Drop the inputs that stand for Python values, which the graph was made for, and the tokens
+    that order checks, as of a solved system."""
+    kinds = torch.export.graph_signature
     fixed = {
         spec.arg.name
         for spec in signature.input_specs
-        if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
+        if isinstance(spec.arg, kinds.ConstantArgument) or spec.kind is kinds.InputKind.TOKEN
     }
     for node in list(graph_module.graph.nodes):
         if node.op == "placeholder" and node.name in fixed and not node.users:
             graph_module.graph.erase_node(node)
 
 
-def _keep_outputs(graph_module: torch.fx.GraphModule, names: set[Any]) -> None:
-    """Drop the outputs that stand for mutated buffers: a model file has no state."""
+def _keep_outputs(graph_module: torch.fx.GraphModule, signature: Any) -> None:
+    """Drop the outputs that stand for mutated buffers and arguments: a model file has no state.
+
+    NOTE: one that the model returns too is there twice, under one name.
+    """
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     results = output.args[0]
-    kept = tuple(r for r in results if getattr(r, "name", r) in names)
+    returned = torch.export.graph_signature.OutputKind.USER_OUTPUT
+    kept = tuple(
+        r for r, spec in zip(results, signature.output_specs, strict=True) if spec.kind is returned
+    )
     if len(kept) != len(results):
         output.args = (kept,)
         graph_module.graph.eliminate_dead_code()

@@ -12,7 +12,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -63,7 +63,7 @@ from dort_rewriter.runtime.kernel_query import (
     loses_factors,
 )
 from dort_rewriter.runtime.model_files import to_proto, try_dump, weight_bytes
-from dort_rewriter.runtime.providers import CPU, OPENVINO
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO
 from dort_rewriter.runtime.session import (
     Session,
     create_session,
@@ -72,9 +72,6 @@ from dort_rewriter.runtime.session import (
     try_session,
 )
 from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = [
     "add_casts",
@@ -256,7 +253,7 @@ def build_block(
                 settings = session_settings(recipe.options, block.model, providers)
                 session = create_session(model, providers=providers, options=settings)
             else:
-                session = build_session(block.model, providers, recipe.options)
+                session = build_or_pass_on(block.model, providers, recipe.options)
             if block.proto is not None:
                 _check_results(session, block.exported.model)
         executor = make_executor(session, block, recipe.options, addresses)
@@ -396,6 +393,21 @@ def _output_names(plan: OutputPlan) -> list[str]:
         if slot.source == "model":
             names.setdefault(slot.index, name)
     return [names[i] for i in range(len(plan.model_outputs))]
+
+
+def build_or_pass_on(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
+    """Build the session of a model; where a provider refuses it, on those behind it.
+
+    NOTE: not where CUDA does, behind which there is nobody who has its memory.
+    """
+    name, *rest = [str(name) for name, _ in providers]
+    try:
+        return build_session(model, providers, options)
+    except ExecutionError as error:
+        if name in (CPU, CUDA) or not rest or not options.fallback:
+            raise
+        logger.warning("A graph runs on %s, %s refuses it: %s", rest[0], name, error)
+    return build_or_pass_on(model, providers[1:], options)
 
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:

@@ -22,7 +22,7 @@ from dort_rewriter import env
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.partition import copy_graph
 
-__all__ = ["begin_with", "beginning", "watched"]
+__all__ = ["OptionWriter", "begin_with", "beginning", "watched"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _beginning_with(text: str) -> Iterator[None]:
 
 def beginning(options: OrtBackendOptions) -> str:
     """Lines of Python that have the backend with these options compile what a script has."""
-    said = _Said()
+    said = OptionWriter()
     given = said.changed(options)
     if said.left_out:
         logger.warning(
@@ -107,10 +107,11 @@ def beginning(options: OrtBackendOptions) -> str:
     return "\n".join(lines)
 
 
-class _Said:
-    """Options as Python says them."""
+class OptionWriter:
+    """Options as Python says them, functions by their names in modules, or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, functions: bool = True) -> None:
+        self.functions = functions
         self.modules: set[str] = set()
         self.left_out: list[str] = []
 
@@ -158,7 +159,7 @@ class _Said:
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
-        if module == "__main__" or found is not value:
+        if not self.functions or module == "__main__" or found is not value:
             return None
         self.modules.add(module)
         return f"{module}.{name}"

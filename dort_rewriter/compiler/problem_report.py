@@ -27,6 +27,7 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.aten import hint_of
+from dort_rewriter.compiler.minifier import OptionWriter
 from dort_rewriter.errors import DortError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.model_files import write_model
@@ -208,12 +209,13 @@ def _script(
     options: OrtBackendOptions,
     problem: str,
 ) -> str:
+    plain = dataclasses.replace(options, verify=False, fallback=False)
     strides = [list(a.stride()) if isinstance(a, torch.Tensor) else None for a in args]
     return _SCRIPT.format(
         problem=problem.replace("\\", "/").replace('"', "'"),
         classes="\n\n".join(_classes(graph_module, "Graph")) + "\n",
         strides=strides,
-        options=_changed(options),
+        options=OptionWriter(functions=False).changed(plain),
     )
 
 
@@ -227,15 +229,3 @@ def _classes(graph_module: torch.fx.GraphModule, name: str) -> Iterator[str]:
     body = [f"    {line}" if line else "" for line in graph_module.code.strip().splitlines()]
     start = ["    def __init__(self):", "        super().__init__()", *parts, ""]
     yield "\n".join([f"class {name}(torch.nn.Module):", *start, *body])
-
-
-def _changed(options: OrtBackendOptions) -> dict[str, Any]:
-    """The options that are not as they come, those that text can say."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value == getattr(OrtBackendOptions(), field.name) or field.name == "verify":
-            continue
-        if isinstance(value, str | int | bool | dict):
-            found[field.name] = value
-    return {**found, "fallback": False}

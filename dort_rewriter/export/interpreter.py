@@ -50,7 +50,13 @@ from dort_rewriter.export.complex_numbers import has_complex
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.names import check_names, create_output_names, give_way
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, Refused, op_name, python_name
+from dort_rewriter.export.registry import (
+    Converter,
+    Refused,
+    newer_converter,
+    op_name,
+    python_name,
+)
 from dort_rewriter.export.torch_calls import is_called
 from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
@@ -445,6 +451,8 @@ class _Interpreter:
         found = newer_type(node, self.recorder.opset) or self.dispatcher.find(node)
         if found == RANDOM and self.draws:
             found = self.dispatcher.find_drawing(node) or found
+        if isinstance(found, str):
+            found = newer_converter(node, self.recorder.opset) or found
         if isinstance(found, str):
             self._refuse(node, op_name(node.target), found)
             return _Missing

@@ -29,6 +29,7 @@ __all__ = [
     "builtin_converters",
     "converter",
     "make_converter",
+    "newer_converter",
     "op_name",
     "python_name",
 ]
@@ -74,6 +75,7 @@ class Converter:
 
 
 _CONVERTERS: dict[str, Converter] = {}
+_NEWER: dict[str, tuple[int, Converter]] = {}
 
 
 def make_converter(
@@ -86,14 +88,24 @@ def make_converter(
     return Converter(name, function, when, names)
 
 
-def converter(*names: str, when: Predicate | None = None) -> Callable[[F], F]:
-    """Register the decorated function for the named operators; a name is registered once."""
+def converter(
+    *names: str, when: Predicate | None = None, since: int | None = None
+) -> Callable[[F], F]:
+    """Register the decorated function for the named operators; a name is registered once.
+
+    With ``since`` it converts for files of this opset and later ones alone. Models that are
+    compiled are older.
+    """
 
     def register(function: F) -> F:
         for name in names:
-            if name in _CONVERTERS:
+            if name in _CONVERTERS or name in _NEWER:
                 raise ValueError(f"{name} has a converter already.")
-            _CONVERTERS[name] = make_converter(name, function, when)
+            made = make_converter(name, function, when)
+            if since is None:
+                _CONVERTERS[name] = made
+            else:
+                _NEWER[name] = since, made
         return function
 
     return register
@@ -106,6 +118,18 @@ def builtin_converters() -> dict[str, Converter]:
     for family in package.FAMILIES:
         importlib.import_module(f"{package.__name__}.{family}")
     return _CONVERTERS
+
+
+def newer_converter(node: torch.fx.Node, opset: int) -> Converter | str | None:
+    """What converts an operator that nothing else does in files of new opsets; why not; None where
+    it has no such converter."""
+    builtin_converters()
+    since, found = _NEWER.get(op_name(node.target), (0, None))
+    if found is None:
+        return None
+    if opset < since:
+        return f"no converter before opset {since}"
+    return found.refusal(node) or found
 
 
 def op_name(target: Any) -> str:

@@ -22,9 +22,11 @@ from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Emitter
-from dort_rewriter.optimize.view import take_place
+from dort_rewriter.optimize.view import GraphView, take_place
 
 __all__ = ["lower_opset"]
+
+_attribute = GraphView.attribute
 
 _WRITTEN = 18
 """The opset of the models that are lowered."""
@@ -142,11 +144,6 @@ def _replace(node: ir.Node, opset: int, emitters: dict[int, Emitter]) -> None:
             new = copy.outputs[0]
         take_place(old, new)
     graph.remove(node, safe=True)
-
-
-def _attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    found = node.attributes.get(name)
-    return default if found is None else found.value
 
 
 def _integers(value: ir.Value | None, what: str) -> list[int]:

@@ -2,7 +2,8 @@
 
 Its kernels for processors take a number for a NaN in Relu, Clip, Max and Min, infinity in Exp, a
 NaN for larger than any number, 0.0 for the negation of 0.0, and leave a row of Softmax numbers
-beside a NaN. Seen with ``onnxruntime-ep-openvino`` 1.8.1 and ``onnxruntime-openvino`` 1.24.1.
+beside a NaN; a layer norm with its moments is refused by some releases. Seen with
+``onnxruntime-ep-openvino`` 1.8.1 and ``onnxruntime-openvino`` 1.24.1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["KEEPING", "keep_special_numbers"]
 
 _MARK = "special numbers"
 
-_Write = Callable[[Writer, ir.Node], ir.Value | None]
+_Write = Callable[[Writer, ir.Node], ir.Value | tuple[ir.Value, ...] | None]
 
 
 def _inputs(node: ir.Node) -> list[ir.Value]:
@@ -87,6 +88,28 @@ def _of_a_row(op: Writer, node: ir.Node) -> ir.Value:
     return result
 
 
+def _norm(op: Writer, node: ir.Node) -> tuple[ir.Value, ...] | None:
+    """A layer norm with its moments, which some releases refuse."""
+    x, scale, *bias = _inputs(node)
+    if not any(map(_is_read, node.outputs[1:])) or x.shape is None:
+        return None
+    given = _attributes(node)
+    first = given.get("axis", -1) % len(x.shape)
+    axes = list(range(first, len(x.shape)))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    apart = op.Sub(x, mean)
+    spread = op.Add(op.ReduceMean(op.Mul(apart, apart), axes, keepdims=1), given["epsilon"])
+    inverse = op.Reciprocal(op.Sqrt(spread))
+    result = op.Mul(op.Mul(apart, inverse), scale)
+    for added in bias:
+        result = op.Add(result, added)
+    return (result, mean, inverse)[: len(node.outputs)]
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
 def _attributes(node: ir.Node) -> dict[str, Any]:
     return {name: given.value for name, given in node.attributes.items()}
 
@@ -98,6 +121,7 @@ KEEPING: Mapping[str, _Write] = {
     "Greater": _turned("Less"),
     "GreaterOrEqual": _turned("LessOrEqual"),
     "HardSigmoid": _itself,
+    "LayerNormalization": _norm,
     "LogSoftmax": _of_a_row,
     "Max": _largest,
     "Min": functools.partial(_largest, least=True),
@@ -125,7 +149,10 @@ def keep_special_numbers(model: ir.Model) -> int:
         if (result := write(emitter, node)) is None:
             continue
         graph.insert_before(node, emitter.nodes)
-        take_place(node.outputs[0], result)
+        made = result if isinstance(result, tuple) else (result,)
+        for old, new in zip(node.outputs, made, strict=True):
+            if _is_read(old):
+                take_place(old, new)
         graph.remove(node, safe=True)
         changed += 1
     return changed

@@ -16,17 +16,17 @@ from dort_rewriter.runtime.providers import OPENVINO
 
 __all__ = ["OTHER_NUMBERS", "has_other_numbers", "share_of_eager"]
 
-_IN_INT32 = f"{OPENVINO} computes it in int32"
+_IN_INT32 = f"{OPENVINO} computes its integers in int32"
 _SATURATES = f"{OPENVINO} keeps the largest number where one of its type begins anew"
-_UNROUNDED = f"{OPENVINO} computes it in float32, without the roundings of its type"
+_UNROUNDED = f"{OPENVINO} computes halves in float32, without their roundings"
 
 _TYPES: Mapping[str, Mapping[torch.dtype, str]] = {
     OPENVINO: {
-        torch.float64: f"{OPENVINO} computes it in float32",
-        torch.complex128: f"{OPENVINO} computes it in float32",
+        torch.float64: f"{OPENVINO} computes float64 in float32",
+        torch.complex128: f"{OPENVINO} computes float64 in float32",
         torch.float16: _UNROUNDED,
         torch.bfloat16: _UNROUNDED,
-        torch.int32: f"{OPENVINO} divides and compares it in float32",
+        torch.int32: f"{OPENVINO} divides and compares int32 in float32",
         torch.int64: _IN_INT32,
         torch.uint16: _IN_INT32,
         torch.uint32: _IN_INT32,

@@ -33,7 +33,7 @@ from dort_rewriter.ort_module import (
     max_ir_version,
     max_opset,
 )
-from dort_rewriter.runtime.providers import CPU, CUDA, available, is_plug_in
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO, available, is_plug_in
 from dort_rewriter.runtime.session import try_session
 
 __all__ = [
@@ -77,7 +77,7 @@ def has_kernel(
         raise ExecutionError(f"{op_type} has subgraphs: ask about the nodes inside.")
     if domain == OWN_DOMAIN and not (provider == CPU and is_available()):
         return False
-    if is_plug_in(provider):
+    if provider == OPENVINO or is_plug_in(provider):
         # It takes what it can of standard operators, and the CPU, in the same session, the rest.
         if domain:
             return False

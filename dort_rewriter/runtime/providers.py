@@ -50,7 +50,7 @@ _HINTS: Mapping[str, str] = {
     "TensorrtExecutionProvider": f"{_CUDA_HINT}, and TensorRT",
     OPENVINO: (
         "pip install onnxruntime-ep-openvino on a machine with a processor or GPU of Intel, with "
-        "onnxruntime 1.23 or newer"
+        "onnxruntime 1.23 or newer; or onnxruntime-openvino in the place of onnxruntime"
     ),
 }
 """How to install what has a provider, where that is known."""

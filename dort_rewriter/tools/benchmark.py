@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.errors import OptionError
+from dort_rewriter.runtime.providers import OPENVINO
 from dort_rewriter.tools.command import HELP, answer, brief, list_of, load_pair, make_parser
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.graph_table import text_table
@@ -52,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "onnxrt-freeze": {"freeze": True},
     "onnxrt-autotune": {"autotune": True},
     "onnxrt-graphs": {"cache_graphs": True},
+    "onnxrt-openvino": {"preferred_execution_providers": [(OPENVINO, {"required": True})]},
     "onnxrt-session-arenas": {"arena": "session"},
     "onnxrt-no-arena": {"arena": "none"},
 }
@@ -76,6 +78,7 @@ MEANING = {
     "onnxrt-freeze": "weights as constants, in inference",
     "onnxrt-autotune": "ONNX Runtime, torch and both of them timed on each graph",
     "onnxrt-graphs": "traced graphs kept on disk: first steps after those of another process",
+    "onnxrt-openvino": "on OpenVINO's provider, which is a plug-in of ONNX Runtime",
     "onnxrt-session-arenas": "an arena of memory for each session",
     "onnxrt-no-arena": "memory from the system, as torch takes it",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from dort_rewriter.runtime.providers import CPU, OPENVINO, Provider, devices_of,
 from tests.backends.ways import compile_strictly
 
 LENIENT = {"fallback": True}
+ON_FAILING: dict[str, Any] = {"preferred_execution_providers": ["Failing"]}
 
 
 class Failing:
@@ -50,6 +52,11 @@ class Failing:
                     self.is_failing = True
                 super().__init__(source, sess_options, **how)
 
+            def run_with_ortvaluevector(self, *arguments: Any) -> None:
+                if failing.raises and getattr(self, "is_failing", False):
+                    raise state.Fail("[ONNXRuntimeError] : 1 : FAIL : the device is lost")
+                super().run_with_ortvaluevector(*arguments)
+
             def get_provider_graph_assignment_info(self) -> list[Any]:
                 node = SimpleNamespace(domain="", op_type="Sinh")
                 return [SimpleNamespace(ep_name="Failing", get_nodes=lambda: [node])]
@@ -71,7 +78,7 @@ class Failing:
 
 @pytest.fixture(name="failing")
 def have_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    from dort_rewriter.backends import provider_choice
+    from dort_rewriter.compiler import provider_choice
     from dort_rewriter.runtime import providers
 
     real = providers.built_in()
@@ -81,7 +88,7 @@ def have_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 
 def test_one_that_works(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
-    compiled, _ = compile_strictly(torch.sinh, preferred_execution_providers=["Failing"])
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
     x = torch.randn(3)
     with caplog.at_level(logging.INFO, "dort_rewriter"):
         torch.testing.assert_close(compiled(x), x.sinh())
@@ -93,7 +100,7 @@ def test_explain_tells_what_a_session_tells(failing: Failing) -> None:
     found = dort_rewriter.explain(
         torch.sinh,
         torch.randn(3),
-        backend_options={"preferred_execution_providers": ["Failing"]},
+        backend_options=ON_FAILING,
     )
     ((graph,),) = (g.lowered for g in found.graphs)
     assert graph.placements == ({"Failing": {"Sinh": 1}},)
@@ -101,18 +108,34 @@ def test_explain_tells_what_a_session_tells(failing: Failing) -> None:
 
 
 def test_one_that_refuses_a_graph(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
-    """torch runs it, one warning says why in the provider's own words; strictly it is an error."""
+    """The next one runs it, and one warning says why in the provider's own words."""
     failing.refuses = True
-    options: dict[str, Any] = {"preferred_execution_providers": ["Failing"]}
-    compiled, _ = compile_strictly(torch.sinh, **options)
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING, **LENIENT)
     x = torch.randn(3)
-    with pytest.raises(dort_rewriter.ExecutionError, match=r"session on Failing.*no such shape"):
-        compiled(x)
-    compiled, _ = compile_strictly(torch.sinh, **options, **LENIENT)
     for _ in range(2):
         torch.testing.assert_close(compiled(x), x.sinh())
     (told,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "no such shape" in told.getMessage()
+    assert re.match(f"A graph runs on {CPU}, Failing refuses it: .*such", told.getMessage())
+    assert failing.built == [["Failing", CPU], [CPU]]
+
+
+def test_one_that_refuses_a_graph_without_fallback(failing: Failing) -> None:
+    failing.refuses = True
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
+    with pytest.raises(dort_rewriter.ExecutionError, match=r"session on Failing.*such"):
+        compiled(torch.randn(3))
+
+
+def test_one_that_raises_at_a_run(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
+    """torch runs the graph from then on, on the arguments as they were."""
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING, **LENIENT)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), x.sinh())
+    failing.raises = True
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), x.sinh())
+    (told,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "the device is lost" in told.getMessage()
 
 
 def test_one_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -377,3 +377,34 @@ def test_weights_without_values_are_refused() -> None:
         model = torch.nn.Linear(4, 3)
     with pytest.raises(CaptureError, match=r"'weight', 'bias' are on the meta device.*to_empty"):
         to_onnx(model, (torch.randn(2, 4, device="meta"),))
+
+
+def test_an_argument_that_is_written_to_and_returned() -> None:
+    """A file has the results that the model has, each once, in their order."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            kept.add_(x)
+            self.calls.add_(1)
+            return x * 2, kept, self.calls
+
+    inputs = (torch.ones(3), torch.full((3,), 5.0))
+    proto = to_onnx(Counting(), inputs, output_names=["double", "new", "calls"])
+    assert [o.name for o in proto.graph.output] == ["double", "new", "calls"]
+    got = run(proto, torch.ones(3), torch.full((3,), 5.0))
+    assert [value.tolist() for value in got] == [[2.0] * 3, [6.0] * 3, [1.0] * 3]
+
+
+def test_a_check_that_torch_orders_by_a_token_is_no_input() -> None:
+    class Solved(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.solve(a + 3 * torch.eye(3), b)
+
+    inputs = (torch.rand(3, 3), torch.rand(3, 2))
+    proto = to_onnx(Solved(), inputs)
+    assert [i.name for i in proto.graph.input] == ["a", "b"]
+    torch.testing.assert_close(run(proto, *inputs), [Solved()(*inputs)], atol=1e-5, rtol=1e-4)

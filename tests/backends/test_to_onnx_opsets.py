@@ -282,6 +282,42 @@ def test_prefill_and_decode_through_a_static_cache(opset: int) -> None:
     assert generate(step) == generate(decoder)
 
 
+class Bits(nn.Module):
+    """The inverse square root of a game: the bits of a float are a number too."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        guess = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
+        return guess * (1.5 - 0.5 * x * guess * guess), x.half().view(torch.int16)
+
+
+def test_bits_as_another_type() -> None:
+    if NEWEST < 26:
+        pytest.skip("this onnx has no opset 26")
+    inputs = (torch.rand(3, 4) + 0.5,)
+    made = to_onnx(Bits(), inputs, target_opset=26)
+    onnx.checker.check_model(made, full_check=True)
+    assert "BitCast" in used(made)
+    for judge in ("reference", *(["onnxruntime"] if max_opset() >= 26 else [])):
+        for got, want in zip(run(made, inputs, judge), arrays(Bits()(*inputs)), strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("opset", "dtype", "said"),
+    [(25, torch.int32, "no converter before opset 26"), (26, torch.int16, "other widths")],
+)
+def test_bits_that_no_operator_reads(opset: int, dtype: torch.dtype, said: str) -> None:
+    class View(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(dtype)
+
+    if opset > NEWEST:
+        pytest.skip(f"this onnx has no opset {opset}")
+    with pytest.raises(ExportError, match=f"aten::view.dtype: .*{said}"):
+        to_onnx(View(), (torch.randn(3, 4),), target_opset=opset)
+
+
 class Gated(nn.Module):
     def __init__(self, alpha: float) -> None:
         super().__init__()

@@ -64,6 +64,8 @@ def test_the_folder_holds_all_that_shows_it(reports: Path) -> None:
     problem = json.loads((folder / "problem.json").read_text())
     assert torch.__version__.startswith(problem["torch"])  # it may tell of which build
     assert "aten.mul" in (folder / "graph.txt").read_text()
+    script = (folder / "reproduce.py").read_text()
+    assert "options={'optimization': {'patterns': None}, 'fallback': False}" in script
     assert onnx.load(folder / "model.onnx").graph.node
 
 

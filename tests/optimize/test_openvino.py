@@ -64,9 +64,29 @@ def test_a_nan_is_true() -> None:
     _check(model, {"x": x}, x.bool())
 
 
+@pytest.mark.parametrize("mean", ["m", ""], ids=["both", "one"])
+def test_a_layer_norm_with_its_moments(mean: str) -> None:
+    returned = f"float[3,5] y, {f'float[3,1] {mean}, ' if mean else ''}float[3,1] i"
+    moments = f"y, {mean}, i" if mean else "y, , i"
+    model = model_of(
+        f"""(float[3,5] x, float[5] w, float[5] b) => ({returned}) {{
+            {moments} = LayerNormalization<epsilon=0.001>(x, w, b)
+        }}"""
+    )
+    x, w, b = torch.randn(3, 5), torch.randn(5), torch.randn(5)
+    feeds = {"x": x.numpy(), "w": w.numpy(), "b": b.numpy()}
+    assert keep_special_numbers(model) == 1
+    assert "LayerNormalization" not in {n.op_type for n in model.graph}
+    expected = torch.native_layer_norm(x, [5], w, b, 0.001)
+    wanted = expected if mean else (expected[0], expected[2])
+    for got, its in zip(run_onnxruntime(ir.to_proto(model), feeds), wanted, strict=True):
+        np.testing.assert_allclose(got, its.numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "(float[3,5] x, float[5] w) => (float[3,5] y) { y = LayerNormalization(x, w) }",
         "(double[N] x) => (double[N] y) { y = Relu(x) }",
         "(float[N] x) => (double[N] y) { y = Cast<to=11>(x) }",
         "(float[N] x) => (float[N] y) { y = Max(x) }",
@@ -78,4 +98,4 @@ def test_what_stays(text: str) -> None:
 
 
 def test_all_of_them_are_tried() -> None:
-    assert OF_ONE.keys() | OF_TWO.keys() | {"Cast"} == KEEPING.keys()
+    assert OF_ONE.keys() | OF_TWO.keys() | {"Cast", "LayerNormalization"} == KEEPING.keys()

@@ -34,9 +34,9 @@ def _reasons(graph: torch.fx.GraphModule, provider: str) -> list[str | None]:
 @pytest.mark.parametrize(
     ("dtype", "said"),
     [
-        (torch.float64, "computes it in float32"),
-        (torch.float16, "without the roundings"),
-        (torch.bfloat16, "without the roundings"),
+        (torch.float64, "computes float64 in float32"),
+        (torch.float16, "without their roundings"),
+        (torch.bfloat16, "without their roundings"),
         (torch.int64, "in int32"),
         (torch.int32, "in float32"),
         (torch.int8, "begins anew"),

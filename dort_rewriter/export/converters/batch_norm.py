@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.normalization import asked_gradients
+from dort_rewriter.export.converters.normalization import asked_gradients, widened
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -32,13 +32,6 @@ class _Normalized:
     rstd: Value | None = None
     running_mean: Value | None = None
     running_var: Value | None = None
-
-
-def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
-    """The values in the type torch computes in: float32 or float64."""
-    types = {v.dtype for v in values if v is not None}
-    dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
-    return tuple(None if v is None else op.cast(v, dtype) for v in values)
 
 
 def _batch_axes(x: Value) -> list[int]:
@@ -69,7 +62,7 @@ def _in_training(
     eps: float,
 ) -> _Normalized:
     """Normalize with the statistics of the batch, and move the running ones towards them."""
-    x, weight, bias, running_mean, running_var = _wide(
+    x, weight, bias, running_mean, running_var = widened(
         op, x, weight, bias, running_mean, running_var
     )
     if x.rank > 2 and isinstance(eps, float) and op.takes_own(x, weight, bias):
@@ -112,7 +105,7 @@ def _in_inference(
     """Normalize with the running statistics."""
     if running_mean is None or running_var is None:
         raise Refused("inference without running statistics")
-    x, weight, bias, mean, variance = _wide(op, x, weight, bias, running_mean, running_var)
+    x, weight, bias, mean, variance = widened(op, x, weight, bias, running_mean, running_var)
     shape = op.Shape(mean)
     if weight is None:
         weight = op.Expand(op.constant(1.0, x.dtype), shape)
@@ -240,7 +233,7 @@ def native_batch_norm_backward(
     statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
     if None in statistics:
         raise Refused("the statistics that the forward pass saved are missing")
-    grad, x, weight, mean, rstd = _wide(op, grad_out, input, weight, *statistics)
+    grad, x, weight, mean, rstd = widened(op, grad_out, input, weight, *statistics)
     if not train:
         rstd = op.Reciprocal(op.Sqrt(rstd + eps))
     if x.rank > 2 and op.takes_own(grad, x, weight, mean, rstd):

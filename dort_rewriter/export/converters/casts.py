@@ -46,6 +46,18 @@ def convert_element_type(op: Recorder, a: Value, dtype: Any) -> Value:
     return _rounded(op, a)
 
 
+def _has_as_many_bits(node: torch.fx.Node) -> bool:
+    """its two types have other widths, or one is complex"""
+    types = [n.meta["val"].dtype for n in (node, *node.all_input_nodes)]
+    return len({t.itemsize for t in types}) == 1 and not any(t.is_complex for t in types)
+
+
+@converter("aten::view.dtype", "aten::view_copy.dtype", when=_has_as_many_bits, since=26)
+def view_dtype(op: Recorder, x: Value, dtype: Any) -> Value:
+    """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
+    return x if x.dtype == op.dtype else op.BitCast(x, to=int(op.dtype))
+
+
 def _rounded(op: Recorder, x: Value) -> Value:
     """A tensor in the type of the result.
 

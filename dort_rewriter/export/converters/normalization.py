@@ -24,14 +24,19 @@ _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Masks = Sequence[bool]
 
 
-def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
+def widened(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
     """The values in the type torch computes statistics in: float32 or float64."""
-    if any(v is not None and 0 in v.dims for v in values):
-        # onnxruntime keeps the dimensions of an empty tensor that it reduces.
-        raise Refused("an empty tensor")
     types = {v.dtype for v in values if v is not None}
     dtype = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
     return tuple(None if v is None else op.cast(v, dtype) for v in values)
+
+
+def _wide(op: Recorder, *values: Value | None) -> tuple[Any, ...]:
+    """The same, of tensors with elements."""
+    if any(v is not None and 0 in v.dims for v in values):
+        # onnxruntime keeps the dimensions of an empty tensor that it reduces.
+        raise Refused("an empty tensor")
+    return widened(op, *values)
 
 
 def _standardize(op: Recorder, x: Value, axes: list[int], eps: float) -> tuple[Value, ...]:

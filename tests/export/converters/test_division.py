@@ -25,8 +25,6 @@ ROUNDING = [
 ]
 
 
-test_rounding = table_test(ROUNDING)
-
 INT = torch.tensor([7, -7, 6, -6, 0, 1])
 J = torch.tensor([3, -3, 2, -2, 5, -1])
 X = torch.tensor([1.0, -1.0, 5.5, -5.5, 0.0, 7.0, math.inf, 3.0])
@@ -93,8 +91,6 @@ DIVISION = [
 ]
 
 
-test_division = table_test(DIVISION)
-
 TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -115,7 +111,9 @@ DIVISORS = [
     Case("prims::gcd", (torch.tensor([12, -18, 0, 7]), torch.tensor([8, 27, 5, 0]))),
 ]
 
-test_divisors = table_test(DIVISORS)
+CASES = [*ROUNDING, *DIVISION, *DIVISORS]
+
+test_op = table_test(CASES)
 
 
 class _Divisors(torch.nn.Module):

@@ -28,8 +28,6 @@ EMBEDDING = [
 ]
 
 
-test_embedding = table_test(EMBEDDING)
-
 SUM, MEAN, MAX = 0, 1, 2
 IN_BAGS = torch.tensor([1, 0, 2, 2, 5, 2])
 OFFSETS = torch.tensor([0, 2, 2, 3])  # the second bag is empty
@@ -82,8 +80,9 @@ EMBEDDING_BAG = [
     ),
 ]
 
+CASES = [*EMBEDDING, *EMBEDDING_BAG]
 
-test_embedding_bag = table_test(EMBEDDING_BAG)
+test_op = table_test(CASES)
 
 
 def test_the_largest_of_a_bag_is_refused() -> None:

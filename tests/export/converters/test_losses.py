@@ -50,8 +50,6 @@ LOSSES = [
     ),
 ]
 
-test_losses = table_test(LOSSES)
-
 
 def rows(a: torch.Tensor, b: torch.Tensor, p: float) -> Iterator[Case]:
     """Yield the rows of distances, some of them zero, and of their gradient."""
@@ -78,5 +76,6 @@ DISTANCES = [
     ),
 ]
 
+CASES = [*LOSSES, *DISTANCES]
 
-test_distances = table_test(DISTANCES)
+test_op = table_test(CASES)

@@ -20,8 +20,6 @@ JOINING = [
 ]
 
 
-test_joining = table_test(JOINING)
-
 SPLITTING = [
     Case("aten::split_with_sizes", (T(6, 2), [1, 2, 3])),
     Case("aten::split_with_sizes", (T(2, 6, dtype=torch.bool), [0, 6, 0], -1), dynamic=False),
@@ -39,8 +37,6 @@ SPLITTING = [
     Case("aten::unbind_copy.int", (T(3, 2), 1)),
 ]
 
-
-test_splitting = table_test(SPLITTING)
 
 I = torch.tensor  # noqa: E741
 
@@ -65,8 +61,6 @@ GATHERING = [
     Case("aten::nonzero_static", (I(True),), {"size": 0}, dynamic=False),
 ]
 
-
-test_gathering = table_test(GATHERING)
 
 INT8, BOOL = torch.int8, torch.bool
 
@@ -96,8 +90,6 @@ REPEATING = [
 ]
 
 
-test_repeating = table_test(REPEATING)
-
 DIAGONALS = [
     Case("aten::diagonal", (T(3, 4),)),
     Case("aten::diagonal", (T(6, 3),)),
@@ -116,5 +108,6 @@ DIAGONALS = [
     Case("aten::diagonal_scatter", (T(3, 4), T(0), 9), dynamic=False),
 ]
 
+CASES = [*JOINING, *SPLITTING, *GATHERING, *REPEATING, *DIAGONALS]
 
-test_diagonals = table_test(DIAGONALS)
+test_op = table_test(CASES)

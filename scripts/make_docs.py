@@ -21,9 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from reliability import page
+from training_figures import section as training_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by scripts/make_docs.py. -->"
+END = "<!-- End of what scripts/make_docs.py wrote. -->"
 
 
 def options_page() -> str:
@@ -250,6 +252,15 @@ def section_of(name: str, known: dict[str, Any]) -> str:
 - **Upstream**: {known["upstream"]}"""
 
 
+def with_block(path: Path, text: str) -> str:
+    """A page that is written by hand, but for what stands between its two marks."""
+    before, first, rest = path.read_text(encoding="utf-8").partition(f"{NOTE}\n")
+    _, last, after = rest.partition(f"{END}\n")
+    assert first, f"{path} has no {NOTE}"
+    assert last, f"{path} has no {END}"
+    return f"{before}{first}\n{text}\n\n{last}{after}"
+
+
 def pages() -> dict[Path, str]:
     docs = ROOT / "docs"
     return {
@@ -258,6 +269,7 @@ def pages() -> dict[Path, str]:
         docs / "versions.md": versions_page(),
         docs / "torch_defects.md": defects_page(),
         docs / "reliability.md": page(NOTE),
+        docs / "training_files.md": with_block(docs / "training_files.md", training_figures()),
     }
 
 

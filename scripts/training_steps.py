@@ -1,38 +1,53 @@
 """Train exported steps by plain onnxruntime, beside torch's own loop.
 
 usage: python scripts/training_steps.py [--only REGEX] [--steps 50] [--dynamic] [--json]
+                                        [--time SECONDS] [--keep]
 
 For each model ``export_training_step`` writes a folder; its step runs on one thread of
 onnxruntime, on the same batches as torch's loop. A line for each model: the largest
-relative difference of the losses of the first five steps, of all steps, the same between torch's
-own loop on one and on two threads, the last loss over the first, nodes, bytes and seconds a step.
-Exits with 1 if a model differs by more than 1e-5 in the first five steps.
+relative difference of the losses of the first five steps, of all steps; that of torch's own loop
+on two threads, or with each weight moved by a rounding, to the one on one thread; the last loss
+over the first, nodes and bytes. ``--time`` adds the processor time of a step, torch's and
+onnxruntime's in turns on one thread, medians. ``--keep`` puts what was measured into
+``docs/training_steps.json``, out of which ``scripts/make_docs.py`` writes the table of
+``docs/training_files.md``.
+
+Exits with 1 if a model is wrong: by more than 1e-5 in the first five steps, by more than twice
+torch's own difference (and 1e-6) in all; a loss that is not halved; a file above 2 MB.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import os
+import math
 import re
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).parent)]
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from training_figures import keep  # noqa: E402
 
-from dort_rewriter import export_training_step
+from dort_rewriter import export_training_step  # noqa: E402
+from dort_rewriter.tools.benchmark import alternate  # noqa: E402
 
 BATCH = 8
+BATCHES = 2
+MOST_BYTES = 2_000_000
+
+Example = tuple[Any, Any]
+Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 class Recurrent(nn.Module):
@@ -53,10 +68,11 @@ class GraphNet(nn.Module):
         self.a, self.b = nn.Linear(5, 16), nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-        for layer in (self.a, self.b):
-            x = layer(x)
-            x = torch.relu(x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]]))
-        return x
+        x = torch.relu(self.told(self.a(x), edges))
+        return self.told(self.b(x), edges)
+
+    def told(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
 
 
 class Embedded(nn.Module):
@@ -107,6 +123,12 @@ class Adapted(nn.Module):
         return self.head(torch.tanh(self.base(x) + self.up(self.down(x))))
 
 
+def alike(*shape: int) -> Example:
+    """Rows that a few numbers describe, as their own target."""
+    x = torch.einsum("bk,k...->b...", torch.randn(BATCH, 3), torch.randn(3, *shape))
+    return x, x.clone()
+
+
 def rows(*shape: int) -> torch.Tensor:
     return torch.randn(BATCH, *shape)
 
@@ -140,103 +162,155 @@ def logits(output: Any, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(found.reshape(-1, found.shape[-1]), target.reshape(-1))
 
 
+OF_IMAGES = "ResNetForImageClassification"
+
+
+def wide(layers: int, size: int) -> dict[str, int]:
+    return {"num_hidden_layers": layers, "hidden_size": size, "intermediate_size": 4 * size}
+
+
 def ids(length: int = 12) -> torch.Tensor:
     return torch.randint(1, 60, (BATCH, length))
 
 
-def adam(p: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(p, lr=3e-3)
+def adam(rate: float = 1e-2) -> Optimizer:
+    return lambda p: torch.optim.Adam(p, lr=rate)
 
 
-def adamw(p: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(p, lr=3e-3)
+def adamw(rate: float = 3e-3) -> Optimizer:
+    return lambda p: torch.optim.AdamW(p, lr=rate)
 
 
-def sgd(p: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(p, lr=0.05, momentum=0.9)
+def sgd(rate: float = 0.05) -> Optimizer:
+    return lambda p: torch.optim.SGD(p, lr=rate, momentum=0.9)
 
 
-Example = tuple[Any, Any]
-Made = tuple[Callable[[], nn.Module], Any, Callable[[Any], torch.optim.Optimizer],
-             Callable[[], Example]]  # fmt: skip
+Made = tuple[Callable[[], nn.Module], Any, Optimizer, Callable[[], Example]]
 
 MODELS: dict[str, Made] = {
-    "mlp": (lambda: seq(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 4)), logits, adam,
+    "mlp": (lambda: seq(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 4)), logits, adam(),
             lambda: (rows(10), classes())),
     "mlp-norms": (lambda: seq(nn.Linear(10, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4)),
-                  logits, adamw, lambda: (rows(10), classes())),
-    "regression": (lambda: seq(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1)), F.mse_loss, sgd,
+                  logits, adamw(), lambda: (rows(10), classes())),
+    "regression": (lambda: seq(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1)), F.mse_loss, sgd(),
                    lambda: (rows(10), rows(1))),
     "huber-rmsprop": (lambda: seq(nn.Linear(10, 32), nn.SiLU(), nn.Linear(32, 1)), F.huber_loss,
                       lambda p: torch.optim.RMSprop(p, lr=3e-3), lambda: (rows(10), rows(1))),
     "logistic-adagrad": (lambda: nn.Linear(10, 1), F.binary_cross_entropy_with_logits,
-                         lambda p: torch.optim.Adagrad(p, lr=0.3),
+                         lambda p: torch.optim.Adagrad(p, lr=1.0),
                          lambda: (rows(10), torch.rand(BATCH, 1).round())),
     "cnn": (lambda: seq(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                        nn.Flatten(), nn.Linear(72, 4)), logits, adam,
+                        nn.Flatten(), nn.Linear(72, 4)), logits, adam(),
             lambda: (rows(3, 8, 8), classes())),
     "resnet": (lambda: seq(nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8),
-                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), logits, sgd,
+                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), logits, sgd(),
                lambda: (rows(3, 8, 8), classes())),
-    "autoencoder": (lambda: seq(nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 12)), F.mse_loss, adam,
-                    lambda: (lambda x: (x, x.clone()))(rows(12))),
+    "autoencoder": (lambda: seq(nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 12)), F.mse_loss, adam(),
+                    lambda: alike(12)),
     "conv-autoencoder": (lambda: seq(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(),
-                                     nn.ConvTranspose2d(4, 1, 4, 2, 1)), F.l1_loss, adam,
-                         lambda: (lambda x: (x, x.clone()))(rows(1, 8, 8))),
+                                     nn.ConvTranspose2d(4, 1, 4, 2, 1)), F.l1_loss, adam(5e-2),
+                         lambda: alike(1, 8, 8)),
     "conv1d": (lambda: seq(nn.Conv1d(2, 8, 3), nn.GroupNorm(2, 8), nn.ELU(), nn.Flatten(),
-                           nn.Linear(64, 4)), logits, adam, lambda: (rows(2, 10), classes())),
-    "gru": (lambda: Recurrent(nn.GRU), logits, adam, lambda: (rows(5, 6), classes())),
-    "lstm": (lambda: Recurrent(nn.LSTM), logits, adam, lambda: (rows(5, 6), classes())),
-    "rnn": (lambda: Recurrent(nn.RNN), logits, sgd, lambda: (rows(5, 6), classes())),
-    "gnn": (GraphNet, logits, adam,
+                           nn.Linear(64, 4)), logits, adam(), lambda: (rows(2, 10), classes())),
+    "gru": (lambda: Recurrent(nn.GRU), logits, adam(), lambda: (rows(5, 6), classes())),
+    "lstm": (lambda: Recurrent(nn.LSTM), logits, adam(), lambda: (rows(5, 6), classes())),
+    "rnn": (lambda: Recurrent(nn.RNN), logits, sgd(), lambda: (rows(5, 6), classes())),
+    "gnn": (GraphNet, logits, adam(),
             lambda: ((rows(5), torch.randint(0, BATCH, (2, 20))), classes())),
     "embedding-bag": (Embedded, logits, lambda p: torch.optim.Adagrad(p, lr=0.1),
                       lambda: (torch.randint(0, 30, (BATCH, 6)), classes())),
-    "encoder": (lambda: Attending(False), logits, adamw, lambda: (rows(5, 16), classes())),
-    "decoder": (lambda: Attending(True), logits, adamw, lambda: (rows(5, 16), classes())),
-    "lora": (Adapted, logits, adam, lambda: (rows(10), classes())),
-    "mapping": (GraphNet, logits, adam, lambda: (
+    "encoder": (lambda: Attending(False), logits, adamw(), lambda: (rows(5, 16), classes())),
+    "decoder": (lambda: Attending(True), logits, adamw(), lambda: (rows(5, 16), classes())),
+    "lora": (Adapted, logits, adam(), lambda: (rows(10), classes())),
+    "mapping": (GraphNet, logits, adam(), lambda: (
         {"x": rows(5), "edges": torch.randint(0, BATCH, (2, 20))}, classes())),
-    "bert": (lambda: of_transformers("Bert"), logits, adamw, lambda: (ids(), classes())),
+    "bert": (lambda: of_transformers("Bert"), logits, adamw(), lambda: (ids(), classes())),
     "distilbert": (lambda: of_transformers("DistilBert", dim=32, hidden_dim=64, n_layers=2,
-                                           n_heads=4), logits, adamw,
+                                           n_heads=4), logits, adamw(),
                    lambda: (ids(), classes())),
     "gpt2": (lambda: of_transformers("GPT2", kind="GPT2LMHeadModel", n_embd=32, n_layer=2,
-                                     n_head=4), logits, adamw, lambda: (ids(), ids())),
+                                     n_head=4), logits, adamw(), lambda: (ids(), ids())),
     "llama": (lambda: of_transformers("Llama", kind="LlamaForCausalLM", num_key_value_heads=2),
-              logits, adamw, lambda: (ids(), ids())),
+              logits, adamw(), lambda: (ids(), ids())),
     "qwen2": (lambda: of_transformers("Qwen2", kind="Qwen2ForCausalLM", num_key_value_heads=2),
-              logits, adamw, lambda: (ids(), ids())),
+              logits, adamw(), lambda: (ids(), ids())),
     "vit": (lambda: of_transformers("ViT", image_size=16, patch_size=4, num_channels=3,
-                                    kind="ViTForImageClassification"), logits, adamw,
+                                    kind="ViTForImageClassification"), logits, adamw(),
             lambda: (rows(3, 16, 16), classes())),
-    "resnet18": (lambda: of_transformers("ResNet", embedding_size=8, hidden_sizes=[8, 16],
-                                         depths=[1, 1], layer_type="basic",
-                                         kind="ResNetForImageClassification"), logits, sgd,
-                 lambda: (rows(3, 16, 16), classes())),
+    "resnet-bottle": (lambda: of_transformers("ResNet", embedding_size=8, hidden_sizes=[8, 16],
+                                              depths=[1, 1], kind=OF_IMAGES), logits, sgd(1e-2),
+                      lambda: (rows(3, 16, 16), classes())),
+    # As large as those that people train on their own machine.
+    "resnet18": (lambda: of_transformers("ResNet", hidden_sizes=[64, 128, 256, 512],
+                                         depths=[2, 2, 2, 2], layer_type="basic",
+                                         kind=OF_IMAGES), logits, sgd(3e-5),
+                 lambda: (rows(3, 64, 64), classes())),
+    "bert-12x128": (lambda: of_transformers("Bert", **wide(12, 128)), logits, adamw(3e-4),
+                    lambda: (ids(32), classes())),
+    "gpt2-4x256": (lambda: of_transformers("GPT2", kind="GPT2LMHeadModel", **wide(4, 256)),
+                   logits, adamw(3e-4), lambda: (ids(32), ids(32))),
+    "llama-4x256": (lambda: of_transformers("Llama", kind="LlamaForCausalLM",
+                                            num_key_value_heads=2, **wide(4, 256)),
+                    logits, adamw(3e-4), lambda: (ids(32), ids(32))),
+    "vit-6x192": (lambda: of_transformers("ViT", image_size=64, patch_size=8, num_channels=3,
+                                          kind="ViTForImageClassification", **wide(6, 192)),
+                  logits, adamw(3e-4), lambda: (rows(3, 64, 64), classes())),
 }  # fmt: skip
 
 
-def torchs_losses(made: Made, batches: Sequence[Example], steps: int, threads: int) -> list[float]:
-    build, loss, optimizer, _ = made
-    torch.manual_seed(0)
-    model = build().train()
-    of_model = optimizer([p for p in model.parameters() if p.requires_grad])
-    torch.set_num_threads(threads)
-    losses = []
-    for i in range(steps):
-        given, target = batches[i % len(batches)]
+class Torchs:
+    """A model trained by torch, on one batch after the other."""
+
+    def __init__(self, made: Made, batches: Sequence[Example], *, moved: bool = False) -> None:
+        build, self.loss, optimizer, _ = made
+        torch.manual_seed(0)
+        self.model = build().train()
+        if moved:  # each weight by a rounding
+            with torch.no_grad():
+                for p in self.model.parameters():
+                    p.copy_(torch.nextafter(p, torch.randn_like(p).sign() * math.inf))
+        self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.batches = itertools.cycle(batches)
+
+    def __call__(self) -> float:
+        given, target = next(self.batches)
         if isinstance(given, dict):
-            output = model(**given)
+            output = self.model(**given)
         else:
-            output = model(*given) if isinstance(given, tuple) else model(given)
-        value = loss(output, target)
-        losses.append(value.item())
-        of_model.zero_grad()
+            output = self.model(*given) if isinstance(given, tuple) else self.model(given)
+        value = self.loss(output, target)
+        self.optimizer.zero_grad()
         value.backward()
-        of_model.step()
-    torch.set_num_threads(1)
-    return losses
+        self.optimizer.step()
+        return float(value.item())
+
+
+class Files:
+    """The same by a folder and onnxruntime."""
+
+    def __init__(self, folder: Path, batches: Sequence[Example]) -> None:
+        import onnxruntime
+        from safetensors.numpy import load_file
+        from torch.utils._pytree import tree_leaves
+
+        self.said = json.loads((folder / "training.json").read_text())
+        self.state = load_file(str(folder / "state.safetensors"))
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(
+            str(folder / "step.onnx"), settings, ["CPUExecutionProvider"]
+        )
+        self.names = [o.name for o in self.session.get_outputs()]
+        fed = [[leaf.numpy() for leaf in tree_leaves(batch)] for batch in batches]
+        self.batches = itertools.cycle(
+            dict(zip(self.said["batch"], leaves, strict=True)) for leaves in fed
+        )
+
+    def __call__(self) -> float:
+        found = self.session.run(None, {**next(self.batches), **self.state})
+        results = dict(zip(self.names, found, strict=True))
+        self.state |= {name: results[output] for output, name in self.said["feeds_back"].items()}
+        return float(results[self.said["loss"]])
 
 
 def dynamic(part: Any) -> Any:
@@ -248,52 +322,64 @@ def dynamic(part: Any) -> Any:
     return tuple(dynamic(v) for v in part)
 
 
-def measure(made: Made, steps: int, is_dynamic: bool) -> dict[str, Any]:
+def losses_of(step: Callable[[], float], steps: int, threads: int = 1) -> list[float]:
+    torch.set_num_threads(threads)
+    try:
+        return [step() for _ in range(steps)]
+    finally:
+        torch.set_num_threads(1)
+
+
+def apart(got: Sequence[float], want: Sequence[float]) -> float:
+    """The largest relative difference."""
+    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(got, want, strict=True))
+
+
+def measure(made: Made, steps: int, is_dynamic: bool, seconds: float) -> dict[str, Any]:
     import onnx
-    import onnxruntime
-    from safetensors.numpy import load_file
-    from torch.utils._pytree import tree_leaves
 
     build, loss, optimizer, example = made
     torch.manual_seed(1)
-    batches = [example() for _ in range(4)]
+    batches = [example() for _ in range(BATCHES)]
     torch.manual_seed(0)
     model = build().train()
     of_model = optimizer([p for p in model.parameters() if p.requires_grad])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         shapes = tuple(dynamic(p) for p in batches[0]) if is_dynamic else None
-        export_training_step(
-            model, loss, of_model, batches[0], folder,
-            dynamic_shapes=shapes,
-        )  # fmt: skip
-        said = json.loads((Path(folder) / "training.json").read_text())
-        state = load_file(os.path.join(folder, "state.safetensors"))
-        path = os.path.join(folder, "step.onnx")
-        proto = onnx.load(path)
+        export_training_step(model, loss, of_model, batches[0], folder, dynamic_shapes=shapes)
+        proto = onnx.load(folder / "step.onnx")
         onnx.checker.check_model(proto)
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
-        size = os.path.getsize(path)
-    names = [o.name for o in session.get_outputs()]
-    losses, seconds = [], []
-    for i in range(steps):
-        leaves = [leaf.numpy() for leaf in tree_leaves(batches[i % len(batches)])]
-        start = time.perf_counter()
-        found = session.run(None, {**dict(zip(said["batch"], leaves, strict=True)), **state})
-        seconds.append(time.perf_counter() - start)
-        results = dict(zip(names, found, strict=True))
-        losses.append(float(results[said["loss"]]))
-        state |= {name: results[output] for output, name in said["feeds_back"].items()}
-    want = torchs_losses(made, batches, steps, 1)
-    other = torchs_losses(made, batches, steps, 2)
-    apart = [abs(a - b) / max(abs(b), 1e-3) for a, b in zip(losses, want, strict=True)]
-    torchs = [abs(a - b) / max(abs(b), 1e-3) for a, b in zip(other, want, strict=True)]
-    return {
-        "first five": max(apart[:5]), "all": max(apart), "torch's own": max(torchs),
-        "last over first": losses[-1] / losses[0], "nodes": len(proto.graph.node), "bytes": size,
-        "seconds": statistics.median(seconds),
+        ours, torchs = Files(folder, batches), Torchs(made, batches)
+        size = (folder / "step.onnx").stat().st_size
+    losses, want = losses_of(ours, steps), losses_of(torchs, steps)
+    others = [losses_of(Torchs(made, batches), steps, threads=2)]
+    others += [losses_of(Torchs(made, batches, moved=True), steps)]
+    found: dict[str, Any] = {
+        "first five": apart(losses[:5], want[:5]), "all": apart(losses, want),
+        "torch's own": max(apart(other, want) for other in others),
+        "last over first": sum(losses[-BATCHES:]) / sum(losses[:BATCHES]),
+        "nodes": len(proto.graph.node), "bytes": size,
+        "parameters": sum(p.numel() for p in model.parameters()),
     }  # fmt: skip
+    if seconds:
+        steps_of: dict[str, Callable[[], Any]] = {"torch": torchs, "onnxruntime": ours}
+        times = alternate(steps_of, seconds, time.process_time)
+        found["milliseconds"] = {k: 1000 * statistics.median(v) for k, v in times.items()}
+    return found
+
+
+def reasons(found: Mapping[str, Any]) -> list[str]:
+    """What is wrong with what was measured."""
+    if "error" in found:
+        return [found["error"]]
+    wrong = {
+        "the first five steps": found["first five"] > 1e-5,
+        "later steps": found["all"] > max(2 * found["torch's own"], 1e-6),
+        "its loss is not halved": not found["last over first"] <= 0.5,
+        "large": found["bytes"] > MOST_BYTES,
+    }
+    return [what for what, is_so in wrong.items() if is_so]
 
 
 def main() -> int:
@@ -302,24 +388,30 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--time", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--keep", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
+    bad: dict[str, list[str]] = {}
     for name, made in MODELS.items():
         if not re.search(arguments.only, name):
             continue
         try:
-            found[name] = measure(made, arguments.steps, arguments.dynamic)
+            found[name] = measure(made, arguments.steps, arguments.dynamic, arguments.time)
         except Exception as error:  # the next model is measured all the same
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
             if not arguments.json:
                 traceback.print_exc(limit=3)
+        if wrong := reasons(found[name]):
+            bad[name] = wrong
         if not arguments.json:
             told = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in found[name].items()}
-            print(f"{name:<18} {told}", flush=True)
+            print(f"{name:<18} {told} {wrong or ''}", flush=True)
+        if arguments.keep and not wrong:
+            keep({name: found[name]}, "dynamic" if arguments.dynamic else "static", [*MODELS])
     if arguments.json:
         print(json.dumps(found, indent=1))
-    bad = [n for n, r in found.items() if "error" in r or r["first five"] > 1e-5]
     print(f"{len(found)} models, {len(bad)} wrong: {bad}", file=sys.stderr)
     return int(bool(bad))
 

@@ -254,8 +254,8 @@ def _from_program(
     if len(given) == len(shapes):
         check_dynamic(given, shapes)
         dim_names = name_symbols(graph_module.graph, given, shapes)
-    _drop_numbers(graph_module, signature)
     _keep_outputs(graph_module, signature)
+    _drop_inputs(graph_module, signature)
     if empty := [target for target in targets.values() if stored[target].is_meta]:
         raise CaptureError(
             f"{', '.join(map(repr, empty[:3]))} {'is' if len(empty) == 1 else 'are'} on the meta "
@@ -265,12 +265,14 @@ def _from_program(
     return LoweredGraph(graph_module, constants, dim_names)
 
 
-def _drop_numbers(graph_module: torch.fx.GraphModule, signature: Any) -> None:
-    """Drop the inputs that stand for Python values: the graph was made for these values."""
+def _drop_inputs(graph_module: torch.fx.GraphModule, signature: Any) -> None:
+    """Drop the inputs that stand for Python values, which the graph was made for, and the tokens
+    that order checks, as of a solved system."""
+    kinds = torch.export.graph_signature
     fixed = {
         spec.arg.name
         for spec in signature.input_specs
-        if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument)
+        if isinstance(spec.arg, kinds.ConstantArgument) or spec.kind is kinds.InputKind.TOKEN
     }
     for node in list(graph_module.graph.nodes):
         if node.op == "placeholder" and node.name in fixed and not node.users:

@@ -179,6 +179,19 @@ class _Fakes:
         )
         self._made: dict[int, torch.Tensor] = {}
 
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace with these fakes.
+
+        NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
+        its own C++ does not take symbols.
+        """
+        from torch._dispatch.python import enable_python_dispatcher
+
+        is_told = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
+        with self.mode, is_told:
+            yield
+
     def of(self, tensor: torch.Tensor, shape: Any = None) -> torch.Tensor:
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -281,7 +294,7 @@ def _trace(
     table = get_standard_table(OxsDispatcher())
     for draws in SeededDraws.operators():
         table.pop(draws, None)  # they are written when the seed is known
-    with _as_error(), fakes.mode, _without_onednn():
+    with _as_error(), fakes.tracing(), _without_onednn():
         try:
             graph, signature = aot_export_module(
                 module,
@@ -475,7 +488,7 @@ class _Step:
         step = self._function(graph, signature, held, gradients, inputs, draws)
         places = dict(zip(self.batch.names, leaves, strict=True))
         given = [places[n] if n in places else fakes.of(tensors[n]) for n in inputs]
-        with _as_error(), fakes.mode:
+        with _as_error(), fakes.tracing():
             traced = make_fx(step, decomposition_table=dict(draws.table()))(*given)
         return self._convert(traced, inputs, opset, is_dynamic=fakes.dynamic)
 

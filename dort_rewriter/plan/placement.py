@@ -248,7 +248,8 @@ one thread too. The gradient that calls MKL itself pays there all the same.
 Measured on an EPYC of Zen 5, a Llama of width 256: of the time with torch's kernel, inference
 took 0.94 (64 tokens), 0.93 (128), 0.89 (256), 0.84 (512), 0.93 (1,024) and 1.11 (2,048) with one
 thread, 0.96, 0.91, 0.84 and 0.93 (128 to 1,024) with two; training, with gradients by MKL in both,
-0.98 (128), 0.96 (256), 0.94 (512) and 1.02 (1,024).
+0.98 (128), 0.96 (256), 0.94 (512) and 1.02 (1,024). In bfloat16, between casts, with one thread:
+inference 0.92 (64), 0.90 (128), 0.78 (512) and 0.92 (1,024), training 1.0, 0.98, 0.93 and 1.0.
 """
 
 OPENMP_SCORES = 512 * 512
@@ -312,16 +313,17 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bo
     is_backward = name == FLASH_BACKWARD
     first = 1 if is_backward else 0
     query, key = (_value(node.args[first + i]) for i in range(2))
-    if query.dtype in _HALVES:
-        return True
     lengths = [x.shape[-2] for x in (query, key)]
+    scores = math.prod(map(_size, lengths))
+    is_slow = comes_with_mkl() and not multiplies_faster() and scores < OTHER_MAKERS_SCORES
+    if query.dtype in _HALVES:
+        return is_backward or query.dtype is torch.float16 or not is_slow
     if all(isinstance(n, int) and n <= SHORT for n in lengths):
         return False
     if is_backward and by_mkl():
         return True
-    scores = math.prod(map(_size, lengths))
-    if comes_with_mkl() and not multiplies_faster():
-        return scores >= OTHER_MAKERS_SCORES
+    if is_slow:
+        return False
     if torch.get_num_threads() == 1 or (_is_differentiated(node) and by_mkl()):
         return True
     # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.

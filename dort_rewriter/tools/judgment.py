@@ -26,6 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dort_rewriter.aten import source_line
 from dort_rewriter.compiler.differences import Tolerance, largest
 from dort_rewriter.errors import DortError
+from dort_rewriter.export.decompositions import get_standard_table
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.runtime.reference import array_to_tensor
 from dort_rewriter.runtime.session import create_session
 
@@ -34,6 +36,8 @@ __all__ = ["Judgment", "Witness", "exact_results"]
 logger = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]
+Traced = dict[str, tuple[torch.Tensor, str]]
+"""Values of a graph of torch and their Python lines, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,7 @@ class Witness:
         self.expected = expected
         self.exact = expected if exact is None else exact
         self.tolerance = tolerance
-        self._graph: _Graph | None = None
+        self._graphs: list[_Graph] | None = None
 
     def judge(self, proto: onnx.ModelProto, feeds: Values, outputs: Sequence[Any]) -> Judgment:
         """Who is at fault for the outputs that onnxruntime computed of a file."""
@@ -140,13 +144,13 @@ class Witness:
             if name not in found or name not in right:
                 continue
             wanted = torch.as_tensor(np.asarray(right[name]).copy())
-            if self._differs(found[name], wanted):
+            if not self._is_close(found[name], wanted):
                 return Judgment(
                     fault="kernel",
                     reason="The reference evaluator computes what torch does, onnxruntime another "
                     "result.",
                     node=f"{node.op_type} -> {name}",
-                    line=self._traced(proto).get(name, (None, ""))[1] or None,
+                    line=self._traced(proto, right).get(name, (None, ""))[1] or None,
                 )
         return Judgment(
             fault="kernel",
@@ -160,7 +164,7 @@ class Witness:
         Of those alone that a wrong result is computed from, without a right value between them:
         another value may have a name of torch's graph.
         """
-        known = self._traced(proto)
+        known = self._traced(proto, found)
         right = {name for _, name in _computed(proto) if self._is_right(name, known, found)}
         wrong = [o.name for o in proto.graph.output if o.name not in right]
         suspects = _between(proto, wrong, right)
@@ -176,78 +180,97 @@ class Witness:
                 )
         return None
 
-    def _differs(self, value: Any, wanted: torch.Tensor) -> bool:
-        """Whether a value inside does: sums of large terms are rounded like these."""
-        limit = self.tolerance
-        absolute = max(limit.absolute, limit.relative * largest(wanted))
-        return dataclasses.replace(limit, absolute=absolute).excess(_as_tensor(value), wanted) > 1
-
-    def _is_right(self, name: str, known: Mapping[str, Any], found: Values) -> bool:
-        """Whether torch computes the value too: under its name, or, if it is no trivial one, under
-        any."""
+    def _is_right(self, name: str, known: Traced, found: Values) -> bool:
+        """Whether torch computes the value too: under its name, or, if torch's graph has no such
+        name and the value is no trivial one, under any."""
         if name not in found:
             return False
         value = np.asarray(found[name])
-        own = [known[name][0]] if name in known else []
-        is_trivial = value.size < 2 or bool((value == value.flat[0]).all())
-        others = [] if is_trivial or self._graph is None else self._graph.everything
-        return any(
-            _has_shape(value, wanted) and not self._differs(value, wanted)
-            for wanted in (*own, *others)
-        )
+        if name in known and _has_shape(value, known[name][0]):
+            return self._is_close(value, known[name][0])
+        if value.size < 2 or bool((value == value.flat[0]).all()):
+            return False
+        others = (wanted for graph in self._all_graphs() for wanted, _ in graph.values.values())
+        return any(self._is_close(value, wanted) for wanted in others)
 
-    def _traced(self, proto: onnx.ModelProto) -> dict[str, tuple[torch.Tensor, str]]:
-        """What torch computes for the values of a file, and their lines, by the names they have
-        in torch's graphs, as exported and as decomposed; results by their places."""
-        if self._graph is None:
-            self._graph = _Graph()
+    def _traced(self, proto: onnx.ModelProto, found: Values) -> Traced:
+        """What torch computes for the values of a file, and their lines, by the names they have in
+        one of torch's graphs, and results by their places.
+
+        NOTE: decomposed in another way, a graph gives the same name to other values. The file is
+        of the one that it has the most names of, and right values.
+        """
+        tables = [graph.named(proto) for graph in self._all_graphs()]
+        return max(tables, key=lambda table: self._count(table, found), default={})
+
+    def _count(self, table: Traced, found: Values) -> int:
+        names = [n for n in table.keys() & found.keys() if _has_shape(found[n], table[n][0])]
+        return len(names) + sum(self._is_close(found[name], table[name][0]) for name in names)
+
+    def _is_close(self, value: Any, wanted: torch.Tensor) -> bool:
+        """Whether a value inside is right: sums of large terms are rounded like these."""
+        limit = self.tolerance
+        absolute = max(limit.absolute, limit.relative * largest(wanted))
+        near = dataclasses.replace(limit, absolute=absolute)
+        return near.excess(_as_tensor(value), wanted) <= 1
+
+    def _all_graphs(self) -> list[_Graph]:
+        """Torch's graph as this package decomposes it, as torch does, and as it is exported."""
+        if self._graphs is None:
+            self._graphs = []
             try:
                 program = torch.export.export(self.model, self.args, self.kwargs)
             except Exception as error:  # torch.export refuses in many ways
                 logger.info("No values of torch's graph: %s", error)
-                return {}
-            for make in (program.run_decompositions, lambda: program):
-                self._graph.record(make, self.args, self.kwargs)
-        found = dict(self._graph.values)
-        for output, name in zip(proto.graph.output, self._graph.results, strict=False):
+                return []
+            table = get_standard_table(OxsDispatcher())
+            for make in (
+                lambda: program.run_decompositions(table),
+                program.run_decompositions,
+                lambda: program,
+            ):
+                self._graphs.append(_Graph.record(make, self.args, self.kwargs))
+        return self._graphs
+
+
+@dataclass
+class _Graph:
+    """The values of a graph of torch."""
+
+    values: Traced
+    results: Sequence[str] = ()
+
+    @classmethod
+    def record(
+        cls,
+        make: Callable[[], torch.export.ExportedProgram],
+        args: Sequence[Any],
+        kwargs: Values,
+    ) -> _Graph:
+        """Make a program and run it, and keep what each node computes, as far as it goes."""
+        made = cls({})
+        try:
+            module = make().module()
+            _Recorder(module, made.values).run(*args, *kwargs.values())
+        except Exception as error:  # a decomposition may want other strides
+            logger.info("Not all values of torch's graph: %s", error)
+            return made
+        assert isinstance(module, torch.fx.GraphModule)
+        (results,) = next(n for n in module.graph.nodes if n.op == "output").args
+        made.results = [str(n) for n in tree_leaves(results)]
+        return made
+
+    def named(self, proto: onnx.ModelProto) -> Traced:
+        """The values by the names that they have in a file too."""
+        found = dict(self.values)
+        for output, name in zip(proto.graph.output, self.results, strict=False):
             if name in found:
                 found[output.name] = found[name]
         return found
 
 
-class _Graph:
-    """The values of torch's graphs."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, tuple[torch.Tensor, str]] = {}
-        self.everything: list[torch.Tensor] = []
-        """Of both graphs, and where two have one name, both."""
-        self.results: list[str] = []
-
-    def record(
-        self,
-        make: Callable[[], torch.export.ExportedProgram],
-        args: Sequence[Any],
-        kwargs: Values,
-    ) -> None:
-        """Make a program and run it, and keep what each node computes, as far as it goes."""
-        kept: dict[str, tuple[torch.Tensor, str]] = {}
-        try:
-            module = make().module()
-            _Recorder(module, kept).run(*args, *kwargs.values())
-        except Exception as error:  # a decomposition may want other strides
-            logger.info("Not all values of torch's graph: %s", error)
-            return
-        finally:
-            self.values.update(kept)
-            self.everything.extend(value for value, _ in kept.values())
-        assert isinstance(module, torch.fx.GraphModule)
-        (results,) = next(n for n in module.graph.nodes if n.op == "output").args
-        self.results = [str(n) for n in tree_leaves(results)]
-
-
 class _Recorder(torch.fx.Interpreter):
-    def __init__(self, module: Any, kept: dict[str, tuple[torch.Tensor, str]]) -> None:
+    def __init__(self, module: Any, kept: Traced) -> None:
         super().__init__(module)
         self.kept = kept
 

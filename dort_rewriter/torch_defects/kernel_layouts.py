@@ -418,19 +418,21 @@ def _looks_at_place(user: torch.fx.Node) -> bool:
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:
     """The order of memory in which a kernel writes its first result; None if it does not tell."""
     if call.target in _OF_FORMAT:
-        like: torch.Tensor = call.args[_OF_FORMAT[call.target]].meta["val"]  # type: ignore
+        operand: Any = call.args[_OF_FORMAT[call.target]]
+        like: torch.Tensor = operand.meta["val"]
         return _FORMATS[like.dim()] if _is_channels_last(like) else tuple(range(like.dim()))
     if call.target is aten.glu_backward.default:  # of small sizes one may be no half of another
         return tuple(range(call.meta["val"].dim()))
     # The first place is one wherever there is any.
     filled = 0 if call.target in _FILLING else 1
     small = _Small([n.meta["val"] for n in call.all_input_nodes], filled)
-    given: Any = (call.args, call.kwargs)
-    args, kwargs = torch.fx.map_arg(given, lambda n: small.like(n.meta["val"]))
+    read: Any = torch.fx.map_arg((call.args, call.kwargs), lambda n: small.like(n.meta["val"]))
+    args, kwargs = read
     if call.target is aten.constant_pad_nd.default:  # so little may be less than what is cut off
         args = (args[0], [max(n, 0) for n in args[1]], *args[2:])
     elif call.target is aten.roll.default:
-        args = (args[0], *_rolled(call.args[0].meta["val"], args[0], *args[1:]))  # type: ignore
+        (rolled,) = call.all_input_nodes[:1]
+        args = (args[0], *_rolled(rolled.meta["val"], args[0], *args[1:]))
     elif call.target is aten._fft_c2r.default:
         args = (*args[:3], 2 * args[0].shape[args[1][-1]] - 1)
     kept = torch.random.fork_rng(devices=[])  # what is asked may draw

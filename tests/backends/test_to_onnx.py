@@ -397,3 +397,14 @@ def test_an_argument_that_is_written_to_and_returned() -> None:
     assert [o.name for o in proto.graph.output] == ["double", "new", "calls"]
     got = run(proto, torch.ones(3), torch.full((3,), 5.0))
     assert [value.tolist() for value in got] == [[2.0] * 3, [6.0] * 3, [1.0] * 3]
+
+
+def test_a_check_that_torch_orders_by_a_token_is_no_input() -> None:
+    class Solved(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.solve(a + 3 * torch.eye(3), b)
+
+    inputs = (torch.rand(3, 3), torch.rand(3, 2))
+    proto = to_onnx(Solved(), inputs)
+    assert [i.name for i in proto.graph.input] == ["a", "b"]
+    torch.testing.assert_close(run(proto, *inputs), [Solved()(*inputs)], atol=1e-5, rtol=1e-4)

@@ -35,6 +35,7 @@ class Products(torch.nn.Module):
 def leave_small_products_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor: MKL's are within rounding."""
     monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(placement, "OTHER_MAKERS_SCORES", 0)
 
 
 def compiled(model: Any, **options: Any) -> Any:

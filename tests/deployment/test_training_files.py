@@ -147,8 +147,12 @@ def test_groups_frozen_parameters_and_any_number_of_rows(tmp_path: Path) -> None
         {"params": [*model.a.parameters(), *model.b.parameters()], "weight_decay": 0.1},
     ]
     optimizer = torch.optim.SGD(groups, lr=0.1)
+
+    def rows_together(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
+
     export_training_step(
-        model, F.cross_entropy, optimizer, batches()[0], tmp_path,
+        model, rows_together, optimizer, batches()[0], tmp_path,
         dynamic_shapes=({0: "rows"}, {0: "rows"}),
     )  # fmt: skip
     run = Runner(tmp_path)

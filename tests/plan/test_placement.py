@@ -291,7 +291,9 @@ def test_few_tokens_are_not_torchs(
     [
         (512, torch.float32, ["onnxruntime", "torch kernel"]),
         (1280, torch.float32, ["torch kernel", "torch kernel"]),
-        (512, torch.bfloat16, ["torch kernel", "torch kernel"]),
+        (512, torch.bfloat16, ["onnxruntime", "torch kernel"]),
+        (1280, torch.bfloat16, ["torch kernel", "torch kernel"]),
+        (512, torch.float16, ["torch kernel", "torch kernel"]),
     ],
 )
 def test_attention_where_mkl_is_slow(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.graph.folding import FOLDABLE
+from dort_rewriter.graph.writer import FOLDABLE
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 

@@ -51,11 +51,11 @@ def test_what_is_taken_away_is_gone(ablate: ModuleType) -> None:
         r for r in ablate.removals("modules", "kernels", seen) if r.kind == "torch"
     )
     backend = ablate.backend_without(products, "kernels", 2)
-    assert backend.options.placement == {"aten::mm": "onnxruntime"}
+    assert backend._options.placement == {"aten::mm": "onnxruntime"}
     assert convolutions.operators == {"aten::convolution"}
     assert ablate.removals("sets", "default", seen) == []
     selected = ablate.Removal("one", "default", rules=frozenset({"CastCast"}))
-    patterns = ablate.backend_without(selected, "default", 1).options.optimization.patterns
+    patterns = ablate.backend_without(selected, "default", 1)._options.optimization.patterns
     assert patterns == "default-NotNot+NotNot-CastCast"
 
 

@@ -20,6 +20,7 @@ from typing import Any
 # A test loads this file by its path: its folder is not known there.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from exporter_figures import page as exporters_page
 from reliability import page
 from training_figures import section as training_figures
 
@@ -269,6 +270,7 @@ def pages() -> dict[Path, str]:
         docs / "versions.md": versions_page(),
         docs / "torch_defects.md": defects_page(),
         docs / "reliability.md": page(NOTE),
+        docs / "exporters.md": exporters_page(NOTE),
         docs / "training_files.md": with_block(docs / "training_files.md", training_figures()),
     }
 

@@ -165,7 +165,12 @@ class Witness:
         another value may have a name of torch's graph.
         """
         known = self._traced(proto, found)
-        right = {name for _, name in _computed(proto) if self._is_right(name, known, found)}
+        right = {
+            name
+            for node, name in _computed(proto)
+            if self._is_right(name, known, found)
+            and (name in known or not _changes_nothing(node, name, found))
+        }
         wrong = [o.name for o in proto.graph.output if o.name not in right]
         suspects = _between(proto, wrong, right)
         for node, name in suspects:
@@ -304,6 +309,15 @@ def _between(
             wanted.update(used for used in node.input if used not in right)
             found += [(node, name) for name in reversed(outputs)]
     return found[::-1]
+
+
+def _changes_nothing(node: onnx.NodeProto, name: str, found: Values) -> bool:
+    """Whether a value is one that it is computed from: that this one is right says nothing."""
+    return any(
+        np.array_equal(np.asarray(found[name]), np.asarray(found[used]), equal_nan=False)
+        for used in node.input
+        if used in found
+    )
 
 
 def _said(node: onnx.NodeProto, name: str) -> str:

@@ -173,11 +173,23 @@ def _export(call: Call, shapes: Any, attempts: Sequence[bool]) -> torch.export.E
 
 
 def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProgram | Exception:
+    if strict:
+        return _exported(call, shapes, strict=True)
+    with WithoutNumbers():
+        found = _exported(call, shapes, strict=False)
+    if isinstance(found, torch._dynamo.exc.UncapturedHigherOrderOpError):
+        # torch 2.8 compiles `cond` on its way, where such a mode breaks the graph.
+        return _exported(call, shapes, strict=False)
+    return found
+
+
+def _exported(
+    call: Call, shapes: Any, *, strict: bool
+) -> torch.export.ExportedProgram | Exception:
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        settled = contextlib.nullcontext() if strict else WithoutNumbers()
-        with correct_tracing(), _keeping_marks(call[1:]), settled:
+        with correct_tracing(), _keeping_marks(call[1:]):
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except _REFUSALS as e:

@@ -98,7 +98,9 @@ def _norm(op: Writer, node: ir.Node) -> tuple[ir.Value, ...] | None:
     axes = list(range(first, len(x.shape)))
     mean = op.ReduceMean(x, axes, keepdims=1)
     apart = op.Sub(x, mean)
-    spread = op.Add(op.ReduceMean(op.Mul(apart, apart), axes, keepdims=1), given.get("epsilon", 1e-5))
+    spread = op.Add(
+        op.ReduceMean(op.Mul(apart, apart), axes, keepdims=1), given.get("epsilon", 1e-5)
+    )
     inverse = op.Reciprocal(op.Sqrt(spread))
     result = op.Mul(op.Mul(apart, inverse), scale)
     for added in bias:

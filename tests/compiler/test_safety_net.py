@@ -29,7 +29,7 @@ PHASES = {
     "the plan of the results": "dort_rewriter.plan.graph_plan.plan_outputs",
     "the memory of the inputs": "dort_rewriter.compiler.building.input_orders",
     "the export": "dort_rewriter.compiler.building.convert_graph",
-    "a converter": "dort_rewriter.export.interpreter.promote",
+    "a converter": "dort_rewriter.export.interpreter._promote",
     "the optimizer": "dort_rewriter.compiler.building.optimize",
     "the dump": "dort_rewriter.compiler.building.try_dump",
     "the session": "dort_rewriter.compiler.building.create_session",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,12 @@ def test_rounding_is_no_fault() -> None:
         assert result.judgment.fault == "tolerance"
 
 
-def test_control_flow_by_numbers_has_its_reason_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_control_flow_by_numbers_has_its_reason_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As outside of these tests: some of them leave torch a handler that shows what it traces.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+
     class Branching(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if x.sum() > 0 else x

@@ -48,6 +48,7 @@ from dort_rewriter.plan.recipe import (
     boxed_module,
     returns_tuple,
 )
+from dort_rewriter.runtime.providers import with_nodes
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
@@ -393,21 +394,13 @@ def signature_of(graph_module: torch.fx.GraphModule) -> GraphSignature:
 def describe(built: BuiltBlock) -> str:
     """A line about a graph that runs in ONNX Runtime."""
     session, signature = built.session, built.signature
-    providers = "" if session is None else f" on {where_it_runs(session)}"
+    on = ""
+    if session is not None:
+        on = f" on {with_nodes((p.name for p in session.providers), session.placement)}"
     return (
         f"A graph of {len(built.graph_module.graph.nodes)} nodes is a model of "
-        f"{len(built.exported.model.graph)}{providers}, inputs {_few(signature.input_names)}, "
+        f"{len(built.exported.model.graph)}{on}, inputs {_few(signature.input_names)}, "
         f"outputs {_few(signature.output_names)}"
-    )
-
-
-def where_it_runs(session: Session) -> str:
-    """The providers of a session, with the number of nodes of each where it is known."""
-    placed = session.placement
-    if placed is None:
-        return ", ".join(p.name for p in session.providers)
-    return ", ".join(
-        f"{p.name} ({sum(placed.get(p.name, {}).values())} nodes)" for p in session.providers
     )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "normalize",
     "ort_device",
     "take_present",
+    "with_nodes",
 ]
 
 logger = logging.getLogger(__name__)
@@ -249,3 +250,10 @@ def ort_device(device: torch.device | None) -> object:
         f"Tensors on {kind!r} cannot be handed to ONNX Runtime without a copy: move them to the "
         "CPU or to CUDA, or compile the model with another backend."
     )
+
+
+def with_nodes(names: Iterable[str], placed: Mapping[str, Mapping[str, int]] | None) -> str:
+    """The providers of a session as text, with the number of nodes of each where it is known."""
+    if placed is None:
+        return ", ".join(names)
+    return ", ".join(f"{name} ({sum(placed.get(name, {}).values())} nodes)" for name in names)

@@ -15,6 +15,7 @@ import torch
 
 from dort_rewriter.errors import CaptureError, OptionError
 from dort_rewriter.graph.schemas import qualified
+from dort_rewriter.runtime.providers import with_nodes
 from dort_rewriter.signature import InputSlot, OutputSlot
 from dort_rewriter.tools.graph_table import graph_table
 
@@ -225,26 +226,17 @@ def _summary(instance: Mapping[str, Any]) -> str:
     opsets = ", ".join(f"{o.domain or 'ai.onnx'}:{o.version}" for o in model.opset_import)
     types = Counter(qualified(n.domain, n.op_type) for n in model.graph.node)
     counts = ", ".join(f"{count} {name}" for name, count in types.most_common())
+    session = with_nodes(instance["providers"], instance["placement"]) or "no session"
     return "\n    ".join(
         [
             f"{len(instance['graph_module'].graph.nodes)} FX nodes, {len(model.graph.node)} ONNX "
-            f"nodes, opset {opsets}, on {_providers(instance)}",
+            f"nodes, opset {opsets}, on {session}",
             f"nodes:   {counts or 'none'}",
             f"inputs:  {', '.join(_describe(s) for s in signature.inputs) or 'none'}",
             f"outputs: {', '.join(_describe(s) for s in signature.outputs) or 'none'}",
             "ran" if instance["inputs"] else "did not run yet",
         ]
     )
-
-
-def _providers(instance: Mapping[str, Any]) -> str:
-    """The providers of a session, and how many nodes each has."""
-    placed = instance["placement"]
-    said = [
-        name if placed is None else f"{name} ({sum(placed.get(name, {}).values())} nodes)"
-        for name in instance["providers"]
-    ]
-    return ", ".join(said) or "no session"
 
 
 def _describe(slot: InputSlot | OutputSlot) -> str:

@@ -301,14 +301,15 @@ def check_kernels(
         return Finding("ok", "kernels", f"installed, {installed.name}")
     if why := excuse():
         return Finding("note", "kernels", f"{why}, and the patterns 'kernels' apply nothing")
-    if compile_now is None and find_compiler(compiler) is not None:
-        return Finding("ok", "kernels", "not installed: they are compiled at first use")
-    try:
-        if compile_now is not None:
-            return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+    if compile_now is None:
+        if find_compiler(compiler) is not None:
+            return Finding("ok", "kernels", "not installed: they are compiled at first use")
         why = f"there is no C++ compiler {compiler!r}"
-    except DortError as error:
-        why = str(error)
+    else:
+        try:
+            return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+        except DortError as error:
+            why = str(error)
     return Finding(
         "note",
         "kernels",

@@ -2,7 +2,7 @@
 
 usage: python scripts/ablate.py FILE.jsonl [--programs mlp-512/training,...] [--seconds S]
                                 [--level sets|modules|rules] [--base kernels|onnxruntime|default]
-                                [--cpu-time] [--threads N]
+                                [--only NAME,...] [--cpu-time] [--threads N]
        python scripts/ablate.py FILE.jsonl [FILE.jsonl ...] --table
 
 A program is a model of ``bench_run.py`` in inference, in training, or either under bfloat16
@@ -258,6 +258,9 @@ def measure(name: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]
     seen, make = Seen(), make_program(name)
     base = compile_step(make, arguments.base, seen, None, 0)
     left = removals(arguments.level, arguments.base, seen)
+    if arguments.only:
+        only = set(arguments.only.split(","))
+        left = [removal for removal in left if {removal.name, removal.kind} & only]
     common = {
         "program": name,
         "level": arguments.level,
@@ -315,6 +318,7 @@ def run_all(arguments: argparse.Namespace) -> int:
         passed = ["--level", arguments.level, "--base", arguments.base]
         passed += ["--seconds", str(arguments.seconds), "--threads", str(arguments.threads)]
         passed += ["--cpu-time"] if arguments.cpu_time else []
+        passed += ["--only", arguments.only] if arguments.only else []
         command = [sys.executable, __file__, str(path), "--programs", name, "--here", *passed]
         ended = subprocess.run(command, check=False)
         failed += ended.returncode != 0
@@ -372,6 +376,7 @@ def main() -> int:
     parser.add_argument("--programs", help="their names, with commas")
     parser.add_argument("--level", choices=("sets", "modules", "rules"), default="modules")
     parser.add_argument("--base", choices=BASES, default="kernels")
+    parser.add_argument("--only", help="names, or sets, of what is taken away, with commas")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each variant")
     parser.add_argument("--threads", type=int, default=1, help="of torch and of sessions")
     parser.add_argument("--cpu-time", action="store_true", help="of the process, one thread")

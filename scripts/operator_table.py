@@ -27,6 +27,18 @@ TABLE = ROOT / "dort_rewriter" / "kernels" / "table.py"
 TYPES = {0: "any", -1: "floating", -2: "each"}
 ONNX_TYPES = {1: "float32", 7: "int64", 10: "float16", 11: "float64", 16: "bfloat16"}
 
+DEFAULTS = {
+    "variadic": False,
+    "last_optional": False,
+    "in_place": 0,
+    "never_fails": False,
+    "mixed_types": False,
+    "layouts": "dense",
+    "library": "own",
+}
+"""Those of :class:`dort_rewriter.kernels.operators.Operator`, which the table leaves out."""
+WIDTH = 99
+
 HEAD = '''"""What our operators declare; ``scripts/operator_table.py`` writes it."""
 
 from __future__ import annotations
@@ -52,7 +64,7 @@ def compiled(folder: Path) -> Path:
 
 
 def declared(library: Path) -> list[dict[str, Any]]:
-    """What a library says of its operators, by name."""
+    """What a library says of its operators, by name, where it is not the default."""
     ask = ctypes.CDLL(str(library)).declared_operators
     ask.restype = ctypes.c_char_p
     found = json.loads(ask())
@@ -60,15 +72,20 @@ def declared(library: Path) -> list[dict[str, Any]]:
     for fields in found:
         for key in ("inputs", "outputs"):
             fields[key] = tuple(names[t] for t in fields[key])
-    return sorted(found, key=lambda fields: fields["name"])
+    told = [{k: v for k, v in f.items() if k not in DEFAULTS or DEFAULTS[k] != v} for f in found]
+    return sorted(told, key=lambda fields: fields["name"])
 
 
 def written(operators: list[dict[str, Any]]) -> str:
     """The text of the table."""
     rows = []
     for fields in operators:
-        lines = "".join(f"        {json.dumps(k)}: {_literal(v)},\n" for k, v in fields.items())
-        rows.append(f"    {{\n{lines}    }},\n")
+        items = [f"{json.dumps(k)}: {_literal(v)}" for k, v in fields.items()]
+        row = f"    {{{', '.join(items)}}},\n"
+        if len(row) > WIDTH + 1:
+            lines = "".join(f"        {item},\n" for item in items)
+            row = f"    {{\n{lines}    }},\n"
+        rows.append(row)
     return f"{HEAD}{''.join(rows)})\n"
 
 

@@ -41,20 +41,20 @@ class Operator:
     inputs: tuple[str, ...]
     """Types: all that are "any" have one type, each that is "floating" or "each" its own."""
     outputs: tuple[str, ...]
-    variadic: bool
+    variadic: bool = False
     """Whether the last input and output may be several."""
-    last_optional: bool
+    last_optional: bool = False
     """Whether the last output may be left out."""
-    in_place: int
+    in_place: int = 0
     """How many inputs may be written over."""
-    never_fails: bool
+    never_fails: bool = False
     """Whether nothing but a lack of memory makes it fail, given the right shapes."""
-    mixed_types: bool
+    mixed_types: bool = False
     """Whether inputs and outputs have a type each."""
-    layouts: Literal["dense", "transposed", "last axis", "any"]
+    layouts: Literal["dense", "transposed", "last axis", "any"] = "dense"
     """Which strides of inputs it reads without a copy: of a matrix that is transposed, of any
     order that leaves the last axis the last, any."""
-    library: Literal["own", "torch", "mkl", "python"]
+    library: Literal["own", "torch", "mkl", "python"] = "own"
     """What computes it; "python" is a call of torch through Python."""
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 from dort_rewriter.kernels.loading import custom_ops_library
-from dort_rewriter.kernels.operators import OPERATORS, TORCH_FLASH, TORCH_KERNELS, own_roots
+from dort_rewriter.kernels.operators import (
+    OPERATORS,
+    TORCH_FLASH,
+    TORCH_KERNELS,
+    Operator,
+    own_roots,
+)
 from dort_rewriter.kernels.table import TABLE
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -26,6 +33,11 @@ def script() -> Any:
 def test_the_table_is_what_the_library_declares() -> None:
     """Else ``python scripts/operator_table.py`` writes it."""
     assert script().declared(Path(custom_ops_library())) == list(TABLE)
+
+
+def test_the_table_leaves_out_what_an_operator_has_by_default() -> None:
+    defaults = {f.name: f.default for f in dataclasses.fields(Operator)}
+    assert {k: v for k, v in defaults.items() if v is not dataclasses.MISSING} == script().DEFAULTS
 
 
 def test_names_that_the_package_uses_are_declared() -> None:

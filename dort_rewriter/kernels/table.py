@@ -166,21 +166,6 @@ TABLE: tuple[dict[str, Any], ...] = (
     },
     {"name": "TransposeToFloat16", "inputs": ("float32",), "outputs": ("float16",)},
     {
-        "name": "TransposedElementwise",
-        "inputs": ("each",),
-        "outputs": ("each",),
-        "variadic": True,
-        "never_fails": True,
-        "mixed_types": True,
-    },
-    {
-        "name": "TriMatrix",
-        "inputs": ("int64", "int64", "any"),
-        "outputs": ("any",),
-        "variadic": True,
-        "never_fails": True,
-    },
-    {
         "name": "Variance",
         "inputs": ("floating",),
         "outputs": ("floating", "floating"),

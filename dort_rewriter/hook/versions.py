@@ -10,7 +10,7 @@ import re
 import sys
 
 from dort_rewriter.hook import wrappers
-from dort_rewriter.hook.patch import Patch, Series
+from dort_rewriter.hook.patch import Patch, Series, Wrapper
 
 __all__ = [
     "BACKEND_FILE",
@@ -56,7 +56,7 @@ PRISTINE: dict[str, str] = {
 """The SHA-256 of that file as torch ships it: the same in all releases of a series, 2.5 and 2.6
 ship the same one."""
 
-_OF_ORT_BACKEND = {
+_OF_ORT_BACKEND: dict[str, tuple[Wrapper, str]] = {
     "OrtBackend.__init__": (
         wrappers.build_backend,
         "torch warns about an exporter of its own, which is not going to be used",

@@ -70,8 +70,8 @@ def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keyw
 
 
 def while_on(name: str, first: Callable[[Function, Any], Any]) -> Wrapper:
-    """Calls a function of ours while the variable is on: with what ``first`` gives, and the arguments
-    of torch's."""
+    """Calls a function of ours while the variable is on: with what ``first`` gives, then the
+    arguments of torch's."""
 
     def call(wrapped: Function, instance: Any, args: Arguments, kwargs: Keywords) -> Any:
         if _is_on():

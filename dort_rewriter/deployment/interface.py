@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -159,8 +159,10 @@ class Parameter:
     """A parameter of what was compiled."""
 
     name: str
-    kind: str
-    """``positional``, ``any``, ``named``, ``more`` (``*args``) or ``more named``."""
+    kind: Literal["positional", "any", "named", "more", "more named"]
+    """``more`` is ``*args``, ``more named`` is ``**kwargs``."""
+    tree: Any
+    """The description of the argument."""
     default: Any = None
     """Its description, None where it has to be given; ``{"object": ...}`` for what none holds."""
 
@@ -227,10 +229,8 @@ class Interface:
     """How a call is taken apart for a graph."""
 
     parameters: tuple[Parameter, ...]
-    trees: Mapping[str, Any]
-    """The description of each argument, by its parameter."""
     tensors: tuple[TensorSpec, ...]
-    inputs: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[Literal["argument", "state", "size", "nothing"], Size], ...]
     """Where each argument of the graph is: ``argument`` (a place among the tensors), ``state`` (a
     place among what was saved), ``size`` (computed), ``nothing``."""
     relations: tuple[Relation, ...]
@@ -243,11 +243,11 @@ class Interface:
         """The tensors of a call, in the order of the specifications."""
         given = self._bind(args, kwargs)
         tensors: list[torch.Tensor] = []
-        for name, tree in self.trees.items():
-            if name in given:
-                collect(tree, given[name], name, tensors)
-            elif "object" not in tree:
-                raise CallMismatchError(f"The argument {name} is missing.")
+        for p in self.parameters:
+            if p.name in given:
+                collect(p.tree, given[p.name], p.name, tensors)
+            elif "object" not in p.tree:
+                raise CallMismatchError(f"The argument {p.name} is missing.")
         return tensors
 
     def limits(self) -> list[str]:
@@ -256,7 +256,9 @@ class Interface:
         ``2+`` is a size of two or more, ``2-64`` one between these; ``?`` any, or one that
         follows from others.
         """
-        places = {k: i for i, (kind, k) in enumerate(self.inputs) if kind == "argument"}
+        places: dict[Any, int] = {
+            k: i for i, (kind, k) in enumerate(self.inputs) if kind == "argument"
+        }
         bounds = _Bounds(self.relations)
         return [
             _spell_shape(
@@ -271,10 +273,10 @@ class Interface:
     def constants(self) -> dict[str, str]:
         """The arguments that are part of the graph, by the names of their parameters."""
         found = {}
-        for name, tree in self.trees.items():
-            (kind, value), *_ = tree.items()
+        for p in self.parameters:
+            (kind, value), *_ = p.tree.items()
             if kind in ("value", "torch"):
-                found[name] = repr(value) if kind == "value" else str(value[1])
+                found[p.name] = repr(value) if kind == "value" else str(value[1])
         return found
 
     def fit(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -284,13 +286,18 @@ class Interface:
         """
         return [spec.fit(t) for spec, t in zip(self.tensors, tensors, strict=True)]
 
+    def names(self) -> dict[int, str]:
+        """What the arguments of the graph are called that are tensors of a call."""
+        fed = ((i, k) for i, (kind, k) in enumerate(self.inputs) if kind == "argument")
+        return {i: self.tensors[k].name for i, k in fed if isinstance(k, int)}
+
+    def conditions(self) -> list[str]:
+        """How the sizes of a call relate to each other, in words."""
+        return [r.describe(self.names()) for r in self.relations]
+
     def check_sizes(self, fitted: Sequence[torch.Tensor], args: Sequence[Any]) -> None:
         """Raise :class:`CallMismatchError` when sizes relate to each other in another way."""
-        names = {
-            i: self.tensors[place].name
-            for i, (kind, place) in enumerate(self.inputs)
-            if kind == "argument"
-        }
+        names = self.names()
         for relation in self.relations:
             if not relation.holds(args):
                 raise CallMismatchError(

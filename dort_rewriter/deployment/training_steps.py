@@ -33,7 +33,7 @@ from dort_rewriter.deployment.training_state import (
     require_safetensors,
     trained_of,
 )
-from dort_rewriter.deployment.training_updates import update_of
+from dort_rewriter.deployment.training_updates import Given, update_of
 from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -211,24 +211,23 @@ class _Fakes:
         """Have a module hold fakes for a while; those of ``trained`` need gradients."""
         wanted = {id(p) for p in trained}
         made: dict[int, torch.Tensor] = {}
-        undo: list[tuple[dict[str, Any], str, Any]] = []
-        try:
-            for part in module.modules():
-                tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-                for table in tables:
-                    for name, value in [(k, v) for k, v in table.items() if v is not None]:
-                        fake = made.get(id(value))
-                        if fake is None:
-                            fake = self.of(value)
-                            if isinstance(value, torch.nn.Parameter):
-                                fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
-                            made[id(value)] = fake
-                        undo.append((table, name, value))
-                        table[name] = fake
+        held: dict[str, torch.Tensor] = {}
+        for prefix, part in module.named_modules():  # each once, whatever its names
+            for name, value in _named(part, recurse=False):
+                if id(value) not in made:
+                    fake = self.of(value)
+                    if isinstance(value, torch.nn.Parameter):
+                        fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
+                    made[id(value)] = fake
+                held[f"{prefix}.{name}".lstrip(".")] = made[id(value)]
+        with torch.nn.utils.stateless._reparametrize_module(module, held):
             yield
-        finally:
-            for table, name, value in reversed(undo):
-                table[name] = value
+
+
+def _named(module: torch.nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers under each of their names."""
+    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
+    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
 
 
 def _dynamic_axes(shape: Any, rank: int) -> set[int]:
@@ -569,7 +568,7 @@ class _Step:
         for t in self.trained:
             p, rate = given[t.name], given[self.rates[t.group]]
             state = {key: given[_of_state(t.name, key)] for key in t.state}
-            changed, kept = self.update(p, gradients[t.name], state, t.options, rate, step)
+            changed, kept = self.update(Given(p, gradients[t.name], state, t.options, rate, step))
             pairs = {t.name: (changed, p)}
             pairs |= {_of_state(t.name, k): (v, state[k]) for k, v in kept.items()}
             for name, (after, before) in pairs.items():
@@ -643,11 +642,7 @@ def _held_by(model: torch.nn.Module, loss: Any) -> tuple[dict[str, torch.Tensor]
     if isinstance(loss, torch.nn.Module):
         parts.append(("loss.", "loss.", loss))
     for traced, shown, module in parts:
-        named = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        for name, tensor in named:
+        for name, tensor in _named(module):
             known = first.setdefault(id(tensor), f"{shown}{name}")
             canonical[f"{traced}{name}"] = known
             tensors[known] = tensor

@@ -43,7 +43,7 @@ MODES = ("inference", "training")
 SURE_STEPS = 5
 """Steps that are made whatever time they take."""
 
-Progress = Callable[[Iterable[int]], Iterable[int]]
+Progress = Callable[[Sequence[int]], Iterable[int]]
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,7 +34,7 @@ from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
-from dort_rewriter.tools.models import count_nodes
+from dort_rewriter.tools.models import by_count, count_nodes
 from dort_rewriter.trace import CompileTrace, PassRun
 
 __all__ = [
@@ -168,7 +167,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same as tables, for notebooks."""
-        return _explanation_html(self)
+        return "".join(_html(self))
 
 
 def _describe(graph: AtenGraph) -> list[str]:
@@ -291,7 +290,7 @@ class _Recorder:
                 f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in reason.user_stack
             )
             self.breaks.append(GraphBreak(reason=_reason(str(reason.reason)), where=places))
-        ops = _count(
+        ops = by_count(
             _target_name(n.target) for n in graph_module.graph.nodes if n.op.startswith("call_")
         )
         lowered: list[AtenGraph] = []
@@ -325,9 +324,11 @@ class _Recorder:
         lowered.append(
             AtenGraph(
                 kind=kind,
-                ops=_count(op_name(n.target) for n in calls.values()),
+                ops=by_count(op_name(n.target) for n in calls.values()),
                 models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
-                placements=tuple(_placement(b) for b in built if b.computed),
+                placements=tuple(
+                    None if b.session is None else b.session.placement for b in built if b.computed
+                ),
                 in_onnxruntime=len(calls) - len(outside) - len(called),
                 in_torch=_left_to_torch(outside, trace),
                 torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
@@ -339,10 +340,6 @@ class _Recorder:
 
 def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
     return watch.watch_session(built[-1], run)  # it was built just before
-
-
-def _placement(built: BuiltBlock) -> Mapping[str, Mapping[str, int]] | None:
-    return None if built.session is None else built.session.placement
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}
@@ -389,25 +386,23 @@ def _grouped(nodes: Iterable[tuple[torch.fx.Node, str]]) -> tuple[InTorch, ...]:
     )
 
 
-def _count(names: Any) -> dict[str, int]:
-    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
-
-
 def _target_name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-def _explanation_html(found: Explanation) -> str:
-    """An :class:`Explanation`: its graphs, what runs in torch and why, its breaks, its times."""
-    return "".join(_parts(found))
-
-
-def _parts(found: Explanation) -> Iterator[str]:
+def _html(found: Explanation) -> Iterator[str]:
     yield notebook.heading(f"{len(found.graphs)} graph(s), {len(found.breaks)} break(s)")
     graphs = [(i, graph) for i, captured in enumerate(found.graphs) for graph in captured.lowered]
     wheres = list(graphs[0][1].counts()) if graphs else []
     header = ("graph", "kind", "operators", *wheres, "models", "nodes")
-    yield notebook.table([_row(i, graph) for i, graph in graphs], header)
+    rows = [
+        (
+            *(i, graph.kind, sum(graph.ops.values()), *graph.counts().values()),
+            *(len(graph.models), sum(sum(model.values()) for model in graph.models)),
+        )
+        for i, graph in graphs
+    ]
+    yield notebook.table(rows, header)
     outside = [
         (i, where, left.count, left.op, left.reason, "\n".join(left.where))
         for i, graph in graphs
@@ -422,19 +417,13 @@ def _parts(found: Explanation) -> Iterator[str]:
         yield notebook.table(outside, ("graph", "", "count", "operator", "reason", "Python"))
     if found.breaks:
         yield notebook.heading("Breaks")
-        rows = [(b.reason, b.where[-1] if b.where else "") for b in found.breaks]
-        yield notebook.table(rows, ("reason", "Python"))
+        places = [(b.reason, b.where[-1] if b.where else "") for b in found.breaks]
+        yield notebook.table(places, ("reason", "Python"))
     if found.times is not None:
         yield from _times(found.times)
     if found.low_bits is not None:
         yield notebook.text(str(found.low_bits))
     yield notebook.details("all of it as text", f"<pre>{notebook.escaped(str(found))}</pre>")
-
-
-def _row(number: int, graph: Any) -> list[object]:
-    nodes = sum(sum(model.values()) for model in graph.models)
-    total = sum(graph.ops.values())
-    return [number, graph.kind, total, *graph.counts().values(), len(graph.models), nodes]
 
 
 def _times(times: Times) -> Iterator[str]:

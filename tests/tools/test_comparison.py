@@ -67,7 +67,7 @@ def test_data_and_page() -> None:
     page = found.to_html()
     assert found._repr_html_() == page
     Reader().feed(page)
-    assert tags == ["meta"], "every other tag is closed"
+    assert tags == ["meta", "meta", "link"], "every other tag is closed"
     assert "<td>Relu</td>" in page
 
 

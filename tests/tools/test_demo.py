@@ -205,10 +205,12 @@ def test_times_leave_the_first_steps_out() -> None:
     assert Times(seconds=[9.0]).usual == 9.0
 
 
-def test_without_tqdm_progress_is_plain(
+def test_progress_is_shown_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert list(demo_command._progress(range(3))) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(demo_command._progress(range(3))) == [0, 1, 2]
     assert capsys.readouterr().err.endswith("training 3/3\n")
 

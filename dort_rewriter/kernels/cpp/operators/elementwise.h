@@ -21,7 +21,6 @@ class Elementwise : public Program {
 class ElementwiseList : public Program {
  public:
   static constexpr const char* name = "ElementwiseList";
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr size_t most = 2048;  // inputs, or results
 
@@ -61,7 +60,6 @@ class ElementwiseList : public Program {
 class TransposedElementwise : public Program {
  public:
   static constexpr const char* name = "TransposedElementwise";
-  static constexpr size_t in_place = 0;  // what is written is not where it was read
   static constexpr bool never_fails = true;
 
   explicit TransposedElementwise(const Info& info) : Program(info, info.permutation("perm")) {

@@ -3,14 +3,13 @@
 
 #include "kernel.h"
 
-class TriMatrix {
+class TriMatrix : public Operator {
  public:
   static constexpr const char* name = "TriMatrix";
   // numbers of rows and of columns; the values below, on and above the diagonal
   static constexpr ElementType inputs[] = {kInt64, kInt64, kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   // `rank` axes, all but two of one element; `diagonal` is the column where row 0 crosses it.
@@ -38,15 +37,12 @@ class TriMatrix {
     dispatch(given[2].type, [&](auto stored, auto) {
       using T = decltype(stored);
       T below = *given[2].as<T>(), on = *given[3].as<T>(), above = *given[4].as<T>();
-      int64_t part = std::max<int64_t>(1, 16384 / columns);
-      context.parallel(rows, part, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          T* row = static_cast<T*>(output) + i * columns;
-          int64_t place = std::clamp<int64_t>(i + diagonal_, 0, columns);
-          std::fill(row, row + place, below);
-          std::fill(row + place, row + columns, above);
-          if (place == i + diagonal_ && place < columns) row[place] = on;
-        }
+      context.each(rows, part_of(columns), [&](int64_t i) {
+        T* row = static_cast<T*>(output) + i * columns;
+        int64_t place = std::clamp<int64_t>(i + diagonal_, 0, columns);
+        std::fill(row, row + place, below);
+        std::fill(row + place, row + columns, above);
+        if (place == i + diagonal_ && place < columns) row[place] = on;
       });
     });
   }

@@ -39,7 +39,7 @@ void by_storage(ElementType type, F&& work) {
 }
 
 // What the operators below share: a program, and how it runs over tiles.
-class Program {
+class Program : public Operator {
  public:
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};

@@ -21,7 +21,6 @@ class Elementwise : public Program {
 class ElementwiseList : public Program {
  public:
   static constexpr const char* name = "ElementwiseList";
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr size_t most = 2048;  // inputs, or results
 

@@ -29,7 +29,6 @@ inline int64_t key_of_addresses() {
 class ElementwiseListAt : public Program {
  public:
   static constexpr const char* name = "ElementwiseListAt";
-  static constexpr size_t in_place = 0;
   static constexpr size_t most = 2048;  // inputs, or results
 
   explicit ElementwiseListAt(const Info& info)

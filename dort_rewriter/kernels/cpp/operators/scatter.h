@@ -3,13 +3,11 @@
 
 #include "kernel.h"
 
-class ScatterZeros {
+class ScatterZeros : public Operator {
  public:
   static constexpr const char* name = "ScatterZeros";
   static constexpr ElementType inputs[] = {kInt64, kInt64, kAny};  // shape, indices, updates
   static constexpr ElementType outputs[] = {kAny};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit ScatterZeros(const Info& info) : add_(info.flag("add", false)) {
     dispatch(info.input_type(2), [](auto, auto) {});

@@ -81,13 +81,12 @@ struct Windows {
 // Reads an image, weights and perhaps a bias; the gradient reads that of the result, the image and the
 // weights, and makes those of image, weights and bias of which somebody reads.
 template <bool gradient>
-class Convolution {
+class Convolution : public Operator {
  public:
   static constexpr const char* name = gradient ? "convolution_backward" : "convolution";
   static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* layouts = "any";
   static constexpr const char* library = "torch";
 

@@ -19,7 +19,7 @@ from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]
 
-_MIXED = [o.name for o in OPERATORS.values() if o.mixed_types and not o.variadic]
+_MIXED = [o.name for o in OPERATORS.values() if o.mixed_types]
 """Kernels whose inputs and outputs have a type each."""
 
 

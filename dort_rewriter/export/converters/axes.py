@@ -23,6 +23,7 @@ __all__ = [
     "OUTSIDE",
     "at_least_1d",
     "broadcast_sizes",
+    "count_along",
     "flatten",
     "from_front",
     "normalize_position",
@@ -154,6 +155,14 @@ def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
         if not isinstance(size, int):
             result = size if result == 1 else op.Mul(size, result)
     return result
+
+
+def count_along(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
+    """How many elements axes have together: a number, or an int64 of rank 0."""
+    sizes = [op.size(x, axis) for axis in axes]
+    if all(isinstance(s, int) for s in sizes):
+        return product(op, sizes)
+    return op.ReduceProd(op.vector(sizes), keepdims=0)
 
 
 def broadcast_sizes(op: Recorder, values: Sequence[Value]) -> list[int | Value]:

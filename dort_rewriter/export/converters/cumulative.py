@@ -144,34 +144,29 @@ def running_maximum(op: Recorder, x: Value, axis: int) -> Value:
     return _scan(op, (x,), axis, lambda op, a, b: (op.Max(a[0], b[0]),))[0]
 
 
-def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Value]:
+def _extreme(onnx_op: str) -> Callable[..., tuple[Value, Value]]:
     """The running extremum and its last position; NaN wins over every number."""
-    if x.rank == 0:
-        return x, op.cast(0, ir.DataType.INT64)
-    axis = dim % x.rank
-    values = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
-    column = [-1 if i == axis else 1 for i in range(x.rank)]
-    positions = op.Reshape(count_up(op, op.size(x, axis)), column)
-    positions = op.Expand(positions, op.sizes(x))
 
     def combine(op: Recorder, a: Parts, b: Parts) -> Parts:
         takes_later = op.call(onnx_op, b[0], a[0])
-        if is_float(x):
+        if is_float(a[0]):
             is_number = op.Not(op.IsNaN(a[0]))
             takes_later = op.Or(op.And(takes_later, is_number), op.IsNaN(b[0]))
         return (op.Where(takes_later, b[0], a[0]), op.Where(takes_later, b[1], a[1]))
 
-    best, where = _scan(op, (values, positions), axis, combine)
-    return op.cast(best, op.dtype), where
+    def convert(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
+        if x.rank == 0:
+            return x, op.cast(0, ir.DataType.INT64)
+        axis = dim % x.rank
+        values = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
+        column = [-1 if i == axis else 1 for i in range(x.rank)]
+        positions = op.Reshape(count_up(op, op.size(x, axis)), column)
+        positions = op.Expand(positions, op.sizes(x))
+        best, where = _scan(op, (values, positions), axis, combine)
+        return op.cast(best, op.dtype), where
+
+    return convert
 
 
-@converter("aten::cummax")
-def cummax(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
-    """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return _extreme(op, x, dim, "GreaterOrEqual")
-
-
-@converter("aten::cummin")
-def cummin(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
-    """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return _extreme(op, x, dim, "LessOrEqual")
+converter("aten::cummax")(_extreme("GreaterOrEqual"))
+converter("aten::cummin")(_extreme("LessOrEqual"))

@@ -6,7 +6,7 @@ fmod.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -36,22 +36,16 @@ def truncate(op: Recorder, x: Value) -> Value:
     return op.Mul(op.Floor(op.Abs(x)), signed_one(op, x))
 
 
-@converter("aten::ceil")
-def ceil(op: Recorder, x: Value) -> Value:
-    """ceil(Tensor self) -> Tensor"""
-    return op.Ceil(x) if is_float(x) else x
+def _to_whole(function: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value) -> Value:
+        return function(op, x) if is_float(x) else x
+
+    return convert
 
 
-@converter("aten::floor")
-def floor(op: Recorder, x: Value) -> Value:
-    """floor(Tensor self) -> Tensor"""
-    return op.Floor(x) if is_float(x) else x
-
-
-@converter("aten::trunc")
-def trunc(op: Recorder, x: Value) -> Value:
-    """trunc(Tensor self) -> Tensor"""
-    return truncate(op, x) if is_float(x) else x
+converter("aten::ceil")(_to_whole(lambda op, x: op.Ceil(x)))
+converter("aten::floor")(_to_whole(lambda op, x: op.Floor(x)))
+converter("aten::trunc")(_to_whole(truncate))
 
 
 @converter("aten::frac")
@@ -60,14 +54,8 @@ def frac(op: Recorder, x: Value) -> Value:
     return op.Sub(x, truncate(op, x))
 
 
-@converter("aten::round")
-def round_(op: Recorder, x: Value) -> Value:
-    """round(Tensor self) -> Tensor"""
-    return op.Round(x) if is_float(x) else x
-
-
-@converter("aten::round.decimals")
-def round_decimals(op: Recorder, x: Value, *, decimals: int) -> Value:
+@converter("aten::round", "aten::round.decimals")
+def round_(op: Recorder, x: Value, *, decimals: int = 0) -> Value:
     """round.decimals(Tensor self, *, int decimals) -> Tensor"""
     if not is_float(x):
         return x

@@ -7,7 +7,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.comparison import maximum
 from dort_rewriter.export.converters.opmath import (
     cast_like,
@@ -119,7 +118,7 @@ def gelu_backward(
 ) -> Value:
     """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
     if op.takes_own(grad_output, x):
-        return own_kernels.gelu_gradient(op, grad_output, x, tanh=approximate == "tanh")
+        return op.own("GeluGrad", grad_output, x, tanh=int(approximate == "tanh"))
     if approximate == "tanh":
         gate = op.Tanh(_gelu_argument(op, x))
         inner = op.Add(op.Mul(op.Mul(x, x), 3 * _GELU_CUBE * _GELU_SCALE), _GELU_SCALE)

@@ -139,7 +139,8 @@ def _input_gradient(
         flat = op.Reshape(grad, op.vector([op.size(grad, 0), outs, -1]))
         return op.Reshape(op.MatMul(matrix, flat), op.sizes(input))
     flat = op.Reshape(op.Transpose(grad, perm=[1, 0, 2, 3]), [outs, -1])
-    return own_kernels.columns_gradient(op, op.MatMul(matrix, flat), op.sizes(input), windows)
+    product, how = op.MatMul(matrix, flat), own_kernels.numbers(windows)
+    return op.own("ColumnsGrad", product, op.sizes(input), windows=how)
 
 
 def _weight_gradient(
@@ -159,7 +160,7 @@ def _weight_gradient(
     channels_first = [1, 0, *range(2, weight.rank)]
     counts = spatial_sizes(op, seeds, len(windows))
     if len(windows) == 2 and not _are_points(windows) and op.takes_own(source, seeds):
-        columns = own_kernels.columns(op, source, windows)
+        columns = op.own("Columns", source, windows=own_kernels.numbers(windows))
     else:
         columns = unfold(op, op.Transpose(source, perm=channels_first), counts, windows, axis=1)
     outs, ins = (int(d) for d in weight.dims[:2])  # type: ignore[arg-type]

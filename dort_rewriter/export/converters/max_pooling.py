@@ -232,7 +232,7 @@ def _register(rank: int) -> None:
         """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"""
         wide = widen(op, given.grad_output)
         if rank == 2 and op.takes_own(wide):
-            return store(op, own_kernels.max_pool_gradient(op, wide, given.x, given.indices))
+            return store(op, op.own("MaxPoolGrad", wide, given.indices, op.sizes(given.x)))
         overlap = any(w.overlap for w in make_windows(rank, given))
         read = (given.grad_output, given.x, given.indices)
         return scatter_gradient(op, *read, rank, overlap=overlap)

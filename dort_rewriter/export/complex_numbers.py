@@ -292,13 +292,6 @@ def _axes_or_all(rank: int, given: Given) -> Given:
     return x, [d % rank for d in dims] if dims else list(range(rank)), *rest
 
 
-def _two_axes(rank: int, given: Given) -> Given:
-    x, dim0, dim1 = given
-    if rank == 0:
-        raise Refused("of a number")
-    return x, dim0 % rank, dim1 % rank
-
-
 def _size(rank: int, given: Given) -> Given:
     x, size = given
     return x, [*size, 2]
@@ -328,10 +321,6 @@ def _size_and_axis(rank: int, given: Given) -> Given:
     return x, [*sizes, 2], dim % len(sizes), *rest
 
 
-def _same(rank: int, given: Given) -> Given:
-    return given
-
-
 _MOVED: Mapping[str, Moved] = {
     **dict.fromkeys(
         (
@@ -339,7 +328,7 @@ _MOVED: Mapping[str, Moved] = {
             *("aten::lift_fresh_copy", "aten::neg", "aten::squeeze", "aten::index.Tensor"),
             *("prims::view_of", "aten::alias_copy", "aten::detach_copy"),
         ),
-        _same,
+        lambda rank, given: given,
     ),
     **dict.fromkeys(("aten::view", "aten::_unsafe_view", "aten::expand"), _size),
     **dict.fromkeys(
@@ -361,7 +350,7 @@ _MOVED: Mapping[str, Moved] = {
     "aten::unsqueeze": _axis(1, new=1),
     "aten::stack": _axis(1, 0, new=1),
     "aten::permute": _permuted,
-    "aten::transpose.int": _two_axes,
+    "aten::transpose.int": lambda rank, given: _axis(2)(rank, _axis(1)(rank, given)),
     "aten::roll": _rolled,
     "aten::constant_pad_nd": _padded,
     **dict.fromkeys(("aten::slice_backward", "aten::select_backward"), _size_and_axis),

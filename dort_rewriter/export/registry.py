@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -140,8 +141,8 @@ def by_name(function: Callable[[Any, Arguments], Any]) -> Callable[..., Any]:
 def builtin_converters() -> dict[str, Converter]:
     """The converters of this package, importing their modules."""
     package = importlib.import_module("dort_rewriter.export.converters")
-    for family in package.FAMILIES:
-        importlib.import_module(f"{package.__name__}.{family}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
     return _CONVERTERS
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.export.converters.attention import attend, attend_backward
+from dort_rewriter.export.converters.axes import zeros
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
@@ -25,9 +25,7 @@ def _without_content(op: Recorder, fake: Any) -> Any:
     """A result that only an attention with dropout reads: a number, zeros, or nothing."""
     if not isinstance(fake, torch.Tensor):
         return fake
-    shape = op.constant([int(d) for d in fake.shape], ir.DataType.INT64)
-    zero = ir.tensor([0], dtype=to_onnx_type(fake.dtype))
-    return op.ConstantOfShape(shape, value=zero)
+    return zeros(op, [int(d) for d in fake.shape], to_onnx_type(fake.dtype))
 
 
 def _length(op: Recorder, x: Value) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "result_dims",
     "size_names",
     "to_front",
+    "zeros",
 ]
 
 END = 2**63 - 1
@@ -146,6 +147,12 @@ def _may_crop_all(before: Any, after: Any, size: int | ir.SymbolicDim) -> bool:
         return False
     crop, added = sorted((before, after))
     return crop < 0 < added and (not isinstance(size, int) or size <= -crop)
+
+
+def zeros(op: Recorder, sizes: Sequence[Any] | Value, dtype: ir.DataType | None = None) -> Value:
+    """Zeros, of the type of the operator's result unless it is said."""
+    shape = sizes if isinstance(sizes, Value) else op.vector(sizes)
+    return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=dtype or op.dtype))
 
 
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:

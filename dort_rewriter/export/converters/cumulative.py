@@ -13,12 +13,11 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import to_torch
-from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.converters.opmath import is_bool, is_float, store, widen
 from dort_rewriter.export.converters.windows import count_up
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.export.subgraphs import subgraph
+from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 
 
@@ -84,19 +83,14 @@ def _loop(op: Recorder, parts: Parts, axis: int, combine: Combine, size: Value) 
         return recorder.Squeeze(recorder.Less(reach, size), [0])
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
-        reach, held = given[2], tuple(given[3:])
-        doubled = _double(inner, held, axis, combine, reach, size, inner.Sub(size, reach))
+        reach, *held = given
+        doubled = _double(inner, tuple(held), axis, combine, reach, size, inner.Sub(size, reach))
         further = inner.Add(reach, reach)
         return [goes_on(inner, further), further, *doubled]
 
-    one = op.vector([1])
-    body = subgraph(op, [0, True, torch.ones(1, dtype=torch.int64), *metas], step)
-    results = op.call(
-        "Loop", None, goes_on(op, one), one, *parts, outputs=len(parts) + 1, body=body
-    )
-    for result, meta in zip(results[1:], metas, strict=True):
-        annotate(result, meta)
-    return tuple(results[1:])
+    one, reach = op.vector([1]), torch.ones(1, dtype=torch.int64)
+    _, *results = loop(op, goes_on(op, one), [one, *parts], [reach, *metas], step)
+    return tuple(results)
 
 
 def _meta(op: Recorder, part: Value) -> torch.Tensor:

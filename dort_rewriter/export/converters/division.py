@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.converters.opmath import (
     HALVES,
     has_any,
@@ -24,7 +23,7 @@ from dort_rewriter.export.converters.opmath import (
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.subgraphs import subgraph
+from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import signed_one
 
@@ -263,15 +262,13 @@ def gcd(op: Recorder, x: Value, other: Value) -> Value:
     meta = result.to(torch.int64)
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
-        divisor, number = given[2:]
+        divisor, number = given
         is_done = inner.Equal(divisor, 0)
         safe = inner.Where(is_done, 1, divisor)
         rest = inner.Sub(number, inner.Mul(inner.Div(number, safe), safe))
         return [has_any(inner, rest), rest, inner.Where(is_done, number, divisor)]
 
-    body = subgraph(op, [0, True, meta, meta], step)
-    found: tuple[Value, Value] = op.call("Loop", None, has_any(op, a), a, b, outputs=2, body=body)
-    annotate(found[1], meta)
+    found = loop(op, has_any(op, a), [a, b], [meta, meta], step)
     return op.cast(found[1], op.dtype)
 
 

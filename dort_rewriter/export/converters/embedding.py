@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.aten import is_same_size
-from dort_rewriter.export.converters.axes import refuse_negative
+from dort_rewriter.export.converters.axes import refuse_negative, zeros
 from dort_rewriter.export.converters.opmath import cast_like, returned, store, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused, arguments, by_name, converter
@@ -39,22 +39,18 @@ def embedding_dense_backward(op: Recorder, given: Arguments) -> Value:
         grads = grads / op.cast(counts, op.dtype)
     if isinstance(given.padding_idx, ir.Value) or given.padding_idx >= 0:
         grads = op.Where(op.Equal(rows, given.padding_idx), op.constant(0.0, grads.dtype), grads)
-    zeros = op.ConstantOfShape(
-        op.vector([given.num_weights, width]), value=ir.tensor([0], dtype=grads.dtype)
-    )
-    return op.ScatterND(zeros, rows, grads, reduction="add")
+    none = zeros(op, [given.num_weights, width], grads.dtype)
+    return op.ScatterND(none, rows, grads, reduction="add")
 
 
 def _count_rows(op: Recorder, indices: Value, num_weights: Any) -> Value:
     """How often each row is looked up by int64 indices of rank 1."""
-    none = ir.tensor([0], dtype=ir.DataType.INT64)
-    zeros = op.ConstantOfShape(op.vector([num_weights]), value=none)
+    none = zeros(op, [num_weights], ir.DataType.INT64)
     ones = op.Expand(op.constant(1), op.Shape(indices))
-    return op.ScatterElements(zeros, indices, ones, axis=0, reduction="add")
+    return op.ScatterElements(none, indices, ones, axis=0, reduction="add")
 
 
 _MEAN, _MAX = 1, 2
-_NOTHING = ir.tensor([0], dtype=ir.DataType.INT64)
 
 
 def _is_linear(node: torch.fx.Node) -> bool:
@@ -79,7 +75,7 @@ def _open(op: Recorder, given: Arguments) -> _Bags:
     indices, starts = (op.cast(v, ir.DataType.INT64) for v in (given.indices, given.offsets))
     count = op.sizes(indices)
     # A bag starts at each offset, several at the same when some are empty, the last at the end.
-    positions = op.ConstantOfShape(op.Add(count, 1), value=_NOTHING)
+    positions = zeros(op, op.Add(count, 1), ir.DataType.INT64)
     ones = op.Expand(op.constant(1), op.Shape(starts))
     marks = op.ScatterElements(positions, starts, ones, axis=0, reduction="add")
     bag = op.Sub(op.Slice(op.CumSum(marks, op.constant(0)), [0], count, [0]), 1)
@@ -98,9 +94,8 @@ def _without_padding(op: Recorder, rows: Value, bags: _Bags) -> Value:
 
 def _add_rows(op: Recorder, rows: Value, where: Value, count: Any) -> Value:
     """A table of `count` rows, each the sum of the rows that go there."""
-    shape = op.vector([count, op.size(rows, 1)])
-    zeros = op.ConstantOfShape(shape, value=ir.tensor([0], dtype=rows.dtype))
-    return op.ScatterND(zeros, op.Unsqueeze(where, [1]), rows, reduction="add")
+    none = zeros(op, [count, op.size(rows, 1)], rows.dtype)
+    return op.ScatterND(none, op.Unsqueeze(where, [1]), rows, reduction="add")
 
 
 def _bag_sizes(op: Recorder, bags: _Bags, count: Any) -> Value:
@@ -126,7 +121,7 @@ def embedding_bag(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     rows = _weighed(op, rows, given.per_sample_weights)
     output = _add_rows(op, _without_padding(op, rows, bags), bags.bag, count)
     # torch counts for means only, and returns the counts again in place of the largest indices.
-    sizes = op.ConstantOfShape(op.vector([count]), value=_NOTHING)
+    sizes = zeros(op, [count], ir.DataType.INT64)
     if given.mode == _MEAN:
         sizes = _bag_sizes(op, bags, count)
         output = output / op.Unsqueeze(cast_like(op, op.Max(sizes, 1), output), [1])

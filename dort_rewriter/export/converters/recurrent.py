@@ -6,12 +6,10 @@ inference (and in training when its input needs no gradient).
 
 from __future__ import annotations
 
-from typing import Any
-
-import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.converters.axes import zeros
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
@@ -62,9 +60,5 @@ def mkldnn_rnn_layer(op: Recorder, given: Arguments) -> tuple[Value, ...]:
         direction="reverse" if given.reverse else "forward",
     )
     last = [op.Reshape(s, op.Shape(like)) for s, like in ((h, given.hx_), (c, given.cx_))]
-    return op.Squeeze(y, [1]), *last, _empty(op, op.result[3])
-
-
-def _empty(op: Recorder, fake: Any) -> Value:
-    shape = op.constant([int(d) for d in fake.shape], ir.DataType.INT64)
-    return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=to_onnx_type(fake.dtype)))
+    workspace = op.result[3]
+    return op.Squeeze(y, [1]), *last, zeros(op, workspace.shape, to_onnx_type(workspace.dtype))

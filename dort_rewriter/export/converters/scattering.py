@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import at_least_1d, flatten, refuse_negative, result_dims
+from dort_rewriter.export.converters.axes import (
+    at_least_1d,
+    flatten,
+    refuse_negative,
+    result_dims,
+    zeros,
+)
 from dort_rewriter.export.converters.opmath import HALVES
 from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.converters.slicing import SINCE, is_run, write_run
@@ -230,14 +236,13 @@ def masked_scatter_backward(op: Recorder, grad_output: Value, mask: Value, sizes
 
     The gradients of the true elements, in order, then zeros; the others go to a place of their own.
     """
-    zero = op.constant([0], op.dtype).const_value
     if 0 in grad_output.dims or 0 in result_dims(op):
-        return op.ConstantOfShape(op.vector(sizes), value=zero)
+        return zeros(op, sizes)
     shape = op.sizes(grad_output)
     where = flatten(op, op.Expand(op.cast(mask, ir.DataType.BOOL), shape))
     order = op.Sub(op.CumSum(op.cast(where, ir.DataType.INT64), 0), 1)
     length = op.ReduceProd(op.vector(sizes), keepdims=1)
     places = op.Where(where, order, length)
-    wide = op.ConstantOfShape(op.Add(length, 1), value=zero)
+    wide = zeros(op, op.Add(length, 1))
     found = op.ScatterElements(wide, places, flatten(op, grad_output), axis=0)
     return op.Reshape(op.Slice(found, [0], length, [0]), op.vector(sizes))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dort_rewriter.export.converters.axes import flatten
+from dort_rewriter.export.converters.axes import flatten, zeros
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, arguments, converter
 from dort_rewriter.graph.values import Value
@@ -83,17 +83,13 @@ def as_strided(
     origin = int(base.storage_offset())
     offset: int = origin if storage_offset is None else storage_offset
     if 0 in size:
-        return op.ConstantOfShape(op.vector(size), value=_zero(op))
+        return zeros(op, size)
     if list(size) == list(base.shape) and offset == origin:
         matters = [i for i, n in enumerate(size) if n != 1]
         if all(stride[i] == base.stride(i) for i in matters):
             return x
     memory = _memory(op, x, base)
     return _read(op, memory, size, stride, offset - origin, base)
-
-
-def _zero(op: Recorder) -> Any:
-    return op.constant([0], op.dtype).const_value
 
 
 def _read(

@@ -31,16 +31,11 @@ def _promote(op: Recorder, *numbers: Any) -> list[Any]:
     return [op.cast(n, dtype) for n in numbers]
 
 
-def _given(node: torch.fx.Node, position: int, name: str) -> Any:
-    """An argument given by position or by name, a number or a symbolic one."""
-    given = node.args[position] if len(node.args) > position else node.kwargs.get(name)
-    return given.meta["val"] if isinstance(given, torch.fx.Node) else given
-
-
 def are_natural(op: Recorder, *positions: int) -> bool:
     """Whether arguments of the FX node are known not to be negative."""
     assert op.fx_node is not None
-    values = [_given(op.fx_node, i, "") for i in positions]
+    given = [op.fx_node.args[i] for i in positions]
+    values: list[Any] = [g.meta["val"] if isinstance(g, torch.fx.Node) else g for g in given]
     return all(statically_known_true(v >= 0) for v in values)
 
 

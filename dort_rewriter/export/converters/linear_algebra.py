@@ -6,13 +6,12 @@ NOTE: a 1-D MatMul is never emitted: onnxruntime computes MatMul(Transpose(A), v
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
@@ -184,21 +183,12 @@ def linalg_cross(op: Recorder, x: Value, other: Value, *, dim: int = -1) -> Valu
 
 
 @converter("aten::_trilinear")
-def trilinear(
-    op: Recorder,
-    i1: Value,
-    i2: Value,
-    i3: Value,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> Value:
+@by_name
+def trilinear(op: Recorder, given: Arguments) -> Value:
     """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim, int unroll_dim=1) -> Tensor"""
-    letters = string.ascii_lowercase[: i1.rank + len(expand1)]
+    letters = string.ascii_lowercase[: given.i1.rank + len(given.expand1)]
     terms = [
         "".join(c for axis, c in enumerate(letters) if axis not in missing)
-        for missing in (expand1, expand2, expand3, sumdim)
+        for missing in (given.expand1, given.expand2, given.expand3, given.sumdim)
     ]
-    return op.Einsum(i1, i2, i3, equation=f"{','.join(terms[:3])}->{terms[3]}")
+    return op.Einsum(given.i1, given.i2, given.i3, equation=f"{','.join(terms[:3])}->{terms[3]}")

@@ -12,6 +12,7 @@ import torch
 
 from dort_rewriter.aten import storage_order
 from dort_rewriter.deployment.captured import Captured, ComputedNumber
+from dort_rewriter.deployment.compiled import signature_of
 from dort_rewriter.deployment.conditions import find_relations, number_of, sizes_of
 from dort_rewriter.deployment.folder import StoredTensor
 from dort_rewriter.deployment.interface import Interface, Parameter, TensorSpec
@@ -124,11 +125,7 @@ def read_arguments(
 ) -> tuple[list[Parameter], list[torch.Tensor], list[str]]:
     """The parameters of what was compiled and what each is given; the tensors in it and their
     names."""
-    called = target.forward if isinstance(target, torch.nn.Module) else target
-    try:
-        signature = inspect.signature(called)
-    except ValueError:  # of a function in C, nothing is known
-        signature = inspect.signature(lambda *args, **kwargs: None)
+    signature = signature_of(target)
     bound = signature.bind(*args, **kwargs)
     given = set(bound.arguments)
     bound.apply_defaults()

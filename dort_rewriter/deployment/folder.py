@@ -152,7 +152,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ExecutionError(f"{path} is damaged: save the model again ({error}).") from error
     if not is_whole or not isinstance(content, dict):
-        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+        raise _damaged(path)
     if content.get("format") != FORMAT:
         raise ExecutionError(
             f"{path} is of format {content.get('format')!r}, this dort_rewriter reads {FORMAT}: "
@@ -184,19 +184,16 @@ def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) 
     except OSError as error:
         raise ExecutionError(f"{path} is missing: save the model again ({error}).") from error
     if not stat.S_ISREG(status.st_mode):
-        raise ExecutionError(f"{path} is damaged: it is no file; save the model again.")
+        raise _damaged(path, "it is no file")
     if status.st_size != entry["bytes"]:
-        raise ExecutionError(
-            f"{path} is damaged: it has {status.st_size} bytes, not {entry['bytes']}; save the "
-            "model again."
-        )
+        raise _damaged(path, f"it has {status.st_size} bytes, not {entry['bytes']}")
     if whole and _crc(path) != entry["digest"]:
         raise _damaged(path)
     return path
 
 
-def _damaged(path: Path) -> ExecutionError:
-    return ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+def _damaged(path: Path, why: str = "its digest is another") -> ExecutionError:
+    return ExecutionError(f"{path} is damaged: {why}; save the model again.")
 
 
 def _open_file(path: Path) -> int:
@@ -211,7 +208,7 @@ def _open_file(path: Path) -> int:
         raise ExecutionError(f"{path} cannot be read: {error}.") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise ExecutionError(f"{path} is damaged: it is no file; save the model again.")
+        raise _damaged(path, "it is no file")
     return handle
 
 

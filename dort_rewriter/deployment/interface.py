@@ -106,37 +106,27 @@ class _Bounds:
     """What relations say about one size alone."""
 
     def __init__(self, relations: Sequence[Relation]) -> None:
-        self._least: dict[Size, int] = {}
-        self._most: dict[Size, int] = {}
         self._leaders: dict[Size, Size] = {}
-        self._others: dict[Size, set[int]] = {}
-        """The numbers that a size is not."""
+        self._bounds: dict[Size, list[tuple[str, int]]] = {}
         for r in relations:
-            if isinstance(r.left, InputDim) and isinstance(r.right, InputDim):
-                if r.op == "eq":
+            match r.op, r.left, r.right:
+                case "eq", InputDim(), InputDim():
                     self._leaders[r.left] = r.right
-            elif isinstance(r.left, InputDim) and isinstance(r.right, int):
-                self._add(r.left, r.op, r.right)
-            elif isinstance(r.right, InputDim) and isinstance(r.left, int):
-                self._add(r.right, FLIPPED.get(r.op, r.op), r.left)
-
-    def _add(self, size: Size, op: str, bound: int) -> None:
-        least = {"ge": bound, "gt": bound + 1, "eq": bound}.get(op)
-        most = {"le": bound, "lt": bound - 1, "eq": bound}.get(op)
-        if op == "ne":
-            self._others.setdefault(size, set()).add(bound)
-        if least is not None:
-            self._least[size] = max(least, self._least.get(size, 0))
-        if most is not None:
-            self._most[size] = min(most, self._most.get(size, most))
+                case op, InputDim(), int(bound):
+                    self._bounds.setdefault(r.left, []).append((op, bound))
+                case op, int(bound), InputDim():
+                    self._bounds.setdefault(r.right, []).append((FLIPPED.get(op, op), bound))
 
     def text(self, size: Size) -> str:
         """The bounds of a size: ``2+``, ``2-64``, ``?``."""
         for _ in self._leaders:
             size = self._leaders.get(size, size)
-        least, most = self._least.get(size, 0), self._most.get(size)
-        others = self._others.get(size, set())
-        while least and least in others:
+        bounds = self._bounds.get(size, [])
+        least = max((b + (op == "gt") for op, b in bounds if op in ("ge", "gt", "eq")), default=0)
+        most = min(
+            (b - (op == "lt") for op, b in bounds if op in ("le", "lt", "eq")), default=None
+        )
+        while least and ("ne", least) in bounds:
             least += 1
         if most is None:
             return f"{least}+" if least else "?"

@@ -335,7 +335,9 @@ def make_step(
     """
     args, kwargs = given
     leaves = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
-    wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else _do_nothing
+    wait: Callable[[], Any] = (
+        torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
+    )
     if mode == "inference":
 
         def inference() -> list[Any]:
@@ -361,9 +363,6 @@ def make_step(
         return [leaf.grad for leaf in leaves]
 
     return training
-
-
-def _do_nothing() -> None: ...
 
 
 def mean_of_squares(results: Any) -> torch.Tensor:
@@ -436,7 +435,10 @@ def run_bench(arguments: Sequence[str]) -> int:
         help="processor time on one thread, for a machine that others use too",
     )
     options = parser.parse_args(arguments)
-    model, args = _built_in() if options.model is None else load_pair(options.model)
+    if options.model is not None:
+        model, args = load_pair(options.model)
+    else:
+        model, args = make_model(Size()), make_batch(Size())[:1]
     print("The first steps compile; that of Inductor may take a minute.", file=sys.stderr)
     threads = torch.get_num_threads()
     if not options.cpu_time and (words := busy(threads)):
@@ -457,9 +459,3 @@ def run_bench(arguments: Sequence[str]) -> int:
         torch.set_num_threads(threads)
     answer(options.json, found.to_dict(), str(found))
     return int(bool(found.wrong))
-
-
-def _built_in() -> tuple[Any, Sequence[Any]]:
-    """The model of the demonstration."""
-    size = Size()
-    return make_model(size), make_batch(size)[:1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import math
@@ -24,6 +25,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter import notebook
@@ -47,11 +49,11 @@ from dort_rewriter.tools.command import (
 from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
-from dort_rewriter.tools.other_runtimes import RUNTIMES
 
 __all__ = [
     "EXPORTERS",
     "MEANING",
+    "RUNTIMES",
     "Comparison",
     "ExporterResult",
     "RuntimeResult",
@@ -60,6 +62,9 @@ __all__ = [
 ]
 
 Exporter = Callable[..., onnx.ModelProto]
+
+Run = Callable[[], list[Any]]
+"""Computes the results of a model, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +245,42 @@ MEANING = {
     "dort_rewriter": "this package: to_onnx(), with its own converters and rules",
 }
 """What the name of an exporter stands for."""
+
+
+def _on_the_evaluator(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
+    evaluator = ReferenceEvaluator(proto)
+    return lambda: list(evaluator.run(None, dict(feeds)))
+
+
+def _on_openvino(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
+    core = _openvino()
+    # Where the processor multiplies bfloat16, OpenVINO takes that for float32 unless told.
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(proto.SerializeToString()), "CPU", settings)
+    places = [next(i for i, o in enumerate(compiled.outputs) if name.name in o.get_names())
+              for name in proto.graph.output]  # fmt: skip
+
+    def run() -> list[Any]:
+        found = compiled(dict(feeds))
+        return [found[place] for place in places]
+
+    return run
+
+
+@functools.cache
+def _openvino() -> Any:
+    try:
+        import openvino
+    except ImportError as error:
+        raise ExecutionError(f"OpenVINO is not there ({error}): pip install openvino.") from error
+    return openvino.Core()
+
+
+RUNTIMES: dict[str, Callable[[onnx.ModelProto, Mapping[str, Any]], Run]] = {
+    "reference": _on_the_evaluator,
+    "openvino": _on_openvino,
+}
+"""What prepares a model and its inputs, by name. Each raises whatever the runtime raises."""
 
 
 def compare_exporters(

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dort_rewriter.errors import OptionError
-from dort_rewriter.tools import demo
 from dort_rewriter.tools.charts import sparkline
 from dort_rewriter.tools.command import answer, make_parser, option
-from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, processor
+from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, demonstrate, processor
 from dort_rewriter.tools.demo_model import Size
 from dort_rewriter.tools.demo_page import COLUMNS, overtaking, rows, write_page
 from dort_rewriter.tools.graph_table import text_table
@@ -60,7 +59,7 @@ def run_demo(arguments: Sequence[str]) -> int:
     if options.hidden % (2 * usual.heads):
         raise OptionError(f"--hidden is a multiple of {2 * usual.heads}.")
     print("The first results compile; those of Inductor take most of a minute.", file=sys.stderr)
-    result = demo.run_demo(
+    result = demonstrate(
         options.folder,
         backends=options.backends.split(","),
         steps=options.steps,

@@ -27,13 +27,13 @@ from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
+from dort_rewriter.optimize.low_bits import ERROR
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
-from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
 from dort_rewriter.tools.models import by_count, count_nodes
 from dort_rewriter.trace import CompileTrace, PassRun
 
@@ -43,6 +43,7 @@ __all__ = [
     "Explanation",
     "GraphBreak",
     "InTorch",
+    "LowBitError",
     "explain",
     "run_explain",
 ]
@@ -104,6 +105,28 @@ class GraphBreak:
     reason: str
     where: tuple[str, ...]
     """The Python lines, the innermost last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowBitError:
+    """What rounded weights change: errors are lengths of differences, by those of float32."""
+
+    weights: str
+    """The option: ``int8``, ``int4``."""
+    products: int
+    """How many products read a rounded weight."""
+    weight_error: float
+    """Of the weight that is farthest from what it was."""
+    result_error: float
+    """Of the result that is farthest from that of eager mode."""
+
+    def __str__(self) -> str:
+        if not self.products:
+            return f"weights={self.weights!r}: no product has a constant weight large enough"
+        return (
+            f"weights={self.weights!r}: {self.products} products; error of the weights up to "
+            f"{self.weight_error:.2%}, of the results {self.result_error:.2%}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +271,7 @@ def explain(
         if options.weights is not None:
             require_low_bit_products(options.weights)
             torch._dynamo.reset()
-            low_bits = compare_with_float32(original, (args, kwargs), backend)
+            low_bits = _compare_with_float32(original, (args, kwargs), backend)
     finally:
         torch._dynamo.reset()
     graphs = [CapturedGraph(ops=ops, lowered=tuple(lowered)) for ops, lowered in recorder.graphs]
@@ -270,6 +293,14 @@ def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
     ]
     if leaves and roots:
         torch.autograd.grad([r.sum() for r in roots], leaves, allow_unused=True)
+
+
+def _lower(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any], **compilers: Any
+) -> Callable[..., Any]:
+    """Make graphs of ATen operators of one of Dynamo, as the backend does."""
+    table = get_tracing_table(make_dispatcher())
+    return compile_with_aot(graph_module, args, decompositions=table, **compilers)
 
 
 class _Recorder:
@@ -295,12 +326,8 @@ class _Recorder:
         )
         lowered: list[AtenGraph] = []
         self.graphs.append((ops, lowered))  # the backward graph comes later
-        return compile_with_aot(
-            graph_module,
-            args,
-            compile_graph=functools.partial(self._compile, lowered),
-            decompositions=get_tracing_table(make_dispatcher()),
-        )
+        compiler = functools.partial(self._compile, lowered)
+        return _lower(graph_module, args, compile_graph=compiler)
 
     def _compile(
         self, lowered: list[AtenGraph], graph_module: torch.fx.GraphModule, _: Sequence[Any]
@@ -340,6 +367,59 @@ class _Recorder:
 
 def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
     return watch.watch_session(built[-1], run)  # it was built just before
+
+
+def _compare_with_float32(
+    model: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]], backend: OrtBackend
+) -> LowBitError:
+    """Call a model in inference, in eager mode and by a backend, and compare the results."""
+    args, kwargs = inputs
+    built: list[BuiltBlock] = []
+    compiled = torch.compile(model, backend=functools.partial(_compile, backend, built))
+    with torch.no_grad():
+        with left_as_it_was(model, (tuple(args), dict(kwargs))):
+            expected = _tensors(model(*args, **kwargs))
+        with left_as_it_was(model, (tuple(args), dict(kwargs))):
+            given = _tensors(compiled(*args, **kwargs))
+    nodes = [n for b in built for n in b.exported.model.graph if n.op_type == "MatMulNBits"]
+    errors = [float(n.metadata_props[ERROR]) for n in nodes]
+    return LowBitError(
+        weights=str(backend._options.weights),
+        products=len(nodes),
+        weight_error=max(errors, default=0.0),
+        result_error=max(
+            (_error(a, b) for a, b in zip(given, expected, strict=True)), default=0.0
+        ),
+    )
+
+
+def _compile(
+    backend: OrtBackend,
+    built: list[BuiltBlock],
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+) -> Callable[..., Any]:
+    recipe = dataclasses.replace(make_recipe(backend), on_built=built.append)
+    return _lower(
+        graph_module,
+        args,
+        compile_graph=lambda graph, _: compile_graph(graph, recipe),
+        compile_inference=lambda graph, weights: compile_graph(
+            graph, dataclasses.replace(recipe, weights=weights)
+        ),
+    )
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return [t.detach().clone() for t in floats]
+
+
+def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
+    length = float(expected.double().norm())
+    difference = float((given.double() - expected.double()).norm())
+    return difference / length if length else difference
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}

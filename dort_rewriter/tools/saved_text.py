@@ -25,7 +25,6 @@ class SavedContent:
     """What was saved."""
 
     folder: Path
-    content: Mapping[str, Any]
     saved: Description
     counts: tuple[Mapping[str, int], ...]
     """The nodes of the ONNX model of each call by type; none where it computes nothing."""
@@ -42,18 +41,18 @@ class SavedContent:
 
     def to_dict(self) -> dict[str, Any]:
         """What a program asks of it."""
-        content = self.content
+        saved = self.saved
         return {
-            "made_by": content["made_by"],
+            "made_by": saved.made_by,
             "here": made_by(),
-            "loads_here": content["made_by"] == made_by(),
-            "settings": content["settings"],
-            "training": content["training"],
-            "gradients": content["calls"][0]["backward"] is not None,
-            "weights": content["weights"],
-            "calls": [self._call(i) for i in range(len(self.saved.calls))],
-            "files": dict(content["files"]),
-            "tensors": [{**spell(t), "bytes": t.bytes} for t in self.saved.tensors],
+            "loads_here": saved.made_by == made_by(),
+            "settings": saved.settings,
+            "training": saved.training,
+            "gradients": saved.calls[0].backward is not None,
+            "weights": saved.weights,
+            "calls": [self._call(i) for i in range(len(saved.calls))],
+            "files": saved.files,
+            "tensors": [{**spell(t), "bytes": t.bytes} for t in saved.tensors],
         }
 
     def _call(self, place: int) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class SavedContent:
             ],
             "constants": interface.constants(),
             "conditions": interface.conditions(),
-            "result": self.content["calls"][place]["result"],
+            "result": self.saved.calls[place].result,
             "nodes": sum(self.counts[place].values()),
             "nodes_by_type": dict(self.counts[place]),
         }
@@ -81,14 +80,14 @@ class SavedContent:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        content, here = self.content, made_by()
-        size = sum(int(entry["bytes"]) for entry in content["files"].values())
+        saved, here = self.saved, made_by()
+        size = sum(int(entry["bytes"]) for entry in saved.files.values())
         yield f"{self.folder}: a saved model, {_size(size)}"
-        yield f"made by: {_versions(content['made_by'])}"
-        if content["made_by"] != here:
+        yield f"made by: {_versions(saved.made_by)}"
+        if saved.made_by != here:
             yield f"here is: {_versions(here)}: it has to be saved again"
-        mode = "training" if content["training"] else "evaluation"
-        yield f"called under: {spell_settings(content['settings'])}; module in {mode} mode"
+        mode = "training" if saved.training else "evaluation"
+        yield f"called under: {spell_settings(saved.settings)}; module in {mode} mode"
         if len(self.saved.calls) > 1:
             yield f"graphs: {len(self.saved.calls)}; the first that takes the arguments is run"
         for place, text in enumerate(describe_calls([c.arguments for c in self.saved.calls])):
@@ -111,11 +110,11 @@ class SavedContent:
             "argument": [t.name for t in interface.tensors],
             "state": [t.name for t in self.saved.tensors],
         }
-        yield f"result: {_structure(self.content['calls'][place]['result'], names)}"
+        yield f"result: {_structure(self.saved.calls[place].result, names)}"
         yield from self._model_lines(place)
 
     def _model_lines(self, place: int) -> Iterator[str]:
-        files, nodes = self.content["files"], self.counts[place]
+        files, nodes = self.saved.files, self.counts[place]
         kind, backward = f"model {place}", f"backward {place}"
         if kind not in files:
             yield "model: none, nothing is computed"
@@ -131,13 +130,13 @@ class SavedContent:
 
     def _bytes(self, kind: str) -> str:
         """How large the files of a model are."""
-        files = self.content["files"]
+        files = self.saved.files
         names = [name for name in (kind, f"{kind} data") if name in files]
         return _size(sum(int(files[name]["bytes"]) for name in names))
 
     def _tensor_lines(self) -> Iterator[str]:
         kept = sum(t.bytes for t in self.saved.tensors)
-        place = "inside" if self.content["weights"] == "inside" else "by reference"
+        place = "inside" if self.saved.weights == "inside" else "by reference"
         yield f"weights: {len(self.saved.tensors)} tensors {place}, {_size(kept)}"
         for tensor in self.saved.tensors[:SHOWN]:
             written = ", written to" if tensor.written else ""
@@ -156,7 +155,7 @@ def read_saved(folder: Path) -> SavedContent:
         saved = read_whole(content)
         models = [_model_of(folder, saved, i) for i in range(len(saved.calls))]
         counts = tuple({} if m is None else count_nodes(load_model(m)) for m in models)
-        return SavedContent(folder, content, saved, counts)
+        return SavedContent(folder, saved, counts)
 
 
 def _model_of(folder: Path, saved: Description, place: int) -> Any:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-__all__ = ["details", "escaped", "heading", "table", "text"]
+__all__ = ["details", "heading", "table", "text"]
 
 _CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
 _NUMBER = "text-align:right;vertical-align:top;white-space:nowrap"
-
-
-def escaped(words: str) -> str:
-    """Words as HTML."""
-    return html.escape(words)
 
 
 def heading(title: str) -> str:

@@ -381,7 +381,9 @@ def _described(
         kind=kind,
         ops=by_count(op_name(n.target) for n in calls.values()),
         models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
-        placements=tuple(_placement(b) for b in built if b.computed),
+        placements=tuple(
+            None if b.session is None else b.session.placement for b in built if b.computed
+        ),
         in_onnxruntime=len(calls) - len(outside) - len(called),
         in_torch=_left_to_torch(outside, trace),
         torch_kernels=_grouped((calls[name], reasons[name]) for name in called),

@@ -157,7 +157,7 @@ def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
         bias = found.bias
         if bias is not None and graph.rank(bias) == 2:
             bias = op.Unsqueeze(bias, [0, 1])
-        if found.is_masked:
+        if bias is not None and found.is_masked:
             bias, is_hidden = without_hidden_rows(op, bias)
         if sizes.rows is not None:
             bias = op.Expand(bias, [1, 1, sizes.rows, 1])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call, map_values
-from dort_rewriter.deployment.compiled import Compiled
+from dort_rewriter.deployment.compiled import Compiled, signature_of
 from dort_rewriter.errors import OptionError
 
 __all__ = ["Call", "Maker", "aliases_of", "calls_of", "mark_as_seen", "mark_dims"]
@@ -125,7 +124,7 @@ def _example(
             f"Each entry is a tuple of arguments, or a dictionary of them, not {entry!r}."
         )
     seen, maker = latest_call(found.target), Maker(gradients=gradients)
-    names = _parameter_names(found.target)
+    names = list(signature_of(found.target).parameters)
     made = {
         key: maker.make(_like(value, _seen_argument(seen, names, key)))
         if _is_shape(value)
@@ -157,14 +156,6 @@ def _like(shape: Sequence[int], seen: Any) -> TensorLike:
     if not isinstance(seen, TensorLike):
         return TensorLike(sizes, strides, torch.get_default_dtype(), torch.device("cpu"))
     return TensorLike(sizes, strides, seen.dtype, seen.device, seen.dynamic, seen.requires_grad)
-
-
-def _parameter_names(target: Callable[..., Any]) -> list[str]:
-    called = target.forward if isinstance(target, torch.nn.Module) else target
-    try:
-        return list(inspect.signature(called).parameters)
-    except ValueError:  # of a function in C, nothing is known
-        return []
 
 
 def _seen_argument(seen: SeenCall | None, names: Sequence[str], key: int | str) -> Any:

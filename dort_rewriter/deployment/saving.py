@@ -36,7 +36,8 @@ from dort_rewriter.deployment.folder import (
 )
 from dort_rewriter.deployment.graphs import Graphs, MadeGraph
 from dort_rewriter.deployment.loading import SavedModel, settings_now
-from dort_rewriter.deployment.reading import SESSION_OPTIONS, read_whole
+from dort_rewriter.deployment.reading import SESSION_OPTIONS, Description, read_whole
+from dort_rewriter.deployment.serialization import spell
 from dort_rewriter.deployment.shared_parts import Insertion, PartsWriter
 from dort_rewriter.errors import (
     CaptureError,
@@ -159,7 +160,7 @@ def save(
     try:
         folder.mkdir(exist_ok=True)
         with saving_to(folder), tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
-            files = _write(graphs, found, Path(aside), inside=weights == "inside")
+            files = _write(graphs, found, Path(aside), weights)
             _compare(graphs, files, Path(aside))
             write_description(files, folder, Path(aside))
     except OSError as error:
@@ -234,44 +235,48 @@ def _entries(
 # -- the folder ---------------------------------------------------------------------------------
 
 
-def _write(graphs: Graphs, compiled: Compiled, folder: Path, *, inside: bool) -> dict[str, Any]:
+def _write(
+    graphs: Graphs, compiled: Compiled, folder: Path, weights: Literal["inside", "reference"]
+) -> dict[str, Any]:
     """Write the files of a model to a folder; return what describes them."""
     files: dict[str, Any] = {}
     calls = []
     parts = PartsWriter(folder / f"parts-{secrets.token_hex(6)}.bin")
     several = len(graphs.made) > 1
     for i, graph in enumerate(graphs.made):
-        label, made = secrets.token_hex(6), dict(graph.description)
+        label, made = secrets.token_hex(6), dict(graph.saved.graphs)
         for kind, block in graph.blocks.items():
             if block.session is None:
                 continue
             path = folder / f"{kind}-{label}.onnx"
             found = _write_model(f"{kind} {i}", block, path, files, parts if several else None)
-            name = "graph" if kind == "model" else kind
-            made[name] = {**made[name], "insertions": [dataclasses.astuple(f) for f in found]}
-        calls.append(made)
+            made[kind] = dataclasses.replace(made[kind], insertions=tuple(found))
+        backward = made.get("backward")
+        calls.append(dataclasses.replace(graph.saved, graph=made["model"], backward=backward))
     if parts.parts:
         files["parts"] = file_entry(parts.path)
     state = graphs.state
     stored = list(state.stored)
-    kept = [i for i, t in enumerate(stored) if inside or t.kind == "constant"]
+    kept = [i for i, t in enumerate(stored) if weights == "inside" or t.kind == "constant"]
     path = folder / f"tensors-{secrets.token_hex(6)}.bin"
     tensors, orders = [state.tensors[i] for i in kept], [stored[i].order for i in kept]
     places = write_tensors(tensors, orders, path)
     files["tensors"] = file_entry(path)
     for i, place in zip(kept, places, strict=True):
         stored[i] = dataclasses.replace(stored[i], offset=place)
-    return {
-        "made_by": made_by(),
-        "settings": settings_now(),
-        "training": bool(getattr(compiled.module, "training", False)),
-        "weights": "inside" if inside else "reference",
-        "files": files,
-        "tensors": [t.spell() for t in stored],
-        "parts": [dataclasses.astuple(part) for part in parts.parts],
-        "calls": calls,
-        "options": {name: getattr(compiled.options, name) for name in SESSION_OPTIONS},
-    }
+    description = Description(
+        made_by=made_by(),
+        settings=settings_now(),
+        training=bool(getattr(compiled.module, "training", False)),
+        weights=weights,
+        files=files,
+        options={name: getattr(compiled.options, name) for name in SESSION_OPTIONS},
+        tensors=tuple(stored),
+        parts=tuple(parts.parts),
+        calls=tuple(calls),
+    )
+    content: dict[str, Any] = spell(description)
+    return content
 
 
 def _write_model(

@@ -22,6 +22,7 @@ from dort_rewriter.export.converters.opmath import HALVES
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, arguments, by_name, converter
 from dort_rewriter.graph import shapes
+from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.values import Value
 
 _SWAP = [0, 1, 3, 2]
@@ -115,27 +116,23 @@ def attend(op: Recorder, given: Arguments, mask: Value | None = None) -> tuple[V
     attention = _prepare(op, given, mask)
     scores = _scores(op, attention)
     probabilities = op.Softmax(scores, axis=-1)
-    output = op.MatMul(probabilities, attention.value)
     highest = op.ReduceMax(scores, [-1], keepdims=1)
     # The largest probability is exp(highest - logsumexp): cheaper than a sum of exponentials.
     log_sum = highest - op.Log(op.ReduceMax(probabilities, [-1], keepdims=1))
     if mask is not None:
-        zero = op.constant(0.0, attention.dtype)
-        is_masked = op.Equal(highest, -math.inf)
-        output, log_sum = (op.Where(is_masked, zero, x) for x in (output, log_sum))
+        is_hidden = hides_all(op, scores)
+        probabilities, log_sum = (op.Where(is_hidden, 0.0, x) for x in (probabilities, log_sum))
+    output = op.MatMul(probabilities, attention.value)
     return op.CastLike(output, given.query), op.Squeeze(log_sum, [-1])
 
 
 def _probabilities(op: Recorder, attention: _Attention, log_sum: Value, is_masked: bool) -> Value:
     scores = _scores(op, attention)
-    zero = op.constant(0.0, attention.dtype)
     if log_sum.dtype is not attention.dtype:  # seen with float64 inputs (torch 2.8)
         probabilities = op.Softmax(scores, axis=-1)
-        return (
-            op.Where(op.IsNaN(probabilities), zero, probabilities) if is_masked else probabilities
-        )
+        return op.Where(hides_all(op, scores), 0.0, probabilities) if is_masked else probabilities
     if is_masked:  # a row that masks everything: another forward may say -inf or inf
-        log_sum = op.Where(op.IsInf(log_sum), zero, log_sum)
+        log_sum = op.Where(op.IsInf(log_sum), 0.0, log_sum)
     return op.Exp(scores - op.Unsqueeze(log_sum, [-1]))
 
 

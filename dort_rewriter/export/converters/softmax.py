@@ -10,6 +10,7 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.opmath import check_dimension, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
+from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
@@ -51,8 +52,7 @@ def safe_softmax(op: Recorder, x: Value, dim: int, dtype: ir.DataType | None = N
     x = op.cast(x, op.dtype)
     if not x.rank:
         return op.Where(op.Equal(x, -math.inf), 0.0, _along(op, "Softmax", x, dim))
-    is_masked = op.Equal(op.ReduceMax(x, [dim % x.rank], keepdims=1), -math.inf)
-    return op.Where(is_masked, op.constant(0.0, op.dtype), _along(op, "Softmax", x, dim))
+    return op.Where(hides_all(op, x, dim % x.rank), 0.0, _along(op, "Softmax", x, dim))
 
 
 def _gradient(log: bool) -> Callable[..., Value]:

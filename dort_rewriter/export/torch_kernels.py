@@ -119,7 +119,7 @@ def _convolution(op: Recorder, given: Arguments) -> Value:
     if _is_product(op, given, how, images=1):
         return _product_of_pixels(op, given.input, given.weight, given.bias)
     read = [v for v in (given.input, given.weight, given.bias) if v is not None]
-    how |= {"transposed": int(given.transposed)}
+    how = {"transposed": int(given.transposed), **how}
     result: Value = op.call("convolution", *read, domain=OWN_DOMAIN, **how)
     return result
 

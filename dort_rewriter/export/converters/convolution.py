@@ -106,8 +106,9 @@ def convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, 
         seen, pads = op.Pad(grad, [0, 0, *pads, 0, 0, *behind]), [0] * rank
     windows = [Windows(*n) for n in zip(kernel, strides, pads, dilations, strict=True)]
     if given.output_mask[0] and given.transposed:
-        how = {"strides": strides, "pads": [*pads, *pads], "dilations": dilations}
-        of_input = op.Conv(seen, weight, group=groups, **how)
+        around = [*pads, *pads]
+        how = {"strides": strides, "pads": around, "dilations": dilations, "group": groups}
+        of_input = op.Conv(seen, weight, **how)
     elif given.output_mask[0] and rank == 2 and groups == 1 and op.takes_own(grad, weight):
         of_input = _input_gradient(op, grad, input, weight, windows)
     elif given.output_mask[0]:

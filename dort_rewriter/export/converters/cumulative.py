@@ -95,9 +95,8 @@ def _loop(op: Recorder, parts: Parts, axis: int, combine: Combine, size: Value) 
 
 def _meta(op: Recorder, part: Value) -> torch.Tensor:
     """A fake tensor like a part: of the shape of the results."""
-    assert op.fx_node is not None
     assert part.dtype is not None
-    made = op.fx_node.meta["val"]
+    made = op.result
     first: torch.Tensor = made[0] if isinstance(made, list | tuple) else made
     return first.to(to_torch(part.dtype))
 

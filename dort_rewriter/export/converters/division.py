@@ -257,9 +257,7 @@ def gcd(op: Recorder, x: Value, other: Value) -> Value:
     """gcd(Tensor self, Tensor other) -> Tensor"""
     a, b = (_size(op, v) for v in (x, other))
     a, b = op.Add(a, op.Mul(b, 0)), op.Add(b, op.Mul(a, 0))  # of one shape
-    assert op.fx_node is not None
-    result: torch.Tensor = op.fx_node.meta["val"]
-    meta = result.to(torch.int64)
+    meta = op.result.to(torch.int64)
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
         divisor, number = given

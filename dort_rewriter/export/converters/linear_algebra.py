@@ -159,16 +159,13 @@ def addr(
 def linear(op: Recorder, input: Value, weight: Value, bias: Value | None = None) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     assert input.dtype is not None
-    if weight.rank == 1:
-        rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
-        result = op.Squeeze(product(op, rows, _column(op, weight)), [-1])
-        result = result if input.rank > 1 else op.Squeeze(result, [0])
-        return result if bias is None else op.Add(result, bias)
-    is_float = input.dtype.is_floating_point()
-    if input.rank == 2 and is_float and not may_be_zero(input.dims[1]):
+    is_float, is_vector = input.dtype.is_floating_point(), weight.rank == 1
+    if input.rank == 2 and is_float and not is_vector and not may_be_zero(input.dims[1]):
         return op.Gemm(input, weight, bias, transB=1)
     rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
-    result = product(op, rows, op.Transpose(weight, perm=[1, 0]))
+    factor = _column(op, weight) if is_vector else op.Transpose(weight, perm=[1, 0])
+    result = product(op, rows, factor)
+    result = op.Squeeze(result, [-1]) if is_vector else result
     result = result if input.rank > 1 else op.Squeeze(result, [0])
     return result if bias is None else op.Add(result, bias)
 

@@ -147,7 +147,7 @@ def _spread_nan(
     return op.Where(op.Greater(met, 0), op.constant(np.nan, op.dtype), result)
 
 
-def _along(op: Recorder, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
+def _along(op: Recorder, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
     """A 1-D index in the shape of the source it belongs to, and the source."""
     source, index = at_least_1d(op, source), refuse_negative(op, index)
     shape = [1] * source.rank
@@ -162,7 +162,7 @@ def index_add(
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
     if 0 in source.dims:
         return x
-    places, updates = _along(op, x, dim, index, source)
+    places, updates = _along(op, dim, index, source)
     if not (isinstance(alpha, int | float) and alpha == 1):
         if op.dtype == ir.DataType.BOOL:
             updates = op.And(updates, op.cast(alpha, op.dtype))
@@ -180,7 +180,7 @@ def index_copy(op: Recorder, x: Value, dim: int, index: Value, source: Value) ->
         return write_rows(op, x, index, source, dim % x.rank)
     if op.opset >= SINCE and source.rank == x.rank > 1 and dim % x.rank and _goes_on(op):
         return write_run(op, x, source, _first(op, index), dim % x.rank)
-    places, updates = _along(op, x, dim, index, source)
+    places, updates = _along(op, dim, index, source)
     return scatter(op, x, dim, places, updates)
 
 
@@ -200,7 +200,7 @@ def index_reduce(op: Recorder, given: Arguments) -> Value:
     """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"""
     if 0 in given.source.dims:
         return given.x
-    return _reduce(op, given, *_along(op, given.x, given.dim, given.index, given.source))
+    return _reduce(op, given, *_along(op, given.dim, given.index, given.source))
 
 
 @converter("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor")

@@ -62,8 +62,7 @@ def _halve(
 
 def _loop(op: Recorder, edges: Value, x: Value, first: Value, last: Value, compare: str) -> Value:
     """The same for a number of edges that is known at run time."""
-    assert op.fx_node is not None
-    meta = op.fx_node.meta["val"].long()
+    meta = op.result.long()
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
         halves = _halve(inner, edges, x, given[0], given[1], compare)

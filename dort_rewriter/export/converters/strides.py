@@ -33,9 +33,7 @@ def _memory_order(base: torch.Tensor) -> list[int] | None:
     return order
 
 
-def _positions(
-    base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
-) -> np.ndarray[Any, Any]:
+def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray[Any, Any]:
     """The place of each element in the memory of the base."""
     places = np.full((), offset, dtype=np.int64)
     for length, step in zip(size, stride, strict=True):
@@ -101,7 +99,7 @@ def _read(
     expected = 1
     for axis in reversed(axes):
         if stride[axis] != expected:
-            places = _positions(base, size, stride, start)
+            places = _positions(size, stride, start)
             return op.Gather(memory, op.constant(places), axis=0)
         expected *= size[axis]
     part = memory
@@ -128,7 +126,7 @@ def as_strided_scatter(
     if 0 in size:
         return x
     src = op.cast(src, op.dtype)
-    places = _positions(base, size, stride, offset - origin).ravel()
+    places = _positions(size, stride, offset - origin).ravel()
     if len(np.unique(places)) != len(places):
         raise Refused("as_strided_scatter writes to the same element more than once")
     if len(places) == base.numel() and (places == np.arange(len(places))).all():

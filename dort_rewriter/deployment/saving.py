@@ -22,10 +22,17 @@ from typing import Any, Literal
 import torch
 
 from dort_rewriter.backends.layers import compiled_layer
-from dort_rewriter.backends.seen_calls import latest_call, map_values
+from dort_rewriter.backends.seen_calls import latest_call
 from dort_rewriter.deployment.captured import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
-from dort_rewriter.deployment.examples import Call, Maker, aliases_of, calls_of, mark_as_seen
+from dort_rewriter.deployment.examples import (
+    Call,
+    Maker,
+    aliases_of,
+    calls_of,
+    map_call,
+    mark_as_seen,
+)
 from dort_rewriter.deployment.folder import (
     DESCRIPTION,
     file_entry,
@@ -314,13 +321,7 @@ def _compare(graphs: Graphs, content: Mapping[str, Any], folder: Path) -> None:
 def _compare_call(place: int, graph: MadeGraph, saved: SavedModel) -> None:
     captured = graph.captured
     copies = {id(captured.args[i]): copy_of(captured.args[i]) for i in captured.updates}
-
-    def replaced(tensor: torch.Tensor) -> torch.Tensor:
-        return copies.get(id(tensor), tensor)
-
-    args, kwargs = graph.call
-    given = [map_values(a, replaced) for a in args]
-    by_name = {name: map_values(value, replaced) for name, value in kwargs.items()}
+    given, by_name = map_call(*graph.call, lambda t: copies.get(id(t), t))
     results, gradients = saved.compute(place, given, by_name)
     for i, (mine, theirs) in enumerate(zip(results, captured.results, strict=False)):
         if id(theirs) in copies:  # an argument, which the run left as it was

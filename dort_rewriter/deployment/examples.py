@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,15 +11,24 @@ from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call,
 from dort_rewriter.deployment.compiled import Compiled, signature_of
 from dort_rewriter.errors import OptionError
 
-__all__ = ["Call", "Maker", "aliases_of", "calls_of", "mark_as_seen", "mark_dims"]
+__all__ = ["Call", "Maker", "aliases_of", "calls_of", "map_call", "mark_as_seen", "mark_dims"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by place and by name."""
 
 
-def aliases_of(
-    args: Sequence[Any], kwargs: Mapping[str, Any], *, gradients: bool = False
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def map_call(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    change: Callable[[Any], Any],
+    kind: type = torch.Tensor,
+) -> Call:
+    """A call with other tensors, or others of a kind."""
+    named = {name: map_values(value, change, kind) for name, value in kwargs.items()}
+    return tuple(map_values(a, change, kind) for a in args), named
+
+
+def aliases_of(args: Sequence[Any], kwargs: Mapping[str, Any], *, gradients: bool = False) -> Call:
     """The same arguments in tensors of their own: those of a user keep no mark of ours.
 
     With ``gradients`` they get gradients where those did.
@@ -30,8 +39,7 @@ def aliases_of(
         wanted = gradients and tensor.requires_grad
         return aliases.setdefault(id(tensor), tensor.detach().requires_grad_(wanted))
 
-    named = {name: map_values(value, alias) for name, value in kwargs.items()}
-    return tuple(map_values(a, alias) for a in args), named
+    return map_call(args, kwargs, alias)
 
 
 def mark_as_seen(seen: SeenCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -66,10 +74,9 @@ class Maker:
         self.made: dict[int, tuple[TensorLike, torch.Tensor]] = {}
         """By identity; a description stays, so that no other gets its identity."""
 
-    def call(self, seen: SeenCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, seen: SeenCall) -> Call:
         """Arguments like those of a call."""
-        named = {name: self.make(value) for name, value in seen.kwargs.items()}
-        return tuple(self.make(a) for a in seen.args), named
+        return map_call(seen.args, seen.kwargs, self._made_once, TensorLike)
 
     def make(self, value: Any) -> Any:
         """The value, tensors in place of descriptions."""

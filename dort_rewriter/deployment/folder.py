@@ -47,6 +47,7 @@ __all__ = [
     "made_by",
     "map_tensors",
     "read_description",
+    "spell_versions",
     "write_description",
     "write_tensors",
 ]
@@ -97,6 +98,11 @@ def made_by() -> dict[str, str]:
         "onnxruntime": describe(),
         "dort_rewriter": str(own.__version__),
     }
+
+
+def spell_versions(versions: Mapping[str, str]) -> str:
+    """Versions in words."""
+    return ", ".join(v if k in v else f"{k} {v}" for k, v in versions.items()) or "no version"
 
 
 # -- the description ----------------------------------------------------------------------------

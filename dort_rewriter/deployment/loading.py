@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dort_rewriter import notebook
-from dort_rewriter.deployment.folder import made_by, read_description
+from dort_rewriter.deployment.folder import made_by, read_description, spell_versions
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose, group
 from dort_rewriter.deployment.reading import (
@@ -213,7 +213,7 @@ def _load(folder: Path, content: Mapping[str, Any], model: object, *, check: boo
         other = {k: str(v) for k, v in known.items() if here.get(k) != v}
         mine = {k: here.get(k, "none") for k in other}
         raise ExecutionError(
-            f"{folder} was saved with {_spell_versions(other)}; here is {_spell_versions(mine)}: "
+            f"{folder} was saved with {spell_versions(other)}; here is {spell_versions(mine)}: "
             "a model is loaded by the versions that saved it. Save it again."
         )
     with damage_is_named(folder):
@@ -223,22 +223,13 @@ def _load(folder: Path, content: Mapping[str, Any], model: object, *, check: boo
         return SavedModel(folder, saved, named, check=check)
 
 
-def _spell_versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{k} {v}" if k not in v else v for k, v in versions.items()) or "no version"
-
-
 def settings_now() -> dict[str, Any]:
     """What of torch's state changes what a call computes."""
+    narrow = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return {
-        "autocast": _autocast(),
+        "autocast": None if narrow is None else str(narrow),
         "default_dtype": str(torch.get_default_dtype()),
     }
-
-
-def _autocast() -> str | None:
-    if not torch.is_autocast_enabled("cpu"):
-        return None
-    return str(torch.get_autocast_dtype("cpu"))
 
 
 def spell_settings(settings: Mapping[str, Any]) -> str:

@@ -81,23 +81,17 @@ def describe_results(value: Any, place_of: Callable[[Any, str], Any]) -> Any:
     """
 
     def describe_record(part: Any, where: str) -> Any:
-        if isinstance(part, tuple) and (names := _names_of(type(part))):
-            fields = [
-                [n, _describe(getattr(part, n), f"{where}.{n}", place_of, describe_record)]
-                for n in names
-            ]
-            return {"named": [type(part).__name__, fields]}
-        if (found := _fields_of(part)) is not None:
-            fields = [
-                [n, _describe(v, f"{where}.{n}", place_of, describe_record)] for n, v in found
-            ]
-            return {"record": fields}
-        raise CaptureError(
-            f"The result{where} is a {type(part).__name__}: results of what is saved are tensors, "
-            "numbers, texts, None, and lists, tuples, dictionaries and dataclasses of them. "
-            "Return what it holds, or leave it out (of a transformer, use_cache=False leaves out "
-            "the cache)."
-        )
+        names = _names_of(type(part)) if isinstance(part, tuple) else ()
+        found = [(n, getattr(part, n)) for n in names] or _fields_of(part)
+        if found is None:
+            raise CaptureError(
+                f"The result{where} is a {type(part).__name__}: results of what is saved are "
+                "tensors, numbers, texts, None, and lists, tuples, dictionaries and dataclasses "
+                "of them. Return what it holds, or leave it out (of a transformer, "
+                "use_cache=False leaves out the cache)."
+            )
+        fields = [[n, _describe(v, f"{where}.{n}", place_of, describe_record)] for n, v in found]
+        return {"named": [type(part).__name__, fields]} if names else {"record": fields}
 
     return _describe(value, "", place_of, describe_record)
 

@@ -22,10 +22,18 @@ from typing import Any, Literal
 import torch
 
 from dort_rewriter.backends.layers import compiled_layer
-from dort_rewriter.backends.seen_calls import latest_call, map_values
-from dort_rewriter.deployment.captured import copy_of
+from dort_rewriter.backends.seen_calls import latest_call
+from dort_rewriter.compiler.differences import Tolerance, difference
+from dort_rewriter.deployment.capture_backend import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
-from dort_rewriter.deployment.examples import Call, Maker, aliases_of, calls_of, mark_as_seen
+from dort_rewriter.deployment.examples import (
+    Call,
+    Maker,
+    aliases_of,
+    calls_of,
+    map_call,
+    mark_as_seen,
+)
 from dort_rewriter.deployment.folder import (
     DESCRIPTION,
     file_entry,
@@ -314,36 +322,19 @@ def _compare(graphs: Graphs, content: Mapping[str, Any], folder: Path) -> None:
 def _compare_call(place: int, graph: MadeGraph, saved: SavedModel) -> None:
     captured = graph.captured
     copies = {id(captured.args[i]): copy_of(captured.args[i]) for i in captured.updates}
-
-    def replaced(tensor: torch.Tensor) -> torch.Tensor:
-        return copies.get(id(tensor), tensor)
-
-    args, kwargs = graph.call
-    given = [map_values(a, replaced) for a in args]
-    by_name = {name: map_values(value, replaced) for name, value in kwargs.items()}
+    given, by_name = map_call(*graph.call, lambda t: copies.get(id(t), t))
     results, gradients = saved.compute(place, given, by_name)
-    for i, (mine, theirs) in enumerate(zip(results, captured.results, strict=False)):
-        if id(theirs) in copies:  # an argument, which the run left as it was
-            continue
-        if not _is_same(mine, theirs):
-            raise _divergence("Result", i)
-    expected = [] if captured.backward is None else captured.backward.gradients
-    for i, (mine, theirs) in enumerate(zip(gradients, expected, strict=True)):
-        if not _is_same(mine, theirs):
-            raise _divergence("Gradient", i)
-
-
-def _divergence(what: str, place: int) -> DivergenceError:
-    return DivergenceError(
-        f"{what} {place} of the saved model is not that of the compiled one: nothing was saved. "
-        "This is a defect of dort_rewriter.",
-        name=str(place),
-    )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return type(a) is type(b) and bool(a == b)
-    if a.dtype is not b.dtype or a.shape != b.shape:
-        return False
-    return bool(torch.all((a == b) | ((a != a) & (b != b))))
+    backward = captured.backward
+    for what, got, expected in (
+        ("Result", results, captured.results),
+        ("Gradient", gradients, [] if backward is None else backward.gradients),
+    ):
+        for i, (mine, theirs) in enumerate(zip(got, expected, strict=what == "Gradient")):
+            if id(theirs) in copies:  # an argument, which the run left as it was
+                continue
+            if found := difference(mine, theirs, Tolerance()):
+                raise DivergenceError(
+                    f"{what} {i} of the saved model is not that of the compiled one: nothing was "
+                    f"saved. This is a defect of dort_rewriter. ({found.text})",
+                    name=str(i),
+                )

@@ -100,33 +100,44 @@ def _spell_argument(value: Any) -> Any:
 def read(kind: Any, data: Any) -> Any:
     """A value of a type out of plain data; :class:`ValueError`, or what Python raises, when it is
     none."""
-    if (reader := _READERS.get(kind)) is not None:
-        return reader(data)
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return text(data, f"one of {', '.join(parts)}", parts)
-    if origin is UnionType:
-        others = [part for part in parts if part is not NoneType]
-        absent = data is None and len(others) < len(parts)
-        return None if absent else read(functools.reduce(operator.or_, others), data)
-    if origin is tuple:
-        kinds = parts[:1] * len(items(data)) if parts[-1] is Ellipsis else parts
-        return tuple(map(read, kinds, items(data, count=len(kinds))))
-    if origin is frozenset:
-        return frozenset(read(parts[0], part) for part in items(data))
-    if origin in (dict, collections.abc.Mapping):
-        pairs = mapping(data, "dictionary").items()
-        return {text(key): read(parts[1], part) for key, part in pairs}
-    fields = _fields_of(kind)
-    given = mapping(data, kind.__name__, fields)
-    return kind(**{name: read(field, given[name]) for name, field in fields.items()})
+    return _reader_of(kind)(data)
 
 
 @functools.cache
-def _fields_of(record: type) -> dict[str, Any]:
-    """The types of the fields of a record."""
-    hints = get_type_hints(record)
-    return {f.name: hints[f.name] for f in dataclasses.fields(record) if f.init}
+def _reader_of(kind: Any) -> Callable[[Any], Any]:
+    if (reader := _READERS.get(kind)) is not None:
+        return reader
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return lambda data: text(data, f"one of {', '.join(parts)}", parts)
+    if origin is UnionType and NoneType in parts:
+        others = (part for part in parts if part is not NoneType)
+        other = _reader_of(functools.reduce(operator.or_, others))
+        return lambda data: None if data is None else other(data)
+    if origin is tuple and parts[-1] is Ellipsis:
+        one = _reader_of(parts[0])
+        return lambda data: tuple(map(one, items(data)))
+    if origin is tuple:
+        each = [*map(_reader_of, parts)]
+        return lambda data: tuple(
+            reader(part) for reader, part in zip(each, items(data, count=len(each)), strict=True)
+        )
+    if origin is frozenset:
+        one = _reader_of(parts[0])
+        return lambda data: frozenset(map(one, items(data)))
+    if origin in (dict, collections.abc.Mapping):
+        one = _reader_of(parts[1])
+        return lambda data: {
+            text(key): one(part) for key, part in mapping(data, "dictionary").items()
+        }
+    hints = get_type_hints(kind)
+    fields = {f.name: _reader_of(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+
+    def read_record(data: Any) -> Any:
+        given = mapping(data, kind.__name__, fields)
+        return kind(**{name: reader(given[name]) for name, reader in fields.items()})
+
+    return read_record
 
 
 def _read_dtype(name: Any) -> torch.dtype:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dort_rewriter.deployment.folder import made_by, read_description
+from dort_rewriter.deployment.folder import made_by, read_description, spell_versions
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loading import spell_settings
 from dort_rewriter.deployment.reading import Description, damage_is_named, read_whole
@@ -169,8 +169,7 @@ def _dtype(tensor: Any) -> str:
 
 
 def _versions(versions: Mapping[str, str]) -> str:
-    ordered = {k: versions[k] for k in (*made_by(), *versions) if k in versions}  # torch first
-    return ", ".join(v if k in v else f"{k} {v}" for k, v in ordered.items())
+    return spell_versions({k: versions[k] for k in (*made_by(), *versions) if k in versions})
 
 
 def _size(size: int) -> str:

@@ -6,8 +6,9 @@ usage: python scripts/fuzz.py [--programs 5000] [--first SEED] [--part views]
 Values, types, strides, aliases, what was written, gradients:
 ``tests/backends/programs/program_check.py`` says what is compared. Each failure prints its seed
 and the program, shrunk, as Python. Where torch's AOTAutograd alone does the same as the backend,
-the seed is said to be torch's, and counted apart. A program that ends the process is a failure as well, unless eager mode alone ends it the
-same way; the seeds after it go on in another process. Exits with 1 if there is a failure.
+the seed is said to be torch's, and counted apart. A program that ends the process is a failure as
+well, unless eager mode alone ends it the same way; the seeds after it go on in another process.
+Exits with 1 if there is a failure.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from dort_rewriter import OptionError, get_pattern_list
 from dort_rewriter.optimize.patterns.standard.arithmetic import CastCast
-from dort_rewriter.optimize.pipeline import SETS, asks_for_kernels
+from dort_rewriter.optimize.pipeline import RETIRED, SETS, asks_for_kernels
 
 
 def _names(*args: object) -> list[str]:
@@ -40,6 +40,13 @@ def test_rules_are_listed() -> None:
     assert _names(["Identity", CastCast]) == ["Identity", "CastCast"]
     assert _names(CastCast) == ["CastCast"]
     assert _names(None) == []
+
+
+def test_a_rule_that_was_removed_may_be_named() -> None:
+    """It does nothing."""
+    assert not RETIRED & {kind.__name__ for kinds in SETS.values() for kind in kinds}
+    assert _names("CastCast+NotNot-ClipClip", ["PowToMul"]) == ["CastCast"]
+    assert _names(sorted(RETIRED)) == []
 
 
 @pytest.mark.parametrize("wrong", ["defautl", "default+CastCats", ["Nothing"]])

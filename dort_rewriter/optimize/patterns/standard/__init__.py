@@ -7,14 +7,10 @@ from dort_rewriter.optimize.patterns.standard.arithmetic import (
     AddNeg,
     CastCast,
     CastOpCast,
-    ClipClip,
     DivToMul,
     MulMulMul,
     MulMulScalar,
     NeutralElement,
-    NotNot,
-    NotWhere,
-    PowToMul,
     ScaleSmaller,
     WhereConstant,
 )
@@ -41,7 +37,6 @@ from dort_rewriter.optimize.patterns.standard.layers import (
 )
 from dort_rewriter.optimize.patterns.standard.moves import (
     ExpandBroadcast,
-    ExpandExpand,
     ExpandSwap,
     TransposeElementwise,
     TransposeEqualReshape,
@@ -54,11 +49,7 @@ from dort_rewriter.optimize.patterns.standard.passes import (
     SlicesSplit,
 )
 from dort_rewriter.optimize.patterns.standard.slices import (
-    ConcatConcat,
-    ConcatSlice,
     PadPadAdd,
-    SliceSlice,
-    SplitConcat,
 )
 from dort_rewriter.optimize.patterns.standard.views import (
     ReduceReshape,
@@ -80,11 +71,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ShapeOfInput,
     CastCast,
     CastOpCast,
-    ClipClip,
     AddNeg,
     NeutralElement,
-    NotNot,
-    NotWhere,
     WhereConstant,
     ShapeBasedIdentity,
     ReshapeTarget,
@@ -92,12 +80,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ReshapeMatMulReshape,
     ReduceReshape,
     GatherNDRange,
-    SliceSlice,
-    ConcatSlice,
-    SplitConcat,
-    ConcatConcat,
     PadPadAdd,
-    ExpandExpand,
     ExpandBroadcast,
     ExpandSwap,
     TransposeTranspose,
@@ -106,7 +89,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     GemmTranspose,
     TransposeMatMul,
     MatMulAdd,
-    PowToMul,
     DivToMul,
     MulMulScalar,
     MulMulMul,

@@ -34,7 +34,6 @@ class RotaryEmbedding(Rule):
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.opset < 23:
             return None
         found = find_rotary(node, graph)
@@ -55,8 +54,7 @@ class RotaryEmbedding(Rule):
                 shape = op.Concat(op.Shape(x, start=0, end=1), op.constant([1, 1]), axis=0)
             if batch != 1:
                 tables = [op.Expand(table, shape) for table in tables]
-            result: ir.Value = op.RotaryEmbedding(x, *tables)
-            return result
+            return op.RotaryEmbedding(x, *tables)
 
         return Match([node.outputs[0]], build)
 
@@ -74,7 +72,6 @@ class Attention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.opset < 23:
             return None
         located = locate_attention(node, graph)
@@ -160,7 +157,6 @@ class SharedHeads(Rule):
     lowers = "bytes of keys and values"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         located = locate_attention(node, graph)
         return _fold(located, graph) if isinstance(located, Located) else located
 
@@ -195,7 +191,6 @@ def _fold(located: Located, graph: GraphView) -> Match | Refusal | None:
         if located.is_masked:  # softmax of a row without any key is NaN
             highest = op.ReduceMax(scores, [-1], keepdims=1)
             y = op.Where(op.Equal(highest, -float("inf")), 0.0, y)
-        result: ir.Value = op.Reshape(y, [0, heads, 1, sizes[1]])
-        return result
+        return op.Reshape(y, [0, heads, 1, sizes[1]])
 
     return Match([located.result], build)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.standard.moves import (
     ExpandBroadcast,
-    ExpandExpand,
     ExpandSwap,
     TransposeElementwise,
     TransposeEqualReshape,
@@ -119,30 +118,6 @@ def test_a_larger_operand_is_no_number() -> None:
             y = Mul(a, z)
         }""",
         "another input makes the result larger",
-    )
-
-
-def test_two_expands_are_one() -> None:
-    """The second target says it all."""
-    assert_rewrites(
-        ExpandExpand,
-        """(float[N,1] x) => (float[2,N,4] y) <int64[2] s = {1, 4}, int64[3] t = {2, 1, 4}> {
-            a = Expand(x, s)
-            y = Expand(a, t)
-        }""",
-        "(float[N,1] x) => (float[2,N,4] y) <int64[3] t = {2, 1, 4}> {y = Expand(x, t)}",
-    )
-
-
-def test_the_first_target_is_needed() -> None:
-    """The second says 1, which keeps the 4 of the first."""
-    assert_refuses(
-        ExpandExpand,
-        """(float[N,1] x) => (float[2,N,4] y) <int64[2] s = {1, 4}, int64[3] t = {2, 1, 1}> {
-            a = Expand(x, s)
-            y = Expand(a, t)
-        }""",
-        "the first shape is needed",
     )
 
 

@@ -42,13 +42,6 @@ def test_rules_are_listed() -> None:
     assert _names(None) == []
 
 
-def test_a_rule_that_was_removed_may_be_named() -> None:
-    """It does nothing."""
-    assert not RETIRED & {kind.__name__ for kinds in SETS.values() for kind in kinds}
-    assert _names("CastCast+NotNot-ClipClip", ["PowToMul"]) == ["CastCast"]
-    assert _names(sorted(RETIRED)) == []
-
-
 @pytest.mark.parametrize("wrong", ["defautl", "default+CastCats", ["Nothing"]])
 def test_an_unknown_name_is_an_error(wrong: object) -> None:
     """It names the closest one."""
@@ -91,3 +84,10 @@ def test_whether_the_exporter_writes_own_operators(patterns: Any, wanted: bool) 
 def test_experimental_is_another_name_of_kernels() -> None:
     names = [[r.name for r in get_pattern_list(s)] for s in ("kernels", "experimental")]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("name", sorted(RETIRED))
+def test_a_published_name_that_is_gone_does_nothing(name: str) -> None:
+    assert _names(f"default+{name}") == _names("default")
+    assert _names(f"default-{name}") == _names("default")
+    assert name not in {kind.__name__ for kinds in SETS.values() for kind in kinds}

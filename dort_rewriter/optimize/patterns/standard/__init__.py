@@ -20,7 +20,6 @@ from dort_rewriter.optimize.patterns.standard.attention import (
     SharedHeads,
 )
 from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding, Dropout, Identity
-from dort_rewriter.optimize.patterns.standard.gathers import GatherNDRange
 from dort_rewriter.optimize.patterns.standard.gemms import (
     GemmTranspose,
     MatMulAdd,
@@ -38,6 +37,7 @@ from dort_rewriter.optimize.patterns.standard.layers import (
 from dort_rewriter.optimize.patterns.standard.moves import (
     ExpandBroadcast,
     ExpandSwap,
+    PadPadAdd,
     TransposeElementwise,
     TransposeEqualReshape,
     TransposeTranspose,
@@ -47,9 +47,6 @@ from dort_rewriter.optimize.patterns.standard.passes import (
     LeavesLast,
     ReshapeElementwise,
     SlicesSplit,
-)
-from dort_rewriter.optimize.patterns.standard.slices import (
-    PadPadAdd,
 )
 from dort_rewriter.optimize.patterns.standard.views import (
     ReduceReshape,
@@ -79,7 +76,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ReshapeReshape,
     ReshapeMatMulReshape,
     ReduceReshape,
-    GatherNDRange,
     PadPadAdd,
     ExpandBroadcast,
     ExpandSwap,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-__all__ = ["details", "escaped", "heading", "page", "table", "text"]
+__all__ = ["details", "heading", "page", "table", "text"]
 
 _CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
 _NUMBER = "text-align:right;vertical-align:top;white-space:nowrap"
@@ -19,11 +19,6 @@ pre,.graph{overflow:auto;border:1px solid #dde2e6;padding:8px;max-height:80vh}
 code{background:#f2f4f6;padding:1px 4px}body>svg{max-width:100%;height:auto}
 @media(max-width:700px){body{margin:1em}table{font-size:12px}td,th{padding:4px}}
 """
-
-
-def escaped(words: str) -> str:
-    """Words as HTML."""
-    return html.escape(words)
 
 
 def page(title: str, parts: Iterable[str], heading: str = "") -> str:

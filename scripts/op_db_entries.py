@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from children import Lost, measured
+from sweeps import require_backend, require_verdicts
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from dort_rewriter.compiler.differences import (
@@ -159,7 +160,11 @@ def sweep(
     show: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
     """Measure entries in processes that are replaced when they end, and return the records in
-    order; each is shown when it comes."""
+    order; each is shown when it comes.
+
+    Ends this process where nothing, or not nearly all, could be judged.
+    """
+    require_backend()
 
     def measured_or_skipped(entry: Any) -> Iterator[Record]:
         warnings.simplefilter("ignore")
@@ -177,6 +182,12 @@ def sweep(
         record = {"op": entry_name(entry), **record}
         found[record["op"]].append(record)
         show(record)
+    skipped = [
+        f"{name}: {records[0]['detail']}"
+        for name, records in found.items()
+        if records and all(r["status"] == "skipped" for r in records)
+    ]
+    require_verdicts(sum(map(bool, found.values())) - len(skipped), skipped)
     return [record for records in found.values() for record in records]
 
 

@@ -148,6 +148,8 @@ class Sample:
         self.results = len(self.call(*self.tensors))  # gradients follow
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.watch = Watch()
+        self.torchs = ""
+        """What differs first in ``aot_eager`` as well."""
 
     def run(self, backend: str, tensors: Sequence[torch.Tensor], numbers: str) -> list[Any]:
         if backend not in self.compiled:
@@ -191,14 +193,19 @@ class Sample:
         return made, ""
 
     def judge(self) -> Iterator[Record]:
-        """Yield what is wrong, once for each kind of difference in each result."""
-        told_of = set()
+        """Yield what is wrong, once for each kind of difference in each result, and a verdict on
+        the others."""
+        told_of: set[tuple[int, str]] = set()
+        reason = ""
+        judged = 0
         for chosen in self.fills():
             tensors, numbers = self.filled(chosen)
             try:
                 expected = evaluate(self.call, tensors, numbers)
-            except Exception:  # eager mode refuses these numbers: there is nothing to compare with
+            except Exception as e:  # eager mode refuses these numbers: there is nothing to compare
+                reason = str(e)
                 continue
+            judged += 1
             try:
                 got = self.run("onnxrt", tensors, numbers)
             except Exception as e:  # whatever breaks is the finding
@@ -222,6 +229,12 @@ class Sample:
                 break
         if self.watch.text:
             yield {"status": "fell back", "detail": self.watch.text[:300]}
+        if not judged:
+            yield {"status": "skipped", "detail": reason[:300]}
+        elif self.torchs:
+            yield {"status": "torch's", "detail": self.torchs[:300]}
+        elif not told_of:
+            yield {"status": "right"}
 
     def beyond(
         self,
@@ -246,9 +259,12 @@ class Sample:
             return found
         try:
             alone = self.run("aot_eager", tensors, numbers)
-        except Exception:  # torch alone refuses it
+        except Exception as e:  # torch alone refuses it
+            self.torchs = self.torchs or str(e)
             return []
         kinds = [difference(a, b)[0] for a, b in zip(alone, expected, strict=False)]
+        torchs = [text for i, what, text in found if kinds[i] == what]
+        self.torchs = self.torchs or "".join(torchs[:1])
         found = [(i, what, text) for i, what, text in found if kinds[i] != what]
         if not found:
             return found

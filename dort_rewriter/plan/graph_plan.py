@@ -56,6 +56,7 @@ __all__ = [
     "PREPARE",
     "GraphPlan",
     "belongs_in_torch",
+    "describe_times",
     "plan_graph",
     "plan_whole",
     "prepare",
@@ -83,6 +84,9 @@ class GraphPlan:
     """What sessions call in torch, and why."""
     passes: tuple[PassRun, ...] = ()
     """The passes that the graph went through, those of its capture first."""
+    timed: Mapping[str, float] = field(default_factory=dict)
+    """The seconds of a call by each of the plans of the graph that ``autotune`` has tried: this
+    one was the fastest."""
 
     def dispatcher(self, provider: str) -> Dispatcher:
         """What converts the nodes for a provider: as planned, if it is the one planned for."""
@@ -121,7 +125,15 @@ class GraphPlan:
             why = "" if plan.reason is None else f": {plan.reason}"
             lines.append(f"{node.name} = {plan.op} by {how}{why}")
         lines.append(f"{len(self.blocks) or int(self.whole)} session(s) on {self.provider}")
+        if self.timed:
+            lines.append(describe_times(self.timed))
         return "\n".join(lines)
+
+
+def describe_times(timed: Mapping[str, float]) -> str:
+    """What ``autotune`` chose among plans, and their times."""
+    times = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in timed.items())
+    return f"{min(timed, key=timed.__getitem__)}, chosen by autotune: {times}"
 
 
 class _Draft:

@@ -34,7 +34,7 @@ from dort_rewriter.compiler.differences import Tolerance
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.reference import tensor_to_array
+from dort_rewriter.runtime.ort_values import tensor_to_array
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.tools.command import (
     HELP,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from dort_rewriter.aten import source_line
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.compiler.autotune import MEASURES
 from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
@@ -29,7 +31,7 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.optimize.low_bits import ERROR
 from dort_rewriter.options import OrtBackendOptions, from_mapping
-from dort_rewriter.plan.graph_plan import prepare
+from dort_rewriter.plan.graph_plan import describe_times, prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
@@ -79,6 +81,8 @@ class AtenGraph:
     """What those parts call in torch, and why it is not converted."""
     passes: tuple[PassRun, ...] = ()
     """What was done to it and decided about it, in order."""
+    timed: Mapping[str, float] = field(default_factory=dict)
+    """With ``autotune``, the seconds of a call by each way to run it; the fastest is described."""
 
     def counts(self) -> dict[str, int]:
         """How many operators run where; they add up to all."""
@@ -199,6 +203,8 @@ def _describe(graph: AtenGraph) -> list[str]:
     where = [first, *((name, count) for name, count in others if count)]
     said = ", ".join(f"{count} {name}" for name, count in where)
     lines = [f"{graph.kind}: {total} operators: {said}"]
+    if graph.timed:
+        lines.append(f"  {describe_times(graph.timed)}")
     for i, (nodes, placed) in enumerate(zip(graph.models, graph.placements, strict=True)):
         total = sum(nodes.values())
         lines.append(f"  model {i}: {total} nodes ({_counts(nodes)}){_by_torch(nodes)}")
@@ -263,7 +269,8 @@ def explain(
         measured = None
         with left_as_it_was(original, (args, kwargs)):
             if watch is None:
-                step(compiled)
+                for _ in range(3 * (1 + MEASURES) if options.autotune else 1):  # of three ways
+                    step(compiled)
             else:
                 eager, ours = (functools.partial(step, f) for f in (original, compiled))
                 measured = measure(eager, ours, watch)
@@ -274,7 +281,10 @@ def explain(
             low_bits = _compare_with_float32(original, (args, kwargs), backend)
     finally:
         torch._dynamo.reset()
-    graphs = [CapturedGraph(ops=ops, lowered=tuple(lowered)) for ops, lowered in recorder.graphs]
+    graphs = [
+        CapturedGraph(ops=ops, lowered=tuple(described() for described in lowered))
+        for ops, lowered in recorder.graphs
+    ]
     breaks = tuple(dict.fromkeys(recorder.breaks))
     return Explanation(graphs=tuple(graphs), breaks=breaks, times=measured, low_bits=low_bits)
 
@@ -309,7 +319,9 @@ class _Recorder:
     def __init__(self, backend: OrtBackend, watch: Stopwatch | None) -> None:
         self.backend = backend
         self.watch = watch
-        self.graphs: list[tuple[dict[str, int], list[AtenGraph]]] = []
+        self.graphs: list[tuple[dict[str, int], list[Callable[[], AtenGraph]]]] = []
+        """What Dynamo's graphs call; and what tells of their graphs of ATen operators, once they
+        have run."""
         self.breaks: list[GraphBreak] = []
 
     def __call__(
@@ -324,13 +336,16 @@ class _Recorder:
         ops = by_count(
             _target_name(n.target) for n in graph_module.graph.nodes if n.op.startswith("call_")
         )
-        lowered: list[AtenGraph] = []
+        lowered: list[Callable[[], AtenGraph]] = []
         self.graphs.append((ops, lowered))  # the backward graph comes later
         compiler = functools.partial(self._compile, lowered)
         return _lower(graph_module, args, compile_graph=compiler)
 
     def _compile(
-        self, lowered: list[AtenGraph], graph_module: torch.fx.GraphModule, _: Sequence[Any]
+        self,
+        lowered: list[Callable[[], AtenGraph]],
+        graph_module: torch.fx.GraphModule,
+        _: Sequence[Any],
     ) -> Callable[..., Any]:
         trace, built = CompileTrace(), list[BuiltBlock]()
         recipe = dataclasses.replace(
@@ -344,25 +359,37 @@ class _Recorder:
         calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
         kind = _kind(graph_module)
         run = compile_graph(graph_module, recipe)
-        inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
-        reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
-        outside = [n for name, n in calls.items() if name not in inside]
-        called = [name for name in calls if name in inside and name in reasons]
-        lowered.append(
-            AtenGraph(
-                kind=kind,
-                ops=by_count(op_name(n.target) for n in calls.values()),
-                models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
-                placements=tuple(
-                    None if b.session is None else b.session.placement for b in built if b.computed
-                ),
-                in_onnxruntime=len(calls) - len(outside) - len(called),
-                in_torch=_left_to_torch(outside, trace),
-                torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
-                passes=trace.plans[0].passes if trace.plans else (),
-            )
-        )
+        lowered.append(functools.partial(_described, kind, calls, trace, built))
         return run if watch is None else watch.watch_graph(run)
+
+
+def _described(
+    kind: Literal["forward", "backward", "inference"],
+    calls: Mapping[str, torch.fx.Node],
+    trace: CompileTrace,
+    built: Sequence[BuiltBlock],
+) -> AtenGraph:
+    timed = trace.plans[-1].timed if trace.plans else {}
+    if timed:  # only what runs from now on
+        plans = [p for plan in trace.plans for p in (plan, *plan.blocks.values())]
+        built = [b for b in built if any(b.graph_module is p.graph_module for p in plans)]
+    inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
+    reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
+    outside = [n for name, n in calls.items() if name not in inside]
+    called = [name for name in calls if name in inside and name in reasons]
+    return AtenGraph(
+        kind=kind,
+        ops=by_count(op_name(n.target) for n in calls.values()),
+        models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
+        placements=tuple(
+            None if b.session is None else b.session.placement for b in built if b.computed
+        ),
+        in_onnxruntime=len(calls) - len(outside) - len(called),
+        in_torch=_left_to_torch(outside, trace),
+        torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
+        passes=trace.plans[0].passes if trace.plans else (),
+        timed=timed,
+    )
 
 
 def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
@@ -503,7 +530,7 @@ def _html(found: Explanation) -> Iterator[str]:
         yield from _times(found.times)
     if found.low_bits is not None:
         yield notebook.text(str(found.low_bits))
-    yield notebook.details("all of it as text", f"<pre>{notebook.escaped(str(found))}</pre>")
+    yield notebook.details("all of it as text", f"<pre>{html.escape(str(found))}</pre>")
 
 
 def _times(times: Times) -> Iterator[str]:

@@ -28,7 +28,7 @@ from dort_rewriter.compiler.differences import Tolerance, largest
 from dort_rewriter.errors import DortError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.runtime.reference import array_to_tensor
+from dort_rewriter.runtime.ort_values import array_to_tensor
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.tools.command import in_a_line
 

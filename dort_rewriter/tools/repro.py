@@ -24,8 +24,8 @@ from dort_rewriter.files import staged
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.model_files import write_model
+from dort_rewriter.runtime.ort_values import array_to_tensor
 from dort_rewriter.runtime.providers import CPU, ProviderSpec
-from dort_rewriter.runtime.reference import array_to_tensor
 from dort_rewriter.runtime.session import (
     Session,
     create_session,

@@ -31,12 +31,11 @@ struct Attended {
   }
 
   void check_mask(const Shape& mask) const {
-    const int64_t scores[] = {batch, heads, queries, keys};
-    bool fits = mask.size() == 2 || mask.size() == 4;
-    for (size_t d = 0; fits && d < mask.size(); ++d) {
-      fits = mask[d] == 1 || mask[d] == scores[4 - mask.size() + d];
+    Shape scores = of_query();
+    scores[3] = keys;
+    if ((mask.size() != 2 && mask.size() != 4) || !broadcasts(mask, scores)) {
+      fail(kInvalidArgument, "the mask does not broadcast to the scores");
     }
-    if (!fits) fail(kInvalidArgument, "the mask does not broadcast to the scores");
   }
 
   Shape of_query() const { return four(heads, queries); }

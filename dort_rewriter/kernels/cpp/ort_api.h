@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #if defined(_WIN32)
 #define ORT_CALL __stdcall
@@ -85,67 +84,47 @@ struct OrtCustomOp {
   void(ORT_CALL* ReleaseAliasMap)(int*, int*);
 };
 
-// The functions of the table, under the names ONNX Runtime gives them.
+// The functions of the table: their places, what they return, their names and what they take.
+#define ORT_FUNCTIONS(X) \
+  X(0, OrtStatus*, CreateStatus, (ErrorCode, const char*)) \
+  X(26, OrtStatus*, CreateCustomOpDomain, (const char*, OrtCustomOpDomain**)) \
+  X(27, OrtStatus*, CustomOpDomain_Add, (OrtCustomOpDomain*, const OrtCustomOp*)) \
+  X(28, OrtStatus*, AddCustomOpDomain, (OrtSessionOptions*, OrtCustomOpDomain*)) \
+  X(51, OrtStatus*, GetTensorMutableData, (OrtValue*, void**)) \
+  X(55, OrtStatus*, CastTypeInfoToTensorInfo, \
+     (const OrtTypeInfo*, const OrtTensorTypeAndShapeInfo**)) \
+  X(60, OrtStatus*, GetTensorElementType, (const OrtTensorTypeAndShapeInfo*, ElementType*)) \
+  X(61, OrtStatus*, GetDimensionsCount, (const OrtTensorTypeAndShapeInfo*, size_t*)) \
+  X(62, OrtStatus*, GetDimensions, (const OrtTensorTypeAndShapeInfo*, int64_t*, size_t)) \
+  X(65, OrtStatus*, GetTensorTypeAndShape, (const OrtValue*, OrtTensorTypeAndShapeInfo**)) \
+  X(85, OrtStatus*, KernelInfoGetAttribute_float, (const OrtKernelInfo*, const char*, float*)) \
+  X(86, OrtStatus*, KernelInfoGetAttribute_int64, (const OrtKernelInfo*, const char*, int64_t*)) \
+  X(88, OrtStatus*, KernelContext_GetInputCount, (const OrtKernelContext*, size_t*)) \
+  X(89, OrtStatus*, KernelContext_GetOutputCount, (const OrtKernelContext*, size_t*)) \
+  X(90, OrtStatus*, KernelContext_GetInput, (const OrtKernelContext*, size_t, const OrtValue**)) \
+  X(91, OrtStatus*, KernelContext_GetOutput, \
+     (OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**)) \
+  X(93, void, ReleaseStatus, (OrtStatus*)) \
+  X(98, void, ReleaseTypeInfo, (OrtTypeInfo*)) \
+  X(99, void, ReleaseTensorTypeAndShapeInfo, (OrtTensorTypeAndShapeInfo*)) \
+  X(163, OrtStatus*, KernelInfoGetAttributeArray_int64, \
+     (const OrtKernelInfo*, const char*, int64_t*, size_t*)) \
+  X(230, OrtStatus*, KernelInfo_GetInputCount, (const OrtKernelInfo*, size_t*)) \
+  X(231, OrtStatus*, KernelInfo_GetOutputCount, (const OrtKernelInfo*, size_t*)) \
+  X(234, OrtStatus*, KernelInfo_GetInputTypeInfo, (const OrtKernelInfo*, size_t, OrtTypeInfo**)) \
+  X(235, OrtStatus*, KernelInfo_GetOutputTypeInfo, (const OrtKernelInfo*, size_t, OrtTypeInfo**)) \
+  X(274, OrtStatus*, KernelContext_ParallelFor, \
+     (const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*))
+
 struct Api {
-  OrtStatus*(ORT_CALL* CreateStatus)(ErrorCode, const char*);
-  OrtStatus*(ORT_CALL* CreateCustomOpDomain)(const char*, OrtCustomOpDomain**);
-  OrtStatus*(ORT_CALL* CustomOpDomain_Add)(OrtCustomOpDomain*, const OrtCustomOp*);
-  OrtStatus*(ORT_CALL* AddCustomOpDomain)(OrtSessionOptions*, OrtCustomOpDomain*);
-  OrtStatus*(ORT_CALL* GetTensorMutableData)(OrtValue*, void**);
-  OrtStatus*(ORT_CALL* CastTypeInfoToTensorInfo)(const OrtTypeInfo*,
-                                                 const OrtTensorTypeAndShapeInfo**);
-  OrtStatus*(ORT_CALL* GetTensorElementType)(const OrtTensorTypeAndShapeInfo*, ElementType*);
-  OrtStatus*(ORT_CALL* GetDimensionsCount)(const OrtTensorTypeAndShapeInfo*, size_t*);
-  OrtStatus*(ORT_CALL* GetDimensions)(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t);
-  OrtStatus*(ORT_CALL* GetTensorTypeAndShape)(const OrtValue*, OrtTensorTypeAndShapeInfo**);
-  OrtStatus*(ORT_CALL* KernelInfoGetAttribute_float)(const OrtKernelInfo*, const char*, float*);
-  OrtStatus*(ORT_CALL* KernelInfoGetAttribute_int64)(const OrtKernelInfo*, const char*, int64_t*);
-  OrtStatus*(ORT_CALL* KernelContext_GetInputCount)(const OrtKernelContext*, size_t*);
-  OrtStatus*(ORT_CALL* KernelContext_GetOutputCount)(const OrtKernelContext*, size_t*);
-  OrtStatus*(ORT_CALL* KernelContext_GetInput)(const OrtKernelContext*, size_t, const OrtValue**);
-  OrtStatus*(ORT_CALL* KernelContext_GetOutput)(OrtKernelContext*, size_t, const int64_t*, size_t,
-                                                OrtValue**);
-  void(ORT_CALL* ReleaseStatus)(OrtStatus*);
-  void(ORT_CALL* ReleaseTypeInfo)(OrtTypeInfo*);
-  void(ORT_CALL* ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo*);
-  OrtStatus*(ORT_CALL* KernelInfoGetAttributeArray_int64)(const OrtKernelInfo*, const char*,
-                                                          int64_t*, size_t*);
-  OrtStatus*(ORT_CALL* KernelInfo_GetInputCount)(const OrtKernelInfo*, size_t*);
-  OrtStatus*(ORT_CALL* KernelInfo_GetOutputCount)(const OrtKernelInfo*, size_t*);
-  OrtStatus*(ORT_CALL* KernelInfo_GetInputTypeInfo)(const OrtKernelInfo*, size_t, OrtTypeInfo**);
-  OrtStatus*(ORT_CALL* KernelInfo_GetOutputTypeInfo)(const OrtKernelInfo*, size_t, OrtTypeInfo**);
-  OrtStatus*(ORT_CALL* KernelContext_ParallelFor)(const OrtKernelContext*, void (*)(void*, size_t),
-                                                  size_t, size_t, void*);
+#define DECLARED(place, result, name, given) result(ORT_CALL* name) given;
+  ORT_FUNCTIONS(DECLARED)
+#undef DECLARED
 
   void load(const OrtApi* table) {
     auto entries = reinterpret_cast<void* const*>(table);
-    auto take = [&](auto& function, int position) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(entries[position]);
-    };
-    take(CreateStatus, 0);
-    take(CreateCustomOpDomain, 26);
-    take(CustomOpDomain_Add, 27);
-    take(AddCustomOpDomain, 28);
-    take(GetTensorMutableData, 51);
-    take(CastTypeInfoToTensorInfo, 55);
-    take(GetTensorElementType, 60);
-    take(GetDimensionsCount, 61);
-    take(GetDimensions, 62);
-    take(GetTensorTypeAndShape, 65);
-    take(KernelInfoGetAttribute_float, 85);
-    take(KernelInfoGetAttribute_int64, 86);
-    take(KernelContext_GetInputCount, 88);
-    take(KernelContext_GetOutputCount, 89);
-    take(KernelContext_GetInput, 90);
-    take(KernelContext_GetOutput, 91);
-    take(ReleaseStatus, 93);
-    take(ReleaseTypeInfo, 98);
-    take(ReleaseTensorTypeAndShapeInfo, 99);
-    take(KernelInfoGetAttributeArray_int64, 163);
-    take(KernelInfo_GetInputCount, 230);
-    take(KernelInfo_GetOutputCount, 231);
-    take(KernelInfo_GetInputTypeInfo, 234);
-    take(KernelInfo_GetOutputTypeInfo, 235);
-    take(KernelContext_ParallelFor, 274);
+#define TAKEN(place, result, name, given) name = reinterpret_cast<decltype(name)>(entries[place]);
+    ORT_FUNCTIONS(TAKEN)
+#undef TAKEN
   }
 };

@@ -109,6 +109,16 @@ inline int64_t count(const int64_t* begin, const int64_t* end) {
 
 inline int64_t count(const Shape& shape) { return count(shape.begin(), shape.end()); }
 
+// Whether a shape is repeated along some axes, or has some more, to be another.
+inline bool broadcasts(const Shape& from, const Shape& to) {
+  if (from.size() > to.size()) return false;
+  const size_t missing = to.size() - from.size();
+  for (size_t d = 0; d < from.size(); ++d) {
+    if (from[d] != 1 && from[d] != to[d + missing]) return false;
+  }
+  return true;
+}
+
 struct Tensor {
   ElementType type;
   Shape shape;

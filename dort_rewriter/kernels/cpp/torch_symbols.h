@@ -25,13 +25,15 @@ inline void* loaded() {
 #endif
 }
 
-inline void* optional_symbol(const char* name) {
+// A function by its name, null where there is none.
+template <typename F>
+F* optional_function(const char* name) {
   void* library = loaded();
   if (library == nullptr) return nullptr;
 #if defined(_WIN32)
-  return GetProcAddress(library, name);
+  return reinterpret_cast<F*>(GetProcAddress(library, name));
 #else
-  return dlsym(library, name);
+  return reinterpret_cast<F*>(dlsym(library, name));
 #endif
 }
 

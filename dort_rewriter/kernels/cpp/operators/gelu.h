@@ -40,13 +40,11 @@ INLINED float gelu_tanh_slope(float x) {
   return share + x * (power * inverse * inverse) * inner;
 }
 
-class GeluGrad {
+class GeluGrad : public Operator {
  public:
   static constexpr const char* name = "GeluGrad";
   static constexpr ElementType inputs[] = {kFloating, kFloating};  // gradient, x
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   explicit GeluGrad(const Info& info)

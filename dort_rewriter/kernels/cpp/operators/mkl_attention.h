@@ -13,13 +13,12 @@
 #include "mkl.h"
 #include "sums.h"
 
-class MklAttentionGrad {
+class MklAttentionGrad : public Operator {
  public:
   static constexpr const char* name = "MklAttentionGrad";
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* library = "mkl";
   static constexpr bool never_fails = true;
 

@@ -8,13 +8,12 @@
 
 // alpha * op(a) op(b) + beta * c: what MatMul, FusedMatMul and Gemm compute. What is added is for
 // matrices, without batches.
-class MklProduct {
+class MklProduct : public Operator {
  public:
   static constexpr const char* name = "MklProduct";
   static constexpr ElementType inputs[] = {kFloat};
   static constexpr ElementType outputs[] = {kFloat};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* library = "mkl";
   static constexpr bool never_fails = true;
 
@@ -136,8 +135,7 @@ class MklProduct {
       const size_t rank = c.shape.size();
       const int64_t columns = rank > 0 ? c.shape[rank - 1] : 1;
       const int64_t rows = rank > 1 ? c.shape[rank - 2] : 1;
-      if (of.shape.size() != 2 || rank > 2 || (columns != 1 && columns != of.n) ||
-          (rows != 1 && rows != of.m)) {
+      if (of.shape.size() != 2 || !broadcasts(c.shape, of.shape)) {
         fail(kInvalidArgument, "what is added does not broadcast to the product");
       }
       row = rows == 1 ? 0 : columns, column = columns == 1 ? 0 : 1;

@@ -12,14 +12,12 @@
 #include "rows.h"
 #include "sums.h"
 
-class LayerNorm {
+class LayerNorm : public Operator {
  public:
   static constexpr const char* name = "LayerNorm";
   // x, weight, bias; results: y, mean, reciprocal deviation
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   explicit LayerNorm(const Info& info)
@@ -41,27 +39,25 @@ class LayerNorm {
     AllFloats weights(weight), shifts(bias);
     const float *w = weights.data(), *shift = shifts.data();
     Floats rows(x);
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * by.width, by.width, 0);
-        double total = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
-        auto mean = static_cast<float>(total / by.width);
-        double squares = sum_of(by.width, [=](int64_t i) {
-          float d = from[i] - mean;
-          return d * d;
-        });
-        if (!(squares < kHugeSquares && std::abs(mean) < kHugeMean)) {
-          const Moments moments = torch_moments(from, by.width, x.type != kFloat, apart_);
-          mean = moments.mean;
-          squares = moments.squares;
-        }
-        const auto rstd = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
-        means.put(r, mean);
-        rstds.put(r, rstd);
-        y.put(r * by.width, by.width, 1, [&](float* to) {
-          for (int64_t i = 0; i < by.width; ++i) to[i] = (from[i] - mean) * rstd * w[i] + shift[i];
-        });
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * by.width, by.width, 0);
+      double total = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
+      auto mean = static_cast<float>(total / by.width);
+      double squares = sum_of(by.width, [=](int64_t i) {
+        float d = from[i] - mean;
+        return d * d;
+      });
+      if (!(squares < kHugeSquares && std::abs(mean) < kHugeMean)) {
+        const Moments moments = torch_moments(from, by.width, x.type != kFloat, apart_);
+        mean = moments.mean;
+        squares = moments.squares;
       }
+      const auto rstd = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
+      means.put(r, mean);
+      rstds.put(r, rstd);
+      y.put(r * by.width, by.width, 1, [&](float* to) {
+        for (int64_t i = 0; i < by.width; ++i) to[i] = (from[i] - mean) * rstd * w[i] + shift[i];
+      });
     });
   }
 
@@ -73,14 +69,13 @@ class LayerNorm {
 };
 
 // The variance of rows, or its root, as torch moves both it and the mean from number to number.
-class Variance {
+class Variance : public Operator {
  public:
   static constexpr const char* name = "Variance";
   // x; results: variance, mean
   static constexpr ElementType inputs[] = {kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
   explicit Variance(const Info& info)
@@ -100,22 +95,20 @@ class Variance {
     Written means(made_[1], context.optional_output(1, each));
     Floats rows(x);
     const double degrees = std::max(0.0, static_cast<double>(by.width) - correction_);
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * by.width, by.width, 0);
-        double mean = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
-        // torch's mean of all numbers, without their variance, is a float, and so is its sum.
-        if (of_float_) mean = static_cast<float>(mean);
-        mean = mean / static_cast<double>(by.width) + 0.0;
-        double squares = sum_of<double>(by.width, [=](int64_t i) {
-          const double d = from[i] - mean;
-          return d * d;
-        });
-        if (!std::isfinite(squares) && !of_float_) mean = moved(from, by.width);
-        const double variance = squares / degrees;
-        variances.put(r, static_cast<float>(root_ ? std::sqrt(variance) : variance));
-        if (means) means.put(r, static_cast<float>(mean));
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * by.width, by.width, 0);
+      double mean = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
+      // torch's mean of all numbers, without their variance, is a float, and so is its sum.
+      if (of_float_) mean = static_cast<float>(mean);
+      mean = mean / static_cast<double>(by.width) + 0.0;
+      double squares = sum_of<double>(by.width, [=](int64_t i) {
+        const double d = from[i] - mean;
+        return d * d;
+      });
+      if (!std::isfinite(squares) && !of_float_) mean = moved(from, by.width);
+      const double variance = squares / degrees;
+      variances.put(r, static_cast<float>(root_ ? std::sqrt(variance) : variance));
+      if (means) means.put(r, static_cast<float>(mean));
     });
   }
 
@@ -133,14 +126,13 @@ class Variance {
   ElementType made_[2];
 };
 
-class LayerNormGrad {
+class LayerNormGrad : public Operator {
  public:
   static constexpr const char* name = "LayerNormGrad";
   // gradient, x, mean, reciprocal deviation, weight; results: gradients of weight, bias and x
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
   explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {
@@ -240,14 +232,13 @@ class LayerNormGrad {
 };
 
 // A norm by the root of the mean square, along the last axis.
-class RmsNorm {
+class RmsNorm : public Operator {
  public:
   static constexpr const char* name = "RmsNorm";
   // x, weight; results: y, reciprocal root
   static constexpr ElementType inputs[] = {kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
   explicit RmsNorm(const Info& info) : epsilon_(info.number("epsilon")) {
@@ -266,16 +257,14 @@ class RmsNorm {
     AllFloats weights(weight);
     const float* w = weights.data();
     Floats rows(x);
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * by.width, by.width, 0);
-        double squares = sum_of(by.width, [=](int64_t i) { return from[i] * from[i]; });
-        const auto root = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
-        if (roots) roots.put(r, root);
-        y.put(r * by.width, by.width, 1, [&](float* to) {
-          for (int64_t i = 0; i < by.width; ++i) to[i] = from[i] * root * w[i];
-        });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * by.width, by.width, 0);
+      double squares = sum_of(by.width, [=](int64_t i) { return from[i] * from[i]; });
+      const auto root = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
+      if (roots) roots.put(r, root);
+      y.put(r * by.width, by.width, 1, [&](float* to) {
+        for (int64_t i = 0; i < by.width; ++i) to[i] = from[i] * root * w[i];
+      });
     });
   }
 
@@ -285,14 +274,12 @@ class RmsNorm {
 };
 
 // The gradient of a norm by the root of the mean square, along the last axis.
-class RmsNormGrad {
+class RmsNormGrad : public Operator {
  public:
   static constexpr const char* name = "RmsNormGrad";
   // gradient, x, reciprocal root, weight; result: the gradient of x
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   explicit RmsNormGrad(const Info& info) : made_(info.output_type(0)) {}
@@ -309,16 +296,14 @@ class RmsNormGrad {
     Written output(made_, context.output(0, x.shape));
     const float* w = weights.data();
     const int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float *g = gradients.at(r * n, n, 0), *values = rows.at(r * n, n, 1);
-        const float scale = roots[r];
-        double total = sum_of(n, [=](int64_t i) { return g[i] * w[i] * values[i]; });
-        const auto slope = static_cast<float>(total * scale * scale * scale / n);
-        output.put(r * n, n, 2, [=](float* to) {
-          for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
-        });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float *g = gradients.at(r * n, n, 0), *values = rows.at(r * n, n, 1);
+      const float scale = roots[r];
+      double total = sum_of(n, [=](int64_t i) { return g[i] * w[i] * values[i]; });
+      const auto slope = static_cast<float>(total * scale * scale * scale / n);
+      output.put(r * n, n, 2, [=](float* to) {
+        for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
+      });
     });
   }
 

@@ -10,13 +10,11 @@
 
 // Sums or means over axes that come first or last, of numbers or their squares: what is kept lies
 // in between, or before axes that are followed by others.
-class Sum {
+class Sum : public Operator {
  public:
   static constexpr const char* name = "Sum";
   static constexpr ElementType inputs[] = {kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   // `leading` and `trailing` are how many axes are summed at each end; the leading ones come after
@@ -63,13 +61,10 @@ class Sum {
       }
       return;
     }
-    int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(outer * inner, 1));
-    context.parallel(kept, part, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        double total = 0;
-        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
-        y.put(k, static_cast<float>(total / divisor));
-      }
+    context.each(kept, part_of(outer * inner), [&](int64_t k) {
+      double total = 0;
+      for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
+      y.put(k, static_cast<float>(total / divisor));
     });
   }
 
@@ -98,29 +93,26 @@ class Sum {
   static void columns(const Context& context, const Floats& from, int64_t batch, int64_t rows,
                       int64_t width, double divisor, const Written& y, F&& term) {
     int64_t blocks = (width + kColumns - 1) / kColumns;
-    int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(rows * kColumns, 1));
-    context.parallel(batch * blocks, part, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) {
-        int64_t above = b / blocks * rows, first = b % blocks * kColumns;
-        int64_t n = std::min(kColumns, width - first);
-        double total[kColumns] = {};
-        for (int64_t row = 0; row < rows; row += kRows) {
-          Lane sums[kColumns] = {};
-          int64_t high = std::min(kRows, rows - row);
-          for (int64_t r = 0; r < high; ++r) {
-            const float* at = from.at((above + row + r) * width + first, n, 0);
-            if (n == kColumns) {  // a number that compilers know
-              for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(at[k]);
-            } else {
-              for (int64_t k = 0; k < n; ++k) sums[k] += term(at[k]);
-            }
+    context.each(batch * blocks, part_of(rows * kColumns), [&](int64_t b) {
+      int64_t above = b / blocks * rows, first = b % blocks * kColumns;
+      int64_t n = std::min(kColumns, width - first);
+      double total[kColumns] = {};
+      for (int64_t row = 0; row < rows; row += kRows) {
+        Lane sums[kColumns] = {};
+        int64_t high = std::min(kRows, rows - row);
+        for (int64_t r = 0; r < high; ++r) {
+          const float* at = from.at((above + row + r) * width + first, n, 0);
+          if (n == kColumns) {  // a number that compilers know
+            for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(at[k]);
+          } else {
+            for (int64_t k = 0; k < n; ++k) sums[k] += term(at[k]);
           }
-          for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
         }
-        y.put(b / blocks * width + first, n, 0, [&](float* to) {
-          for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] / divisor);
-        });
+        for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
       }
+      y.put(b / blocks * width + first, n, 0, [&](float* to) {
+        for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] / divisor);
+      });
     });
   }
 

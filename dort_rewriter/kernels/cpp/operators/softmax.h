@@ -13,12 +13,11 @@
 #include "sums.h"
 
 // A softmax, or its logarithm, along the last axis.
-class Softmax {
+class Softmax : public Operator {
  public:
   static constexpr const char* name = "Softmax";
   static constexpr ElementType inputs[] = {kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
   static constexpr size_t in_place = 1;
   static constexpr bool never_fails = true;
 
@@ -31,12 +30,10 @@ class Softmax {
     if (by.width == 0) return;
     Floats rows(x);
     const int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * n, n, 0);
-        const float most = largest(from, n);
-        output.put(r * n, n, 1, [=](float* to) { row(from, most, n, to); });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * n, n, 0);
+      const float most = largest(from, n);
+      output.put(r * n, n, 1, [=](float* to) { row(from, most, n, to); });
     });
   }
 
@@ -78,13 +75,11 @@ class Softmax {
 };
 
 // The gradient of a softmax, or of its logarithm, along the last axis.
-class SoftmaxGrad {
+class SoftmaxGrad : public Operator {
  public:
   static constexpr const char* name = "SoftmaxGrad";
   static constexpr ElementType inputs[] = {kFloating, kFloating};  // gradient, result
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   explicit SoftmaxGrad(const Info& info)
@@ -98,11 +93,9 @@ class SoftmaxGrad {
     if (by.width == 0) return;
     Floats gradients(gradient), results(result);
     const int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float *g = gradients.at(r * n, n, 0), *y = results.at(r * n, n, 1);
-        output.put(r * n, n, 2, [=](float* to) { row(g, y, n, to); });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float *g = gradients.at(r * n, n, 0), *y = results.at(r * n, n, 1);
+      output.put(r * n, n, 2, [=](float* to) { row(g, y, n, to); });
     });
   }
 

@@ -36,7 +36,7 @@ inline bool shares_heads() {
 }
 
 template <bool gradient>
-class Attention {
+class Attention : public Operator {
  public:
   static constexpr const char* name =
       gradient ? "_scaled_dot_product_flash_attention_for_cpu_backward"
@@ -44,7 +44,6 @@ class Attention {
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr const char* layouts = "last axis";
   static constexpr const char* library = "torch";

@@ -12,7 +12,7 @@
 #include "torch_threads.h"
 
 template <bool batched, bool added>
-class TorchProduct {
+class TorchProduct : public Operator {
  public:
   static constexpr const char* name =
       batched ? (added ? "baddbmm" : "bmm") : (added ? "addmm" : "mm");
@@ -21,7 +21,6 @@ class TorchProduct {
   static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr const char* layouts = "transposed";
   static constexpr const char* library = "torch";
@@ -61,7 +60,9 @@ class TorchProduct {
     }
     Shape shape = left;
     shape[rank - 1] = right[rank - 1];
-    if (added) check_addend(views_[0].sizes(given[0].shape), shape);
+    if (added && !broadcasts(views_[0].sizes(given[0].shape), shape)) {
+      fail(kInvalidArgument, "what is added does not broadcast to the product");
+    }
     void* y = context.output(0, shape);
     if (count(shape) == 0) return;
     if (!context.works_alone()) return multiply(given, y, shape, nullptr);
@@ -200,15 +201,6 @@ class TorchProduct {
 
   static std::string named(const char* suffix) {
     return std::string("aoti_torch_cpu_") + name + suffix;
-  }
-
-  static void check_addend(const Shape& addend, const Shape& shape) {
-    size_t missing = shape.size() - std::min(shape.size(), addend.size());
-    bool fits = addend.size() <= shape.size();
-    for (size_t d = 0; fits && d < addend.size(); ++d) {
-      fits = addend[d] == 1 || addend[d] == shape[d + missing];
-    }
-    if (!fits) fail(kInvalidArgument, "what is added does not broadcast to the product");
   }
 
   torch_library::Function<Out> out_;

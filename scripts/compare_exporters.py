@@ -44,6 +44,7 @@ from model_zoo import libraries, prepare  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from dort_rewriter import compare_exporters  # noqa: E402
+from dort_rewriter.compiler.differences import Tolerance  # noqa: E402
 from dort_rewriter.tools.comparison import EXPORTERS  # noqa: E402
 from dort_rewriter.tools.judgment import Witness, exact_results, excess  # noqa: E402
 
@@ -57,7 +58,7 @@ NAMES = (
 ).split()
 """Of transformers."""
 
-TOLERANCES = (1e-4, 1e-3)
+TOLERANCE = Tolerance(absolute=1e-4, relative=1e-3)
 
 SWAPS = {
     "Add": "Sub", "Sub": "Add", "Mul": "Add", "Div": "Mul", "Max": "Min", "Min": "Max",
@@ -113,7 +114,7 @@ def planted(
             outputs = run(spoiled, feeds)
         except Exception:  # types that do not fit: a runtime refuses that in any way
             continue
-        gap = excess(outputs, witness.exact, *TOLERANCES)
+        gap = excess(outputs, witness.exact, TOLERANCE)
         if gap < 100:  # values inside are compared by what sums of them are rounded to
             continue
         count -= 1
@@ -161,7 +162,7 @@ def measure(label: str, name: str, options: argparse.Namespace) -> Record:
         ).to_dict()  # fmt: skip
         made["defects"] = {}
         exact = exact_results(module, args, kwargs)
-        witness = Witness(module, args, kwargs, expected, exact, TOLERANCES)
+        witness = Witness(module, args, kwargs, expected, exact, TOLERANCE)
         for result in made["results"]:
             result["nodes"] = sum(result["nodes"].values())
             if not (options.defects and result["agrees"]):

@@ -27,9 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from children import FORKS, Lost, measured
+from sweeps import require_backend, require_verdicts
 
 Steps = tuple[int, int] | None
 
+MOST_PASSED = 0.5
+"""The share of programs that eager mode may refuse, or whose graphs may be torch's as a whole."""
 OPTIONS: dict[str, Any] = {}
 """Options of the backend, which the forks inherit."""
 
@@ -105,9 +108,7 @@ def main() -> int:
     # torch logs what fails while it traces; a program that does is judged all the same.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     logging.getLogger("dort_rewriter").propagate = False
-    import dort_rewriter
-
-    dort_rewriter.install()
+    require_backend()
     seeds = options.seeds or range(options.first, options.first + options.programs)
     start = time.monotonic()
     steps = tuple(options.steps) if options.steps else None
@@ -117,6 +118,8 @@ def main() -> int:
     seconds = time.monotonic() - start
     print(f"{len(seeds)} seeds from {seeds[0]} to {seeds[-1]} in {seconds:.0f} s: {counted}")
     print(f"{failed} failed")
+    passed = ["refused"] * kinds["refused"] + ["left"] * kinds["left"]
+    require_verdicts(len(seeds) - len(passed), passed, most=MOST_PASSED)
     return int(failed > 0)
 
 

@@ -41,6 +41,7 @@ import zoo_plain  # noqa: E402
 import zoo_transformers  # noqa: E402
 from children import FORKS, Lost, measured  # noqa: E402
 from reliability import keep  # noqa: E402
+from sweeps import require_backend, require_verdicts  # noqa: E402
 
 EVERY = 4
 """Every how many models one runs with dynamic shapes and under autocast as well."""
@@ -142,6 +143,10 @@ def is_finding(records: Sequence[Record]) -> bool:
     return any(r["status"] not in ("right", "left out") for r in records)
 
 
+def is_left_out(records: Sequence[Record]) -> bool:
+    return all(r["status"] == "left out" for r in records)
+
+
 def chosen(options: argparse.Namespace, data: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """Yield the models to run, the libraries in turn, so that a part of a run says something."""
     lists = []
@@ -196,14 +201,16 @@ def main() -> int:
     parser.add_argument("--keep", metavar="NAME", help="add the results to docs/reliability.json")
     options = parser.parse_args()
     prepare()
-    if "onnxrt" not in torch._dynamo.list_backends(exclude_tags=()):
-        parser.error("dort-rewriter is not installed: its entry point names the backend onnxrt")
+    require_backend()
     data = run(options)
     findings = {k: r for k, r in data["models"].items() if is_finding(r)}
     runs = collections.Counter(r["status"] for v in data["models"].values() for r in v)
     print(f"{len(data['models'])} models, {len(findings)} findings; runs: {dict(runs)}")
     if options.keep:
         keep(options.keep, data)
+    left = [f"{name}: {r[0]['detail']}" for name, r in data["models"].items() if is_left_out(r)]
+    reasons = [f"{name}: {reason}" for name, reason in data["left out"].items()]
+    require_verdicts(len(data["models"]) - len(left), left or reasons, most=1.0)
     return int(bool(findings))
 
 

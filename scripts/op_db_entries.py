@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from children import Lost, measured
+from sweeps import require_backend, require_verdicts
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from dort_rewriter.compiler.differences import (
@@ -32,6 +33,7 @@ from dort_rewriter.compiler.differences import (
 
 __all__ = [
     *("Record", "arguments", "as_near", "call_of", "compare", "entries_named", "entry_name"),
+    "evaluate",
     *("show_wrong", "spread", "summarize", "sweep", "within"),
 ]
 
@@ -94,6 +96,25 @@ def call_of(
     return call, [leaves[i] for i in places]
 
 
+def evaluate(
+    function: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    gradients_of: Callable[[int, torch.Tensor], torch.Tensor],
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """Results, and gradients of what wants some, from copies of the arguments, which lie as they
+    do; the random numbers are the same each time. ``gradients_of`` gives those of a result."""
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    torch.default_generator.manual_seed(1)
+    results = list(function(*copies))
+    ends = [r for r in results if r.requires_grad and r.is_floating_point()]
+    starts = [c for c in copies if c.requires_grad]
+    if not ends or not starts:
+        return results, []
+    torch.default_generator.manual_seed(2)
+    seeds = [gradients_of(i, r) for i, r in enumerate(ends)]
+    return results, list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
+
+
 def spread(found: Iterable[Any], count: int, *, middle: bool = False) -> list[tuple[int, Any]]:
     """Samples from all over a list, with their numbers: neighbours are alike."""
     numbered = list(enumerate(itertools.islice(found, 200)))
@@ -139,7 +160,11 @@ def sweep(
     show: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
     """Measure entries in processes that are replaced when they end, and return the records in
-    order; each is shown when it comes."""
+    order; each is shown when it comes.
+
+    Ends this process where nothing, or not nearly all, could be judged.
+    """
+    require_backend()
 
     def measured_or_skipped(entry: Any) -> Iterator[Record]:
         warnings.simplefilter("ignore")
@@ -157,6 +182,12 @@ def sweep(
         record = {"op": entry_name(entry), **record}
         found[record["op"]].append(record)
         show(record)
+    skipped = [
+        f"{name}: {records[0]['detail']}"
+        for name, records in found.items()
+        if records and all(r["status"] == "skipped" for r in records)
+    ]
+    require_verdicts(sum(map(bool, found.values())) - len(skipped), skipped)
     return [record for records in found.values() for record in records]
 
 

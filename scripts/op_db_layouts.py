@@ -168,10 +168,7 @@ def differences(
 def main() -> int:
     args = arguments(__doc__, samples=2, of="of each entry and layout").parse_args()
     start = time.monotonic()
-    import dort_rewriter
-
     logging.disable(logging.WARNING)
-    dort_rewriter.install()
     entries = entries_named(args.ops)
 
     records = sweep(entries, lambda entry: measure(entry, args.samples), args, show_wrong)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import op_db_entries
 import torch
 from op_db_entries import TOLERANCE, Record, call_of, within
 
@@ -93,21 +94,15 @@ def evaluate(
 ) -> list[Any]:
     """Results and gradients; special numbers in the gradients that come in, if asked for: those
     of a type, which may not be that of the results, changed by a function."""
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    torch.default_generator.manual_seed(1)
-    results = function(*copies)
-    ends = [r for r in results if r.requires_grad and r.is_floating_point()]
-    starts = [c for c in copies if c.requires_grad]
-    found: list[Any] = [r.detach() for r in results]
-    if not ends or not starts:
-        return found
-    torch.default_generator.manual_seed(2)
-    seeds = [torch.randn(r.shape, dtype=torch.float64).to(r.dtype) for r in ends]
-    if numbers:
-        filled = [fill(s.to(dtype or s.dtype), numbers, i) for i, s in enumerate(seeds)]
-        seeds = [s.to(r.dtype) for s, r in zip(filled, ends, strict=True)]
-    seeds = [change(s) for s in seeds]
-    return [*found, *torch.autograd.grad(ends, starts, seeds, allow_unused=True)]
+
+    def gradients_of(i: int, result: torch.Tensor) -> torch.Tensor:
+        made = torch.randn(result.shape, dtype=torch.float64).to(result.dtype)
+        if numbers:
+            made = fill(made.to(dtype or made.dtype), numbers, i).to(result.dtype)
+        return change(made)
+
+    results, gradients = op_db_entries.evaluate(function, tensors, gradients_of)
+    return [*(r.detach() for r in results), *gradients]
 
 
 def difference(a: Any, b: Any) -> tuple[str, str]:
@@ -153,6 +148,8 @@ class Sample:
         self.results = len(self.call(*self.tensors))  # gradients follow
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.watch = Watch()
+        self.torchs = ""
+        """What differs first in ``aot_eager`` as well."""
 
     def run(self, backend: str, tensors: Sequence[torch.Tensor], numbers: str) -> list[Any]:
         if backend not in self.compiled:
@@ -196,14 +193,19 @@ class Sample:
         return made, ""
 
     def judge(self) -> Iterator[Record]:
-        """Yield what is wrong, once for each kind of difference in each result."""
-        told_of = set()
+        """Yield what is wrong, once for each kind of difference in each result, and a verdict on
+        the others."""
+        told_of: set[tuple[int, str]] = set()
+        reason = ""
+        judged = 0
         for chosen in self.fills():
             tensors, numbers = self.filled(chosen)
             try:
                 expected = evaluate(self.call, tensors, numbers)
-            except Exception:  # eager mode refuses these numbers: there is nothing to compare with
+            except Exception as e:  # eager mode refuses these numbers: there is nothing to compare
+                reason = str(e)
                 continue
+            judged += 1
             try:
                 got = self.run("onnxrt", tensors, numbers)
             except Exception as e:  # whatever breaks is the finding
@@ -227,6 +229,12 @@ class Sample:
                 break
         if self.watch.text:
             yield {"status": "fell back", "detail": self.watch.text[:300]}
+        if not judged:
+            yield {"status": "skipped", "detail": reason[:300]}
+        elif self.torchs:
+            yield {"status": "torch's", "detail": self.torchs[:300]}
+        elif not told_of:
+            yield {"status": "right"}
 
     def beyond(
         self,
@@ -251,9 +259,12 @@ class Sample:
             return found
         try:
             alone = self.run("aot_eager", tensors, numbers)
-        except Exception:  # torch alone refuses it
+        except Exception as e:  # torch alone refuses it
+            self.torchs = self.torchs or str(e)
             return []
         kinds = [difference(a, b)[0] for a, b in zip(alone, expected, strict=False)]
+        torchs = [text for i, what, text in found if kinds[i] == what]
+        self.torchs = self.torchs or "".join(torchs[:1])
         found = [(i, what, text) for i, what, text in found if kinds[i] != what]
         if not found:
             return found

@@ -21,6 +21,7 @@ import torch
 from dort_rewriter.torch_defects import norm_sizes, quotient_types
 from dort_rewriter.torch_defects.count_types import correct_count_types
 from dort_rewriter.torch_defects.lost_checks import keep_checks
+from dort_rewriter.torch_defects.lost_tokens import keep_tokens
 from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
 from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
@@ -134,5 +135,6 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
         if quotient_types.present():
             stack.enter_context(quotient_types.correct_quotient_types(traced))
         stack.enter_context(keep_checks())
+        stack.enter_context(keep_tokens())
         stack.enter_context(keep_scalar_writes())
         yield

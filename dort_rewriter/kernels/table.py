@@ -35,8 +35,6 @@ TABLE: tuple[dict[str, Any], ...] = (
     {"name": "TransposeToBfloat16"},
     {"name": "TransposeToFloat", "mixed_types": True},
     {"name": "TransposeToFloat16"},
-    {"name": "TransposedElementwise", "never_fails": True},
-    {"name": "TriMatrix", "never_fails": True},
     {"name": "Variance", "never_fails": True, "mixed_types": True},
     {"name": "WriteRows"},
     {

@@ -54,6 +54,9 @@ SETS: Mapping[str, Sequence[Kind]] = {
 """Every rule and pass, in the order they are tried. ``experimental`` is ``kernels`` as it was
 called first: nothing else is in it, and nothing that is not measured."""
 
+RETIRED = frozenset({"AddMulTranspose", "MaskedShapeScatterND", "TriMatrix"})
+"""Names of rules that were published and gained nothing on any whole program: they do nothing."""
+
 
 @functools.cache
 def _known() -> Mapping[str, Kind]:
@@ -132,6 +135,8 @@ def _resolve(item: Any) -> list[Selected]:
         raise OptionError(f"{item!r} is neither the name of a pattern nor a pattern.")
     if item in SETS:
         return [kind() for kind in SETS[item]]
+    if item in RETIRED:
+        return []
     if (kind := _known().get(item)) is not None:
         return [kind()]
     names = [*SETS, *_known()]

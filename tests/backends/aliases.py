@@ -20,6 +20,7 @@ from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
 from dort_rewriter.capture.interface import metadata_of_compilation
 from dort_rewriter.compiler.differences import Tolerance, difference
+from dort_rewriter.torch_defects.lost_tokens import keep_tokens
 from dort_rewriter.torch_defects.view_replays import drop_wrong_replays, share_memory
 
 __all__ = ["MODES", "Mode", "Program", "aot_alone", "check", "observe"]
@@ -98,7 +99,8 @@ def _aot_eager(
 def aot_alone(
     graph_module: torch.fx.GraphModule, args: Any, prepare: Callable[[Any], None] = lambda _: None
 ) -> Callable[..., Any]:
-    """``aot_eager``, but for the views that it makes twice, or ends the process with."""
+    """``aot_eager``, but for the views that it makes twice, or ends the process with, and for the
+    effects that it loses."""
     shared = share_memory(args)
 
     def compiler(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
@@ -106,7 +108,8 @@ def aot_alone(
         prepare(graph)
         return cast("Callable[..., Any]", boxed_nop(graph, given))
 
-    return cast("Callable[..., Any]", aot_eager(graph_module, args, fw_compiler=compiler))
+    with keep_tokens():
+        return cast("Callable[..., Any]", aot_eager(graph_module, args, fw_compiler=compiler))
 
 
 def observe(

@@ -7,6 +7,7 @@ the end of a row. ONNX leaves it open, and no model follows torch there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -76,10 +77,6 @@ def select(op: Recorder, condition: Value, a: Any, b: Any) -> Value:
     return op.Where(condition, a, b)
 
 
-def _is_everywhere(op: Recorder, x: Value, value: bool) -> Value:
-    return op.Expand(op.cast(value, ir.DataType.BOOL), op.sizes(x))
-
-
 @converter("aten::eq.Tensor", "aten::eq.Scalar")
 def eq(op: Recorder, x: Value, other: Any) -> Value:
     """eq.Tensor(Tensor self, Tensor other) -> Tensor"""
@@ -92,52 +89,35 @@ def ne(op: Recorder, x: Value, other: Any) -> Value:
     return op.Not(op.Equal(x, other))
 
 
-@converter("aten::lt.Tensor", "aten::lt.Scalar")
-def lt(op: Recorder, x: Value, other: Any) -> Value:
-    """lt.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.Less(*_ordered(op, x, other))
+def _ordering(onnx_op: str) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value, other: Any) -> Value:
+        return op.call(onnx_op, *_ordered(op, x, other))
+
+    return convert
 
 
-@converter("aten::le.Tensor", "aten::le.Scalar")
-def le(op: Recorder, x: Value, other: Any) -> Value:
-    """le.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.LessOrEqual(*_ordered(op, x, other))
+for _name, _onnx_op in (
+    *(("lt", "Less"), ("le", "LessOrEqual")),
+    *(("gt", "Greater"), ("ge", "GreaterOrEqual")),
+):
+    converter(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar")(_ordering(_onnx_op))
 
 
-@converter("aten::gt.Tensor", "aten::gt.Scalar")
-def gt(op: Recorder, x: Value, other: Any) -> Value:
-    """gt.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.Greater(*_ordered(op, x, other))
+def _tells(test: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
+    """The converter of a test of floating-point numbers, which no other number passes."""
+
+    def convert(op: Recorder, x: Value) -> Value:
+        if is_float(x):
+            return test(op, x)
+        return op.Expand(op.constant(False), op.sizes(x))
+
+    return convert
 
 
-@converter("aten::ge.Tensor", "aten::ge.Scalar")
-def ge(op: Recorder, x: Value, other: Any) -> Value:
-    """ge.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.GreaterOrEqual(*_ordered(op, x, other))
-
-
-@converter("aten::isnan")
-def isnan(op: Recorder, x: Value) -> Value:
-    """isnan(Tensor self) -> Tensor"""
-    return op.IsNaN(x) if is_float(x) else _is_everywhere(op, x, False)
-
-
-@converter("aten::isinf")
-def isinf(op: Recorder, x: Value) -> Value:
-    """isinf(Tensor self) -> Tensor"""
-    return op.Equal(op.Abs(x), math.inf) if is_float(x) else _is_everywhere(op, x, False)
-
-
-@converter("aten::isposinf")
-def isposinf(op: Recorder, x: Value) -> Value:
-    """isposinf(Tensor self) -> Tensor"""
-    return op.Equal(x, math.inf) if is_float(x) else _is_everywhere(op, x, False)
-
-
-@converter("aten::isneginf")
-def isneginf(op: Recorder, x: Value) -> Value:
-    """isneginf(Tensor self) -> Tensor"""
-    return op.Equal(x, -math.inf) if is_float(x) else _is_everywhere(op, x, False)
+converter("aten::isnan")(_tells(lambda op, x: op.IsNaN(x)))
+converter("aten::isinf")(_tells(lambda op, x: op.Equal(op.Abs(x), math.inf)))
+converter("aten::isposinf")(_tells(lambda op, x: op.Equal(x, math.inf)))
+converter("aten::isneginf")(_tells(lambda op, x: op.Equal(x, -math.inf)))
 
 
 @converter("aten::where.self")

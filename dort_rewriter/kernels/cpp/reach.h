@@ -26,20 +26,6 @@ struct Reach {
     merge(to, steps);
   }
 
-  // Where the elements of a tensor go when its axes change places: axis perm[d] becomes axis d.
-  ONCE static Reach transposed(const Shape& shape, const Integers& perm) {
-    Shape steps(shape.size(), 0);
-    int64_t stride = 1;
-    for (size_t d = shape.size(); d-- > 0;) {
-      steps[perm[d]] = stride;
-      stride *= shape[perm[d]];
-    }
-    Reach reach;
-    reach.single = false;
-    reach.merge(shape, steps);
-    return reach;
-  }
-
   // Call each(where in the input, its step, number of elements) for the rows of a range.
   template <typename F>
   void rows(int64_t begin, int64_t n, F&& each) const {

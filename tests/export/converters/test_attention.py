@@ -38,6 +38,15 @@ def mask(*shape: int) -> torch.Tensor:
     return values
 
 
+def not_finite(
+    place: int, number: float = math.nan, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, one of them with such a number in the row that is masked."""
+    inputs = tuple(x.clone() for x in qkv(dtype=dtype))
+    inputs[place][1, 0, 1, 2] = number
+    return inputs
+
+
 def flash_backward(
     inputs: tuple[torch.Tensor, ...], is_causal: bool = False, **kwargs: Any
 ) -> tuple[Any, ...]:
@@ -180,6 +189,9 @@ CASES = [
     *row(qkv(), attn_mask=mask(2, 2, 3, 5)),
     *row(qkv(), attn_mask=mask(3, 5)),
     *row(qkv(), attn_mask=mask(2, 1, 3, 5)),
+    *(case for place in range(3) for case in row(not_finite(place), attn_mask=mask(3, 5))),
+    *row(not_finite(1, dtype=torch.float64), attn_mask=mask(3, 5).double()),
+    *row(not_finite(2, math.inf), attn_mask=mask(2, 1, 3, 5)),
     _forward_case(FLASH_CUDA, (*qkv(), 0.0, False, False), causal=4),
     _forward_case(FLASH_CUDA, (*GROUPED, 0.0, True, False), causal=4, scale=0.2),
     _forward_case(EFFICIENT, (*qkv(), None, True, 0.0, False), causal=6),

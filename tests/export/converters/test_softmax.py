@@ -18,6 +18,14 @@ def masked() -> torch.Tensor:
     return x
 
 
+def beside_nan(*axes: int) -> torch.Tensor:
+    """Rows of minus infinity, most with a NaN somewhere."""
+    x = torch.full((4, 5), -math.inf)
+    for i in range(1, 4):
+        x[i, 2 * i - 2] = math.nan
+    return x.permute(axes) if axes else x
+
+
 HALF = torch.float16
 
 CASES = [
@@ -32,6 +40,9 @@ CASES = [
     Case("aten::_log_softmax", (T(3, 4, dtype=torch.float64), 1, False)),
     Case("aten::_safe_softmax", (masked(), -1)),
     Case("aten::_safe_softmax", (masked(), 0, torch.float64)),
+    Case("aten::_safe_softmax", (beside_nan(), -1)),
+    Case("aten::_safe_softmax", (beside_nan(1, 0), 0)),
+    Case("aten::_safe_softmax", (beside_nan(), 1, torch.float64)),
     Case("aten::_safe_softmax", (T(), 0)),
     Case("aten::_softmax_backward_data", (T(3, 4), probabilities(3, 4), -1, torch.float32)),
     Case("aten::_softmax_backward_data", (T(2, 3, 4), T(2, 3, 4), 1, torch.float32)),

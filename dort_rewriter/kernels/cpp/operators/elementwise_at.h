@@ -32,7 +32,7 @@ class ElementwiseListAt : public Program {
   static constexpr size_t most = 2048;  // inputs, or results
 
   explicit ElementwiseListAt(const Info& info)
-      : Program(info, own(info), shared(info)),
+      : Program(info, Width{own(info), shared(info)}),
         count_(static_cast<size_t>(info.integer("count", 1, 1, most))),
         first_(static_cast<size_t>(info.integer("first", 0, 0, INT32_MAX))),
         sizes_(info.integers("sizes")),

@@ -15,11 +15,12 @@ from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.attention import (
-    Attention,
     Located,
+    hide,
     is_causal,
     locate_attention,
     shared_heads,
+    without_hidden_rows,
 )
 from dort_rewriter.optimize.patterns.recognize.rotary import Rotary, find_rotary
 from dort_rewriter.optimize.view import GraphView
@@ -75,14 +76,14 @@ class MultiHeadAttention(Rule):
     out: the kernel has an attribute for it.
     """
 
-    roots = ("MatMul", "com.microsoft::FusedMatMul", "Where")
-    reads = ("Softmax", "Equal")
+    roots = ("MatMul", "com.microsoft::FusedMatMul")
+    reads = ("Softmax", "Where")
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        located = locate_attention(node, graph)
-        return _fuse(located, graph) if isinstance(located, Located) else located
+        found = locate_attention(node, graph)
+        return _fuse(found, graph) if isinstance(found, Located) else found
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class _Sizes:
     """The queries for which the one row of the bias is repeated."""
 
 
-def _measure(found: Attention, graph: GraphView) -> _Sizes | Refusal:
+def _measure(found: Located, graph: GraphView) -> _Sizes | Refusal:
     q, k, v = (graph.dims(x) for x in (found.q, found.k, found.v))
     if q is None or k is None or v is None or not len(q) == len(k) == len(v) == 4:
         return Refusal("an unknown rank", f"{q}, {k}, {v}")
@@ -121,7 +122,7 @@ def _measure(found: Attention, graph: GraphView) -> _Sizes | Refusal:
     return _Sizes(heads, size, (bias[0] != 1, bias[1] != 1), rows)
 
 
-def _runs(found: Attention, sizes: _Sizes, graph: GraphView) -> bool:
+def _runs(found: Located, sizes: _Sizes, graph: GraphView) -> bool:
     """NOTE: onnxruntime 1.19 wants a bias for each head, and reads one for all batches wrongly:
     a bias is repeated by kernels only that refuse neither."""
     batch, heads, queries, keys, size = _EXAMPLE.values()
@@ -138,15 +139,15 @@ def _runs(found: Attention, sizes: _Sizes, graph: GraphView) -> bool:
     return graph.runs("MultiHeadAttention", inputs, shapes=shapes, num_heads=heads)
 
 
-def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
-    found, attributes = located.attention, {}
+def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
+    attributes = {}
     if is_causal(found.bias, graph):
-        found, attributes = replace(found, bias=None), {"unidirectional": 1}
+        found = replace(found, bias=None, is_masked=False)
+        attributes = {"unidirectional": 1}
     sizes = _measure(found, graph)
     if isinstance(sizes, Refusal):
         return sizes
-    is_masked = located.is_masked and not attributes
-    if is_masked and (sizes.bias is None or sizes.bias[1]):
+    if found.is_masked and (sizes.bias is None or sizes.bias[1]):
         return Refusal("the heads mask different keys", str(graph.dims(found.bias)))
     if not _runs(found, sizes, graph):
         return Refusal("no kernel for these types and shapes", found.q.dtype)
@@ -156,6 +157,8 @@ def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
         bias = found.bias
         if bias is not None and graph.rank(bias) == 2:
             bias = op.Unsqueeze(bias, [0, 1])
+        if bias is not None and found.is_masked:
+            bias, is_hidden = without_hidden_rows(op, bias)
         if sizes.rows is not None:
             bias = op.Expand(bias, [1, 1, sizes.rows, 1])
         flat = op.Reshape(op.Transpose(found.q, perm=_SWAP), [0, 0, heads * size])
@@ -172,13 +175,12 @@ def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
             **attributes,
         )
         y.shape = flat.shape
-        if is_masked:
-            rows = op.Transpose(op.ReduceMax(bias, [-1], keepdims=0), perm=[0, 2, 1])
-            y = op.Where(op.Equal(rows, -float("inf")), 0.0, y)
+        if found.is_masked:
+            y = hide(op, op.Squeeze(is_hidden, [1]), y)
         whole: ir.Value = op.Transpose(op.Reshape(y, [0, 0, heads, size]), perm=_SWAP)
         return whole
 
-    return Match([located.result], build)
+    return Match([found.result], build)
 
 
 _OPERATOR = "com.microsoft::GroupQueryAttention"
@@ -190,18 +192,17 @@ class GroupQueryAttention(Rule):
     The mask is a constant, no position is hidden but later ones, and all sizes are known.
     """
 
-    roots = ("MatMul", "com.microsoft::FusedMatMul", "Where")
-    reads = ("Softmax", "Equal")
+    roots = ("MatMul", "com.microsoft::FusedMatMul")
+    reads = ("Softmax", "Where")
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        located = locate_attention(node, graph)
-        return _fuse_groups(located, graph) if isinstance(located, Located) else located
+        found = locate_attention(node, graph)
+        return _fuse_groups(found, graph) if isinstance(found, Located) else found
 
 
-def _fuse_groups(located: Located, graph: GraphView) -> Match | Refusal | None:
-    found = located.attention
+def _fuse_groups(found: Located, graph: GraphView) -> Match | Refusal | None:
     sources = shared_heads([found.k, found.v], graph)
     if sources is None:
         return None
@@ -251,7 +252,7 @@ def _fuse_groups(located: Located, graph: GraphView) -> Match | Refusal | None:
         whole: ir.Value = op.Transpose(split, perm=_SWAP)
         return whole
 
-    return Match([located.result], build)
+    return Match([found.result], build)
 
 
 class GroupQueryRotary(Rule):

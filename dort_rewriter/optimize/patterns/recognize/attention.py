@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Refusal
@@ -16,12 +18,13 @@ from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = [
-    "Attention",
     "Located",
+    "hide",
     "is_causal",
     "is_for_all_heads",
     "locate_attention",
     "shared_heads",
+    "without_hidden_rows",
     "without_repeats",
 ]
 
@@ -142,7 +145,7 @@ _FUSED = "com.microsoft::FusedMatMul"
 
 
 @dataclass(frozen=True)
-class Attention:
+class Located:
     """An attention over four-dimensional inputs: batch, heads, positions, size of a head."""
 
     q: ir.Value
@@ -150,53 +153,13 @@ class Attention:
     v: ir.Value
     scale: float
     bias: ir.Value | None
-    scores: ir.Value
-    """What the softmax reads."""
     result: ir.Value
+    is_masked: bool = False
+    """Whether the probabilities are zero in rows without any key; it has a bias then."""
 
 
-@dataclass(frozen=True)
-class Located:
-    """An attention that nobody looks into, and what one node can stand for."""
-
-    attention: Attention
-    result: ir.Value
-    is_masked: bool
-    """Whether the result is that of a Where which gives zero for rows without any key."""
-
-
-def locate_attention(node: ir.Node, graph: GraphView) -> Located | Refusal | None:
-    """Find the attention that ends at a product, or at the Where behind it.
-
-    Refuse one the scores of which others read.
-    """
-    is_masked = node.op_type == "Where"
-    product, scores = node, None
-    if is_masked:
-        scores = masked_scores(node, graph)
-        inner = graph.producer(node.inputs[2], "MatMul", _FUSED)
-        if scores is None or inner is None:
-            return None
-        product = inner
-    found = _find_attention(product, graph)
-    if not isinstance(found, Attention):
-        return found
-    if is_masked:
-        if found.scores is not scores or found.bias is None:
-            return None
-        others = len(graph.consumers(scores)) > 2 or scores.is_graph_output()
-        if others or not graph.used_once(found.result):
-            return Refusal("others read the scores", scores.name)
-        return Located(found, node.outputs[0], True)
-    if mask_of(graph.consumers(found.result), graph) is not None:
-        return None  # left to its Where
-    if not graph.used_once(found.scores):
-        return Refusal("others read the scores", found.scores.name)
-    return Located(found, found.result, False)
-
-
-def _find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal | None:
-    """Whether a product is that of the probabilities and the values.
+def locate_attention(product: ir.Node, graph: GraphView) -> Located | Refusal | None:
+    """Find the attention that ends at a product of the probabilities and the values.
 
     Refuse one the inside of which others read, as training graphs do.
     """
@@ -205,45 +168,75 @@ def _find_attention(product: ir.Node, graph: GraphView) -> Attention | Refusal |
     if graph.attribute(product, "alpha", 1.0) != 1:
         return None
     probabilities, v = product.inputs
-    softmax = graph.producer(probabilities, "Softmax")
+    where = graph.producer(probabilities, "Where")
+    hidden = None if where is None else _hidden_rows(where, graph)
+    softmax = graph.producer(probabilities if where is None else where.inputs[2], "Softmax")
     if softmax is None or probabilities is None or v is None:
         return None
     scores = softmax.inputs[0]
     last = -1 if graph.rank(probabilities) is None else 3
     if scores is None or graph.attribute(softmax, "axis", -1) not in (-1, last):
         return None
-    if not graph.used_once(probabilities):
+    if where is not None and hidden is not scores:
+        return None
+    if not (graph.used_once(probabilities) and graph.used_once(softmax.outputs[0])):
         return Refusal("others read the probabilities", probabilities.name)
     found = _scores(scores, graph)
     if found is None or isinstance(found, Refusal):
         return found
-    return replace(found, v=v, result=product.outputs[0])
-
-
-def masked_scores(where: ir.Node, graph: GraphView) -> ir.Value | None:
-    """The scores, of a Where that gives zero where their largest is minus infinity."""
-    equal = graph.producer(where.inputs[0], "Equal")
-    if equal is None or graph.scalar(where.inputs[1]) != 0:
+    readers = 1 if where is None else 3
+    if len(graph.consumers(scores)) > readers or scores.is_graph_output():
+        return Refusal("others read the scores", scores.name)
+    if where is not None and found.bias is None:
         return None
-    highest = graph.producer(equal.inputs[0], "ReduceMax")
-    if highest is None or graph.scalar(equal.inputs[1]) != -float("inf"):
+    return replace(found, v=v, result=product.outputs[0], is_masked=where is not None)
+
+
+def _hidden_rows(where: ir.Node, graph: GraphView) -> ir.Value | None:
+    """The scores, of a Where that gives zero where they hide all keys."""
+    both = graph.producer(where.inputs[0], "And")
+    if both is None or graph.scalar(where.inputs[1]) != 0:
         return None
-    last = graph.axes(highest, graph.rank(highest.inputs[0])) == [3]
-    return highest.inputs[0] if last and graph.attribute(highest, "keepdims", 1) else None
+    found = [_lowest(value, name, graph) for value in both.inputs for name in _OF_ROWS]
+    read = [value for value in found if value is not None]
+    return read[0] if len(read) == 2 and read[0] is read[1] else None
 
 
-def mask_of(readers: list[ir.Node], graph: GraphView) -> ir.Node | None:
-    """The Where among the readers of a result that hides rows without any key."""
-    wheres = (node for node in readers if node.op_type == "Where")
-    return next((node for node in wheres if masked_scores(node, graph) is not None), None)
+_OF_ROWS = ("ReduceMax", "ReduceSum")
 
 
-def _scores(scores: ir.Value, graph: GraphView) -> Attention | Refusal | None:
+def _lowest(value: ir.Value | None, name: str, graph: GraphView) -> ir.Value | None:
+    """x of ``Equal(reduction(x), -inf)``, of the last of four axes."""
+    equal = graph.producer(value, "Equal")
+    if equal is None or graph.scalar(equal.inputs[1]) != -math.inf:
+        return None
+    reduction = graph.producer(equal.inputs[0], name)
+    if reduction is None or not graph.attribute(reduction, "keepdims", 1):
+        return None
+    scores = reduction.inputs[0]
+    return scores if graph.axes(reduction, graph.rank(scores)) == [3] else None
+
+
+def without_hidden_rows(op: Writer, bias: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """A bias that hides no row completely, and which rows it hid: a kernel may give anything for
+    these."""
+    is_hidden = hides_all(op, bias)
+    return op.Where(is_hidden, 0.0, bias), is_hidden
+
+
+def hide(op: Writer, is_hidden: ir.Value, result: ir.Value) -> ir.Value:
+    """Zeros in rows that are hidden; NaN in place of what is not finite there, as of its product
+    with zero."""
+    hidden: ir.Value = op.Where(is_hidden, op.Sub(result, result), result)
+    return hidden
+
+
+def _scores(scores: ir.Value, graph: GraphView) -> Located | Refusal | None:
     total = graph.producer(scores, "Add")
     if total is None:
-        return _product(scores, scores, None, graph)
+        return _product(scores, None, graph)
     for value, bias in factors(total):
-        found = _product(value, scores, bias, graph)
+        found = _product(value, bias, graph)
         if found is not None:
             if not graph.used_once(value):
                 return Refusal("others read the scores", value.name)
@@ -251,9 +244,7 @@ def _scores(scores: ir.Value, graph: GraphView) -> Attention | Refusal | None:
     return None
 
 
-def _product(
-    value: ir.Value, scores: ir.Value, bias: ir.Value | None, graph: GraphView
-) -> Attention | None:
+def _product(value: ir.Value, bias: ir.Value | None, graph: GraphView) -> Located | None:
     """The product of queries and keys, scaled before, between or after."""
     value, after = _unscaled(value, graph)
     node = graph.producer(value, "MatMul", _FUSED)
@@ -269,7 +260,7 @@ def _product(
         between *= inside
     alpha = float(graph.attribute(node, "alpha", 1.0))
     scale = after * alpha * before * between
-    return Attention(q, k, k, scale, bias, scores, scores)
+    return Located(q, k, k, scale, bias, value)
 
 
 def _unscaled(value: ir.Value | None, graph: GraphView) -> tuple[ir.Value, float]:

@@ -19,6 +19,7 @@ __all__ = [
     "factors",
     "filling",
     "number_of",
+    "reads_or_makes_narrow",
     "scaled",
     "slice_of",
 ]
@@ -132,3 +133,12 @@ def slice_of(node: ir.Node | None, graph: GraphView) -> Piece | None:
     if step != 1 or start < 0 or end < start:
         return None
     return Piece(source, axis % rank, start, end)
+
+
+def reads_or_makes_narrow(node: ir.Node, graph: GraphView) -> bool:
+    """Whether a node computes 16-bit numbers: they are its own, or casts are around it."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.dtype != y.dtype:
+        return False
+    around = before_cast(x, graph) is not x or after_cast(y, graph) is not y
+    return x.dtype in NARROW or around

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.attention import (
     Located,
+    hide,
     is_for_all_heads,
     locate_attention,
     shared_heads,
+    without_hidden_rows,
     without_repeats,
 )
 from dort_rewriter.optimize.patterns.recognize.rotary import Rotary, find_rotary
@@ -69,20 +72,19 @@ class Attention(Rule):
     as they are.
     """
 
-    roots = ("MatMul", "Where")
-    reads = ("Softmax", "Equal")
+    roots = ("MatMul",)
+    reads = ("Softmax", "Where")
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
         if graph.opset < 23:
             return None
-        located = locate_attention(node, graph)
-        return _fuse(located, graph) if isinstance(located, Located) else located
+        found = locate_attention(node, graph)
+        return _fuse(found, graph) if isinstance(found, Located) else found
 
 
-def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
-    found = located.attention
+def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
     q, k, v, bias, scale = found.q, found.k, found.v, found.bias, found.scale
     if q.dtype == ir.DataType.DOUBLE:
         return Refusal("it would be computed in float32", q.dtype)
@@ -97,13 +99,13 @@ def _fuse(located: Located, graph: GraphView) -> Match | Refusal:
         return Refusal("no kernel for the type", q.dtype)
 
     def build(op: Writer) -> ir.Value:
-        y: ir.Value = op.Attention(*inputs, scale=scale, outputs=1)
-        if located.is_masked:  # softmax of a row without any key is NaN
-            rows = op.ReduceMax(bias, [-1], keepdims=1)
-            y = op.Where(op.Equal(rows, -float("inf")), 0.0, y)
-        return y
+        if not found.is_masked or bias is None:
+            y: ir.Value = op.Attention(*inputs, scale=scale, outputs=1)
+            return y
+        shown, is_hidden = without_hidden_rows(op, bias)
+        return hide(op, is_hidden, op.Attention(q, k, v, shown, scale=scale, outputs=1))
 
-    return Match([located.result], build)
+    return Match([found.result], build)
 
 
 def _misfit(shapes: Sequence[tuple[Dim, ...] | None]) -> Refusal | None:
@@ -155,18 +157,17 @@ class SharedHeads(Rule):
     A step of a decoder copied its whole cache for each group.
     """
 
-    roots = ("MatMul", "Where")
-    reads = ("Softmax", "Equal")
+    roots = ("MatMul",)
+    reads = ("Softmax", "Where")
     lowers = "bytes of keys and values"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
-        located = locate_attention(node, graph)
-        return _fold(located, graph) if isinstance(located, Located) else located
+        found = locate_attention(node, graph)
+        return _fold(found, graph) if isinstance(found, Located) else found
 
 
-def _fold(located: Located, graph: GraphView) -> Match | Refusal | None:
-    found = located.attention
+def _fold(found: Located, graph: GraphView) -> Match | Refusal | None:
     sources = shared_heads([found.k, found.v], graph)
     if sources is None:
         return None
@@ -191,11 +192,10 @@ def _fold(located: Located, graph: GraphView) -> Match | Refusal | None:
             scores = op.Mul(scores, found.scale)
         if found.bias is not None:
             scores = op.Add(scores, found.bias)
-        y = op.MatMul(op.Softmax(scores, axis=-1), v)
-        if located.is_masked:  # softmax of a row without any key is NaN
-            highest = op.ReduceMax(scores, [-1], keepdims=1)
-            y = op.Where(op.Equal(highest, -float("inf")), 0.0, y)
-        result: ir.Value = op.Reshape(y, [0, heads, 1, sizes[1]])
+        probabilities = op.Softmax(scores, axis=-1)
+        if found.is_masked:
+            probabilities = op.Where(hides_all(op, scores), 0.0, probabilities)
+        result: ir.Value = op.Reshape(op.MatMul(probabilities, v), [0, heads, 1, sizes[1]])
         return result
 
-    return Match([located.result], build)
+    return Match([found.result], build)

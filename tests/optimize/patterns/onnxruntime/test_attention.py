@@ -67,16 +67,17 @@ def test_a_bias_of_all_heads(order: str) -> None:
 
 PLAIN = f"{SCORES} p = Softmax<axis=-1>(c) y = MatMul(p, v)"
 BIASED = f"{SCORES} b = Add(c, bias) p = Softmax<axis=-1>(b) y = MatMul(p, v)"
-MASKED = f"""{SCORES} b = Add(c, bias) p = Softmax<axis=-1>(b) w = MatMul(p, v)
-    m = ReduceMax<keepdims=1>(b, last) e = Equal(m, low) y = Where(e, zero, w)"""
-KEPT = """
+HIDES = """m = ReduceMax<keepdims=1>({0}, last) e = Equal(m, low)
+    n = ReduceSum<keepdims=1>({0}, last) f = Equal(n, low) h = And(e, f)"""
+MASKED = f"""{SCORES} b = Add(c, bias) p = Softmax<axis=-1>(b) {HIDES.format("b")}
+    w = Where(h, zero, p) y = MatMul(w, v)"""
+KEPT = f"""
+    {HIDES.format("bias")} shown = Where(h, zero, bias)
     turned = Transpose<perm=[0, 2, 1, 3]>(q)
     flat = Reshape(turned, three)
-    o = com.microsoft.MultiHeadAttention<num_heads=3, scale=0.25>(flat, k, v, , , bias)
-    highest = ReduceMax<keepdims=0>(bias, last)
-    rows = Transpose<perm=[0, 2, 1]>(highest)
-    e = Equal(rows, low)
-    z = Where(e, zero, o)
+    o = com.microsoft.MultiHeadAttention<num_heads=3, scale=0.25>(flat, k, v, , , shown)
+    rows = Squeeze(h, one) none = Sub(o, o)
+    z = Where(rows, none, o)
     heads = Reshape(z, four)
     y = Transpose<perm=[0, 2, 1, 3]>(heads)
 """
@@ -117,8 +118,9 @@ def test_a_bias_for_all_queries(bias: str) -> None:
 
 
 @pytest.mark.skipif(not ONE_HEAD, reason="this onnxruntime wants a bias for each head")
-def test_rows_without_any_key_stay_zero() -> None:
-    """The mask tells which, once for all heads."""
+@pytest.mark.parametrize("name", ["", "q", "k", "v"])
+def test_rows_without_any_key_stay_zero(name: str) -> None:
+    """The mask tells which, once for all heads; a NaN that they meet is kept."""
     generator = np.random.default_rng(0)
     inputs = {
         name: generator.normal(size=(2, 3, n, 8)).astype(np.float32)
@@ -126,11 +128,13 @@ def test_rows_without_any_key_stay_zero() -> None:
     }
     inputs["bias"] = np.where(generator.random((2, 1, 4, 5)) < 0.5, 0, -np.inf).astype(np.float32)
     inputs["bias"][1, 0, 2] = -np.inf
+    if name:
+        inputs[name][1, 1, 2, 3] = np.nan
     assert_rewrites(
         MultiHeadAttention,
         f"({INPUTS}, float[B,1,4,5] bias) => ({RESULT}) {CONSTANTS} {{{MASKED}}}",
         f"""({INPUTS}, float[B,1,4,5] bias) => ({RESULT}) <{SHAPES}, float zero = {{0.0}},
-        float low = {{-inf}}, int64[1] last = {{-1}}> {{{KEPT}}}""",
+        float low = {{-inf}}, int64[1] last = {{-1}}, int64[1] one = {{1}}> {{{KEPT}}}""",
         inputs=inputs,
         reference=False,
     )

@@ -29,7 +29,8 @@ REPEATED = """
     vs = Unsqueeze(v, two) ve = Expand(vs, groups) vr = Reshape(ve, whole)
     turned = Transpose<perm=[0, 1, 3, 2]>(kr) n = MatMul(q, turned) s = Mul(n, scale)"""
 MASKED = f"""{REPEATED} bias = Where(seen, zero, low) b = Add(s, bias) p = Softmax<axis=-1>(b)
-    o = MatMul(p, vr) m = ReduceMax<keepdims=1>(b, last) e = Equal(m, low) y = Where(e, zero, o)"""
+    m = ReduceMax<keepdims=1>(b, last) e = Equal(m, low) n1 = ReduceSum<keepdims=1>(b, last)
+    f = Equal(n1, low) h = And(e, f) w = Where(h, zero, p) y = MatMul(w, vr)"""
 BIASED = f"{REPEATED} b = Add(s, bias) p = Softmax<axis=-1>(b) y = MatMul(p, vr)"
 SWAP = "Transpose<perm=[0, 2, 1, 3]>"
 FUSED = f"""

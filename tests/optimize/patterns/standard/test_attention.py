@@ -40,9 +40,14 @@ def test_with_a_bias(bias: str) -> None:
     )
 
 
+HIDES = """m = ReduceMax<keepdims=1>({0}, last) i = Equal(m, low)
+    n = ReduceSum<keepdims=1>({0}, last) j = Equal(n, low) h = And(i, j)"""
+
+
 @needs_opset_23
-def test_rows_without_any_key_are_zero() -> None:
-    """As torch has it; the operator gives NaN there."""
+@pytest.mark.parametrize("name", ["", "q", "k", "v"])
+def test_rows_without_any_key_are_zero(name: str) -> None:
+    """As torch has it; the operator gives NaN there. A NaN that they meet is kept."""
     bias = np.zeros((3, 5), np.float32)
     bias[1] = bias[2, 3:] = -np.inf
     generator = np.random.default_rng(0)
@@ -50,16 +55,18 @@ def test_rows_without_any_key_are_zero() -> None:
         n: generator.normal(size=(2, 4, s, 8)).astype("f")
         for n, s in zip("qkv", (3, 5, 5), strict=True)
     }
+    if name:
+        given[name][1, 2, 1, 3] = np.nan
     assert_rewrites(
         Attention,
         f"""({INPUTS}, float[3,5] bias) => ({RESULT})
         <float s = {{0.25}}, float low = {{-inf}}, float zero = {{0.0}}, int64[1] last = {{-1}}>
-        {{{SCORES} a = Add(e, bias) p = Softmax<axis=3>(a) z = MatMul(p, v)
-          m = ReduceMax<keepdims=1>(a, last) h = Equal(m, low) y = Where(h, zero, z)}}""",
+        {{{SCORES} a = Add(e, bias) p = Softmax<axis=3>(a) {HIDES.format("a")}
+          w = Where(h, zero, p) y = MatMul(w, v)}}""",
         f"""({INPUTS}, float[3,5] bias) => ({RESULT})
         <float low = {{-inf}}, float zero = {{0.0}}, int64[1] last = {{-1}}>
-        {{z = Attention<scale=0.25>(q, k, v, bias)
-          m = ReduceMax<keepdims=1>(bias, last) h = Equal(m, low) y = Where(h, zero, z)}}""",
+        {{{HIDES.format("bias")} shown = Where(h, zero, bias)
+          z = Attention<scale=0.25>(q, k, v, shown) none = Sub(z, z) y = Where(h, none, z)}}""",
         opset=23,
         inputs={**given, "bias": bias},
     )

@@ -55,8 +55,9 @@ def test_with_a_bias(bias: str) -> None:
 
 def test_rows_without_any_key_are_zero() -> None:
     bias = ", float[B,1,1,9] m"
-    masked = """{0} = Add(e, m) p = Softmax<axis = -1>({0}) n = MatMul(p, {1})
-        h = ReduceMax<keepdims = 1>({0}, last) w = Equal(h, low) {2} = Where(w, zero, n)"""
+    masked = """{0} = Add(e, m) p = Softmax<axis = -1>({0}) h = ReduceMax<keepdims = 1>({0}, last)
+        i = Equal(h, low) n = ReduceSum<keepdims = 1>({0}, last) j = Equal(n, low)
+        w = And(i, j) o = Where(w, zero, p) {2} = MatMul(o, {1})"""
     known = ", float low = {-inf}, float zero = {0.0}, int64[1] last = {-1}"
     generator = np.random.default_rng(0)
     feeds = {

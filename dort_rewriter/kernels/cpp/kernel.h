@@ -18,7 +18,7 @@
 
 // How many there are, of what an object of ONNX Runtime tells.
 template <typename T>
-size_t number_of(OrtStatus*(ORT_CALL* ask)(const T*, size_t*), const T* of) {
+size_t number_of(OrtStatus* (*ask)(const T*, size_t*), const T* of) {
   size_t n = 0;
   check(ask(of, &n));
   return n;

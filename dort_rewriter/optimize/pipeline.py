@@ -56,7 +56,7 @@ called first: nothing else is in it, and nothing that is not measured."""
 
 RETIRED = frozenset(
     (
-        "AddMulTranspose ClipClip ConcatConcat ConcatSlice ExpandExpand GatherNDRange "
+        "AddMulTranspose ClipClip ConcatConcat ConcatSlice ExpandExpand "
         "MaskedShapeScatterND NotNot NotWhere PowToMul SliceSlice SplitConcat TriMatrix"
     ).split()
 )

@@ -20,6 +20,7 @@ from dort_rewriter.optimize.patterns.standard.attention import (
     SharedHeads,
 )
 from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding, Dropout, Identity
+from dort_rewriter.optimize.patterns.standard.gathers import GatherNDRange
 from dort_rewriter.optimize.patterns.standard.gemms import (
     GemmTranspose,
     MatMulAdd,
@@ -76,6 +77,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ReshapeReshape,
     ReshapeMatMulReshape,
     ReduceReshape,
+    GatherNDRange,
     PadPadAdd,
     ExpandBroadcast,
     ExpandSwap,

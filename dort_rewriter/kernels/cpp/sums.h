@@ -35,12 +35,12 @@ double sum_of(int64_t n, F&& term, Lane start = 0) {
 
 // Two sums at once, of what is read once: each(i, a, b) adds to a and b.
 struct Two {
-  double a, b;
+  double a = 0, b = 0;
 };
 
 template <typename F>
 Two sums_of(int64_t n, F&& each, float start = 0) {
-  Two total = {start, start};
+  Two total{start, start};
   for (int64_t begin = 0; begin < n; begin += kChunk) {
     int64_t end = begin + kChunk < n ? begin + kChunk : n;
     int64_t i = begin;

@@ -145,7 +145,7 @@ def average_pool_backward(
 ) -> Value:
     """The gradient of :func:`average_pool`: each window's share, added up."""
     divisors = _divisors(op, x, windows, include_pad, divisor)
-    share = op.Div(widen(op, grad), divisors)
+    share = op.Add(op.Div(widen(op, grad), divisors), 0.0)  # torch's sums begin with 0.0
     sizes = spatial_sizes(op, x, len(windows))
     if share.dtype != ir.DataType.FLOAT:
         for axis in range(-len(windows), 0):

@@ -129,7 +129,8 @@ def choose(op: Recorder, values: Sequence[Value], places: Sequence[Value]) -> tu
         wins = op.Greater(other, value)
         if is_float(other):
             wins = op.Or(wins, op.IsNaN(other))
-        value, place = op.Max(value, other), op.Where(wins, there, place)
+        # Not their Max: the first of two zeros counts, whatever its sign.
+        value, place = op.Where(wins, other, value), op.Where(wins, there, place)
     return value, place
 
 

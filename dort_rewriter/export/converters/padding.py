@@ -95,7 +95,7 @@ def _extend_backward(
             parts.append(pad_axes(op, result, [-before, -after], [axis]))
         # else all is cropped, and onnxruntime 1.19 pads what is left of it wrongly
         result = functools.reduce(op.Add, parts)
-    return store(op, result)
+    return store(op, op.Add(result, 0.0))  # torch's sums begin with 0.0
 
 
 def _register(name: str, mode: str, fold_back: _Back) -> None:

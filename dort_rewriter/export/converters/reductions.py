@@ -173,7 +173,9 @@ def vector_norm(
         raise Refused("an order known only at run time")
     x = widen(op, op.cast(x, op.dtype))
     axes = _axes(x, dim)
-    if ord != 0 and all(x.dims[axis] == 1 for axis in axes):  # no power of it, as in torch
+    if not x.rank and dim:  # its powers, as in torch, which asks the sizes of named dimensions
+        x, dim, keepdim = op.Unsqueeze(x, [0]), [0], False
+    elif ord != 0 and all(x.dims[axis] == 1 for axis in axes):  # no power of it, as in torch
         size = op.Abs(x)
         return store(op, size if keepdim or not axes else op.Squeeze(size, axes))
     if ord == 2 and x.dtype == ir.DataType.DOUBLE:  # ORT 1.19's ReduceL2 has float32's digits

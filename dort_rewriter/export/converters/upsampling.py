@@ -88,7 +88,7 @@ def _nearest_backward(op: Recorder, grad: Value, axes: Sequence[Axis], *, exact:
     times = repetition(axes)
     if times is not None and wide.dtype == ir.DataType.FLOAT:
         averages = op.AveragePool(wide, kernel_shape=times, strides=times)
-        return store(op, averages * float(math.prod(times)))
+        return store(op, averages * float(math.prod(times)) + 0.0)  # torch's sums begin with 0.0
     for place, axis in zip(range(-rank, 0), axes, strict=True):
         wide = to_source(op, wide, place, nearest_taps(op, axis, exact=exact), axis.source)
     return store(op, wide)

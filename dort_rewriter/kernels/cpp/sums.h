@@ -1,20 +1,23 @@
 // Sums of many floats: in lanes that fit vectors, and in double from one part to the next.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 constexpr int64_t kLanes = 32, kChunk = 2048;
 
 // Return the sum of term(i) for i in 0..n. In lanes of double a mean of equal numbers is exact: what
-// is left of them is zero, which a norm would multiply by the root of its epsilon.
+// is left of them is zero, which a norm would multiply by the root of its epsilon. With -0.0 at the
+// start the sum is that of the terms alone: -0.0 if all are.
 template <typename Lane = float, typename F>
-double sum_of(int64_t n, F&& term) {
-  double total = 0;
+double sum_of(int64_t n, F&& term, Lane start = 0) {
+  double total = start;
   for (int64_t begin = 0; begin < n; begin += kChunk) {
     int64_t end = begin + kChunk < n ? begin + kChunk : n;
     int64_t i = begin;
     if (end - begin >= kLanes) {
-      Lane lanes[kLanes] = {};
+      Lane lanes[kLanes];
+      std::fill_n(lanes, kLanes, start);
       for (; i + kLanes <= end; i += kLanes) {
         for (int64_t k = 0; k < kLanes; ++k) lanes[k] += term(i + k);
       }
@@ -23,7 +26,7 @@ double sum_of(int64_t n, F&& term) {
       }
       total += lanes[0];
     }
-    Lane rest = 0;
+    Lane rest = start;
     for (; i < end; ++i) rest += term(i);
     total += rest;
   }
@@ -36,12 +39,14 @@ struct Two {
 };
 
 template <typename F>
-Two sums_of(int64_t n, F&& each) {
-  Two total;
+Two sums_of(int64_t n, F&& each, float start = 0) {
+  Two total{start, start};
   for (int64_t begin = 0; begin < n; begin += kChunk) {
     int64_t end = begin + kChunk < n ? begin + kChunk : n;
     int64_t i = begin;
-    float a[kLanes] = {}, b[kLanes] = {};
+    float a[kLanes], b[kLanes];
+    std::fill_n(a, kLanes, start);
+    std::fill_n(b, kLanes, start);
     for (; i + kLanes <= end; i += kLanes) {
       for (int64_t k = 0; k < kLanes; ++k) each(i + k, a[k], b[k]);
     }

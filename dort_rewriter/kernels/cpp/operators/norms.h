@@ -186,7 +186,8 @@ class LayerNormGrad : public Operator {
     });
     const auto average = static_cast<float>(total.a / n);
     const auto slope = static_cast<float>(total.b * rstd * rstd / n);
-    if (!std::isfinite(average) || !std::isfinite(slope) || !std::isfinite(mean * slope)) {
+    const bool is_zero = average == 0 && slope == 0;
+    if (is_zero || !std::isfinite(average) || !std::isfinite(slope) || !std::isfinite(mean * slope)) {
       return torch_row(g, x, w, n, mean, rstd, to);
     }
     for (int64_t i = 0; i < n; ++i) {
@@ -194,13 +195,14 @@ class LayerNormGrad : public Operator {
     }
   }
 
-  // The same in the steps of torch: which number is infinite, and which NaN, hangs on them.
+  // The same in the steps of torch: which number is infinite, which NaN, and the sign of a zero hang
+  // on them.
   static void torch_row(const float* g, const float* x, const float* w, int64_t n, float mean,
                         float rstd, float* to) {
     Two total = sums_of(n, [=](int64_t i, float& a, float& b) {
       a += g[i] * w[i];
       b += g[i] * x[i] * w[i];
-    });
+    }, -0.0f);
     const auto of_one = static_cast<float>(total.a), of_x = static_cast<float>(total.b);
     const float share = 1.0f / static_cast<float>(n);
     const float slope = (of_one * mean - of_x) * rstd * rstd * rstd * share;

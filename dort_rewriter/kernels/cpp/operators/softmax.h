@@ -100,10 +100,11 @@ class SoftmaxGrad : public Operator {
  private:
   void row(const float* g, const float* y, int64_t n, float* to) const {
     if (log_) {
-      const auto total = static_cast<float>(sum_of(n, [=](int64_t i) { return g[i]; }));
+      const auto total = static_cast<float>(sum_of(n, [=](int64_t i) { return g[i]; }, -0.0f));
       for (int64_t i = 0; i < n; ++i) to[i] = g[i] - exponential(y[i]) * total;
     } else {
-      const auto total = static_cast<float>(sum_of(n, [=](int64_t i) { return g[i] * y[i]; }));
+      const auto total =
+          static_cast<float>(sum_of(n, [=](int64_t i) { return g[i] * y[i]; }, -0.0f));
       for (int64_t i = 0; i < n; ++i) to[i] = (g[i] - total) * y[i];
     }
   }

@@ -18,7 +18,13 @@ from dort_rewriter.export.onnxscript_functions import (
     is_onnxscript_function,
     onnxscript_converter,
 )
-from dort_rewriter.export.registry import Converter, builtin_converters, make_converter, op_name
+from dort_rewriter.export.registry import (
+    Converter,
+    arguments,
+    builtin_converters,
+    make_converter,
+    op_name,
+)
 
 __all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "InFront"]
 
@@ -288,9 +294,7 @@ def _foreign(value: Any) -> str | None:
 
 def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
     """Whether a call draws random numbers, or reads those its forward drew."""
-    names = [a.name for a in target._schema.arguments]
-    if "dropout_p" not in names:
+    given = arguments(target, node.args, node.kwargs)
+    if not hasattr(given, "dropout_p"):
         return torch.Tag.nondeterministic_seeded in target.tags
-    position = names.index("dropout_p")
-    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(given != 0)
+    return bool(given.dropout_p != 0)

@@ -122,10 +122,17 @@ class Arguments(SimpleNamespace):
 
 def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """The arguments of a call of an ATen operator, those that are not given included."""
+    names, defaults = _formals(target)
+    given = {python_name(key): value for key, value in kwargs.items()}
+    return Arguments(**{**defaults, **dict(zip(names, args, strict=False)), **given})
+
+
+@functools.cache
+def _formals(target: Any) -> tuple[Sequence[str], Mapping[str, Any]]:
+    """The names of the arguments of an operator in order, and the defaults of some."""
     schema = target._schema.arguments
-    known = {a.name: a.default_value for a in schema if a.has_default_value()}
-    known |= dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
-    return Arguments(**{python_name(key): value for key, value in known.items()})
+    defaults = {python_name(a.name): a.default_value for a in schema if a.has_default_value()}
+    return [python_name(a.name) for a in schema], defaults
 
 
 def by_name(function: Callable[[Any, Arguments], Any]) -> Callable[..., Any]:

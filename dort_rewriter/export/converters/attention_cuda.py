@@ -91,12 +91,9 @@ def efficient_attention(op: Recorder, given: Arguments) -> tuple[Any, ...]:
 
 def _pad(op: Recorder, log_sum: Value) -> Value:
     length = op.size(log_sum, 2)
-    missing: Any
-    if isinstance(length, int):
-        if not (missing := -length % _PADDED_TO):
-            return log_sum
-    else:
-        missing = op.Mod(op.Neg(length), _PADDED_TO)
+    missing = -length % _PADDED_TO
+    if isinstance(missing, int) and not missing:
+        return log_sum
     return op.Pad(log_sum, op.vector([0, 0, 0, 0, 0, missing]), 0.0)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from dort_rewriter.export.converters.opmath import HALVES, is_bool, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = ["maximum", "minimum", "select"]
@@ -133,15 +133,15 @@ def masked_fill(op: Recorder, x: Value, mask: Value, value: Any) -> Value:
     return select(op, op.cast(mask, ir.DataType.BOOL), fill, op.cast(x, op.dtype))
 
 
-# The parameters are called min and max in the schemas.
-@converter("aten::clamp")
-def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
+@converter("aten::clamp", "aten::clamp_min", "aten::clamp_max")
+@by_name
+def clamp(op: Recorder, given: Arguments) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
-    bounds = [min, max]
+    x, bounds = given.x, [getattr(given, name, None) for name in ("min", "max")]
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         return op.Mul(x, math.nan)
     if None in bounds and not is_float(x):
-        return clamp_tensor(op, x, min, max)
+        return _clamp(op, x, *bounds)
     # NOTE: ORT's Clip without one of its bounds turns infinity into the largest number. Its Max
     # and Min have any of two equal zeros, where torch leaves x as it is.
     low, high = (
@@ -150,36 +150,17 @@ def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
     return op.Clip(x, like(op, low, x), like(op, high, x))
 
 
-@converter("aten::clamp.Tensor")
-def clamp_tensor(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
+@converter("aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor")
+@by_name
+def clamp_tensor(op: Recorder, given: Arguments) -> Value:
     """clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"""
-    if min is not None:
-        x = maximum(op, x, op.cast(min, op.dtype))
-    return x if max is None else minimum(op, x, op.cast(max, op.dtype))
+    return _clamp(op, given.x, getattr(given, "min", None), getattr(given, "max", None))
 
 
-@converter("aten::clamp_min")
-def clamp_min(op: Recorder, x: Value, min: Any) -> Value:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
-    return clamp(op, x, min)
-
-
-@converter("aten::clamp_min.Tensor")
-def clamp_min_tensor(op: Recorder, x: Value, min: Value) -> Value:
-    """clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"""
-    return maximum(op, x, min)
-
-
-@converter("aten::clamp_max")
-def clamp_max(op: Recorder, x: Value, max: Any) -> Value:
-    """clamp_max(Tensor self, Scalar max) -> Tensor"""
-    return clamp(op, x, None, max)
-
-
-@converter("aten::clamp_max.Tensor")
-def clamp_max_tensor(op: Recorder, x: Value, max: Value) -> Value:
-    """clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"""
-    return minimum(op, x, max)
+def _clamp(op: Recorder, x: Value, low: Any, high: Any) -> Value:
+    if low is not None:
+        x = maximum(op, x, op.cast(low, op.dtype))
+    return x if high is None else minimum(op, x, op.cast(high, op.dtype))
 
 
 @converter("aten::nan_to_num")

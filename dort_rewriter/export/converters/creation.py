@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters.symbolic import are_natural
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
 Fill = Callable[[Recorder, Any, Any], Value]
@@ -83,21 +83,11 @@ def scalar_tensor(op: Recorder, s: Any, *, dtype: Any = None) -> Value:
     return op.cast(s, op.dtype)
 
 
-@converter("aten::arange")
-def arange(op: Recorder, end: Any, *, dtype: Any = None) -> Value:
-    """arange(Scalar end, *, ScalarType? dtype=None) -> Tensor"""
-    return arange_step(op, 0, end, 1)
-
-
-@converter("aten::arange.start")
-def arange_start(op: Recorder, start: Any, end: Any, *, dtype: Any = None) -> Value:
-    """arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None) -> Tensor"""
-    return arange_step(op, start, end, 1)
-
-
-@converter("aten::arange.start_step")
-def arange_step(op: Recorder, start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> Value:
+@converter("aten::arange", "aten::arange.start", "aten::arange.start_step")
+@by_name
+def arange(op: Recorder, given: Arguments) -> Value:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None) -> Tensor"""
+    start, end, step = getattr(given, "start", 0), given.end, getattr(given, "step", 1)
     wide = ir.DataType.INT64
     if all(_is_integer(v) for v in (start, end, step)):
         return op.cast(_count(op, start, end, step), op.dtype)

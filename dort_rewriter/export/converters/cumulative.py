@@ -16,7 +16,7 @@ from dort_rewriter.dtypes import to_torch
 from dort_rewriter.export.converters.opmath import is_bool, is_float, store, widen
 from dort_rewriter.export.converters.windows import count_up
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import arguments, converter
 from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 
@@ -38,11 +38,9 @@ def _summed(op: Recorder, x: Value) -> Value:
 
 def has_known_size(node: torch.fx.Node) -> bool:
     """the size along the axis is not known at export"""
-    source, dim = node.args[0], node.args[1] if len(node.args) > 1 else -1
-    assert isinstance(source, torch.fx.Node)
-    assert isinstance(dim, int)
-    value = source.meta["val"]
-    return value.ndim == 0 or isinstance(value.shape[dim], int)
+    given = arguments(node.target, node.args, node.kwargs)
+    value: torch.Tensor = given.x.meta["val"]
+    return value.ndim == 0 or isinstance(value.shape[given.dim], int)
 
 
 Parts = tuple[Value, ...]

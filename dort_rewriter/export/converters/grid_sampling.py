@@ -192,12 +192,13 @@ def _sample(op: Recorder, x: Value, grid: Value, given: Arguments) -> Value:
     wide, places = widen(op, x), widen(op, grid)
     sampler = _sampler(op, wide, places, given)
     planes = _planes(op, wide, rank)
-    total: Any = None
-    for corner in _corners(op, sampler):
+
+    def part(corner: _Corner) -> Value:
         weight = _weight(op, corner.taps)
         found = _found(op, planes, corner)
-        part = found if weight is None else op.Mul(found, weight)
-        total = part if total is None else op.Add(total, part)
+        return found if weight is None else op.Mul(found, weight)
+
+    total = functools.reduce(op.Add, map(part, _corners(op, sampler)))
     sizes = [op.size(x, 0), op.size(x, 1), *(op.size(grid, i) for i in range(1, rank + 1))]
     return store(op, op.Reshape(total, op.vector(sizes)))
 

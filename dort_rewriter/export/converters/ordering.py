@@ -151,12 +151,6 @@ def _take(op: Recorder, x: Value, place: Value, axis: int, keepdim: bool) -> Val
     return taken if keepdim else op.Squeeze(taken, [axis])
 
 
-@converter("aten::median")
-def median(op: Recorder, x: Value) -> Value:
-    """median(Tensor self) -> Tensor"""
-    return _of_all(op, x, median_dim)
-
-
 @converter("aten::median.dim")
 def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
@@ -173,19 +167,6 @@ def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple
     first_nan = _arg(op, "ArgMax", x, axis, keepdim)
     is_nan = has_nan(op, x, axis, keepdim)
     return op.Where(is_nan, math.nan, value), op.Where(is_nan, first_nan, index)
-
-
-@converter("aten::nanmedian")
-def nanmedian(op: Recorder, x: Value) -> Value:
-    """nanmedian(Tensor self) -> Tensor"""
-    return _of_all(op, x, nanmedian_dim)
-
-
-def _of_all(op: Recorder, x: Value, median: Callable[..., tuple[Value, Value]]) -> Value:
-    if 0 not in x.dims:
-        return median(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
-    # Of integers it is what the processor makes of NaN, as in torch.
-    return op.cast(op.constant(math.nan, ir.DataType.FLOAT), op.dtype)
 
 
 @converter("aten::nanmedian.dim")
@@ -210,6 +191,20 @@ def _picked(
     """The elements at a place along an axis, for each row another, of two tensors."""
     value, index = (op.GatherElements(v, place, axis=axis) for v in (values, indices))
     return (value, index) if keepdim else (op.Squeeze(value, [axis]), op.Squeeze(index, [axis]))
+
+
+def _of_all(median: Callable[..., tuple[Value, Value]]) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value) -> Value:
+        if 0 not in x.dims:
+            return median(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+        # Of integers it is what the processor makes of NaN, as in torch.
+        return op.cast(op.constant(math.nan, ir.DataType.FLOAT), op.dtype)
+
+    return convert
+
+
+converter("aten::median")(_of_all(median_dim))
+converter("aten::nanmedian")(_of_all(nanmedian_dim))
 
 
 @converter("aten::mode", when=has_known_size)

@@ -134,12 +134,12 @@ class GraphView:
         attribute = node.attributes.get(name)
         return default if attribute is None else attribute.value
 
-    def order(self, node: ir.Node) -> list[int] | None:
-        """The order in which a Transpose gives the axes; None when the rank is unknown."""
-        rank = self.rank(node.inputs[0])
-        if rank is None:
-            return None
-        return list(self.attribute(node, "perm", range(rank - 1, -1, -1)))
+    @staticmethod
+    def order(node: ir.Node) -> list[int] | None:
+        """The order in which a Transpose gives the axes; None when it is not known."""
+        rank = GraphView.rank(node.inputs[0])
+        order = GraphView.attribute(node, "perm", None if rank is None else range(rank)[::-1])
+        return None if order is None else list(order)
 
     @staticmethod
     def axes(node: ir.Node, rank: int | None = None) -> list[int] | None:

@@ -26,8 +26,6 @@ from dort_rewriter.errors import CaptureError
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.torch_defects.python_kernels import swapped
 
-__all__ = ["KeptGraph", "keep", "make_keeper"]
-
 logger = logging.getLogger(__name__)
 
 _KEY = "_dort_rewriter_key"

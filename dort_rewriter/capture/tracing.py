@@ -26,8 +26,6 @@ from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
 from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, replaced
 from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
 
-__all__ = ["RANDOM_DECOMPOSITIONS", "correct_tracing", "keep_resizing"]
-
 aten = torch.ops.aten
 
 

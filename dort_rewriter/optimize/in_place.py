@@ -21,8 +21,6 @@ import onnx_ir as ir
 from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN
 from dort_rewriter.optimize.view import nodes_inside, same_sizes, values_read
 
-__all__ = ["checks_of", "written_in_place"]
-
 _PROGRAMS = frozenset({"Elementwise", "ElementwiseList"})
 
 _NEVER_FAIL = frozenset(

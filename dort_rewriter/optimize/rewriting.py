@@ -21,8 +21,6 @@ from dort_rewriter.optimize.checking import RuleCheck
 from dort_rewriter.optimize.patterns.base import Emitter, Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, take_name
 
-__all__ = ["Application", "Observer", "OptimizeReport", "Rewriting", "RuleReport"]
-
 logger = logging.getLogger(__name__)
 
 

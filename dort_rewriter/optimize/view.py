@@ -17,17 +17,6 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import UNKNOWN, Dim, same
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 
-__all__ = [
-    "Dim",
-    "GraphView",
-    "KernelQuery",
-    "nodes_inside",
-    "same_sizes",
-    "take_name",
-    "take_place",
-    "values_read",
-]
-
 KernelQuery = Callable[..., bool]
 """``(op_type, domain, version, input dtypes, attributes=, outputs=) -> bool``: whether the chosen
 provider runs such a node."""

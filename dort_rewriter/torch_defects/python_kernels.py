@@ -16,8 +16,6 @@ import torch
 
 from dort_rewriter.forks import SafeLock
 
-__all__ = ["AUTOGRAD_KEYS", "replaced", "swapped"]
-
 AUTOGRAD_KEYS = (
     torch._C.DispatchKey.Autograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,

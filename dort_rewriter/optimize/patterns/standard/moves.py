@@ -11,17 +11,6 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.standard.views import reshape_target
 from dort_rewriter.optimize.view import GraphView, same_sizes
 
-__all__ = [
-    "BROADCASTING",
-    "UNARY",
-    "ExpandBroadcast",
-    "ExpandSwap",
-    "PadPadAdd",
-    "TransposeElementwise",
-    "TransposeEqualReshape",
-    "TransposeTranspose",
-]
-
 UNARY = tuple(
     (
         "Abs Cast Ceil Cos Erf Exp Floor IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu "

@@ -93,46 +93,53 @@ def call_backend(
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
-    checks = FiniteChecks(graph_module) if checks_finite(chosen) else None
-
-    def compiled_by_aot() -> Callable[..., Any]:
-        dispatcher = make_dispatcher()
-        table = get_tracing_table(dispatcher)
-        hidden_copies = asks_for_format(graph_module)
-
-        def compile_part(graph: torch.fx.GraphModule, _: Any, **more: Any) -> RunBoxed:
-            # Only its own calls run this graph: nobody else feeds its model.
-            more = {"as_stored": True, "hidden_copies": hidden_copies, **more}
-            return _compile_checked(graph, make_recipe(backend, chosen, **more), checks)
-
-        def compile_inference(
-            graph: torch.fx.GraphModule, weights: frozenset[str]
-        ) -> Callable[..., Any]:
-            held = weights if chosen.freeze else frozenset()
-            return compile_part(graph, None, owns_views=True, weights=held)
-
-        return compile_with_aot(
-            graph_module,
-            args,
-            compile_graph=compile_part,
-            decompositions=table,
-            compile_inference=compile_inference,
-            verbose=chosen.optimization.verbose > 0,
-            watched=functools.partial(watched, options=chosen),
-            key=graph_key(graph_module, args, chosen, dispatcher, table)
-            if chosen.cache_graphs
-            else None,
-            may_overlap=False,
-        )
-
     with suggesting_layers(graph_module):
         return guarded(
-            compiled_by_aot,
+            lambda: _compile_by_aot(backend, graph_module, args, chosen),
             lambda: graph_module.forward,
             graph_module,
             fallback=chosen.fallback,
             passed=GRAPH_BREAKS,
         )
+
+
+def _compile_by_aot(
+    backend: Any,
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    options: OrtBackendOptions,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo through AOTAutograd."""
+    checks = FiniteChecks(graph_module) if checks_finite(options) else None
+    dispatcher = make_dispatcher()
+    table = get_tracing_table(dispatcher)
+    hidden_copies = asks_for_format(graph_module)
+
+    def compile_part(graph: torch.fx.GraphModule, _: Any, **more: Any) -> RunBoxed:
+        # Only its own calls run this graph: nobody else feeds its model.
+        more = {"as_stored": True, "hidden_copies": hidden_copies, **more}
+        return _compile_checked(graph, make_recipe(backend, options, **more), checks)
+
+    def compile_inference(
+        graph: torch.fx.GraphModule, weights: frozenset[str]
+    ) -> Callable[..., Any]:
+        held = weights if options.freeze else frozenset()
+        return compile_part(graph, None, owns_views=True, weights=held)
+
+    key = None
+    if options.cache_graphs:
+        key = graph_key(graph_module, args, options, dispatcher, table)
+    return compile_with_aot(
+        graph_module,
+        args,
+        compile_graph=compile_part,
+        decompositions=table,
+        compile_inference=compile_inference,
+        verbose=options.optimization.verbose > 0,
+        watched=functools.partial(watched, options=options),
+        key=key,
+        may_overlap=False,
+    )
 
 
 def _refuse_options(options: Mapping[str, Any] | None) -> None:

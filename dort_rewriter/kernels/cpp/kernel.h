@@ -18,7 +18,7 @@
 
 // How many there are, of what an object of ONNX Runtime tells.
 template <typename T>
-size_t number_of(OrtStatus*(ORT_CALL* ask)(const T*, size_t*), const T* of) {
+size_t number_of(OrtStatus* (*ask)(const T*, size_t*), const T* of) {
   size_t n = 0;
   check(ask(of, &n));
   return n;
@@ -31,8 +31,8 @@ inline int64_t part_of(int64_t each, int64_t numbers = 16384) {
 
 class Context {
  public:
-  Context(OrtKernelContext* context, const Threads& threads)
-      : context_(context), threads_(threads) {}
+  Context(OrtKernelContext* context, const Threads& threads, const ElementType* types)
+      : context_(context), threads_(threads), types_(types) {}
 
   size_t inputs() const {
     return number_of<OrtKernelContext>(api.KernelContext_GetInputCount, context_);
@@ -67,6 +67,9 @@ class Context {
     if (data == nullptr && count(shape) != 0) fail(kInvalidArgument, "a result is missing");
     return data;
   }
+
+  // The type of a result of an operator that is not variadic.
+  ElementType output_type(size_t index) const { return types_[index]; }
 
   // Null when nobody reads this result.
   ONCE void* optional_output(size_t index, const Shape& shape) const {
@@ -166,6 +169,7 @@ class Context {
 
   OrtKernelContext* context_;
   Threads threads_;
+  const ElementType* types_;
 };
 
 class Info {
@@ -358,12 +362,15 @@ constexpr size_t count_any(const ElementType (&types)[n]) {
   return found;
 }
 
-// A kernel, and the threads that share its work.
+// A kernel, the threads that share its work, and the types of its results.
 template <typename K>
 struct Made {
-  explicit Made(const Info& info) : kernel(info) {}
+  explicit Made(const Info& info) : kernel(info) {
+    for (size_t i = 0; !K::variadic && i < std::size(K::outputs); ++i) types[i] = info.output_type(i);
+  }
   K kernel;
   Threads threads = threads_of_session;
+  ElementType types[std::size(K::outputs)];
 };
 
 // The operator of a class `K`, an Operator with: name, inputs and outputs (types; kAny follows the
@@ -418,7 +425,7 @@ const OrtCustomOp* operator_of() {
     o.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       return guarded([&] {
         const auto& made = *static_cast<const Made<K>*>(kernel);
-        made.kernel.compute(Context(context, made.threads));
+        made.kernel.compute(Context(context, made.threads, made.types));
       });
     };
     o.GetMayInplace = [](int** inputs, int** outputs) -> size_t {

@@ -7,13 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(_WIN32)
-#define ORT_CALL __stdcall
-#define EXPORTED extern "C" __declspec(dllexport)
-#else
-#define ORT_CALL
 #define EXPORTED extern "C" __attribute__((visibility("default")))
-#endif
 
 constexpr uint32_t kApiVersion = 18;
 
@@ -29,8 +23,8 @@ struct OrtCustomOpDomain;
 struct OrtShapeInferContext;
 
 struct OrtApiBase {
-  const OrtApi*(ORT_CALL* GetApi)(uint32_t version);
-  const char*(ORT_CALL* GetVersionString)();
+  const OrtApi* (*GetApi)(uint32_t version);
+  const char* (*GetVersionString)();
 };
 
 enum ElementType : int {
@@ -56,32 +50,31 @@ enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };
 // ONNX Runtime says so: from CreateKernel and KernelCompute, replaced by the V2 that return errors.
 struct OrtCustomOp {
   uint32_t version;
-  void*(ORT_CALL* CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
-  const char*(ORT_CALL* GetName)(const OrtCustomOp*);
-  const char*(ORT_CALL* GetExecutionProviderType)(const OrtCustomOp*);
-  ElementType(ORT_CALL* GetInputType)(const OrtCustomOp*, size_t);
-  size_t(ORT_CALL* GetInputTypeCount)(const OrtCustomOp*);
-  ElementType(ORT_CALL* GetOutputType)(const OrtCustomOp*, size_t);
-  size_t(ORT_CALL* GetOutputTypeCount)(const OrtCustomOp*);
-  void(ORT_CALL* KernelCompute)(void*, OrtKernelContext*);
-  void(ORT_CALL* KernelDestroy)(void*);
-  Arity(ORT_CALL* GetInputCharacteristic)(const OrtCustomOp*, size_t);
-  Arity(ORT_CALL* GetOutputCharacteristic)(const OrtCustomOp*, size_t);
-  int(ORT_CALL* GetInputMemoryType)(const OrtCustomOp*, size_t);
-  int(ORT_CALL* GetVariadicInputMinArity)(const OrtCustomOp*);
-  int(ORT_CALL* GetVariadicInputHomogeneity)(const OrtCustomOp*);
-  int(ORT_CALL* GetVariadicOutputMinArity)(const OrtCustomOp*);
-  int(ORT_CALL* GetVariadicOutputHomogeneity)(const OrtCustomOp*);
-  OrtStatus*(ORT_CALL* CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*,
-                                       void**);
-  OrtStatus*(ORT_CALL* KernelComputeV2)(void*, OrtKernelContext*);
-  OrtStatus*(ORT_CALL* InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
-  int(ORT_CALL* GetStartVersion)(const OrtCustomOp*);
-  int(ORT_CALL* GetEndVersion)(const OrtCustomOp*);
-  size_t(ORT_CALL* GetMayInplace)(int**, int**);
-  void(ORT_CALL* ReleaseMayInplace)(int*, int*);
-  size_t(ORT_CALL* GetAliasMap)(int**, int**);
-  void(ORT_CALL* ReleaseAliasMap)(int*, int*);
+  void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
+  const char* (*GetName)(const OrtCustomOp*);
+  const char* (*GetExecutionProviderType)(const OrtCustomOp*);
+  ElementType (*GetInputType)(const OrtCustomOp*, size_t);
+  size_t (*GetInputTypeCount)(const OrtCustomOp*);
+  ElementType (*GetOutputType)(const OrtCustomOp*, size_t);
+  size_t (*GetOutputTypeCount)(const OrtCustomOp*);
+  void (*KernelCompute)(void*, OrtKernelContext*);
+  void (*KernelDestroy)(void*);
+  Arity (*GetInputCharacteristic)(const OrtCustomOp*, size_t);
+  Arity (*GetOutputCharacteristic)(const OrtCustomOp*, size_t);
+  int (*GetInputMemoryType)(const OrtCustomOp*, size_t);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp*);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void**);
+  OrtStatus* (*KernelComputeV2)(void*, OrtKernelContext*);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
+  int (*GetStartVersion)(const OrtCustomOp*);
+  int (*GetEndVersion)(const OrtCustomOp*);
+  size_t (*GetMayInplace)(int**, int**);
+  void (*ReleaseMayInplace)(int*, int*);
+  size_t (*GetAliasMap)(int**, int**);
+  void (*ReleaseAliasMap)(int*, int*);
 };
 
 // The functions of the table: their places, what they return, their names and what they take.
@@ -117,7 +110,7 @@ struct OrtCustomOp {
      (const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*))
 
 struct Api {
-#define DECLARED(place, result, name, given) result(ORT_CALL* name) given;
+#define DECLARED(place, result, name, given) result (*name) given;
   ORT_FUNCTIONS(DECLARED)
 #undef DECLARED
 

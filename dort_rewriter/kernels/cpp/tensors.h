@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -47,6 +48,7 @@ class Few {
     resize(n);
     std::fill_n(values_, n, value);
   }
+  Few(std::initializer_list<T> values) : Few(values.begin(), values.end()) {}
   Few(const T* begin, const T* end) {
     resize(static_cast<size_t>(end - begin));
     std::copy(begin, end, values_);

@@ -39,20 +39,17 @@ class BatchNorm : public Operator {
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating, kFloating};
 
-  explicit BatchNorm(const Info& info) : epsilon_(info.number("epsilon")) {
-    for (size_t i = 0; i < 4; ++i) made_[i] = info.output_type(i);
-  }
+  explicit BatchNorm(const Info& info) : epsilon_(info.number("epsilon")) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1), bias = context.input(2);
     Channels by(x.shape);
     by.expect(weight);
     by.expect(bias);
-    Written y(made_[0], context.output(0, x.shape));
-    Shape each;
-    each.push_back(by.channels);
-    Written means(made_[1], context.output(1, each)), rstds(made_[2], context.output(2, each));
-    Written variances(made_[3], context.output(3, each));
+    Written y(context, 0, x.shape);
+    const Shape each{by.channels};
+    Written means(context, 1, each), rstds(context, 2, each);
+    Written variances(context, 3, each);
     Floats planes(x);
     AllFloats weights(weight), shifts(bias);
     context.each(by.channels, by.part(), [&](int64_t c) {
@@ -93,7 +90,6 @@ class BatchNorm : public Operator {
 
  private:
   double epsilon_;
-  ElementType made_[4];
 };
 
 class BatchNormGrad : public Operator {
@@ -105,9 +101,7 @@ class BatchNormGrad : public Operator {
   static constexpr bool last_optional = true;
 
   // Statistics of the batch depend on x, others do not.
-  explicit BatchNormGrad(const Info& info) : of_batch_(info.flag("training", true)) {
-    for (size_t i = 0; i < 3; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+  explicit BatchNormGrad(const Info& info) : of_batch_(info.flag("training", true)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), weight = context.input(2);
@@ -115,11 +109,10 @@ class BatchNormGrad : public Operator {
     Channels by(x.shape);
     if (gradient.shape != x.shape) fail(kInvalidArgument, "the gradient has another shape than x");
     for (const Tensor* statistic : {&weight, &means, &rstds}) by.expect(*statistic);
-    Shape each;
-    each.push_back(by.channels);
-    Written of_weight(made_[0], context.output(0, each));
-    Written of_bias(made_[1], context.output(1, each));
-    Written of_x(made_[2], context.optional_output(2, x.shape));
+    const Shape each{by.channels};
+    Written of_weight(context, 0, each);
+    Written of_bias(context, 1, each);
+    Written of_x(context, 2, x.shape, kOptional);
     Floats gradients(gradient), planes(x);
     AllFloats all_means(means), all_rstds(rstds), weights(weight);
     context.each(by.channels, by.part(), [&](int64_t c) {
@@ -160,7 +153,6 @@ class BatchNormGrad : public Operator {
 
  private:
   bool of_batch_;
-  ElementType made_[3];
 };
 
 static const Operators<BatchNorm, BatchNormGrad> batch_norm_operators;

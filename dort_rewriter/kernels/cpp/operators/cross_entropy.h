@@ -14,7 +14,7 @@ class CrossEntropyGrad : public Operator {
   static constexpr ElementType inputs[] = {kFloating, kInt64, kFloating};
   static constexpr ElementType outputs[] = {kFloating};
 
-  explicit CrossEntropyGrad(const Info& info) : made_(info.output_type(0)) {}
+  explicit CrossEntropyGrad(const Info&) {}
 
   void compute(const Context& context) const {
     Tensor logarithms = context.input(0), places = context.input(1), gradient = context.input(2);
@@ -33,7 +33,7 @@ class CrossEntropyGrad : public Operator {
     Floats from(logarithms);
     AllFloats slopes(gradient);
     bool same = gradient.size() == 1;
-    Written output(made_, context.output(0, shape));
+    Written output(context, 0, shape);
     context.each(rows, part_of(width), [&](int64_t r) {
       const float* x = from.at(r * width, width, 0);
       const float slope = slopes[same ? 0 : r];
@@ -53,8 +53,6 @@ class CrossEntropyGrad : public Operator {
     for (int64_t i = 0; i < width; ++i) y[i] = exponential(x[i]) * slope;
     y[place] -= slope;
   }
-
-  ElementType made_;
 };
 
 static const Operators<CrossEntropyGrad> cross_entropy_operators;

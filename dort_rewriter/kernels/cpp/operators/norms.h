@@ -23,9 +23,7 @@ class LayerNorm : public Operator {
   explicit LayerNorm(const Info& info)
       : axes_(info.integer("axes", 1, 1, kMostAxes)),
         epsilon_(info.number("epsilon")),
-        apart_(info.flag("lanes_apart", true)) {
-    for (size_t i = 0; i < 3; ++i) made_[i] = info.output_type(i);
-  }
+        apart_(info.flag("lanes_apart", true)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1), bias = context.input(2);
@@ -34,8 +32,8 @@ class LayerNorm : public Operator {
     by.expect(bias, by.width);
     Shape each = x.shape;
     for (int64_t d = 0; d < axes_; ++d) each[each.size() - 1 - d] = 1;
-    Written y(made_[0], context.output(0, x.shape)), means(made_[1], context.output(1, each));
-    Written rstds(made_[2], context.output(2, each));
+    Written y(context, 0, x.shape), means(context, 1, each);
+    Written rstds(context, 2, each);
     AllFloats weights(weight), shifts(bias);
     const float *w = weights.data(), *shift = shifts.data();
     Floats rows(x);
@@ -65,7 +63,6 @@ class LayerNorm : public Operator {
   int64_t axes_;
   double epsilon_;
   bool apart_;  // whether torch joins vectors in an order of their own
-  ElementType made_[3];
 };
 
 // The variance of rows, or its root, as torch moves both it and the mean from number to number.
@@ -82,17 +79,15 @@ class Variance : public Operator {
       : axes_(info.integer("axes", 1, 1, kMostAxes)),
         correction_(info.number("correction")),
         root_(info.flag("root", false)),
-        of_float_(info.flag("float_mean", false)) {
-    for (size_t i = 0; i < 2; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+        of_float_(info.flag("float_mean", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
     Rows by(x.shape, axes_);
     Shape each = x.shape;
     for (int64_t d = 0; d < axes_; ++d) each[each.size() - 1 - d] = 1;
-    Written variances(made_[0], context.output(0, each));
-    Written means(made_[1], context.optional_output(1, each));
+    Written variances(context, 0, each);
+    Written means(context, 1, each, kOptional);
     Floats rows(x);
     const double degrees = std::max(0.0, static_cast<double>(by.width) - correction_);
     context.each(by.rows, by.part(), [&](int64_t r) {
@@ -123,7 +118,6 @@ class Variance : public Operator {
   int64_t axes_;
   double correction_;
   bool root_, of_float_;
-  ElementType made_[2];
 };
 
 class LayerNormGrad : public Operator {
@@ -135,9 +129,7 @@ class LayerNormGrad : public Operator {
   static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
-  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {
-    for (size_t i = 0; i < 3; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), mean = context.input(2);
@@ -148,9 +140,9 @@ class LayerNormGrad : public Operator {
     by.expect(rstd, by.rows);
     by.expect(weight, by.width);
     Shape inner(x.shape.end() - axes_, x.shape.end());
-    Written of_weight(made_[0], context.output(0, inner));
-    Written of_bias(made_[1], context.output(1, inner));
-    Written of_x(made_[2], context.optional_output(2, x.shape));
+    Written of_weight(context, 0, inner);
+    Written of_bias(context, 1, inner);
+    Written of_x(context, 2, x.shape, kOptional);
     if (by.width == 0) return;
     const int64_t n = by.width;
     Floats gradients(gradient), values(x);
@@ -228,7 +220,6 @@ class LayerNormGrad : public Operator {
   }
 
   int64_t axes_;
-  ElementType made_[3];
 };
 
 // A norm by the root of the mean square, along the last axis.
@@ -241,9 +232,7 @@ class RmsNorm : public Operator {
   static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
-  explicit RmsNorm(const Info& info) : epsilon_(info.number("epsilon")) {
-    for (size_t i = 0; i < 2; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+  explicit RmsNorm(const Info& info) : epsilon_(info.number("epsilon")) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1);
@@ -251,8 +240,8 @@ class RmsNorm : public Operator {
     by.expect(weight, by.width);
     Shape each = x.shape;
     each.back() = 1;
-    Written y(made_[0], context.output(0, x.shape));
-    Written roots(made_[1], context.optional_output(1, each));
+    Written y(context, 0, x.shape);
+    Written roots(context, 1, each, kOptional);
     if (by.width == 0 && !roots) return;  // however many rows of nothing
     AllFloats weights(weight);
     const float* w = weights.data();
@@ -270,7 +259,6 @@ class RmsNorm : public Operator {
 
  private:
   double epsilon_;
-  ElementType made_[2];
 };
 
 // The gradient of a norm by the root of the mean square, along the last axis.
@@ -282,7 +270,7 @@ class RmsNormGrad : public Operator {
   static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool never_fails = true;
 
-  explicit RmsNormGrad(const Info& info) : made_(info.output_type(0)) {}
+  explicit RmsNormGrad(const Info&) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), root = context.input(2);
@@ -293,7 +281,7 @@ class RmsNormGrad : public Operator {
     by.expect(weight, by.width);
     Floats gradients(gradient), rows(x);
     AllFloats roots(root), weights(weight);
-    Written output(made_, context.output(0, x.shape));
+    Written output(context, 0, x.shape);
     const float* w = weights.data();
     const int64_t n = by.width;
     context.each(by.rows, by.part(), [&](int64_t r) {
@@ -306,9 +294,6 @@ class RmsNormGrad : public Operator {
       });
     });
   }
-
- private:
-  ElementType made_;
 };
 
 static const Operators<LayerNorm, Variance, LayerNormGrad, RmsNorm, RmsNormGrad> norms_operators;

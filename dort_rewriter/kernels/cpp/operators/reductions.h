@@ -25,8 +25,7 @@ class Sum : public Operator {
         trailing_(info.integer("trailing", 0, 0, kMostAxes)),
         keep_(info.flag("keepdims", true)),
         mean_(info.flag("mean", false)),
-        square_(info.flag("square", false)),
-        made_(info.output_type(0)) {}
+        square_(info.flag("square", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
@@ -46,7 +45,7 @@ class Sum : public Operator {
     int64_t outer = count(sizes, sizes + leading_);
     int64_t kept = count(sizes + leading_, sizes + rank - trailing_);
     int64_t inner = count(sizes + rank - trailing_, sizes + rank);
-    Written y(made_, context.output(0, shape));
+    Written y(context, 0, shape);
     if (outer * inner == 0) outer = 0;  // nothing to go through, however many times
     double divisor = mean_ ? static_cast<double>(outer * inner) : 1.0;
     Floats from(x);
@@ -118,7 +117,6 @@ class Sum : public Operator {
 
   int64_t before_, leading_, trailing_;
   bool keep_, mean_, square_;
-  ElementType made_;
 };
 
 static const Operators<Sum> reductions_operators;

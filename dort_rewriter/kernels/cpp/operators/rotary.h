@@ -17,10 +17,9 @@ class Rotary : public Operator {
   explicit Rotary(const Info& info)
       : gradient_(info.flag("gradient", false)),
         rounding_(static_cast<ElementType>(info.integer("rounding", kFloat, kFloat, kBFloat16))),
-        made_(info.output_type(0)),
         wide_(info.input_type(0) == kDouble) {
     for (size_t i = 0; i < 4; ++i) {
-      ElementType type = i < 3 ? info.input_type(i) : made_;
+      ElementType type = i < 3 ? info.input_type(i) : info.output_type(0);
       if (wide_ ? type != kDouble : !is_floating(type)) {
         fail(kInvalidArgument, "Rotary of other types");
       }
@@ -60,7 +59,7 @@ class Rotary : public Operator {
       return;
     }
     Floats x(given[0]), cosines(given[1]), sines(given[2]);
-    Written y(made_, output);
+    Written y(context.output_type(0), output);
     in_rows([&](int64_t at, int64_t c, int64_t s) {
       const float *values = x.at(at, size, 0), *of_cos = cosines.at(c, size, 1);
       const float* of_sin = sines.at(s, size, 2);
@@ -111,7 +110,7 @@ class Rotary : public Operator {
   }
 
   bool gradient_;
-  ElementType rounding_, made_;
+  ElementType rounding_;
   bool wide_;
 };
 

@@ -21,12 +21,12 @@ class Softmax : public Operator {
   static constexpr size_t in_place = 1;
   static constexpr bool never_fails = true;
 
-  explicit Softmax(const Info& info) : log_(info.flag("log", false)), made_(info.output_type(0)) {}
+  explicit Softmax(const Info& info) : log_(info.flag("log", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
     Rows by(x.shape, 1);
-    Written output(made_, context.output(0, x.shape));
+    Written output(context, 0, x.shape);
     if (by.width == 0) return;
     Floats rows(x);
     const int64_t n = by.width;
@@ -71,7 +71,6 @@ class Softmax : public Operator {
   }
 
   bool log_;
-  ElementType made_;
 };
 
 // The gradient of a softmax, or of its logarithm, along the last axis.
@@ -82,14 +81,13 @@ class SoftmaxGrad : public Operator {
   static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool never_fails = true;
 
-  explicit SoftmaxGrad(const Info& info)
-      : log_(info.flag("log", false)), made_(info.output_type(0)) {}
+  explicit SoftmaxGrad(const Info& info) : log_(info.flag("log", false)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), result = context.input(1);
     if (gradient.shape != result.shape) fail(kInvalidArgument, "the gradient has another shape");
     Rows by(result.shape, 1);
-    Written output(made_, context.output(0, result.shape));
+    Written output(context, 0, result.shape);
     if (by.width == 0) return;
     Floats gradients(gradient), results(result);
     const int64_t n = by.width;
@@ -111,7 +109,6 @@ class SoftmaxGrad : public Operator {
   }
 
   bool log_;
-  ElementType made_;
 };
 
 static const Operators<Softmax, SoftmaxGrad> softmax_operators;

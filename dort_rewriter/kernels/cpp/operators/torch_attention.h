@@ -17,11 +17,7 @@ inline bool shares_heads() {
     constexpr int64_t kWidth = 16;
     float query[2 * kWidth] = {}, values[2 * kWidth], result[2 * kWidth] = {};
     for (int64_t i = 0; i < 2 * kWidth; ++i) values[i] = i < kWidth ? 1.0f : 2.0f;
-    auto sizes = [](int64_t heads) {
-      Shape shape(4);
-      shape[0] = shape[2] = 1, shape[1] = heads, shape[3] = kWidth;
-      return shape;
-    };
+    auto sizes = [](int64_t heads) { return Shape{1, heads, 1, kWidth}; };
     const View view(kFloat, number_of(kFloat));
     const Function<FlashForward> attend(std::string("aoti_torch_cpu_") + kFlash);
     const Copy copy("aoti_torch_copy_");

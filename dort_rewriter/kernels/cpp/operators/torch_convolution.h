@@ -115,8 +115,7 @@ class Convolution : public Operator {
     }
     const Shape &image = call.shapes[kImage], &weight = call.shapes[kImage + 1];
     const Shape result = windows_.result(image, weight);
-    Shape bias(1);
-    bias[0] = result[1];
+    const Shape bias{result[1]};
     if (gradient ? call.shapes[0] != result : call.shapes.size() > kFixed && call.shapes[kFixed] != bias) {
       fail(kInvalidArgument, "the sizes of what is given do not fit");
     }

@@ -232,9 +232,7 @@ class Columns : public Operator {
     int64_t batch = x.shape[0], channels = x.shape[1], height = x.shape[2], width = x.shape[3];
     int64_t rows = high.count(height), columns = wide.count(width), area = times(rows, columns);
     int64_t taps = high.kernel * wide.kernel, length = times(batch, area);
-    Shape shape;
-    shape.push_back(times(channels, taps));
-    shape.push_back(length);
+    const Shape shape{times(channels, taps), length};
     float* output = static_cast<float*>(context.output(0, shape));
     if (count(shape) == 0) return;
     context.each(channels * taps, part_of(length, 32768), [&](int64_t r) {

@@ -27,39 +27,6 @@ from torch.utils._sympy.functions import Max
 
 from dort_rewriter.signature import inverse_order
 
-__all__ = [
-    "ancestors",
-    "covers",
-    "describe",
-    "exposed",
-    "first_place",
-    "hint_of",
-    "input_orders",
-    "is_contiguous",
-    "is_dense",
-    "is_layout_free",
-    "is_mutation",
-    "is_random",
-    "is_same_size",
-    "is_tracked",
-    "let_layouts_vary",
-    "lies_as_ordered",
-    "lineage",
-    "overlapping",
-    "overlaps",
-    "owners_of",
-    "reads_by_place",
-    "reads_gaps",
-    "reads_storage",
-    "rebase_strided",
-    "results_of",
-    "rewriting",
-    "settle_blocks",
-    "source_line",
-    "storage_order",
-    "writes_overlapping",
-]
-
 aten = torch.ops.aten
 
 

@@ -24,9 +24,7 @@ from dort_rewriter.capture.graph_data import GraphData, describe_graph, restore_
 from dort_rewriter.capture.interface import Finish, Traced, metadata_of_compilation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.forks import SafeLock
-from dort_rewriter.torch_defects.python_kernels import swapped
-
-__all__ = ["KeptGraph", "keep", "make_keeper"]
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, swapped
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +129,7 @@ def _without_inductor() -> Iterator[None]:
         (vars(codecache), "init_backend_registration"),
         (vars(torch._inductor.config), "_cache_config_serializer"),  # torch 2.15
     )
-    with contextlib.ExitStack() as stack:
+    with KERNELS_LOCK, contextlib.ExitStack() as stack:
         for names, name in asked:
             if name in names:
                 stack.enter_context(swapped(names, {name: lambda _: _nothing}))

@@ -36,8 +36,6 @@ from dort_rewriter.aten import (
     results_of,
 )
 
-__all__ = ["drop_copies", "mark_saved", "merge_duplicates", "name_known_masks"]
-
 aten = torch.ops.aten
 
 

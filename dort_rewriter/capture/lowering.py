@@ -33,8 +33,6 @@ from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 
-__all__ = ["LoweredGraph", "is_lowered", "lower"]
-
 logger = logging.getLogger(__name__)
 
 Table = Mapping[Any, Callable[..., Any]]

@@ -23,10 +23,8 @@ from dort_rewriter.torch_defects.count_types import correct_count_types
 from dort_rewriter.torch_defects.lost_checks import keep_checks
 from dort_rewriter.torch_defects.lost_tokens import keep_tokens
 from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
-from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, replaced
+from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
-
-__all__ = ["RANDOM_DECOMPOSITIONS", "correct_tracing", "keep_resizing"]
 
 aten = torch.ops.aten
 
@@ -76,7 +74,7 @@ def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[
     gradients = [getattr(aten, f"{name}_backward").default for name in kept]
     # What is in C++ only is for known sizes.
     unknown = {op: _like_input for op in gradients if _META not in op.py_kernels}
-    with replaced(kernels), replaced(unknown, (_META,)):
+    with KERNELS_LOCK, replaced(kernels), replaced(unknown, (_META,)):
         yield
 
 
@@ -117,7 +115,7 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
 
     ``traced`` is the graph that is traced again, if it is one.
     """
-    with contextlib.ExitStack() as stack:
+    with KERNELS_LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(correct_margin_loss())
         stack.enter_context(correct_count_types())
         if norm_sizes.present():

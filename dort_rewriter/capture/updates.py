@@ -17,8 +17,6 @@ import torch
 
 from dort_rewriter.aten import is_mutation, let_layouts_vary, owners_of, results_of
 
-__all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
-
 aten = torch.ops.aten
 
 UPDATES = "updated_arguments"

@@ -15,8 +15,6 @@ import onnx_ir as ir
 
 from dort_rewriter.optimize.view import take_place
 
-__all__ = ["BLOCK", "ERROR", "LowBitWeight", "lower_weights", "pack"]
-
 BLOCK = 32
 """Numbers of a column that share a scale."""
 

@@ -20,8 +20,6 @@ from dort_rewriter.kernels.operators import (
     TORCH_FLASH,
 )
 
-__all__ = ["differentiate_by_mkl", "multiply_by_mkl", "multiply_small_by_mkl"]
-
 _PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")})
 
 _FEWEST = {"first turned": 1e6, "as they lie": 1.6e7, "second turned": 1.2e8, "packed": 3e8}

@@ -25,8 +25,6 @@ from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Emitter, Replacer
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["lower_opset"]
-
 _attribute = GraphView.attribute
 
 _WRITTEN = 18

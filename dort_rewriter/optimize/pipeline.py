@@ -30,15 +30,6 @@ from dort_rewriter.optimize.rewriting import OptimizeReport, Rewriting, RuleRepo
 from dort_rewriter.optimize.view import GraphView, KernelQuery
 from dort_rewriter.options import OptimizationOptions
 
-__all__ = [
-    "RETIRED",
-    "SETS",
-    "Selected",
-    "asks_for_kernels",
-    "get_pattern_list",
-    "optimize",
-]
-
 logger = logging.getLogger(__name__)
 
 Kind = type[Rule] | type[GraphPass]

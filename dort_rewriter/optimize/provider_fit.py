@@ -44,20 +44,6 @@ from dort_rewriter.optimize.patterns.base import Emitter, Replacer
 from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
 from dort_rewriter.optimize.view import take_place
 
-__all__ = [
-    "KEEPING",
-    "SUBSTITUTED",
-    "HasKernel",
-    "IsWrong",
-    "compute_halves_in_float",
-    "drop_unused_results",
-    "fit_to_provider",
-    "fit_to_standard",
-    "keep_special_numbers",
-    "separate_operands",
-    "substitute",
-]
-
 HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
 """Whether a node runs when its inputs have these types."""
 

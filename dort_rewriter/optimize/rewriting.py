@@ -21,8 +21,6 @@ from dort_rewriter.optimize.checking import RuleCheck
 from dort_rewriter.optimize.patterns.base import Emitter, Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, take_name
 
-__all__ = ["Application", "Observer", "OptimizeReport", "Rewriting", "RuleReport"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -369,11 +367,9 @@ def _unsafe(node: ir.Node) -> str | None:
         s is not None and len(s) < 2 for s in shapes
     ):
         return "a product with a vector is fused wrongly"
-    if node.op_type != "Transpose" or shapes[0] is None:
-        return None
-    perm = node.attributes.get("perm")
-    order = list(range(len(shapes[0])))[::-1] if perm is None else list(perm.as_ints())
-    return "an identity Transpose is computed wrongly" if order == sorted(order) else None
+    order = GraphView.order(node) if node.op_type == "Transpose" else None
+    in_order = order is not None and order == sorted(order)
+    return "an identity Transpose is computed wrongly" if in_order else None
 
 
 def _redirect(

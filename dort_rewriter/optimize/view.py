@@ -17,17 +17,6 @@ import onnx_ir as ir
 from dort_rewriter.graph.shapes import UNKNOWN, Dim, same
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 
-__all__ = [
-    "Dim",
-    "GraphView",
-    "KernelQuery",
-    "nodes_inside",
-    "same_sizes",
-    "take_name",
-    "take_place",
-    "values_read",
-]
-
 KernelQuery = Callable[..., bool]
 """``(op_type, domain, version, input dtypes, attributes=, outputs=) -> bool``: whether the chosen
 provider runs such a node."""
@@ -134,12 +123,12 @@ class GraphView:
         attribute = node.attributes.get(name)
         return default if attribute is None else attribute.value
 
-    def order(self, node: ir.Node) -> list[int] | None:
-        """The order in which a Transpose gives the axes; None when the rank is unknown."""
-        rank = self.rank(node.inputs[0])
-        if rank is None:
-            return None
-        return list(self.attribute(node, "perm", range(rank - 1, -1, -1)))
+    @staticmethod
+    def order(node: ir.Node) -> list[int] | None:
+        """The order in which a Transpose gives the axes; None when it is not known."""
+        rank = GraphView.rank(node.inputs[0])
+        order = GraphView.attribute(node, "perm", None if rank is None else range(rank)[::-1])
+        return None if order is None else list(order)
 
     @staticmethod
     def axes(node: ir.Node, rank: int | None = None) -> list[int] | None:

@@ -52,17 +52,6 @@ from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.trace import AtenPass, PassRun, passes_of, run_passes, went_through
 
-__all__ = [
-    "DECIDE",
-    "PREPARE",
-    "GraphPlan",
-    "belongs_in_torch",
-    "describe_times",
-    "plan_graph",
-    "plan_whole",
-    "prepare",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:

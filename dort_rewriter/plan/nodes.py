@@ -48,16 +48,6 @@ from dort_rewriter.plan.placement import (
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
 
-__all__ = [
-    "Chooser",
-    "Computer",
-    "NodePlan",
-    "Planned",
-    "plan_of",
-    "set_plan",
-    "unsupported",
-]
-
 Computer = Literal["session", "call", "torch"]
 """A session, torch called out of a session, torch between sessions."""
 

@@ -14,8 +14,6 @@ import torch
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.runtime.providers import OPENVINO
 
-__all__ = ["OTHER_NUMBERS", "has_other_numbers", "share_of_eager"]
-
 _IN_INT32 = f"{OPENVINO} computes its integers in int32"
 _SATURATES = f"{OPENVINO} keeps the largest number where one of its type begins anew"
 _UNROUNDED = f"{OPENVINO} computes halves in float32, without their roundings"

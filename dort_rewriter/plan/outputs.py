@@ -50,14 +50,6 @@ from dort_rewriter.signature import (
     inverse_order,
 )
 
-__all__ = [
-    "SHARED",
-    "ArgumentSizes",
-    "ModelOutput",
-    "OutputPlan",
-    "plan_outputs",
-]
-
 _OPERATIONS: dict[Any, Literal["add", "mul", "floordiv", "mod", "min", "max"]] = {
     sympy.Add: "add",
     sympy.Mul: "mul",

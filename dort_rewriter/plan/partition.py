@@ -22,14 +22,6 @@ from dort_rewriter.aten import is_mutation, is_random, owners_of
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.trace import passes_of
 
-__all__ = [
-    "Partition",
-    "copy_graph",
-    "has_a_place",
-    "most_work_together",
-    "partition_graph",
-]
-
 logger = logging.getLogger(__name__)
 
 Refusal = Callable[[torch.fx.Node], UnsupportedOp | None]

@@ -35,32 +35,6 @@ from dort_rewriter.optimize.mkl import differentiate_by_mkl, multiply_by_mkl, mu
 from dort_rewriter.optimize.pipeline import asks_for_kernels
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 
-__all__ = [
-    "CALLED",
-    "CHECK",
-    "CHECKS",
-    "COSTS",
-    "FLASH_BACKWARD",
-    "KERNEL",
-    "MOVING",
-    "ONE_KERNEL",
-    "ORDERED",
-    "PLACED",
-    "PRODUCTS",
-    "RUNNING",
-    "TIES",
-    "Cost",
-    "Place",
-    "choose_place",
-    "compute_by_mkl",
-    "described_mkl",
-    "differentiates_by_mkl",
-    "find_override",
-    "has_torchs_order",
-    "uses_own_kernels",
-    "work_of",
-]
-
 Place = Literal["torch", "onnxruntime", "torch kernel"]
 """Outside of a model, in it by a kernel of onnxruntime or ours, in it by torch's own kernel."""
 

@@ -24,8 +24,6 @@ from dort_rewriter.aten import (
 )
 from dort_rewriter.signature import inverse_order
 
-__all__ = ["draw_in_between", "hoist_random"]
-
 aten = torch.ops.aten
 
 

@@ -19,8 +19,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.python_kernels import swapped
 
-__all__ = ["COUNTING", "DEFECT", "correct_count_types", "present", "with_count_types"]
-
 DEFECT = Defect(
     operators="unique, unique_consecutive, bincount",
     effect=(

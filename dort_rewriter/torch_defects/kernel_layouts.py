@@ -34,8 +34,6 @@ from dort_rewriter.aten import (
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.torch_defects.defect import Defect
 
-__all__ = ["DEFECT", "asks_for_format", "correct_layouts", "present"]
-
 DEFECT = Defect(
     operators="logsigmoid, floor_divide, logaddexp, copysign and others",
     effect="Results are traced with other strides than kernels give them.",

@@ -16,8 +16,6 @@ import torch
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.python_kernels import replaced
 
-__all__ = ["DEFECT", "keep_checks", "present"]
-
 DEFECT = Defect(
     operators="one_hot, linalg.inv, solve, cholesky, lu_factor",
     effect=(

@@ -19,8 +19,6 @@ from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.lost_checks import keep_checks
 from dort_rewriter.torch_defects.python_kernels import swapped
 
-__all__ = ["DEFECT", "keep_tokens", "present"]
-
 DEFECT = Defect(
     operators=(
         "linalg.inv, solve and cholesky, and other operators with an effect, beside the mutation "

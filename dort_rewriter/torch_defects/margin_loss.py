@@ -16,8 +16,6 @@ from torch._decomp import decomposition_table
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, replaced
 
-__all__ = ["DEFECT", "correct_margin_loss", "corrected", "present"]
-
 DEFECT = Defect(
     operators="multilabel_margin_loss",
     effect=("The decomposition also adds the margins of targets behind the -1 that ends a row."),

@@ -18,8 +18,6 @@ from torch._subclasses import FakeTensorMode, fake_impls
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.python_kernels import swapped
 
-__all__ = ["DEFECT", "correct_norm_sizes", "present"]
-
 DEFECT = Defect(
     operators="linalg.vector_norm",
     effect=(

@@ -16,8 +16,6 @@ import torch
 
 from dort_rewriter.forks import SafeLock
 
-__all__ = ["AUTOGRAD_KEYS", "replaced", "swapped"]
-
 AUTOGRAD_KEYS = (
     torch._C.DispatchKey.Autograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
@@ -51,20 +49,19 @@ def swapped(
 
     ``others`` makes each of the one that is there, None if none is. What was recorded of them in
     caches of fake tensors is forgotten, before and after: other compilers stay with torch's.
+    NOTE: whoever uses it holds :data:`KERNELS_LOCK`, and so with :func:`replaced`.
     """
-    with KERNELS_LOCK:
-        found = {key: table[key] for key in others if key in table}
+    found = {key: table[key] for key in others if key in table}
+    _forget(forget, others)
+    for key, make in others.items():
+        table[key] = in_this_thread(make(found.get(key)), found.get(key, _no_kernel))
+    try:
+        yield
+    finally:
+        for key in others:
+            del table[key]
+        table.update(found)
         _forget(forget, others)
-        for key, make in others.items():
-            own = found.get(key, _no_kernel)
-            table[key] = in_this_thread(make(found.get(key)), own)
-        try:
-            yield
-        finally:
-            for key in others:
-                del table[key]
-            table.update(found)
-            _forget(forget, others)
 
 
 def _no_kernel(*_: Any, **__: Any) -> Any:
@@ -87,19 +84,18 @@ def replaced(
     NOTE: without one, other threads have none either: nothing says "as if there was none" to
     torch from inside of a kernel.
     """
-    with KERNELS_LOCK:
-        found = {op: {k: op.py_kernels[k] for k in keys if k in op.py_kernels} for op in kernels}
-        for op, kernel in kernels.items():
+    found = {op: {k: op.py_kernels[k] for k in keys if k in op.py_kernels} for op in kernels}
+    for op, kernel in kernels.items():
+        for key in keys:
+            before = op.py_kernels.pop(key, functools.partial(op._op_dk, key))
+            if kernel is not None:
+                op.py_kernels[key] = in_this_thread(kernel, before)
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, own in found.items():
             for key in keys:
-                before = op.py_kernels.pop(key, functools.partial(op._op_dk, key))
-                if kernel is not None:
-                    op.py_kernels[key] = in_this_thread(kernel, before)
+                op.py_kernels.pop(key, None)
+            op.py_kernels.update(own)
             op._dispatch_cache.clear()
-        try:
-            yield
-        finally:
-            for op, own in found.items():
-                for key in keys:
-                    op.py_kernels.pop(key, None)
-                op.py_kernels.update(own)
-                op._dispatch_cache.clear()

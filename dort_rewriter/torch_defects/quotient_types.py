@@ -18,8 +18,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.python_kernels import swapped
 
-__all__ = ["DEFECT", "correct_quotient_types", "present"]
-
 DEFECT = Defect(
     operators="div of integers",
     effect="A quotient of integers of symbolic sizes is traced as an integer.",

@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_leaves
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.python_kernels import swapped
 
-__all__ = ["DEFECT", "keep_scalar_writes", "present"]
-
 DEFECT = Defect(
     operators="in-place mutation of an argument of float64 without dimensions",
     effect="The mutation is lost where its result is not used.",

@@ -17,8 +17,6 @@ from dort_rewriter.aten import results_of
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.overlapping_writes import is_in_place, name_of, traced_value
 
-__all__ = ["DEFECT", "present", "return_unused_random", "without_last"]
-
 DEFECT = Defect(
     operators="dropout and all random operators",
     effect=(

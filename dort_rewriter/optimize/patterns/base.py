@@ -24,8 +24,6 @@ from dort_rewriter.optimize.view import take_place
 if TYPE_CHECKING:
     from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Emitter", "GraphPass", "Match", "Refusal", "Replacer", "Rule"]
-
 
 @dataclass(frozen=True)
 class Refusal:

@@ -20,8 +20,6 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.operands import number_of
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = ["PatternOps", "Tree", "TreeRule"]
-
 _COMMUTATIVE = frozenset("Add And Equal Max Min Mul Or Xor".split())
 """Operators whose two inputs may stand in either order."""
 

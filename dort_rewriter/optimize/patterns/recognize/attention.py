@@ -17,17 +17,6 @@ from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "Located",
-    "hide",
-    "is_causal",
-    "is_for_all_heads",
-    "locate_attention",
-    "shared_heads",
-    "without_hidden_rows",
-    "without_repeats",
-]
-
 _LIMIT = 1 << 22
 """Elements above which a constant is not looked at."""
 _MASKED = -1e30

@@ -10,20 +10,6 @@ import onnx_ir as ir
 
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = [
-    "NARROW",
-    "Piece",
-    "after_cast",
-    "before_cast",
-    "before_rounding",
-    "factors",
-    "filling",
-    "number_of",
-    "reads_or_makes_narrow",
-    "scaled",
-    "slice_of",
-]
-
 
 def factors(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value]]:
     """The inputs of a commutative node in both orders; none of no node."""

@@ -18,8 +18,6 @@ from dort_rewriter.optimize.patterns.recognize.operands import (
 )
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Rotary", "Turn", "find_rotary", "find_turn"]
-
 _OF_TABLES = ("Concat", "Cos", "Sin", "Mul", "Cast", "Unsqueeze")
 _STEPS = 16
 """Nodes between a table and its halves; models have about four."""

@@ -59,8 +59,6 @@ from dort_rewriter.optimize.patterns.standard.views import (
     StaticSizes,
 )
 
-__all__ = ["RULES"]
-
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Identity,
     Dropout,

@@ -21,18 +21,6 @@ from dort_rewriter.optimize.patterns.recognize.operands import factors, number_o
 from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "AddNeg",
-    "CastCast",
-    "CastOpCast",
-    "DivToMul",
-    "MulMulMul",
-    "MulMulScalar",
-    "NeutralElement",
-    "ScaleSmaller",
-    "WhereConstant",
-]
-
 
 class CastCast(TreeRule):
     """``Cast(Cast(x)) -> Cast(x)``   when the type between holds every value of the first."""

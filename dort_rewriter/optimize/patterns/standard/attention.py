@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from dort_rewriter.graph.hidden_rows import hides_all
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.attention import (
@@ -20,9 +20,7 @@ from dort_rewriter.optimize.patterns.recognize.attention import (
     without_repeats,
 )
 from dort_rewriter.optimize.patterns.recognize.rotary import Rotary, find_rotary
-from dort_rewriter.optimize.view import Dim, GraphView
-
-__all__ = ["Attention", "RotaryEmbedding", "SharedHeads"]
+from dort_rewriter.optimize.view import GraphView
 
 
 class RotaryEmbedding(Rule):

@@ -12,8 +12,6 @@ from dort_rewriter.graph.writer import FOLDABLE
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["ConstantFolding", "Dropout", "Identity"]
-
 
 class Identity(Rule):
     """``Identity(x) -> x``   unless the model returns its input under another name."""

@@ -14,8 +14,6 @@ from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["GemmTranspose", "MatMulAdd", "TransposeMatMul"]
-
 
 class TransposeMatMul(Rule):
     """``MatMul(Transpose(a), b) -> Gemm(a, b, transA=1)``   and so on, for matrices.

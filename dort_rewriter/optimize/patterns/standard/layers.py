@@ -19,16 +19,6 @@ from dort_rewriter.optimize.patterns.recognize.operands import factors, filling,
 from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView, same_sizes
 
-__all__ = [
-    "CrossEntropyScatter",
-    "Gelu",
-    "LogSoftmax",
-    "RMSNormalization",
-    "Softmax",
-    "SwiGLU",
-    "Swish",
-]
-
 
 class Gelu(Rule):
     """``x * (1 + gate) / 2 -> Gelu(x)``   when the opset has it, 20 or more.

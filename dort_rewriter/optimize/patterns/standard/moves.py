@@ -11,17 +11,6 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.standard.views import reshape_target
 from dort_rewriter.optimize.view import GraphView, same_sizes
 
-__all__ = [
-    "BROADCASTING",
-    "UNARY",
-    "ExpandBroadcast",
-    "ExpandSwap",
-    "PadPadAdd",
-    "TransposeElementwise",
-    "TransposeEqualReshape",
-    "TransposeTranspose",
-]
-
 UNARY = tuple(
     (
         "Abs Cast Ceil Cos Erf Exp Floor IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu "
@@ -123,10 +112,10 @@ class TransposeTranspose(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         first = graph.producer(node.inputs[0], "Transpose")
-        perm = outer = _permutation(node, graph)
+        perm = outer = graph.order(node)
         x = node.inputs[0]
         if first is not None:
-            inner = _permutation(first, graph)
+            inner = graph.order(first)
             perm = None if perm is None or inner is None else [inner[i] for i in perm]
             x = first.inputs[0]
         if perm is None or x is None or (first is None and perm != sorted(perm)):
@@ -153,7 +142,7 @@ class TransposeEqualReshape(Rule):
     lowers = "Transpose nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        x, perm = node.inputs[0], _permutation(node, graph)
+        x, perm = node.inputs[0], graph.order(node)
         dims = graph.dims(x)
         if x is None or dims is None or perm is None:
             return None
@@ -178,7 +167,7 @@ class TransposeElementwise(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         transposes = [graph.producer(v, "Transpose") for v in node.inputs]
-        perms = [None if t is None else _permutation(t, graph) for t in transposes]
+        perms = [None if t is None else graph.order(t) for t in transposes]
         perm = next((p for p in perms if p is not None), None)
         if perm is None:
             return None
@@ -212,18 +201,10 @@ def _undone_by(value: ir.Value, perm: list[int], graph: GraphView) -> ir.Value |
     if not graph.used_once(value):
         return None
     (reader,) = graph.consumers(value)
-    back = _permutation(reader, graph) if reader.op_type == "Transpose" else None
+    back = graph.order(reader) if reader.op_type == "Transpose" else None
     if back is None or [perm[i] for i in back] != sorted(perm):
         return None
     return reader.outputs[0]
-
-
-def _permutation(node: ir.Node, graph: GraphView) -> list[int] | None:
-    perm = graph.attribute(node, "perm")
-    if perm is not None:
-        return list(perm)
-    rank = graph.rank(node.inputs[0])
-    return None if rank is None else list(range(rank))[::-1]
 
 
 class PadPadAdd(Rule):

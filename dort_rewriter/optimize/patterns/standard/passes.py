@@ -18,14 +18,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.optimize.patterns.base import Emitter, GraphPass
 from dort_rewriter.optimize.patterns.recognize.operands import Piece, slice_of
 from dort_rewriter.optimize.patterns.standard.moves import BROADCASTING, UNARY
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
-from dort_rewriter.optimize.view import Dim, GraphView, same_sizes, take_place
-
-__all__ = ["CommonSubexpressions", "LeavesLast", "ReshapeElementwise", "SlicesSplit"]
+from dort_rewriter.optimize.view import GraphView, same_sizes, take_place
 
 _RANDOM = frozenset(
     {"Dropout", "Bernoulli", "Multinomial"}

@@ -7,21 +7,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.view import Dim, GraphView, same_sizes
-
-__all__ = [
-    "ReduceReshape",
-    "ReshapeMatMulReshape",
-    "ReshapeReshape",
-    "ReshapeTarget",
-    "ShapeBasedIdentity",
-    "ShapeOfInput",
-    "StaticSizes",
-    "reshape_target",
-]
+from dort_rewriter.optimize.view import GraphView, same_sizes
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -47,6 +47,7 @@ __all__ = [
     "lineage",
     "overlapping",
     "overlaps",
+    "owners_of",
     "reads_by_place",
     "reads_gaps",
     "reads_storage",
@@ -251,6 +252,15 @@ def lineage(node: torch.fx.Node) -> list[torch.fx.Node]:
     found = [node]
     while (base := _base(found[-1])) is not None:
         found.append(base)
+    return found
+
+
+def owners_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The argument or operator that owns the memory of each node: the last of its lineage."""
+    found: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        base = _base(node)
+        found[node] = node if base is None else found[base]
     return found
 
 
@@ -513,13 +523,15 @@ def _last_frame(stack: str) -> str:
     return f"{file}:{number}{f' in {function}' if function else ''}{f': {code}' if code else ''}"
 
 
-def ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
-    """The nodes that some results are computed from."""
+def ancestors(leaves: Iterable[Any], free: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+    """Some results, and the nodes that they are computed from; those that are free are computed
+    from nothing."""
     found: set[torch.fx.Node] = set()
     waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting.extend(node.all_input_nodes)
+            if node not in free:
+                waiting.extend(node.all_input_nodes)
     return found

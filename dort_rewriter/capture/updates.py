@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten import is_mutation, let_layouts_vary, lineage, results_of
+from dort_rewriter.aten import is_mutation, let_layouts_vary, owners_of, results_of
 
 __all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
 
@@ -107,7 +107,8 @@ def _may_come_last(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node]) -> bo
         return False
     later = (n for n in nodes[nodes.index(copies[0]) :] if n not in done)
     read = {argument for n in later for argument in n.all_input_nodes}
-    return read.isdisjoint(copies) and written.isdisjoint(lineage(n)[-1] for n in read)
+    owners = owners_of(graph)
+    return read.isdisjoint(copies) and written.isdisjoint(owners[n] for n in read)
 
 
 def _returns_several(output: torch.fx.Node) -> bool:

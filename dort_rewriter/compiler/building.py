@@ -35,7 +35,6 @@ from dort_rewriter.kernels.loading import address_key
 from dort_rewriter.optimize.addresses import give_addresses
 from dort_rewriter.optimize.in_place import checks_of, written_in_place
 from dort_rewriter.optimize.low_bits import lower_weights
-from dort_rewriter.optimize.openvino import keep_special_numbers
 from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import get_pattern_list, optimize
 from dort_rewriter.optimize.provider_fit import (
@@ -43,6 +42,7 @@ from dort_rewriter.optimize.provider_fit import (
     drop_unused_results,
     fit_to_provider,
     fit_to_standard,
+    keep_special_numbers,
     separate_operands,
     substitute,
 )

@@ -15,7 +15,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -110,7 +110,7 @@ def _reader_of(kind: Any) -> Callable[[Any], Any]:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return lambda data: text(data, f"one of {', '.join(parts)}", parts)
-    if origin is UnionType and NoneType in parts:
+    if origin in (Union, UnionType) and NoneType in parts:
         others = (part for part in parts if part is not NoneType)
         other = _reader_of(functools.reduce(operator.or_, others))
         return lambda data: None if data is None else other(data)

@@ -165,17 +165,12 @@ def _replace(
 ) -> None:
     """Multiply by the rounded weight; what was added is added behind."""
     inner, outer = weight.shape
+    settings = {"K": inner, "N": outer, "bits": weight.bits, "block_size": BLOCK}
     made = ir.node(
         "MatMulNBits",
         [product.rows, numbers, scales],
+        {**settings, "accuracy_level": _INTEGER_PRODUCTS},
         domain="com.microsoft",
-        attributes={
-            "K": inner,
-            "N": outer,
-            "bits": weight.bits,
-            "block_size": BLOCK,
-            "accuracy_level": _INTEGER_PRODUCTS,
-        },
         metadata_props={**node.metadata_props, ERROR: f"{weight.error:.2e}"},
         name=node.name,
     )
@@ -183,14 +178,9 @@ def _replace(
     if product.added is not None:
         made.outputs[0].type = node.outputs[0].type
         made.outputs[0].name = f"{node.outputs[0].name}_product"
-        nodes.append(
-            ir.node(
-                "Add",
-                [made.outputs[0], product.added],
-                metadata_props=dict(node.metadata_props),
-                name=f"{node.name}_sum" if node.name else None,
-            )
-        )
+        added = [made.outputs[0], product.added]
+        name = f"{node.name}_sum" if node.name else None
+        nodes.append(ir.node("Add", added, metadata_props=dict(node.metadata_props), name=name))
     graph.insert_before(node, nodes)
     take_place(node.outputs[0], nodes[-1].outputs[0])
     graph.remove(node, safe=True)

@@ -23,9 +23,10 @@ from dort_rewriter.aten import (
     rebase_strided,
     results_of,
     settle_blocks,
+    source_line,
     writes_overlapping,
 )
-from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.torch_calls import is_called, mark_called
 from dort_rewriter.plan.nodes import (
@@ -245,20 +246,21 @@ def _correct_layouts(draft: _Draft) -> int:
 
 def _place_nodes(draft: _Draft) -> int:
     """Decide by each node alone."""
-    for node in draft.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if node.op == "get_attr" or node.target is operator.getitem:
-            if node in draft.shared:
-                draft.refused[node] = unsupported(node, SHARED)
-            continue
+    nodes = [n for n in draft.graph.nodes if n.op not in ("placeholder", "output")]
+    for node in nodes:
         mark_called(node, called=False)
-        plan = draft.chooser.choose(node)
-        if node in draft.shared:
-            plan = NodePlan(plan.op, "torch", None, reason=SHARED)
-        set_plan(node, plan)
-        if plan.by == "torch":
-            draft.refused[node] = unsupported(node, plan.reason or "no converter")
+    with working_on(lambda: source_line(node)):
+        for node in nodes:
+            if node.op == "get_attr" or node.target is operator.getitem:
+                if node in draft.shared:
+                    draft.refused[node] = unsupported(node, SHARED)
+                continue
+            plan = draft.chooser.choose(node)
+            if node in draft.shared:
+                plan = NodePlan(plan.op, "torch", None, reason=SHARED)
+            set_plan(node, plan)
+            if plan.by == "torch":
+                draft.refused[node] = unsupported(node, plan.reason or "no converter")
     return len(draft.refused)
 
 

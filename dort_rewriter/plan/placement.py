@@ -44,6 +44,7 @@ __all__ = [
     "KERNEL",
     "MOVING",
     "ONE_KERNEL",
+    "ORDERED",
     "PLACED",
     "PRODUCTS",
     "RUNNING",
@@ -501,14 +502,16 @@ _MANY = 32768
 _ORDER = frozenset({"aten::topk", "aten::sort", "aten::sort.stable", "aten::mode"})
 """What our kernel can do."""
 
+ORDERED = _ORDER | {"aten::kthvalue"}
+"""Operators whose results may depend on the order of equal elements."""
+
 
 def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[], bool]) -> bool:
-    """Whether a result that is used depends on an order that only torch's kernels know.
+    """Whether a result of one of :data:`ORDERED` that is used depends on an order that only
+    torch's kernels know.
 
     `has_kernel` tells whether our kernel is there, which is for the CPU; it is asked last.
     """
-    if name not in _ORDER and name != "aten::kthvalue":
-        return False
     value = node.all_input_nodes[0].meta.get("val")
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
         return False

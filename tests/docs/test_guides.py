@@ -12,7 +12,7 @@ from dort_rewriter import UnsupportedOpError, to_onnx
 from dort_rewriter.hook.versions import PATCHES, PRISTINE, ships_backend
 from dort_rewriter.kernels.operators import OPERATORS
 from dort_rewriter.optimize.patterns import kernels, onnxruntime, standard
-from tests.backends.test_every_backend import BACKENDS
+from tests.backends.interface.test_every_backend import BACKENDS
 from tests.gates.sources import PACKAGE, ROOT
 from tests.gates.test_generated_docs import make_docs
 from tests.gates.test_readme import nox_sessions

@@ -90,3 +90,4 @@ def test_experimental_is_another_name_of_kernels() -> None:
 def test_a_published_name_that_is_gone_does_nothing(name: str) -> None:
     assert _names(f"default+{name}") == _names("default")
     assert _names(f"default-{name}") == _names("default")
+    assert name not in {kind.__name__ for kinds in SETS.values() for kind in kinds}

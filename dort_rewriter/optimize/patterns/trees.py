@@ -121,7 +121,6 @@ class TreeRule(Rule):
             cls.reads = tuple(dict.fromkeys(op for ops in inner for op in ops))
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         refusal = None
         result = node.outputs[0]
         for tree in self._trees:

@@ -97,11 +97,7 @@ def filling(value: ir.Value | None, graph: GraphView, limit: int | None = None) 
     if (shaped := graph.producer(value, "ConstantOfShape")) is not None:
         held = graph.attribute(shaped, "value")
         return 0.0 if held is None else float(held.numpy().ravel()[0])
-    if value is None or value.const_value is None:
-        return None
-    if limit is not None and value.const_value.size > limit:
-        return None
-    array = graph.constant(value)
+    array = graph.constant(value, limit)
     if array is None or not array.size or not (array == array.ravel()[0]).all():
         return None
     return float(array.ravel()[0])

@@ -193,6 +193,5 @@ def _build_half(
 ) -> ir.Value:
     """Do to half of a table what was done to the whole."""
     for node, rest in steps:
-        attributes = {name: a.value for name, a in node.attributes.items()}
-        part = op.call(node.op_type, part, *rest, **attributes)
+        part = op.again(node, part, *rest)
     return part

@@ -7,14 +7,10 @@ from dort_rewriter.optimize.patterns.standard.arithmetic import (
     AddNeg,
     CastCast,
     CastOpCast,
-    ClipClip,
     DivToMul,
     MulMulMul,
     MulMulScalar,
     NeutralElement,
-    NotNot,
-    NotWhere,
-    PowToMul,
     ScaleSmaller,
     WhereConstant,
 )
@@ -24,7 +20,6 @@ from dort_rewriter.optimize.patterns.standard.attention import (
     SharedHeads,
 )
 from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding, Dropout, Identity
-from dort_rewriter.optimize.patterns.standard.gathers import GatherNDRange
 from dort_rewriter.optimize.patterns.standard.gemms import (
     GemmTranspose,
     MatMulAdd,
@@ -41,8 +36,8 @@ from dort_rewriter.optimize.patterns.standard.layers import (
 )
 from dort_rewriter.optimize.patterns.standard.moves import (
     ExpandBroadcast,
-    ExpandExpand,
     ExpandSwap,
+    PadPadAdd,
     TransposeElementwise,
     TransposeEqualReshape,
     TransposeTranspose,
@@ -52,13 +47,6 @@ from dort_rewriter.optimize.patterns.standard.passes import (
     LeavesLast,
     ReshapeElementwise,
     SlicesSplit,
-)
-from dort_rewriter.optimize.patterns.standard.slices import (
-    ConcatConcat,
-    ConcatSlice,
-    PadPadAdd,
-    SliceSlice,
-    SplitConcat,
 )
 from dort_rewriter.optimize.patterns.standard.views import (
     ReduceReshape,
@@ -80,24 +68,15 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ShapeOfInput,
     CastCast,
     CastOpCast,
-    ClipClip,
     AddNeg,
     NeutralElement,
-    NotNot,
-    NotWhere,
     WhereConstant,
     ShapeBasedIdentity,
     ReshapeTarget,
     ReshapeReshape,
     ReshapeMatMulReshape,
     ReduceReshape,
-    GatherNDRange,
-    SliceSlice,
-    ConcatSlice,
-    SplitConcat,
-    ConcatConcat,
     PadPadAdd,
-    ExpandExpand,
     ExpandBroadcast,
     ExpandSwap,
     TransposeTranspose,
@@ -106,7 +85,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     GemmTranspose,
     TransposeMatMul,
     MatMulAdd,
-    PowToMul,
     DivToMul,
     MulMulScalar,
     MulMulMul,

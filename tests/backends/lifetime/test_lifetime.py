@@ -72,7 +72,7 @@ def test_a_backend_used_after_a_reset_makes_new_sessions() -> None:
 @needs_proc
 @needs_glibc
 def test_200_cycles_of_compiling_and_resetting_leave_nothing() -> None:
-    command = [sys.executable, "-m", "tests.backends.cycles"]
+    command = [sys.executable, "-m", "tests.backends.lifetime.cycles"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """A program that compiles several models, with ``cache_graphs`` or without: ways to compare.
 
-usage: python -m tests.backends.cached_graphs off on
+usage: python -m tests.backends.lifetime.cached_graphs off on
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A program whose first compilation, and whose end, find several threads at work.
 
-usage: python -m tests.backends.starts_and_ends
+usage: python -m tests.backends.lifetime.starts_and_ends
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from dort_rewriter.compiler import graph_key as keys
 from dort_rewriter.compiler.model_key import plain_text
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.runtime.disk_cache import FOLDER
-from tests.backends.cached_graphs import KEPT, TRACED, network, numbers, step
+from tests.backends.lifetime.cached_graphs import KEPT, TRACED, network, numbers, step
 from tests.gates.sources import ROOT
 
 CAN_KEEP = keys._can_keep()
@@ -64,7 +64,7 @@ def _kept(folder: Path) -> list[Path]:
 @pytest.mark.load_sensitive
 def test_other_processes_find_them(tmp_path: Path) -> None:
     """Results, strides, views, gradients, buffers and runs are the same; nothing is traced."""
-    command = [sys.executable, "-m", "tests.backends.cached_graphs"]
+    command = [sys.executable, "-m", "tests.backends.lifetime.cached_graphs"]
     first, second = (
         json.loads(
             subprocess.run(

@@ -12,7 +12,7 @@ from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, TORCH_FLASH
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.plan import placement
 from dort_rewriter.plan.placement import FLASH_BACKWARD
-from tests.backends.test_torch_kernels import Heads, compiled, operators
+from tests.backends.kernels.test_torch_kernels import Heads, compiled, operators
 
 pytestmark = pytest.mark.skipif(
     not (has_function("sgemm_") and has_function("gemm_bf16bf16f32_")),

@@ -11,7 +11,7 @@ import torch
 
 from dort_rewriter.kernels.torch_library import has_function
 from dort_rewriter.plan import placement
-from tests.backends.test_torch_kernels import Products, compiled
+from tests.backends.kernels.test_torch_kernels import Products, compiled
 
 pytestmark = pytest.mark.skipif(
     not (has_function("sgemm_") and has_function("gemm_bf16bf16f32_")),

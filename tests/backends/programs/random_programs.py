@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from tests.backends import random_views as views
-from tests.backends.aliases import MODES, Mode, Program
-from tests.backends.random_operators import ORDERED_STEPS, STEPS, WRITES
+from tests.backends.memory.aliases import MODES, Mode, Program
+from tests.backends.programs import random_views as views
+from tests.backends.programs.random_operators import ORDERED_STEPS, STEPS, WRITES
 
 __all__ = ["PARTS", "RandomProgram", "generate"]
 

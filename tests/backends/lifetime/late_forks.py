@@ -1,6 +1,6 @@
 """Children of a process that imported torch alone compile a model: a program of its own.
 
-usage: python -m tests.backends.late_forks WAY...
+usage: python -m tests.backends.lifetime.late_forks WAY...
 
 NOTE: nothing here imports the package before a child does.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.aliases import Mode, Program, check
+from tests.backends.memory.aliases import Mode, Program, check
 from tests.backends.ways import compile_strictly
 
 

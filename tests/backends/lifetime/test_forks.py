@@ -24,7 +24,7 @@ pytestmark = [
     [(1, "default+onnxruntime"), (2, "default+onnxruntime"), (2, "default+onnxruntime+kernels")],
 )
 def test_children_of_a_process_that_ran_models(threads: int, patterns: str) -> None:
-    command = [sys.executable, "-m", "tests.backends.forks", str(threads), patterns]
+    command = [sys.executable, "-m", "tests.backends.lifetime.forks", str(threads), patterns]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ends = json.loads(done.stdout.splitlines()[-1])
@@ -34,7 +34,7 @@ def test_children_of_a_process_that_ran_models(threads: int, patterns: str) -> N
 @pytest.mark.parametrize(("autoload", "ways"), [("0", "pool loader"), ("1", "fork executor")])
 def test_children_of_a_process_that_imported_torch_only(autoload: str, ways: str) -> None:
     """torch worked in parallel before this package was there to see the fork."""
-    command = [sys.executable, "-m", "tests.backends.late_forks", *ways.split()]
+    command = [sys.executable, "-m", "tests.backends.lifetime.late_forks", *ways.split()]
     environment = os.environ | {
         "ONNXRT_CHANGE_REWRITER": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload,

@@ -1,6 +1,6 @@
 """What forked children do with models that their parent compiled: a program of its own.
 
-usage: python -m tests.backends.forks THREADS PATTERNS
+usage: python -m tests.backends.lifetime.forks THREADS PATTERNS
 
 NOTE: a child that waits for ever is killed and named; nothing here may hang.
 """

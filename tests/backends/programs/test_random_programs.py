@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.backends.aliases import aot_alone
-from tests.backends.program_check import judge, shrink
-from tests.backends.random_programs import RandomProgram, generate
-from tests.backends.roundings import ExactResults, Roundings
+from tests.backends.memory.aliases import aot_alone
+from tests.backends.programs.program_check import judge, shrink
+from tests.backends.programs.random_programs import RandomProgram, generate
+from tests.backends.programs.roundings import ExactResults, Roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
 

@@ -1,6 +1,6 @@
 """A program that writes all that the package writes, until somebody kills it.
 
-usage: python -m tests.backends.killed_while_writing FOLDER
+usage: python -m tests.backends.lifetime.killed_while_writing FOLDER
 """
 
 from __future__ import annotations

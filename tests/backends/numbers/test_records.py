@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dort_rewriter import OrtBackend, to_onnx
-from tests.backends.aliases import Program, check
+from tests.backends.memory.aliases import Program, check
 
 PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "alone": lambda a, b: a / b,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.program_check import judge, shrink
-from tests.backends.random_programs import RandomProgram, generate
+from tests.backends.programs.program_check import judge, shrink
+from tests.backends.programs.random_programs import RandomProgram, generate
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # eager mode warns of what it refuses
 

@@ -24,7 +24,7 @@ def test_threads_compile_at_once_and_run_until_the_end(tmp_path: Path) -> None:
     crashes, in what torch has taken down. Where it crashes is asked: not in a session.
     """
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.backends.starts_and_ends"],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.backends.lifetime.starts_and_ends"],
         cwd=ROOT,
         env={**environment_with_entry_points(tmp_path), "ONNXRT_CHANGE_REWRITER": "1"},
         capture_output=True,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from dort_rewriter import OrtBackend, to_onnx
-from tests.backends.aliases import Program, check
+from tests.backends.memory.aliases import Program, check
 from tests.backends.ways import HAS_ORT_BACKEND, compile_strictly
 
 Tensor = torch.Tensor

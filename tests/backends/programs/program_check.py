@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dort_rewriter.capture.tracing import correct_tracing
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.compiler.safety_net import forget_warnings
-from tests.backends.aliases import MODES, aot_alone, observe
-from tests.backends.random_programs import SIZES, RandomProgram
-from tests.backends.random_views import BASES
-from tests.backends.roundings import ExactResults, Roundings
-from tests.backends.shrinking import smallest
+from tests.backends.memory.aliases import MODES, aot_alone, observe
+from tests.backends.programs.random_programs import SIZES, RandomProgram
+from tests.backends.programs.random_views import BASES
+from tests.backends.programs.roundings import ExactResults, Roundings
+from tests.backends.programs.shrinking import smallest
 
 __all__ = ["Verdict", "judge", "run_eager", "shrink"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from tests.backends.aliases import Mode, Program, check
+from tests.backends.memory.aliases import Mode, Program, check
 from tests.backends.ways import compile_strictly, models
 
 F = Callable[[torch.Tensor], Any]

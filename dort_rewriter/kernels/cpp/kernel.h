@@ -29,6 +29,11 @@ inline int64_t part_of(int64_t each, int64_t numbers = 16384) {
   return std::max<int64_t>(1, numbers / std::max<int64_t>(each, 1));
 }
 
+// How many of some threads work is worth, where each is worth so much.
+inline int64_t threads_for(double work, double each, int64_t most) {
+  return std::max<int64_t>(1, static_cast<int64_t>(std::min(work / each, double(most))));
+}
+
 class Context {
  public:
   Context(OrtKernelContext* context, const Threads& threads, const ElementType* types)

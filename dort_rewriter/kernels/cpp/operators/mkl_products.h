@@ -113,8 +113,7 @@ class MklProduct : public Operator {
       const int64_t along = by_rows ? of.m : of.n;
       step = along;
       const double one = double(of.m) * double(of.n) * double(std::max<int64_t>(of.k, 1));
-      const double worth = one * double(of.batches) / kWorthAThread;
-      count = worth < double(threads) ? std::max<int64_t>(1, int64_t(worth)) : threads;
+      count = threads_for(one * double(of.batches), kWorthAThread, threads);
       if (of.batches < count) {
         const int64_t wanted = (count + of.batches - 1) / of.batches;
         step = (along + wanted - 1) / wanted;

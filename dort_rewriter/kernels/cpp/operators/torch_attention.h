@@ -78,8 +78,7 @@ class Attention : public Operator {
     Parts(const Attended& of, int64_t threads) {
       const double work = double(of.batch) * double(of.heads) * double(of.queries) *
                           double(of.keys) * double(of.width) * 2;
-      const double worth = std::max(1.0, std::min(work / kWorthAThread, double(threads)));
-      count = static_cast<int64_t>(worth);
+      count = threads_for(work, kWorthAThread, threads);
       auto longest = [&](int64_t n) { return double((n + count - 1) / count) / double(n); };
       axis = longest(of.groups) < longest(of.batch) ? 1 : 0;
       size = axis == 0 ? of.batch : of.groups;

@@ -132,8 +132,8 @@ class Convolution : public Operator {
       return;
     }
     const double work = double(count(result)) * double(count(weight)) / double(result[1]);
-    const bool parted = context.works_alone() && work >= 2 * kWorthAThread;
-    const int64_t threads = parted ? std::min(context.threads(), int64_t(work / kWorthAThread)) : 1;
+    const int64_t most = context.works_alone() ? context.threads() : 1;
+    const int64_t threads = threads_for(work, kWorthAThread, most);
     const auto parts = shared_by(threads, call, image[0], result[1]);
     if (parts.empty()) return;  // nobody reads a result
     if (!context.works_alone()) return convolve(call, parts[0]);

@@ -92,8 +92,7 @@ class TorchProduct : public Operator {
 
     Parts(const Shape& shape, int64_t inner, int64_t threads) {
       const double work = double(::count(shape)) * double(std::max<int64_t>(inner, 1));
-      const double worth = std::max(1.0, std::min(work / kWorthAThread, double(threads)));
-      count = static_cast<int64_t>(worth);
+      count = threads_for(work, kWorthAThread, threads);
       int64_t block = 1;
       if (!batched || shape[0] < count) {
         axis = shape[batched] >= shape[batched + 1] ? batched : batched + 1;

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
-from dort_rewriter.optimize.view import Dim, GraphView
+from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["GatherNDRange"]
 

@@ -20,6 +20,8 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[0])[0].mul_(1e-8),
     "one element": lambda x: x.expand(1, *x.shape)[0, 0, 0].copy_(x.new_tensor(7e-4)),
     "of a part": lambda x: x[1].expand(1, x.shape[1]).mul_(1e-8),
+    "a part of what is repeated": lambda x: x.expand(2, *x.shape)[0].mul_(1e-8),
+    "a part that is set": lambda x: x.expand(2, *x.shape).select(0, 1)[0].fill_(7e-4),
     "turned": lambda x: x.t().expand(1, -1, -1).mul_(1e-8),
 }
 

@@ -20,6 +20,7 @@ import torch
 
 from dort_rewriter.torch_defects import norm_sizes, quotient_types
 from dort_rewriter.torch_defects.count_types import correct_count_types
+from dort_rewriter.torch_defects.expanded_writes import put_back_whole
 from dort_rewriter.torch_defects.lost_checks import keep_checks
 from dort_rewriter.torch_defects.lost_tokens import keep_tokens
 from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
@@ -124,5 +125,6 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
             stack.enter_context(quotient_types.correct_quotient_types(traced))
         stack.enter_context(keep_checks())
         stack.enter_context(keep_tokens())
+        stack.enter_context(put_back_whole())
         stack.enter_context(keep_scalar_writes())
         yield

@@ -7,6 +7,7 @@ each place that an element is seen at. In eager mode most such writes are an err
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,15 +55,25 @@ _TAKEN = frozenset(
 
 
 def overlapping_writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The nodes of Dynamo's graph that write where elements are one in memory."""
-    return [n for n in graph.nodes if is_in_place(n) and any(map(overlaps, _written(n)))]
+    """The nodes of Dynamo's graph that write where elements are one in memory, or to a part of
+    such a view: what has changed is added to the base, rounded, there too."""
+    return [
+        n
+        for n in graph.nodes
+        if is_in_place(n)
+        if any(map(overlaps, (*_written(n), *_viewed(n.args[0]))))
+    ]
 
 
 def raises_in_eager_mode(node: torch.fx.Node) -> bool:
     """Whether eager mode refuses a write where elements are one in memory."""
     if name_of(node) in _TAKEN:
         return False
-    return any(s == 0 for value in _written(node) for s in map(hint_of, value.stride()))
+    return any(
+        hint_of(stride) == 0 and hint_of(size) != 1
+        for value in _written(node)
+        for stride, size in zip(value.stride(), value.shape, strict=True)
+    )
 
 
 def name_of(node: torch.fx.Node) -> str:
@@ -101,6 +112,19 @@ def _written(node: torch.fx.Node) -> list[torch.Tensor]:
     if any(isinstance(i, torch.Tensor | list) for i in items):
         return [value]  # a copy would be read; what is written may overlap
     return [value[index]]
+
+
+def _viewed(node: Any) -> Iterator[torch.Tensor]:
+    """The value of a node, and what it is a view of, as far as first arguments tell."""
+    memory = None
+    while isinstance(node, torch.fx.Node):
+        value = traced_value(node)
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return
+        if memory not in (None, memory := value.untyped_storage()._cdata):
+            return
+        yield value
+        node = node.args[0] if node.args else None
 
 
 def present() -> bool:

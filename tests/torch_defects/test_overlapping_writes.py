@@ -25,6 +25,9 @@ TAKEN: dict[str, Writes] = {
     "index_fill_": lambda v: v.index_fill_(0, ROWS, 1.0),
     "setitem of rows": lambda v: v.__setitem__(ROWS, 5.0),
     "torch.fill_": lambda v: torch.fill_(v, 3.0),
+    "a row": lambda v: v[0].mul_(2),
+    "a row, by number": lambda v: v.__setitem__(0, 5.0),
+    "a column of one": lambda v: v[1:].add_(v[1:]),
 }
 """What eager mode writes to an expanded tensor."""
 
@@ -44,9 +47,6 @@ IN_SOME_VERSIONS: dict[str, Writes] = {
 """What torch 2.15 takes, and older ones refuse."""
 
 ONE_BY_ONE: dict[str, Writes] = {
-    "a row": lambda v: v[0].mul_(2),
-    "a row, by number": lambda v: v.__setitem__(0, 5.0),
-    "a column of one": lambda v: v[1:].add_(v[1:]),
     "a clone": lambda v: v.clone().mul_(2),
     "its shape": lambda v: v.t_(),
 }

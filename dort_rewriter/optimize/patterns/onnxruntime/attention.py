@@ -157,7 +157,8 @@ def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
         bias = found.bias
         if bias is not None and graph.rank(bias) == 2:
             bias = op.Unsqueeze(bias, [0, 1])
-        if bias is not None and found.is_masked:
+        is_hidden = None
+        if found.is_masked and bias is not None:
             bias, is_hidden = without_hidden_rows(op, bias)
         if sizes.rows is not None:
             bias = op.Expand(bias, [1, 1, sizes.rows, 1])
@@ -175,7 +176,7 @@ def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
             **attributes,
         )
         y.shape = flat.shape
-        if found.is_masked:
+        if is_hidden is not None:
             y = hide(op, op.Squeeze(is_hidden, [1]), y)
         whole: ir.Value = op.Transpose(op.Reshape(y, [0, 0, heads, size]), perm=_SWAP)
         return whole

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from dort_rewriter.optimize.view import take_place
 
@@ -72,7 +73,7 @@ def lower_weights(model: ir.Model, bits: int) -> list[LowBitWeight]:
         _replace(graph, node, product, *packed[key])
     if done:
         graph.opset_imports.setdefault("com.microsoft", 1)
-        _remove_unread(graph)
+        RemoveUnusedNodesPass()(model)  # the weights, and what transposed them
     return done
 
 
@@ -182,14 +183,3 @@ def _replace(
     graph.insert_before(node, nodes)
     take_place(node.outputs[0], nodes[-1].outputs[0])
     graph.remove(node, safe=True)
-
-
-def _remove_unread(graph: ir.Graph) -> None:
-    """Remove the weights that nobody reads any more, and what transposed them."""
-    for node in list(graph):
-        is_read = any(o.uses() or o.is_graph_output() for o in node.outputs)
-        if node.op_type == "Transpose" and not node.domain and not is_read:
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del graph.initializers[name]

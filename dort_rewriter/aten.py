@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -26,38 +26,6 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import Max
 
 from dort_rewriter.signature import inverse_order
-
-__all__ = [
-    "ancestors",
-    "covers",
-    "describe",
-    "exposed",
-    "first_place",
-    "hint_of",
-    "input_orders",
-    "is_contiguous",
-    "is_dense",
-    "is_layout_free",
-    "is_mutation",
-    "is_random",
-    "is_same_size",
-    "is_tracked",
-    "let_layouts_vary",
-    "lies_as_ordered",
-    "lineage",
-    "overlapping",
-    "overlaps",
-    "reads_by_place",
-    "reads_gaps",
-    "reads_storage",
-    "rebase_strided",
-    "results_of",
-    "rewriting",
-    "settle_blocks",
-    "source_line",
-    "storage_order",
-    "writes_overlapping",
-]
 
 aten = torch.ops.aten
 
@@ -251,6 +219,15 @@ def lineage(node: torch.fx.Node) -> list[torch.fx.Node]:
     found = [node]
     while (base := _base(found[-1])) is not None:
         found.append(base)
+    return found
+
+
+def owners_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The argument or operator that owns the memory of each node: the last of its lineage."""
+    found: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        base = _base(node)
+        found[node] = node if base is None else found[base]
     return found
 
 
@@ -513,13 +490,15 @@ def _last_frame(stack: str) -> str:
     return f"{file}:{number}{f' in {function}' if function else ''}{f': {code}' if code else ''}"
 
 
-def ancestors(leaves: Sequence[Any]) -> set[torch.fx.Node]:
-    """The nodes that some results are computed from."""
+def ancestors(leaves: Iterable[Any], free: Collection[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+    """Some results, and the nodes that they are computed from; those that are free are computed
+    from nothing."""
     found: set[torch.fx.Node] = set()
     waiting = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting.extend(node.all_input_nodes)
+            if node not in free:
+                waiting.extend(node.all_input_nodes)
     return found

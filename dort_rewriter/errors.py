@@ -147,23 +147,42 @@ class UnsupportedOpError(ExportError):
         return "\n".join(lines)
 
 
-class working_on:
-    """A block of code at work for a place in the user's program: what it raises remembers it."""
+class _Remembering:
+    """A block of code: what it raises remembers a text, the first that it is given.
 
-    def __init__(self, place: Callable[[], str]) -> None:
-        self._place = place
+    NOTE: a class, since a generator would cost more, at each node of a graph.
+    """
+
+    def __init__(self, attribute: str, text: Callable[[], str]) -> None:
+        self._attribute = attribute
+        self._text = text
         """Asked only when something is raised."""
 
     def __enter__(self) -> None:
         """Nothing is done."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Write the place to an exception, which goes on its way."""
-        if error is not None and not place_of(error):
-            setattr(error, _PLACE, self._place())
+        """Write the text to an exception, which goes on its way."""
+        if error is not None and not getattr(error, self._attribute, ""):
+            setattr(error, self._attribute, self._text())
 
 
-_PLACE = "dort_place"
+_PLACE, _GIVEN = "dort_place", "dort_given_function"
+
+
+def working_on(place: Callable[[], str]) -> _Remembering:
+    """A block of code at work for a place in the user's program: what it raises remembers it."""
+    return _Remembering(_PLACE, place)
+
+
+def calling(name: str, function: object) -> _Remembering:
+    """A call of a function that the program gave: what it raises remembers whose it is."""
+
+    def whose() -> str:
+        code = getattr(function, "__code__", None)
+        return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+    return _Remembering(_GIVEN, whose)
 
 
 def place_of(error: BaseException) -> str:
@@ -171,27 +190,6 @@ def place_of(error: BaseException) -> str:
     return str(getattr(error, _PLACE, ""))
 
 
-class calling:
-    """A call of a function that the program gave: what it raises remembers whose it is."""
-
-    def __init__(self, name: str, function: object) -> None:
-        self._name = name
-        self._function = function
-
-    def __enter__(self) -> None:
-        """Nothing is done."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Write the function to an exception, which goes on its way."""
-        if error is not None and not given_function_of(error):
-            code = getattr(self._function, "__code__", None)
-            place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-            setattr(error, _GIVEN, f"{self._name}{place}")
-
-
-_GIVEN = "dort_given_function"
-
-
 def given_function_of(error: BaseException) -> str:
-    """The function of the program that raised, as :class:`calling` knows it."""
+    """The function of the program that raised, as :func:`calling` knows it."""
     return str(getattr(error, _GIVEN, ""))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKEND_PATTERNS",
+    "LEVELS",
     "ExportOptions",
     "OptimizationLevel",
     "OptimizationOptions",
@@ -43,6 +44,15 @@ _TABLES = {"dec": "core", "decall": "all"}
 
 OptimizationLevel = Literal["disable", "basic", "extended", "layout", "all"]
 """ONNX Runtime's own optimizations, by the last word of its names for them."""
+
+LEVELS: Mapping[OptimizationLevel, str] = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+"""Its names."""
 
 _WORDS = {"OptimizationLevel": get_args(OptimizationLevel)}
 """The words of types that have a name."""

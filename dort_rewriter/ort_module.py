@@ -23,8 +23,12 @@ from dort_rewriter.errors import ExecutionError
 
 if TYPE_CHECKING:
     import onnx
+    import onnxruntime
 
-__all__ = ["bindings", "describe", "load_onnxruntime", "max_ir_version", "max_opset"]
+__all__ = [
+    *("bindings", "describe", "load_onnxruntime", "max_ir_version", "max_opset"),
+    "quiet_options",
+]
 
 _INSTALL = (
     "Install one flavour: `pip install dort-rewriter[cpu]`, `dort-rewriter[gpu]`, or (Python "
@@ -124,26 +128,25 @@ def _newest(start: int, *, lowest: int, ir_version: int | None) -> int:
 
 
 def _identity(*, ir_version: int, opset: int) -> onnx.ModelProto:
-    from onnx import TensorProto, helper
+    import onnx
 
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "probe",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
+    versions = f'ir_version: {ir_version}, opset_import: ["" : {opset}]'
+    text = f"<{versions}> probe (float[n] x) => (float[n] y) {{ y = Identity(x) }}"
+    return onnx.parser.parse_model(text)
+
+
+def quiet_options() -> onnxruntime.SessionOptions:
+    """Options of a session that tries something, in this thread and without a word."""
+    options = load_onnxruntime().SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return options
 
 
 def _loads(model: onnx.ModelProto) -> bool:
-    ort = load_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     try:
-        ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        load_onnxruntime().InferenceSession(
+            model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
         )
     except (bindings().Fail, bindings().InvalidArgument, bindings().InvalidGraph):
         return False

@@ -73,8 +73,8 @@ class AtenPass(Generic[Subject]):
     """What holds behind it."""
     run: Callable[[Subject], int]
     """Does it, and returns how many nodes it changed, or decided on."""
-    applies: Callable[[Subject], bool] = lambda _: True
-    """A cheap test."""
+    applies: Callable[[Subject], bool] | None = None
+    """A cheap test; None for a pass that always does."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def run_passes(
     """Run those that apply, in order."""
     for step in passes:
         start = time.perf_counter()
-        changed = step.run(subject) if step.applies(subject) else None
+        applies = step.applies is None or step.applies(subject)
+        changed = step.run(subject) if applies else None
         record.append(PassRun(step.name, step.sentence, changed, time.perf_counter() - start))
 
 

@@ -1,9 +1,9 @@
 """What the executor adds to a raw session call, in microseconds.
 
-usage: python scripts/bench_overhead.py [--json FILE] [--repeat N]
+usage: python scripts/bench_overhead.py [--json FILE] [--seconds S]
 
 Raw: ``run_with_ortvaluevector`` on values made once. Executor: the whole call, tensors in and out.
-Both run in turn in the same loop; medians are reported.
+Both run in turns; medians are reported.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dort_rewriter.runtime.ort_values import to_ort
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
+from dort_rewriter.tools.benchmark import alternate
 
 SHAPES = {"5 in, 1 out": (5, 1, 10.0), "60 in, 60 out": (60, 60, 60.0)}
 """Inputs, outputs and the microseconds not to exceed."""
@@ -82,27 +83,15 @@ def raw_call(
     return call
 
 
-def measure(timed: dict[str, Callable[[], Any]], repeat: int) -> dict[str, float]:
-    """The median of each in microseconds, taken in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
-    for _ in range(repeat):
-        for name, call in timed.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return {
-        name: statistics.median(values[repeat // 10 :]) * 1e6 for name, values in seconds.items()
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--repeat", type=int, default=3000)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each")
     arguments = parser.parse_args()
     report: dict[str, Any] = {"onnxruntime": describe(), "torch": torch.__version__}
     for title, (inputs, outputs, limit) in SHAPES.items():
-        medians = measure(calls(inputs, outputs), arguments.repeat)
+        spent = alternate(calls(inputs, outputs), arguments.seconds, time.perf_counter)
+        medians = {name: statistics.median(values) * 1e6 for name, values in spent.items()}
         added = medians["boxed"] - medians["raw"]
         report[title] = {"us": medians, "added_us": added, "limit_us": limit}
         print(

@@ -15,7 +15,6 @@ import argparse
 import json
 import logging
 import math
-import os
 import statistics
 import sys
 import time
@@ -29,6 +28,8 @@ import torch
 from bench_models import MODELS, BenchModel, build
 
 from dort_rewriter.tools.benchmark import alternate, largest_difference, make_call, make_step
+from dort_rewriter.tools.charts import bar_chart
+from dort_rewriter.tools.machine import busy
 
 
 def compiled(
@@ -91,11 +92,6 @@ def measure(
     }
 
 
-def busy() -> float:
-    """The load of the machine, per core."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
-
-
 def summary(rows: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str, float]:
     """The geometric mean and the minimum of the ratios to another backend, by mode."""
     result = {}
@@ -113,28 +109,14 @@ def summary(rows: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str, 
 
 
 def plot(rows: Sequence[dict[str, Any]], backends: Sequence[str], path: Path) -> None:
-    """Write the speed relative to eager as bars."""
-    colours = ("#999999", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7")
-    left, high, wide = 170, 14, 420
-    scale = max(r["ms"][backends[0]] / r["ms"][b] for r in rows for b in backends)
-    parts, y = [], 30
-    for row in rows:
-        parts.append(f'<text x="4" y="{y + high}">{row["model"]} {row["mode"]}</text>')
-        for backend, colour in zip(backends, colours, strict=False):
-            ratio = row["ms"][backends[0]] / row["ms"][backend]
-            parts.append(
-                f'<rect x="{left}" y="{y}" width="{wide * ratio / scale:.1f}" '
-                f'height="{high - 3}" fill="{colour}"/>'
-                f'<text x="{left + wide * ratio / scale + 4:.1f}" y="{y + high - 4}">'
-                f"{backend} {ratio:.2f}</text>"
-            )
-            y += high
-        y += 8
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 160}" height="{y}" '
-        'font-family="sans-serif" font-size="11"><text x="4" y="16">'
-        f"Speed relative to {backends[0]}, higher is better</text>{''.join(parts)}</svg>"
-    )
+    """Write the speed relative to the first backend as bars."""
+    bars = {
+        f"{row['model']} {row['mode']} {backend}": row["ms"][backends[0]] / row["ms"][backend]
+        for row in rows
+        for backend in backends
+    }
+    title = f"Speed relative to {backends[0]}, higher is better"
+    path.write_text(bar_chart(bars, title), encoding="utf-8")
 
 
 def main() -> int:
@@ -162,8 +144,9 @@ def main() -> int:
         torch.set_num_threads(1)
     narrow = getattr(torch, arguments.autocast) if arguments.autocast else None
     rows = []
-    if busy() > 0.6 and not arguments.cpu_time:
-        print(f"The machine is busy (load {busy():.1f} per core): times will be noisy.")
+    words = busy(torch.get_num_threads())
+    if words and not arguments.cpu_time:
+        print(f"NOTE: {words}.")
     for name in arguments.models.split(","):
         for mode in arguments.modes.split(","):
             row = measure(name, mode, backends, arguments.seconds, clock, narrow, arguments.device)
@@ -180,7 +163,7 @@ def main() -> int:
     }
     for pair, numbers in means.items():
         print(pair, {k: round(v, 3) for k, v in numbers.items()})
-    report = {"torch": torch.__version__, "load": busy(), "rows": rows, "ratios": means}
+    report = {"torch": torch.__version__, "busy": words, "rows": rows, "ratios": means}
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2))
     if arguments.svg:

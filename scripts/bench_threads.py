@@ -30,6 +30,7 @@ from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session, session_options
 from dort_rewriter.runtime.threads import Spinning, ThreadPolicy
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
+from dort_rewriter.tools.benchmark import alternate
 
 WIDTH = 512
 BATCH = 64
@@ -90,14 +91,8 @@ def mixed_loops(policy: ThreadPolicy) -> dict[str, Callable[[], Any]]:
 
 def time_loop(step: Callable[[], Any], seconds: float) -> float:
     """The median milliseconds of a step."""
-    step()
-    spent: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(spent) < 3:
-        start = time.perf_counter()
-        step()
-        spent.append(time.perf_counter() - start)
-    return statistics.median(spent) * 1e3
+    spent = alternate({"step": step}, seconds, time.perf_counter)
+    return statistics.median(spent["step"]) * 1e3
 
 
 def main() -> None:

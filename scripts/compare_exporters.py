@@ -21,14 +21,11 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
-import multiprocessing
 import random
 import re
 import resource
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +34,14 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).par
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import torch  # noqa: E402
-from child_records import receive_until_closed  # noqa: E402
+from children import Lost, measured  # noqa: E402
 from exporter_figures import EXPORTERS as SHOWN  # noqa: E402
 from exporter_figures import is_located, keep  # noqa: E402
 from model_zoo import libraries, prepare  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from dort_rewriter import compare_exporters  # noqa: E402
+from dort_rewriter.compiler.differences import Tolerance  # noqa: E402
 from dort_rewriter.tools.comparison import EXPORTERS  # noqa: E402
 from dort_rewriter.tools.judgment import Witness, exact_results, excess  # noqa: E402
 
@@ -57,7 +55,7 @@ NAMES = (
 ).split()
 """Of transformers."""
 
-TOLERANCES = (1e-4, 1e-3)
+TOLERANCE = Tolerance(absolute=1e-4, relative=1e-3)
 
 SWAPS = {
     "Add": "Sub", "Sub": "Add", "Mul": "Add", "Div": "Mul", "Max": "Min", "Min": "Max",
@@ -113,7 +111,7 @@ def planted(
             outputs = run(spoiled, feeds)
         except Exception:  # types that do not fit: a runtime refuses that in any way
             continue
-        gap = excess(outputs, witness.exact, *TOLERANCES)
+        gap = excess(outputs, witness.exact, TOLERANCE)
         if gap < 100:  # values inside are compared by what sums of them are rounded to
             continue
         count -= 1
@@ -161,7 +159,7 @@ def measure(label: str, name: str, options: argparse.Namespace) -> Record:
         ).to_dict()  # fmt: skip
         made["defects"] = {}
         exact = exact_results(module, args, kwargs)
-        witness = Witness(module, args, kwargs, expected, exact, TOLERANCES)
+        witness = Witness(module, args, kwargs, expected, exact, TOLERANCE)
         for result in made["results"]:
             result["nodes"] = sum(result["nodes"].values())
             if not (options.defects and result["agrees"]):
@@ -176,29 +174,19 @@ def measure(label: str, name: str, options: argparse.Namespace) -> Record:
     return made
 
 
-def measure_in_child(
-    records: Connection, label: str, name: str, options: argparse.Namespace
-) -> None:
-    limit = int(options.limit)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-    prepare()
-    try:
-        records.send(measure(label, name, options))
-    except Exception as error:  # the next model is measured all the same
-        records.send({"error": f"{type(error).__name__}: {str(error)[:300]}"})
-
-
 def in_a_process(label: str, name: str, options: argparse.Namespace) -> Record:
-    context: Any = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=measure_in_child, args=(sender, label, name, options))
-    child.start()
-    sender.close()
-    records, ended = receive_until_closed(receiver, time.monotonic() + 10 * options.limit)
-    if not ended:
-        child.kill()
-    child.join()
-    return records[0] if records else {"error": f"the process ended with {child.exitcode}"}
+    """What a process of its own finds of a model, with so many seconds of a processor."""
+
+    def one(item: tuple[str, str]) -> Iterator[Record]:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(options.limit), int(options.limit)))
+        prepare()
+        try:
+            yield measure(*item, options)
+        except Exception as error:  # the next model is measured all the same
+            yield {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+    (_, found), *_ = measured([(label, name)], one, limit=10 * options.limit)
+    return {"error": str(found)} if isinstance(found, Lost) else found
 
 
 def chosen(pattern: str) -> Iterator[tuple[str, str]]:

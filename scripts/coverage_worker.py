@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from op_db_entries import as_near, call_of, compare, spread
+from op_db_entries import as_near, call_of, compare, evaluate, spread
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -200,7 +200,7 @@ class Sweep:
     def _measure_sample(self, entry: Any, sample: Any, grad: bool) -> list[dict[str, Any]]:
         call, tensors = call_of(entry, sample, grad)
         try:
-            expected, expected_grads = evaluate(call, tensors)
+            expected, expected_grads = evaluate(call, tensors, gradients_of)
         except Exception:
             # The sample itself is refused by eager: there is nothing to compare with.
             return []
@@ -236,7 +236,7 @@ class Sweep:
         )
         try:
             with keep_resizing(self.table):
-                got, grads = evaluate(compiled, tensors)
+                got, grads = evaluate(compiled, tensors, gradients_of)
         except Exception as e:
             # torch's tracing refuses in every way Python has; so does a graph when it runs.
             kind = "backward" if graphs else "forward"
@@ -265,18 +265,6 @@ def _record(graph: Graph) -> dict[str, Any]:
     return record
 
 
-def evaluate(
-    function: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[Any]]:
-    """Results and gradients, from copies of the arguments, random numbers repeated."""
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    torch.manual_seed(1)
-    results = function(*copies)
-    ends = [r for r in results if r.requires_grad and r.is_floating_point()]
-    starts = [c for c in copies if c.requires_grad]
-    if not ends or not starts:
-        return list(results), []
-    torch.manual_seed(2)
-    # NOTE: not `randn_like`, which draws in the order of the memory: strides may differ.
-    seeds = [torch.randn(r.shape, dtype=r.dtype) for r in ends]
-    return list(results), list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
+def gradients_of(_: int, result: torch.Tensor) -> torch.Tensor:
+    """Numbers at random. NOTE: not `randn_like`, which draws in the order of the memory."""
+    return torch.randn(result.shape, dtype=result.dtype)

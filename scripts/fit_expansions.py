@@ -10,8 +10,8 @@ nothing is written: the exit code tells whether the file is what this script wou
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ digits: enough for results in float32, computed in float64.
 
 from __future__ import annotations
 
+# fmt: off
 '''
 
 Function = Callable[[Any], Any]
@@ -187,8 +188,9 @@ def write() -> str:
     mp.mp.dps = 60
     text = HEADER
     for name, (comment, function) in EXPANSIONS.items():
-        numbers = "".join(f"    {c!r},\n" for c in to_powers(chebyshev(function)))
-        text += f"{name} = (  # {comment}\n{numbers})\n"
+        numbers = " ".join(f"{c!r}," for c in to_powers(chebyshev(function)))
+        lines = textwrap.indent(textwrap.fill(numbers, 95), " " * 4)
+        text += f"{name} = (  # {comment}\n{lines}\n)\n"
     return text
 
 
@@ -198,11 +200,10 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    command = [sys.executable, "-m", "ruff", "format", "-q", "--stdin-filename", TARGET.name, "-"]
-    done = subprocess.run(command, input=write(), text=True, capture_output=True, check=True)
+    text = write()
     if args.check:
-        return int(TARGET.read_text(encoding="utf-8") != done.stdout)
-    TARGET.write_text(done.stdout, encoding="utf-8")
+        return int(TARGET.read_text(encoding="utf-8") != text)
+    TARGET.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -3,11 +3,12 @@
 usage: python scripts/fuzz.py [--programs 5000] [--first SEED] [--part views]
                               [--providers NAME ...]
 
-Values, types, strides, aliases, what was written, gradients: ``tests/backends/program_check.py``
-says what is compared. Each failure prints its seed and the program, shrunk, as Python. Where
-torch's AOTAutograd alone does the same as the backend, the seed is said to be torch's, and counted
-apart. A program that ends the process is a failure as well, unless eager mode alone ends it the
-same way; the seeds after it go on in another process. Exits with 1 if there is a failure.
+Values, types, strides, aliases, what was written, gradients:
+``tests/backends/programs/program_check.py`` says what is compared. Each failure prints its seed
+and the program, shrunk, as Python. Where torch's AOTAutograd alone does the same as the backend,
+the seed is said to be torch's, and counted apart. A program that ends the process is a failure as
+well, unless eager mode alone ends it the same way; the seeds after it go on in another process.
+Exits with 1 if there is a failure.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ OPTIONS: dict[str, Any] = {}
 
 def run(seeds: Sequence[int], part: str, steps: Steps, shrinking: float) -> Counter[str]:
     """Judge the programs of some seeds, and return how many there are of each verdict."""
-    from tests.backends.program_check import run_eager
-    from tests.backends.random_programs import generate
+    from tests.backends.programs.program_check import run_eager
+    from tests.backends.programs.random_programs import generate
 
     kinds: Counter[str] = Counter()
     for seed, kind in measured(seeds, lambda seed: [judge_seed(seed, part, steps, shrinking)]):
@@ -59,8 +60,8 @@ def run(seeds: Sequence[int], part: str, steps: Steps, shrinking: float) -> Coun
 
 def judge_seed(seed: int, part: str, steps: Steps, shrinking: float) -> str:
     """The verdict on the program of a seed."""
-    from tests.backends.program_check import judge, shrink
-    from tests.backends.random_programs import RandomProgram, generate
+    from tests.backends.programs.program_check import judge, shrink
+    from tests.backends.programs.random_programs import RandomProgram, generate
 
     program = generate(seed, steps, part)
     try:

@@ -207,11 +207,8 @@ def _scatter(r: random.Random, op: str) -> Case:
     depth, places = r.randint(0, len(shape)), r.randint(0, 9)
     index = [r.randint(-d, d - 1) if d else 0 for _ in range(places) for d in shape[:depth]]
     updates = Tensor(dtype, [places, *shape[depth:]])
-    attributes: dict[str, int | float | list[int]] = {"add": r.randint(0, 1)}
-    if r.random() < 0.3:
-        attributes |= {"masked": 1, "skip": -100}
     inputs = [_integers(shape), Tensor(INT64, [places, depth], index), updates]
-    return Case(op, attributes, inputs, [dtype])
+    return Case(op, {"add": r.randint(0, 1)}, inputs, [dtype])
 
 
 def _windows(r: random.Random) -> list[int]:
@@ -336,16 +333,8 @@ def _transpose(r: random.Random, op: str) -> Case:
     return Case(op, {"perm": perm}, [Tensor(given, dims)], [made])
 
 
-def _tri_matrix(r: random.Random, op: str) -> Case:
-    dtype = r.choice(FLOATS)
-    sizes = [Tensor(INT64, [1], [r.randint(0, 40)]) for _ in range(2)]
-    values = [Tensor(dtype, _part(r, [1, 1])) for _ in range(3)]
-    attributes = {"rank": r.randint(2, 5), "diagonal": r.randint(-50, 50)}
-    return Case(op, {**attributes}, [*sizes, *values], [dtype])
-
-
 MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
-    **dict.fromkeys(("Elementwise", "TransposedElementwise"), _elementwise),
+    "Elementwise": _elementwise,
     "ElementwiseList": _elementwise_list,
     "ElementwiseListAt": _elementwise_list_at,
     "WriteRows": _write_rows,
@@ -362,6 +351,5 @@ MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("RmsNorm", "RmsNormGrad"), _rows),
     **dict.fromkeys(("TransposeToFloat", "TransposeToFloat16"), _transpose),
     "TransposeToBfloat16": _transpose,
-    "TriMatrix": _tri_matrix,
     "Order": _order,
 }

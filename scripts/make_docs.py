@@ -88,11 +88,11 @@ def environment_page() -> str:
     from dort_rewriter.env import VARIABLES
 
     rows = []
-    for variable in VARIABLES.values():
+    for name, variable in VARIABLES.items():
         default = f"`{variable.default}`" if variable.default else "not set"
         # Within a table a placeholder such as <prefix> would be taken for HTML.
         meaning = variable.meaning.replace("<", "&lt;").replace(">", "&gt;")
-        rows.append(f"| `{variable.name}` | {default} | {meaning} |")
+        rows.append(f"| `{name}` | {default} | {meaning} |")
     head = "| variable | default | meaning |\n| --- | --- | --- |"
     introduction = "All the variables that the package reads."
     table = "\n".join([head, *rows])

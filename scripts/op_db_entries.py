@@ -33,6 +33,7 @@ from dort_rewriter.compiler.differences import (
 
 __all__ = [
     *("Record", "arguments", "as_near", "call_of", "compare", "entries_named", "entry_name"),
+    "evaluate",
     *("show_wrong", "spread", "summarize", "sweep", "within"),
 ]
 
@@ -93,6 +94,25 @@ def call_of(
         return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
 
     return call, [leaves[i] for i in places]
+
+
+def evaluate(
+    function: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    gradients_of: Callable[[int, torch.Tensor], torch.Tensor],
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """Results, and gradients of what wants some, from copies of the arguments, which lie as they
+    do; the random numbers are the same each time. ``gradients_of`` gives those of a result."""
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    torch.default_generator.manual_seed(1)
+    results = list(function(*copies))
+    ends = [r for r in results if r.requires_grad and r.is_floating_point()]
+    starts = [c for c in copies if c.requires_grad]
+    if not ends or not starts:
+        return results, []
+    torch.default_generator.manual_seed(2)
+    seeds = [gradients_of(i, r) for i, r in enumerate(ends)]
+    return results, list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
 
 
 def spread(found: Iterable[Any], count: int, *, middle: bool = False) -> list[tuple[int, Any]]:

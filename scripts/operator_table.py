@@ -24,13 +24,7 @@ import build  # type: ignore[import-not-found]  # noqa: E402  # the package read
 
 TABLE = ROOT / "dort_rewriter" / "kernels" / "table.py"
 
-TYPES = {0: "any", -1: "floating", -2: "each"}
-ONNX_TYPES = {1: "float32", 7: "int64", 10: "float16", 11: "float64", 16: "bfloat16"}
-
 DEFAULTS = {
-    "variadic": False,
-    "last_optional": False,
-    "in_place": 0,
     "never_fails": False,
     "mixed_types": False,
     "layouts": "dense",
@@ -67,12 +61,9 @@ def declared(library: Path) -> list[dict[str, Any]]:
     """What a library says of its operators, by name, where it is not the default."""
     ask = ctypes.CDLL(str(library)).declared_operators
     ask.restype = ctypes.c_char_p
-    found = json.loads(ask())
-    names = {**TYPES, **ONNX_TYPES}
-    for fields in found:
-        for key in ("inputs", "outputs"):
-            fields[key] = tuple(names[t] for t in fields[key])
-    told = [{k: v for k, v in f.items() if k not in DEFAULTS or DEFAULTS[k] != v} for f in found]
+    told = [
+        {k: v for k, v in fields.items() if DEFAULTS.get(k) != v} for fields in json.loads(ask())
+    ]
     return sorted(told, key=lambda fields: fields["name"])
 
 
@@ -80,20 +71,16 @@ def written(operators: list[dict[str, Any]]) -> str:
     """The text of the table."""
     rows = []
     for fields in operators:
-        items = [f"{json.dumps(k)}: {_literal(v)}" for k, v in fields.items()]
+        items = [
+            f"{json.dumps(k)}: {json.dumps(v) if isinstance(v, str) else v}"
+            for k, v in fields.items()
+        ]
         row = f"    {{{', '.join(items)}}},\n"
         if len(row) > WIDTH + 1:
             lines = "".join(f"        {item},\n" for item in items)
             row = f"    {{\n{lines}    }},\n"
         rows.append(row)
     return f"{HEAD}{''.join(rows)})\n"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, tuple):
-        listed = ", ".join(json.dumps(v) for v in value)
-        return f"({listed},)" if len(value) == 1 else f"({listed})"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def main() -> int:

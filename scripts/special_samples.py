@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import op_db_entries
 import torch
 from op_db_entries import TOLERANCE, Record, call_of, within
 
@@ -93,21 +94,15 @@ def evaluate(
 ) -> list[Any]:
     """Results and gradients; special numbers in the gradients that come in, if asked for: those
     of a type, which may not be that of the results, changed by a function."""
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    torch.default_generator.manual_seed(1)
-    results = function(*copies)
-    ends = [r for r in results if r.requires_grad and r.is_floating_point()]
-    starts = [c for c in copies if c.requires_grad]
-    found: list[Any] = [r.detach() for r in results]
-    if not ends or not starts:
-        return found
-    torch.default_generator.manual_seed(2)
-    seeds = [torch.randn(r.shape, dtype=torch.float64).to(r.dtype) for r in ends]
-    if numbers:
-        filled = [fill(s.to(dtype or s.dtype), numbers, i) for i, s in enumerate(seeds)]
-        seeds = [s.to(r.dtype) for s, r in zip(filled, ends, strict=True)]
-    seeds = [change(s) for s in seeds]
-    return [*found, *torch.autograd.grad(ends, starts, seeds, allow_unused=True)]
+
+    def gradients_of(i: int, result: torch.Tensor) -> torch.Tensor:
+        made = torch.randn(result.shape, dtype=torch.float64).to(result.dtype)
+        if numbers:
+            made = fill(made.to(dtype or made.dtype), numbers, i).to(result.dtype)
+        return change(made)
+
+    results, gradients = op_db_entries.evaluate(function, tensors, gradients_of)
+    return [*(r.detach() for r in results), *gradients]
 
 
 def difference(a: Any, b: Any) -> tuple[str, str]:

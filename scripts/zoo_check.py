@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dort_rewriter.compiler import differences
 from dort_rewriter.compiler.differences import farthest, largest
 from dort_rewriter.compiler.safety_net import forget_warnings
-from tests.backends.roundings import Roundings
+from tests.backends.programs.roundings import Roundings
 
 __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
 

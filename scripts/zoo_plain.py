@@ -377,9 +377,8 @@ FIRST: dict[str, Callable[[], Built]] = {
 
 def models() -> dict[str, Callable[[], Built]]:
     from zoo_networks import NETWORKS
-    from zoo_recommenders import RECOMMENDERS
 
-    return {**FIRST, **NETWORKS, **RECOMMENDERS}
+    return {**FIRST, **NETWORKS}
 
 
 def names() -> list[str]:

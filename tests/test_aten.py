@@ -20,7 +20,9 @@ from dort_rewriter.aten import (
     is_contiguous,
     is_dense,
     is_same_size,
+    lineage,
     overlaps,
+    owners_of,
     storage_order,
 )
 from dort_rewriter.backends.custom import onnx_custom_backend
@@ -190,3 +192,16 @@ def test_models_to_look_at_keep_the_shapes_of_the_arguments(backend: Callable[..
     result = torch.compile(lambda x: x + 1, backend=given)(CHANNELS_LAST)
     torch.testing.assert_close(result, CHANNELS_LAST + 1)
     assert shapes == [[2, 3, 8, 8]]
+
+
+def test_owners_are_the_ends_of_lineages() -> None:
+    """Views of arguments, of what is computed, and one of several results."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (x + 1).t()
+        return x.view(-1), y.reshape(-1), *y.split(1), *torch.sort(x)
+
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(3, 2)).graph
+    owners = owners_of(graph)
+    assert owners == {node: lineage(node)[-1] for node in graph.nodes}
+    assert any(owner is not node for node, owner in owners.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.options import ExportOptions, OptimizationLevel, OrtBackendOptions
+from dort_rewriter.options import LEVELS, ExportOptions, OptimizationLevel, OrtBackendOptions
 
 if TYPE_CHECKING:
     import onnx
@@ -26,15 +26,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_LEVELS: dict[str, OptimizationLevel] = {
-    "ORT_DISABLE_ALL": "disable",
-    "ORT_ENABLE_BASIC": "basic",
-    "ORT_ENABLE_EXTENDED": "extended",
-    "ORT_ENABLE_LAYOUT": "layout",
-    "ORT_ENABLE_ALL": "all",
-}
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,9 +95,10 @@ def takes_fields_of(options: type[Any]) -> Callable[[F], F]:
 
 def level_name(level: str | None) -> OptimizationLevel | None:
     """Our name of a level of optimization, which may be given as ONNX Runtime's."""
-    known: dict[str, OptimizationLevel] = {**_LEVELS, **{name: name for name in _LEVELS.values()}}
     if level is None:
         return None
+    known: dict[str, OptimizationLevel] = {w: w for w in LEVELS}
+    known.update((name, word) for word, name in LEVELS.items())
     if level not in known:
         raise OptionError(f"ort_optimization_level is one of {', '.join(known)}, not {level!r}.")
     return known[level]

@@ -21,7 +21,6 @@ from dort_rewriter.ort_module import bindings, load_onnxruntime
 from dort_rewriter.plan.recipe import BuiltBlock, Runner
 from dort_rewriter.runtime.ort_values import dense, from_ort, to_ort
 from dort_rewriter.runtime.providers import ort_device
-from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import InputSlot, OutputSlot, Scalar, describe_value
 
 __all__ = ["ByGraph", "ExecutionInfo", "ExecutionInfoTable", "run_session"]
@@ -37,6 +36,7 @@ class ExecutionInfo:
         self.executor: Runner = built.runner
         self.input_names = built.signature.input_names
         self.output_names = built.signature.output_names
+        self._made = {s.name: s for s in built.signature.outputs if s.source == "model"}
 
     def is_supported(self, *args: object) -> bool:
         """Whether the session takes arguments like these."""
@@ -45,7 +45,7 @@ class ExecutionInfo:
     @property
     def session(self) -> object:
         """The ``onnxruntime.InferenceSession``; None when the graph computes nothing."""
-        return None if self._session is None else _unwrap(self._session)
+        return None if self._session is None else self._session.ort
 
     @functools.cached_property
     def input_devices(self) -> tuple[Any, ...]:
@@ -55,8 +55,7 @@ class ExecutionInfo:
     @functools.cached_property
     def output_devices(self) -> tuple[Any, ...]:
         """Where the outputs of the model are, as onnxruntime's ``OrtDevice``."""
-        slots = {s.name: s for s in self.signature.outputs if s.source == "model"}
-        return tuple(ort_device(slots[name].device) for name in self.output_names)
+        return tuple(ort_device(self._made[name].device) for name in self.output_names)
 
     @functools.cached_property
     def input_value_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
@@ -66,12 +65,7 @@ class ExecutionInfo:
     @functools.cached_property
     def output_value_infos(self) -> tuple[onnx.ValueInfoProto, ...]:
         """The outputs of the model with their types and shapes."""
-        slots = {s.name: s for s in self.signature.outputs if s.source == "model"}
-        return tuple(_value_info(slots[name]) for name in self.output_names)
-
-
-def _unwrap(session: Session) -> object:
-    return session.ort
+        return tuple(_value_info(self._made[name]) for name in self.output_names)
 
 
 def _value_info(slot: InputSlot | OutputSlot) -> onnx.ValueInfoProto:

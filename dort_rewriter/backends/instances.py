@@ -9,16 +9,14 @@ import dataclasses
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 
 __all__ = [
     "CAPACITY",
-    "InstanceCache",
     "as_own",
     "clear_instances",
     "count_runs",
@@ -28,99 +26,60 @@ __all__ = [
     "own_options",
 ]
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class InstanceCache(Generic[K, V]):
-    """Keeps the ``capacity`` values used last; safe to use from several threads."""
-
-    def __init__(self, capacity: int = 64) -> None:
-        if capacity < 1:
-            raise OptionError(f"A cache holds at least one instance, not {capacity}.")
-        self.capacity = capacity
-        self._values: OrderedDict[K, V] = OrderedDict()
-        self._lock = SafeLock()
-
-    def get(self, key: K) -> V | None:
-        """The value, now the one used last, or None."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-            return self._values.get(key)
-
-    def put(self, key: K, value: V) -> V:
-        """Store a value unless the key has one; return what is kept. Drops the oldest if full."""
-        dropped: list[V] = []
-        with self._lock:
-            kept = self._values.setdefault(key, value)
-            self._values.move_to_end(key)
-            while len(self._values) > self.capacity:
-                dropped.append(self._values.popitem(last=False)[1])
-        dropped.clear()  # destroyed outside the lock: sessions take a while
-        return kept
-
-    def get_or_build(self, key: K, build: Callable[[], V]) -> V:
-        """The stored value, or one that is built now and stored.
-
-        Two threads may build the same one at the same time: both get the first that is done.
-        """
-        found = self.get(key)
-        return self.put(key, build()) if found is None else found
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            forgotten, self._values = self._values, OrderedDict()
-        forgotten.clear()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[K]:
-        with self._lock:
-            return iter(list(self._values))
-
-
 CAPACITY = 64
 """How many instances of a class are kept."""
 
 B = TypeVar("B")
 
-_instances: dict[type, InstanceCache[Any, Any]] = {}
+_instances: dict[type, OrderedDict[Any, Any]] = {}
+"""By class and options, those used last at the end."""
+_lock = SafeLock()
+
+
+def _kept(cls: type) -> OrderedDict[Any, Any]:
+    return _instances.setdefault(cls, OrderedDict())
 
 
 def instance_for(cls: type[B], options: OrtBackendOptions, build: Callable[[], B]) -> B:
     """The instance of a class made before for equal options, or one built now.
 
-    Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
+    Two threads may build the same one at the same time: both get the first that is done. Options
+    with ``ort_session_options`` are never shared: nothing tells whether two are equal.
     """
     if options.ort_session_options is not None:
         return build()
-    return _cache_of(cls).get_or_build(_key(options), build)
+    key = _freeze(options)
+    made: B | None = _kept(cls).get(key)
+    if made is None:
+        made = build()
+    dropped: list[B] = []
+    with _lock:
+        kept = _kept(cls)
+        found: B = kept.setdefault(key, made)
+        kept.move_to_end(key)
+        while len(kept) > CAPACITY:
+            dropped.append(kept.popitem(last=False)[1])
+    dropped.clear()  # destroyed outside the lock: sessions take a while
+    return found
 
 
 def instances_of(cls: type[B]) -> tuple[B, ...]:
     """The instances kept for reuse."""
-    cache = _cache_of(cls)
-    found = (cache.get(key) for key in cache)
-    return tuple(backend for backend in found if backend is not None)
+    with _lock:
+        return tuple(_kept(cls).values())
 
 
 def clear_instances(cls: type) -> None:
     """Forget the instances kept for reuse."""
-    _cache_of(cls).clear()
+    with _lock:
+        forgotten = _instances.pop(cls, None)
+    del forgotten  # outside the lock, too
 
 
 def count_runs() -> int:
     """How often sessions were run, of all instances that are kept."""
-    kept: list[Any] = []
-    for cls in list(_instances):
-        kept.extend(instances_of(cls))
-    return sum(backend.execution_count for backend in kept)
+    with _lock:
+        return sum(b.execution_count for kept in _instances.values() for b in kept.values())
 
 
 def instance_of_torch(cls: Any, options: Any = None) -> Any:
@@ -169,16 +128,8 @@ def _options_of_torch(cls: Any) -> Any:
     return sys.modules[cls.compile.__module__].OrtBackendOptions
 
 
-def _cache_of(cls: type) -> InstanceCache[Any, Any]:
-    return _instances.setdefault(cls, InstanceCache(CAPACITY))
-
-
-def _key(options: OrtBackendOptions) -> Any:
-    """A hashable that is equal for equal options."""
-    return _freeze(options)
-
-
 def _freeze(value: Any) -> Any:
+    """What is equal, and hashed alike, for equal options: lists are as tuples."""
     if isinstance(value, Mapping):
         return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
     if isinstance(value, list | tuple):

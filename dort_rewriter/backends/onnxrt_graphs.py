@@ -7,7 +7,6 @@ Each function takes the backend object as an argument: ours, or an instance of t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -94,38 +93,53 @@ def call_backend(
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
-    checks = FiniteChecks(graph_module) if checks_finite(chosen) else None
-
-    def compiled_by_aot() -> Callable[..., Any]:
-        dispatcher = make_dispatcher()
-        table = get_tracing_table(dispatcher)
-        hidden_copies = asks_for_format(graph_module)
-        return compile_with_aot(
-            graph_module,
-            args,
-            compile_graph=lambda graph, _: _compile_checked(
-                graph, _recipe_of_aot(backend, chosen, hidden_copies), checks
-            ),
-            decompositions=table,
-            compile_inference=functools.partial(
-                _compile_inference, backend, chosen, hidden_copies, checks
-            ),
-            verbose=chosen.optimization.verbose > 0,
-            watched=functools.partial(watched, options=chosen),
-            key=graph_key(graph_module, args, chosen, dispatcher, table)
-            if chosen.cache_graphs
-            else None,
-            may_overlap=False,
-        )
-
     with suggesting_layers(graph_module):
         return guarded(
-            compiled_by_aot,
+            lambda: _compile_by_aot(backend, graph_module, args, chosen),
             lambda: graph_module.forward,
             graph_module,
             fallback=chosen.fallback,
             passed=GRAPH_BREAKS,
         )
+
+
+def _compile_by_aot(
+    backend: Any,
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    options: OrtBackendOptions,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo through AOTAutograd."""
+    checks = FiniteChecks(graph_module) if checks_finite(options) else None
+    dispatcher = make_dispatcher()
+    table = get_tracing_table(dispatcher)
+    hidden_copies = asks_for_format(graph_module)
+
+    def compile_part(graph: torch.fx.GraphModule, _: Any, **more: Any) -> RunBoxed:
+        # Only its own calls run this graph: nobody else feeds its model.
+        more = {"as_stored": True, "hidden_copies": hidden_copies, **more}
+        return _compile_checked(graph, make_recipe(backend, options, **more), checks)
+
+    def compile_inference(
+        graph: torch.fx.GraphModule, weights: frozenset[str]
+    ) -> Callable[..., Any]:
+        held = weights if options.freeze else frozenset()
+        return compile_part(graph, None, owns_views=True, weights=held)
+
+    key = None
+    if options.cache_graphs:
+        key = graph_key(graph_module, args, options, dispatcher, table)
+    return compile_with_aot(
+        graph_module,
+        args,
+        compile_graph=compile_part,
+        decompositions=table,
+        compile_inference=compile_inference,
+        verbose=options.optimization.verbose > 0,
+        watched=functools.partial(watched, options=options),
+        key=key,
+        may_overlap=False,
+    )
 
 
 def _refuse_options(options: Mapping[str, Any] | None) -> None:
@@ -157,21 +171,6 @@ def _refuse_aot_compile() -> None:
             "torch's aot_compile writes what Inductor makes. dort_rewriter.save(compiled, path) "
             "keeps what this backend makes, and dort_rewriter.load(path) calls it."
         )
-
-
-def _compile_inference(
-    backend: Any,
-    options: OrtBackendOptions,
-    hidden_copies: bool,
-    checks: FiniteChecks | None,
-    graph_module: torch.fx.GraphModule,
-    weights: frozenset[str],
-) -> Callable[..., Any]:
-    recipe = _recipe_of_aot(backend, options, hidden_copies)
-    recipe = dataclasses.replace(recipe, owns_views=True)
-    if recipe.options.freeze:
-        recipe = dataclasses.replace(recipe, weights=weights)
-    return _compile_checked(graph_module, recipe, checks)
 
 
 def _compile_checked(
@@ -236,8 +235,9 @@ def accelerated_call(
     return block(*args)
 
 
-def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recipe:
-    """What a backend does with a graph of ATen operators, with its options or others."""
+def make_recipe(backend: Any, options: OrtBackendOptions | None = None, **more: Any) -> Recipe:
+    """What a backend does with a graph of ATen operators, with its options or others; ``more`` are
+    other fields of the recipe."""
     options = options or _options(backend)
     return Recipe(
         dispatcher=make_dispatcher(),
@@ -248,13 +248,8 @@ def make_recipe(backend: Any, options: OrtBackendOptions | None = None) -> Recip
         runs_here=True,
         torch_kernels=True,
         compared=backend._assert_allclose_to_baseline,
+        **more,
     )
-
-
-def _recipe_of_aot(backend: Any, options: OrtBackendOptions, hidden_copies: bool) -> Recipe:
-    """The recipe of graphs that only their own calls run: nobody else feeds the models."""
-    recipe = make_recipe(backend, options)
-    return dataclasses.replace(recipe, as_stored=True, hidden_copies=hidden_copies)
 
 
 def _options(backend: Any) -> OrtBackendOptions:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import onnx
 import torch
@@ -28,6 +28,9 @@ from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mappi
 from dort_rewriter.runtime.model_files import check_target, save_model, to_proto
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.trace import CompileTrace
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Opsets", "to_onnx"]
 
@@ -86,86 +89,71 @@ def _check_domains(target: Mapping[str, int]) -> None:
         raise ExportError(f"target_opset has the standard domain at two versions: {target!r}.")
 
 
-Options = OptimizationOptions | Mapping[str, Any] | None
+Options: TypeAlias = OptimizationOptions | Mapping[str, Any] | None
+Source: TypeAlias = torch.nn.Module | torch.export.ExportedProgram
+Args: TypeAlias = Sequence[Any] | torch.Tensor
+Kwargs: TypeAlias = Mapping[str, Any] | None
+
+
+class _Settings(TypedDict, total=False):
+    """What does not change what :func:`to_onnx` returns."""
+
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+    target_opset: int | Mapping[str, int]
+    options: Options
+    export_options: ExportOptions | Mapping[str, Any] | None
+    dispatcher: Dispatcher | None
+    dynamic_shapes: Any
+    verbose: int
+    filename: str | os.PathLike[str] | None
 
 
 @overload
 def to_onnx(
-    mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] | torch.Tensor = ...,
-    kwargs: Mapping[str, Any] | None = ...,
+    mod: Source,
+    args: Args = ...,
+    kwargs: Kwargs = ...,
     *,
-    input_names: Sequence[str] | None = ...,
-    output_names: Sequence[str] | None = ...,
-    target_opset: int | Mapping[str, int] = ...,
-    options: Options = ...,
-    export_options: ExportOptions | Mapping[str, Any] | None = ...,
-    dispatcher: Dispatcher | None = ...,
-    dynamic_shapes: Any = ...,
-    verbose: int = ...,
     return_builder: Literal[False] = ...,
     return_optimize_report: Literal[False] = ...,
-    filename: str | os.PathLike[str] | None = ...,
+    **settings: Unpack[_Settings],
 ) -> onnx.ModelProto: ...
 
 
 @overload
 def to_onnx(
-    mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] | torch.Tensor = ...,
-    kwargs: Mapping[str, Any] | None = ...,
+    mod: Source,
+    args: Args = ...,
+    kwargs: Kwargs = ...,
     *,
-    input_names: Sequence[str] | None = ...,
-    output_names: Sequence[str] | None = ...,
-    target_opset: int | Mapping[str, int] = ...,
-    options: Options = ...,
-    export_options: ExportOptions | Mapping[str, Any] | None = ...,
-    dispatcher: Dispatcher | None = ...,
-    dynamic_shapes: Any = ...,
-    verbose: int = ...,
     return_builder: Literal[True],
     return_optimize_report: Literal[False] = ...,
-    filename: str | os.PathLike[str] | None = ...,
+    **settings: Unpack[_Settings],
 ) -> tuple[onnx.ModelProto, ExportedGraph]: ...
 
 
 @overload
 def to_onnx(
-    mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] | torch.Tensor = ...,
-    kwargs: Mapping[str, Any] | None = ...,
+    mod: Source,
+    args: Args = ...,
+    kwargs: Kwargs = ...,
     *,
-    input_names: Sequence[str] | None = ...,
-    output_names: Sequence[str] | None = ...,
-    target_opset: int | Mapping[str, int] = ...,
-    options: Options = ...,
-    export_options: ExportOptions | Mapping[str, Any] | None = ...,
-    dispatcher: Dispatcher | None = ...,
-    dynamic_shapes: Any = ...,
-    verbose: int = ...,
     return_builder: Literal[False] = ...,
     return_optimize_report: Literal[True],
-    filename: str | os.PathLike[str] | None = ...,
+    **settings: Unpack[_Settings],
 ) -> tuple[onnx.ModelProto, OptimizeReport]: ...
 
 
 @overload
 def to_onnx(
-    mod: torch.nn.Module | torch.export.ExportedProgram,
-    args: Sequence[Any] | torch.Tensor = ...,
-    kwargs: Mapping[str, Any] | None = ...,
+    mod: Source,
+    args: Args = ...,
+    kwargs: Kwargs = ...,
     *,
-    input_names: Sequence[str] | None = ...,
-    output_names: Sequence[str] | None = ...,
-    target_opset: int | Mapping[str, int] = ...,
-    options: Options = ...,
-    export_options: ExportOptions | Mapping[str, Any] | None = ...,
-    dispatcher: Dispatcher | None = ...,
-    dynamic_shapes: Any = ...,
-    verbose: int = ...,
     return_builder: Literal[True],
     return_optimize_report: Literal[True],
-    filename: str | os.PathLike[str] | None = ...,
+    **settings: Unpack[_Settings],
 ) -> tuple[onnx.ModelProto, ExportedGraph, OptimizeReport]: ...
 
 

@@ -41,8 +41,6 @@ from dort_rewriter.torch_defects.view_replays import (
 )
 from dort_rewriter.trace import AtenPass, passes_of, run_passes
 
-__all__ = ["CompileGraph", "CompileInference", "compile_with_aot"]
-
 _OUT_OF_BOUNDS = ("out of bounds", "out of range")
 
 CompileGraph = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]

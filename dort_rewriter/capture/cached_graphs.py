@@ -9,7 +9,6 @@ who finds it compiles it as if it had been traced just now. NOTE: torch reads it
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -25,8 +24,7 @@ from dort_rewriter.capture.graph_data import GraphData, describe_graph, restore_
 from dort_rewriter.capture.interface import Finish, Traced, metadata_of_compilation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.forks import SafeLock
-
-__all__ = ["KeptGraph", "keep", "make_keeper"]
+from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, swapped
 
 logger = logging.getLogger(__name__)
 
@@ -131,19 +129,15 @@ def _without_inductor() -> Iterator[None]:
         (vars(codecache), "init_backend_registration"),
         (vars(torch._inductor.config), "_cache_config_serializer"),  # torch 2.15
     )
-    found = [(names, name, names[name]) for names, name in asked if name in names]
-    for names, name, function in found:
-        names[name] = functools.partial(_ask_for_others, function)
-    try:
+    with KERNELS_LOCK, contextlib.ExitStack() as stack:
+        for names, name in asked:
+            if name in names:
+                stack.enter_context(swapped(names, {name: lambda _: _nothing}))
         yield
-    finally:
-        for names, name, function in found:
-            names[name] = function
 
 
-def _ask_for_others(function: Callable[..., Any], *args: Any) -> None:
-    if _finish.get(None) is None:
-        function(*args)
+def _nothing(*_: Any) -> None:
+    """Ask nobody."""
 
 
 def make_keeper(finish: Finish, prepare: Callable[[torch.fx.GraphModule], Traced]) -> Any:

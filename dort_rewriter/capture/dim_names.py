@@ -15,8 +15,6 @@ import torch
 
 from dort_rewriter.errors import CaptureError
 
-__all__ = ["check_dynamic", "flatten_shapes", "name_symbols", "read_shapes", "without_names"]
-
 logger = logging.getLogger(__name__)
 
 

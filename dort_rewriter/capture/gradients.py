@@ -20,8 +20,6 @@ from dort_rewriter.aten import is_mutation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 
-__all__ = ["trace_with_gradients"]
-
 
 def trace_with_gradients(
     mod: torch.nn.Module,

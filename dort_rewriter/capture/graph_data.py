@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["Description", "GraphData", "constant", "describe_graph", "restore_graph"]
-
 _MAX_CONSTANT = 2**16
 """Bytes of a constant that a description holds, or the key of a model."""
 

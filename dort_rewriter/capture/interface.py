@@ -17,18 +17,6 @@ import torch
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.trace import passes_of
 
-__all__ = [
-    "Finish",
-    "FlatGraph",
-    "Traced",
-    "complete_metadata",
-    "flatten_interface",
-    "has_tree",
-    "metadata_of_compilation",
-    "propagate",
-    "retrace",
-]
-
 
 @dataclass(frozen=True)
 class Traced:

@@ -27,9 +27,14 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dort_rewriter.aten import exposed, is_mutation, is_random, lineage, results_of
-
-__all__ = ["drop_copies", "mark_saved", "merge_duplicates", "name_known_masks"]
+from dort_rewriter.aten import (
+    ancestors,
+    exposed,
+    is_mutation,
+    is_random,
+    owners_of,
+    results_of,
+)
 
 aten = torch.ops.aten
 
@@ -42,11 +47,12 @@ def merge_duplicates(graph: torch.fx.Graph) -> int:
     """
     seen_by_caller = exposed(graph)
     seen: dict[Any, torch.fx.Node] = {}
+    writing = set(filter(is_mutation, graph.nodes))
     writes = merged = 0
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if is_mutation(node):
+        if node in writing:
             writes += 1  # what reads the same tensor may read something else from here on
             continue
         if node in seen_by_caller or not _is_pure(node.target):
@@ -88,15 +94,15 @@ def drop_copies(graph: torch.fx.Graph) -> int:
     source is an argument, or a view, whose layout the copy may change.
     """
     nodes = list(graph.nodes)
-    if any(is_mutation(node) for node in nodes):
+    if any(map(is_mutation, nodes)):
         return 0
-    seen_by_caller = exposed(graph)
+    seen_by_caller, owners = exposed(graph), owners_of(graph)
     dropped = 0
     for node in nodes:
         if node.op != "call_function" or node.target is not aten.clone.default or node.kwargs:
             continue
         source = node.args[0]
-        fresh = source.op == "call_function" and lineage(source) == [source]
+        fresh = source.op == "call_function" and owners[source] is source
         if fresh and node not in seen_by_caller and source not in seen_by_caller:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
@@ -175,16 +181,9 @@ def _kind_of(mask: torch.fx.Node) -> Known | None:
 
 def _steps_to(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     """What computes a node, in order; None if that reads an argument or is not to be run here."""
-    needed = {node}
-    steps = []
-    for step in reversed(node.graph.nodes):
-        if step not in needed:
-            continue
-        if not _may_run(step):
-            return None
-        needed.update(step.all_input_nodes)
-        steps.append(step)
-    return steps[::-1]
+    needed = ancestors([node])
+    steps = [step for step in node.graph.nodes if step in needed]
+    return steps if all(map(_may_run, steps)) else None
 
 
 def _may_run(node: torch.fx.Node) -> bool:
@@ -218,8 +217,7 @@ def _compute(steps: list[torch.fx.Node]) -> torch.Tensor:
         for given in step.all_input_nodes:
             if last[given] is step:
                 values.pop(given, None)
-    result: torch.Tensor = values[steps[-1]]
-    return result
+    return values[steps[-1]]
 
 
 def _recognize(mask: torch.Tensor) -> Known | None:
@@ -291,11 +289,11 @@ def _of_written(graph: torch.fx.Graph, written: Set[torch.fx.Node]) -> list[torc
     again, the backward graph would read the arguments, whose values are gone then."""
     if not written:
         return []
-    found = []
+    found, owners = [], owners_of(graph)
     for node in graph.nodes:
-        if node.op == "output" or lineage(node)[-1] in written:
+        if node.op == "output" or owners[node] in written:
             continue
-        if not written.isdisjoint(lineage(a)[-1] for a in node.all_input_nodes):
+        if not written.isdisjoint(owners[a] for a in node.all_input_nodes):
             found += [node, *(u for u in node.users if u.target is operator.getitem)]
     return found
 

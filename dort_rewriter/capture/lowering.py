@@ -33,8 +33,6 @@ from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 
-__all__ = ["LoweredGraph", "is_lowered", "lower"]
-
 logger = logging.getLogger(__name__)
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -347,19 +345,12 @@ def _is_aten(graph_module: torch.fx.GraphModule) -> bool:
             continue
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
             module = getattr(node.target, "__module__", None)
-            if module not in ("_operator", "math", "builtins") and not _is_symbolic(node):
+            is_symbolic = getattr(node.target, "__name__", "").startswith("sym_")
+            if module not in ("_operator", "math", "builtins") and not is_symbolic:
                 return False
-            if module == "_operator" and _is_tensor(node.meta.get("example_value")):
+            if module == "_operator" and isinstance(node.meta.get("example_value"), torch.Tensor):
                 return False
     return True
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _is_symbolic(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "__name__", "").startswith("sym_")
 
 
 def _lower_dynamo(

@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["WithoutNumbers"]
-
 
 class WithoutNumbers(TorchFunctionMode):
     """Calls what gives the same, and looks at no number."""

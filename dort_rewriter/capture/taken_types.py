@@ -30,8 +30,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.aten import hint_of
 
-__all__ = ["RefusedByTorch", "TypeCheck", "in_eager_mode_if_refused", "is_tested", "refusal_of"]
-
 logger = logging.getLogger(__name__)
 
 _SMALL = 8

@@ -27,8 +27,6 @@ from dort_rewriter.torch_defects.margin_loss import correct_margin_loss
 from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 from dort_rewriter.torch_defects.scalar_arguments import keep_scalar_writes
 
-__all__ = ["RANDOM_DECOMPOSITIONS", "correct_tracing", "keep_resizing"]
-
 aten = torch.ops.aten
 
 
@@ -62,16 +60,8 @@ RANDOM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 """Decompositions that keep the draw apart from the arithmetic."""
 
 _NAMES = (
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
+    *(f"{how}{n}d" for how in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
 _META = torch._C.DispatchKey.Meta
 
@@ -79,15 +69,13 @@ _META = torch._C.DispatchKey.Meta
 @contextlib.contextmanager
 def keep_resizing(decompositions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Trace resizing operators as they are, except those with a decomposition."""
-    packets = {name: getattr(torch.ops.aten, name) for name in _NAMES}
-    kept = {name: p for name, p in packets.items() if p.default not in decompositions}
-    with KERNELS_LOCK, contextlib.ExitStack() as stack:
-        for name, packet in kept.items():
-            stack.enter_context(replaced(packet.default, None))
-            stack.enter_context(replaced(packet.vec, _by_sizes(packet)))
-            backward = getattr(torch.ops.aten, f"{name}_backward").default
-            if _META not in backward.py_kernels:  # in C++ only for known sizes
-                stack.enter_context(replaced(backward, _like_input, (_META,)))
+    kept = {n: p for n in _NAMES if (p := getattr(aten, n)).default not in decompositions}
+    kernels: dict[Any, Callable[..., Any] | None] = dict.fromkeys(p.default for p in kept.values())
+    kernels |= {p.vec: _by_sizes(p) for p in kept.values()}
+    gradients = [getattr(aten, f"{name}_backward").default for name in kept]
+    # What is in C++ only is for known sizes.
+    unknown = {op: _like_input for op in gradients if _META not in op.py_kernels}
+    with KERNELS_LOCK, replaced(kernels), replaced(unknown, (_META,)):
         yield
 
 
@@ -128,7 +116,7 @@ def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None
 
     ``traced`` is the graph that is traced again, if it is one.
     """
-    with contextlib.ExitStack() as stack:
+    with KERNELS_LOCK, contextlib.ExitStack() as stack:
         stack.enter_context(correct_margin_loss())
         stack.enter_context(correct_count_types())
         if norm_sizes.present():

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten import is_mutation, let_layouts_vary, lineage, results_of
-
-__all__ = ["apply_updates", "is_inference", "take_updates", "updates_of"]
+from dort_rewriter.aten import is_mutation, let_layouts_vary, owners_of, results_of
 
 aten = torch.ops.aten
 
@@ -44,7 +42,7 @@ def take_updates(graph_module: torch.fx.GraphModule) -> tuple[int, ...]:
     places = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     copies = [n for n in graph.nodes if n.target is aten.copy_.default]
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
-    if not copies or not _returns_several(output):
+    if not copies or not isinstance(output.args[0], list | tuple):
         return ()
     if not all(c.args[0] in places and len(c.args) == 2 for c in copies):
         return ()
@@ -107,8 +105,5 @@ def _may_come_last(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node]) -> bo
         return False
     later = (n for n in nodes[nodes.index(copies[0]) :] if n not in done)
     read = {argument for n in later for argument in n.all_input_nodes}
-    return read.isdisjoint(copies) and written.isdisjoint(lineage(n)[-1] for n in read)
-
-
-def _returns_several(output: torch.fx.Node) -> bool:
-    return isinstance(output.args[0], list | tuple)
+    owners = owners_of(graph)
+    return read.isdisjoint(copies) and written.isdisjoint(owners[n] for n in read)

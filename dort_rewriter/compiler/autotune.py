@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.forks import SafeLock
+from dort_rewriter.plan.graph_plan import describe_times
 from dort_rewriter.plan.recipe import RunBoxed
 
 __all__ = ["MEASURES", "Autotuned"]
@@ -28,8 +29,14 @@ MEASURES = 3
 class Autotuned:
     """Candidates to run one graph."""
 
-    def __init__(self, candidates: Mapping[str, RunBoxed]) -> None:
+    def __init__(
+        self,
+        candidates: Mapping[str, RunBoxed],
+        record: Callable[[Mapping[str, float]], None] = lambda _: None,
+    ) -> None:
+        """Try candidates; ``record`` is told the seconds of each once all are known."""
         self._candidates = dict(candidates)
+        self._record = record
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
         self._calls = 0
         self._lock = SafeLock()
@@ -73,11 +80,8 @@ class Autotuned:
         self.choice = min(medians, key=medians.__getitem__)
         self._chosen = self._candidates[self.choice]
         self._candidates.clear()
-        logger.info(
-            "A graph runs in %s from now on: %s",
-            self.choice,
-            ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in medians.items()),
-        )
+        self._record(medians)
+        logger.info("A graph runs from now on in %s", describe_times(medians))
 
 
 def _device_wait(args: list[Any]) -> Callable[[], None]:

@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from types import CodeType, FrameType
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -63,24 +63,18 @@ HELD = 60.0
 then: a function of ``atexit`` that was registered early may wait for what they do."""
 
 
-class _Called(Protocol):
-    def hold_back(self, run: Callable[[RunBoxed, list[Any]], Any]) -> None:
-        """Have each call made by another function, which is given what makes it now."""
-
-
 @functools.cache
-def _hold_calls_at_shutdown(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+def _hold_calls_at_shutdown() -> None:
     """Let no thread but the main one be in a session once the functions of ``atexit`` are done.
 
-    ``call`` is the code that makes the calls. NOTE: the functions of ``atexit`` are called in the
-    opposite order of their registration, and onnxruntime has one of its own: this is to be called
-    when it is loaded. What a program registers after its first call still finds its threads at
-    work.
+    NOTE: the functions of ``atexit`` are called in the opposite order of their registration, and
+    onnxruntime has one of its own: this is to be called when it is loaded. What a program
+    registers after its first call still finds its threads at work.
     """
-    atexit.register(_hold_calls, call, called)
+    atexit.register(_hold_calls)
 
 
-def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None:
+def _hold_calls() -> None:
     start = time.monotonic()
     main = threading.get_ident()
 
@@ -91,13 +85,13 @@ def _hold_calls(call: CodeType, called: Callable[[], Iterable[_Called]]) -> None
 
     def runs(frame: FrameType | None) -> bool:
         while frame is not None and frame.f_code is not wait.__code__:
-            if frame.f_code is call:
+            if frame.f_code is Block.boxed.__code__:
                 return True
             frame = frame.f_back
         return False
 
-    for one in called():
-        one.hold_back(wait)
+    for block in list(_blocks):
+        block.hold_back(wait)
     # A thread that has taken what it runs, and is not in it yet, counts: it is in the code.
     while time.monotonic() < start + PATIENCE and any(
         runs(frame) for ident, frame in sys._current_frames().items() if ident != main
@@ -209,7 +203,7 @@ class Block:
             known = built.graph_module if self._origin is None else self._origin
             self.recipe.on_built(dataclasses.replace(built, graph_module=known))
         self._session = built.session
-        _hold_calls_at_shutdown(Block.boxed.__code__, _living)
+        _hold_calls_at_shutdown()
         run = built.runner.boxed
         if calls := calls_to_verify(self.recipe.options):
             run = verified(built, run, self.recipe.options, calls)
@@ -366,12 +360,8 @@ def make_block(plan: GraphPlan, origin: torch.fx.GraphModule | None = None) -> B
 _blocks: weakref.WeakSet[Block] = weakref.WeakSet()
 
 
-def _living() -> list[Block]:
-    return list(_blocks)
-
-
 def _forget_inherited() -> None:
-    for block in _living():
+    for block in list(_blocks):
         block.forget_inherited()
 
 
@@ -426,27 +416,35 @@ def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxe
 
 def _compile(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
     if recipe.options.autotune:
-        return boxed(Autotuned(_candidates(graph_module, recipe)).boxed)
+        return _autotuned(graph_module, recipe)
     return assemble(plan_graph(graph_module, recipe))
 
 
-def _candidates(graph_module: torch.fx.GraphModule, recipe: Recipe) -> dict[str, RunBoxed]:
-    """The ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
+def _autotuned(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
+    """Try ways to run a graph: ONNX Runtime alone, with some operators in torch, torch."""
     options = dataclasses.replace(recipe.options, autotune=False)
     prepare(graph_module, recipe)
 
     def planned(**changes: Any) -> GraphPlan:
         changed = dataclasses.replace(options, **changes)
-        return plan_graph(copy_graph(graph_module), dataclasses.replace(recipe, options=changed))
+        trace = dataclasses.replace(recipe.trace, plans=[])
+        own = dataclasses.replace(recipe, options=changed, trace=trace)
+        return plan_graph(copy_graph(graph_module), own)
 
-    plans = {"ONNX Runtime": planned(placement={"*": "onnxruntime"})}
+    ways = {"ONNX Runtime": planned(placement={"*": "onnxruntime"})}
     default = planned()
     if _computes_in_torch(default):
-        plans["ONNX Runtime and torch"] = default
-    return {
-        **{name: assemble(plan) for name, plan in plans.items()},
-        "torch": boxed_module(graph_module),
-    }
+        ways["ONNX Runtime and torch"] = default
+    ways["torch"] = planned(placement={"*": "torch"})
+    runs = {name: assemble(plan) for name, plan in ways.items()}
+    plans = recipe.trace.plans
+    plans.extend(plan for way in ways.values() for plan in way.recipe.trace.plans)
+
+    def record(seconds: Mapping[str, float]) -> None:
+        *earlier, last = ways[min(seconds, key=seconds.__getitem__)].recipe.trace.plans
+        plans[:] = [*earlier, dataclasses.replace(last, timed=seconds)]
+
+    return boxed(Autotuned(runs, record).boxed)
 
 
 def _computes_in_torch(plan: GraphPlan) -> bool:

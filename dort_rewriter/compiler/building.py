@@ -35,7 +35,6 @@ from dort_rewriter.kernels.loading import address_key
 from dort_rewriter.optimize.addresses import give_addresses
 from dort_rewriter.optimize.in_place import checks_of, written_in_place
 from dort_rewriter.optimize.low_bits import lower_weights
-from dort_rewriter.optimize.openvino import keep_special_numbers
 from dort_rewriter.optimize.patterns import kernels
 from dort_rewriter.optimize.pipeline import get_pattern_list, optimize
 from dort_rewriter.optimize.provider_fit import (
@@ -43,6 +42,7 @@ from dort_rewriter.optimize.provider_fit import (
     drop_unused_results,
     fit_to_provider,
     fit_to_standard,
+    keep_special_numbers,
     separate_operands,
     substitute,
 )
@@ -148,41 +148,13 @@ _MAX_WEIGHTS = 2**24
 """Bytes of constants above which a model is not stored."""
 
 
-class _ModelEntry:
-    """The place of one graph's model on disk."""
-
-    def __init__(
-        self,
-        graph_module: torch.fx.GraphModule,
-        recipe: Recipe,
-        provider: str,
-        outputs: Sequence[tuple[str, ModelOutput]],
-        numbers: Mapping[int, float],
-        orders: Mapping[str, tuple[int, ...]],
-    ) -> None:
-        self._cache: DiskCache | None = disk_cache() if recipe.options.cache else None
-        self._key: str | None = None
-        if self._cache is not None:
-            self._key = model_key(
-                graph_module, recipe, provider, numbers=numbers, outputs=outputs, orders=orders
-            )
-
-    def load(self) -> ir.Model | None:
-        """The model, if it is there."""
-        if self._cache is None or self._key is None:
-            return None
-        data = self._cache.get(self._key)
-        if data is None:
-            return None
-        model = ir.from_proto(onnx.ModelProto.FromString(data))
-        logger.debug("A model of %s nodes was found on disk.", model.graph.num_nodes())
-        return model
-
-    def store(self, model: ir.Model) -> None:
-        """Keep a model for other processes."""
-        if self._cache is None or self._key is None or weight_bytes(model) > _MAX_WEIGHTS:
-            return
-        self._cache.put(self._key, to_proto(model).SerializeToString())
+def _load(cache: DiskCache, key: str) -> ir.Model | None:
+    """The model of a graph, if it is there."""
+    if (data := cache.get(key)) is None:
+        return None
+    model = ir.from_proto(onnx.ModelProto.FromString(data))
+    logger.debug("A model of %s nodes was found on disk.", model.graph.num_nodes())
+    return model
 
 
 def _before_transforms(options: OptimizationOptions) -> OptimizationOptions:
@@ -303,14 +275,17 @@ def export_block(
         outputs = list(zip(names, plan.outputs.model_outputs, strict=True))
         values = {i: float(t) for i, t in (numbers or {}).items()}
         orders = input_orders(graph_module) if recipe.as_stored else {}
-        entry = None
-        if not frozen:
-            entry = _ModelEntry(graph_module, recipe, provider, outputs, values, orders)
-        model = entry.load() if entry is not None else None
+        cache = disk_cache() if recipe.options.cache and not frozen else None
+        key = None
+        if cache is not None:
+            key = model_key(
+                graph_module, recipe, provider, numbers=values, outputs=outputs, orders=orders
+            )
+        model = None if cache is None or key is None else _load(cache, key)
     if model is None:
         model = _convert(plan, recipe, provider, outputs, constants, orders)
-        if entry is not None:
-            entry.store(model)
+        if cache is not None and key is not None and weight_bytes(model) <= _MAX_WEIGHTS:
+            cache.put(key, to_proto(model).SerializeToString())
     proto = None
     if asked.options.pre_ort_model_transforms:
         proto = _transform(model, asked, provider)

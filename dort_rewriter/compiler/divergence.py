@@ -12,7 +12,7 @@ from dort_rewriter.aten import source_line
 from dort_rewriter.compiler.differences import difference, of_graph, widened
 from dort_rewriter.errors import DivergenceError
 from dort_rewriter.plan.outputs import ModelOutput
-from dort_rewriter.runtime.reference import array_to_tensor
+from dort_rewriter.runtime.ort_values import array_to_tensor
 
 __all__ = ["TorchResults"]
 

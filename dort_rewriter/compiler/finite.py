@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,13 +113,12 @@ class _Watched:
         needed = ancestors([leaf])
         if (made := replay.first_made(needed, nan=kind.nan)) is not None:
             return self._describe(replay, made), made.node
-        arguments = [n for n in replay.given if n in needed and (replay.given[n].nan or kind.nan)]
-        if arguments:
-            node = arguments[0]
-            what = self._name(node)
-            text = replay.given[node].text()
-            return f"The argument {what} of the {self._kind} graph has {text} already.", node
-        if replay.is_finite(leaf):
+        for node in _placeholders(self._graph_module):
+            given = replay.kind_of(node)
+            if node in needed and (given.nan or (given.inf and kind.nan)):
+                what, text = self._name(node), given.text()
+                return f"The argument {what} of the {self._kind} graph has {text} already.", node
+        if replay.kind_of(leaf) == _FINITE:
             return (
                 "ONNX Runtime gives a value that is not finite where torch gives finite ones: "
                 'options={"verify": True} names the node that differs.'
@@ -128,7 +127,7 @@ class _Watched:
 
     def _describe(self, replay: _Replay, made: _Made) -> str:
         where = source_line(made.node)
-        infinite = [name for name, kind in made.kinds.items() if kind.inf]
+        infinite = [n for n in made.node.all_input_nodes if replay.kind_of(n).inf]
         parts = [
             f"{op_name(made.node.target)} makes {made.kind.text()} of",
             f" {'infinite' if infinite else 'finite'} values",
@@ -138,8 +137,7 @@ class _Watched:
         ]
         text = "".join(parts)
         if infinite and made.kind.nan:
-            node = next(n for n in made.node.all_input_nodes if n.name == infinite[0])
-            earlier = replay.first_made(ancestors([node]), nan=False)
+            earlier = replay.first_made(ancestors(infinite[:1]), nan=False)
             if earlier is not None:
                 line = source_line(earlier.node)
                 text += (
@@ -192,7 +190,6 @@ class _Made:
     kind: _Kind
     inputs: Mapping[torch.fx.Node, str]
     """What each of its inputs holds, in words."""
-    kinds: Mapping[str, _Kind]
 
 
 class _Replay(torch.fx.Interpreter):
@@ -202,8 +199,6 @@ class _Replay(torch.fx.Interpreter):
         super().__init__(graph_module)
         self._kinds: dict[torch.fx.Node, _Kind] = {}
         self._made: list[_Made] = []
-        self.given: dict[torch.fx.Node, _Kind] = {}
-        """The arguments that are not finite."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node, and look at its result."""
@@ -215,35 +210,30 @@ class _Replay(torch.fx.Interpreter):
         found = [_Kind.of(leaf) for leaf in tree_leaves(result)]
         kind = _Kind(any(k.nan for k in found), any(k.inf for k in found))
         self._kinds[n] = kind
-        if kind == _FINITE:
-            return result
-        if n.op == "placeholder":
-            self.given[n] = kind
-        if n.op == "call_function":
+        if kind != _FINITE and n.op == "call_function":
             self._note(n, kind, result, values)
         return result
 
     def _note(
         self, n: torch.fx.Node, kind: _Kind, result: Any, values: Mapping[torch.fx.Node, Any]
     ) -> None:
-        before = [self._kinds.get(i, _FINITE) for i in values]
+        before = [self.kind_of(i) for i in values]
         before += [_Kind.of(v) for v in tree_leaves((n.args, n.kwargs)) if isinstance(v, float)]
         makes_nan = kind.nan and not any(k.nan for k in before)
         makes_inf = kind.inf and not any(k.nan or k.inf for k in before)
         if makes_nan or makes_inf:
             place = _first_place(result, nan=makes_nan)
             inputs = {i: _summary(v, place) for i, v in values.items()}
-            kinds = {i.name: self._kinds.get(i, _FINITE) for i in values}
-            self._made.append(_Made(n, _Kind(makes_nan, makes_inf), inputs, kinds))
+            self._made.append(_Made(n, _Kind(makes_nan, makes_inf), inputs))
 
     def first_made(self, needed: set[torch.fx.Node], *, nan: bool) -> _Made | None:
         """The first of some nodes that made NaN, or infinity, of other values."""
         made = (m for m in self._made if m.node in needed)
         return next((m for m in made if (m.kind.nan if nan else m.kind.inf)), None)
 
-    def is_finite(self, leaf: Any) -> bool:
-        """Whether the value of a node was finite."""
-        return self._kinds.get(leaf, _FINITE) == _FINITE
+    def kind_of(self, leaf: Any) -> _Kind:
+        """Which values of the result of a node are not finite."""
+        return self._kinds.get(leaf, _FINITE)
 
 
 def _first_place(result: Any, *, nan: bool) -> tuple[int, ...] | None:
@@ -265,21 +255,16 @@ def _summary(value: Any, place: tuple[int, ...] | None) -> str:
         return f"({dtype}{shape})"
     low, high = (_number(v) for v in (plain.min(), plain.max()))
     there = ""
-    if place is not None and _broadcasts(shape, place):
+    if place is not None and len(shape) <= len(place):
         at = place[len(place) - len(shape) :]
-        index = tuple(0 if n == 1 else i for i, n in zip(at, shape, strict=True))
-        there = f", {_number(plain[index])} there"
+        if all(n == 1 or i < n for i, n in zip(at, shape, strict=True)):
+            index = tuple(0 if n == 1 else i for i, n in zip(at, shape, strict=True))
+            there = f", {_number(plain[index])} there"
     return f"({dtype}{shape}, {low} to {high}{there})"
 
 
 def _number(value: torch.Tensor) -> str:
     return f"{value.item():.4g}" if value.is_floating_point() else str(value.item())
-
-
-def _broadcasts(shape: Sequence[int], place: Sequence[int]) -> bool:
-    """Whether a shape has an element at a place of a result that it may be broadcast to."""
-    at = place[len(place) - len(shape) :] if len(shape) <= len(place) else None
-    return at is not None and all(n == 1 or i < n for i, n in zip(at, shape, strict=True))
 
 
 def _placeholders(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:

@@ -139,19 +139,13 @@ class OptionWriter:
         if dataclasses.is_dataclass(value):
             return self.changed(value)
         if isinstance(value, Mapping):
-            pairs = [self._together(f"{key!r}: ", self.text(v)) for key, v in value.items()]
-            return self._list("{", pairs, "}")
+            texts = [self.text(v) for v in value.values()]
+            pairs = zip(value, texts, strict=True)
+            return None if None in texts else f"{{{', '.join(f'{k!r}: {t}' for k, t in pairs)}}}"
         if isinstance(value, list | tuple):
-            return self._list("(", [self._together("", self.text(v), ",") for v in value], ")")
+            texts = [self.text(v) for v in value]
+            return None if None in texts else f"({' '.join(f'{t},' for t in texts)})"
         return self._name(value)
-
-    def _together(self, before: str, text: str | None, after: str = "") -> str | None:
-        return None if text is None else f"{before}{text}{after}"
-
-    def _list(self, first: str, parts: Sequence[str | None], last: str) -> str | None:
-        known = [p for p in parts if p is not None]
-        separator = ", " if first == "{" else " "
-        return f"{first}{separator.join(known)}{last}" if len(known) == len(parts) else None
 
     def _name(self, value: Any) -> str | None:
         """Where a function or a class is found by whoever imports its module."""

@@ -54,7 +54,8 @@ def model_key(
     """
     try:
         parts = [
-            *_environment(provider),
+            provider,
+            *installed(),
             *_choices(recipe, provider),
             *_graph(graph_module),
             repr(sorted(numbers.items())),
@@ -145,11 +146,6 @@ def plain_text(value: Any) -> str:
 
 
 # -- who made it --------------------------------------------------------------------------------
-
-
-def _environment(provider: str) -> Iterator[str]:
-    yield provider
-    yield from installed()
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from dort_rewriter.compiler.problem_report import report_problem
 from dort_rewriter.errors import DivergenceError, ExecutionError, OptionError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
-from dort_rewriter.runtime.reference import ReferenceExecutor
+from dort_rewriter.runtime.reference import ReferenceExecutor, describe_node
 
 __all__ = ["CALLS", "calls_to_verify", "checks_finite", "copies", "verified"]
 
@@ -163,8 +163,7 @@ def _first_difference(built: BuiltBlock, args: Sequence[Any]) -> DivergenceError
 
     def see(name: str, value: Any, node: Any) -> None:
         if node is not None:
-            made_by = f"{node.op_type}({', '.join(node.input)})"
-            torch_results.check(name, value, made_by)
+            torch_results.check(name, value, describe_node(node))
 
     try:
         executor = ReferenceExecutor(

@@ -15,9 +15,8 @@ import sympy
 import torch
 
 from dort_rewriter.aten import storage_order
-from dort_rewriter.backends.seen_calls import map_values
-from dort_rewriter.deployment.captured import Captured
-from dort_rewriter.deployment.examples import Call, mark_dims
+from dort_rewriter.deployment.capture_backend import Captured
+from dort_rewriter.deployment.examples import Call, map_call, mark_dims
 from dort_rewriter.signature import inverse_order
 
 __all__ = ["Beside", "Place", "calls_beside", "varying_places"]
@@ -121,11 +120,7 @@ class _Sizes:
             part = _laid_out_as(part, tensor).requires_grad_(tensor.requires_grad)
             mark_dims(part, dims)
             made[id(tensor)] = part
-        args, kwargs = self._call
-        return (
-            tuple(map_values(a, lambda t: made[id(t)]) for a in args),
-            {name: map_values(value, lambda t: made[id(t)]) for name, value in kwargs.items()},
-        )
+        return map_call(*self._call, lambda t: made[id(t)])
 
 
 def _resized(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:

@@ -10,8 +10,7 @@ import torch
 from dort_rewriter.aten import storage_order
 from dort_rewriter.capture.interface import metadata_of_compilation
 from dort_rewriter.compiler.building import build_block
-from dort_rewriter.deployment.capture_backend import Watcher
-from dort_rewriter.deployment.captured import Captured, CapturedBackward, copy_of
+from dort_rewriter.deployment.capture_backend import Captured, CapturedBackward, Watcher, copy_of
 from dort_rewriter.deployment.interface import shows_same
 from dort_rewriter.deployment.steps import StepPlan, gradients_of_ones
 from dort_rewriter.errors import CaptureError

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dort_rewriter.deployment.capture_backend import Watcher
+from dort_rewriter.deployment.capture_backend import Captured, Watcher
 from dort_rewriter.deployment.capture_steps import StepWatcher
-from dort_rewriter.deployment.captured import Captured
 from dort_rewriter.deployment.compiled import Compiled
 from dort_rewriter.errors import CaptureError, DortError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from dort_rewriter.backends.layers import compiled_layer
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 
-__all__ = ["WHAT_IS_SKIPPED", "Compiled", "as_given", "take_apart"]
+__all__ = ["WHAT_IS_SKIPPED", "Compiled", "as_given", "signature_of", "take_apart"]
 
 WHAT_IS_SKIPPED = (
     "Dynamo skips recurrent modules (nn.LSTM, nn.GRU, nn.RNN), functions of torch itself, and, "
@@ -67,6 +68,14 @@ def take_apart(compiled: Any) -> Compiled:
         )
     chosen = with_mode(options, settings.get("mode"))
     return Compiled(target, chosen, getattr(context, "_dynamic", None), given)
+
+
+def signature_of(target: Callable[..., Any]) -> inspect.Signature:
+    """How a module, a function or a method is called; of a function in C nothing is known."""
+    try:
+        return inspect.signature(target.forward if isinstance(target, torch.nn.Module) else target)
+    except ValueError:
+        return inspect.signature(lambda *args, **kwargs: None)
 
 
 def as_given(model: Callable[..., Any]) -> Callable[..., Any]:

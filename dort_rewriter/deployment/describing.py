@@ -11,17 +11,19 @@ from typing import Any
 import torch
 
 from dort_rewriter.aten import storage_order
-from dort_rewriter.deployment.captured import Captured, ComputedNumber
+from dort_rewriter.deployment.capture_backend import Captured, ComputedNumber
+from dort_rewriter.deployment.compiled import signature_of
 from dort_rewriter.deployment.conditions import find_relations, number_of, sizes_of
 from dort_rewriter.deployment.folder import StoredTensor
+from dort_rewriter.deployment.interface import Interface, Parameter, TensorSpec
 from dort_rewriter.deployment.pytree_specs import describe_arguments, describe_results, leaves
-from dort_rewriter.deployment.serialization import spell, spell_dtype
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.runtime.argument_encoding import arguments_needed
+from dort_rewriter.signature import Size
 
 __all__ = ["State", "describe_call", "read_arguments"]
 
-_KINDS = {
+_KINDS: Mapping[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
     inspect.Parameter.POSITIONAL_OR_KEYWORD: "any",
     inspect.Parameter.KEYWORD_ONLY: "named",
@@ -39,7 +41,7 @@ class State:
         self._places: dict[int, int] = {}
         self._alive: list[torch.Tensor] = []
         """Those whose identities are known, so that no other tensor gets one."""
-        self._named: dict[int, tuple[str, str]] = {}
+        self._named: dict[int, tuple[Any, str]] = {}
         if module is not None:
             for name, buffer in module.named_buffers():
                 self._named[id(buffer)] = ("buffer", name)
@@ -96,55 +98,51 @@ def describe_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     state: State,
-) -> tuple[dict[str, Any], Any]:
-    """The arguments and the result of a call and its graph as plain data; the tensors that it
-    uses besides are added to a state. Raises :class:`CaptureError` for what cannot be saved."""
-    parameters, trees, tensors, names = read_arguments(target, args, kwargs)
+) -> tuple[Interface, Any]:
+    """The arguments and the result of a call and its graph; the tensors that it uses besides are
+    added to a state. Raises :class:`CaptureError` for what cannot be saved."""
+    parameters, tensors, names = read_arguments(target, args, kwargs)
     places = _Places(captured, tensors, state)
     inputs = places.inputs()
     result = describe_results(captured.value, places.of_result)
     relations = find_relations(captured.block.graph_module, places.sizes, captured.args)
     kept = {place for kind, place in leaves(result) if kind == "argument"}
-    arguments = {
-        "parameters": parameters,
-        "trees": list(trees.items()),
-        "tensors": [places.spec(k, names[k], kept) for k in range(len(tensors))],
-        "inputs": inputs,
-        "relations": [[r.op, spell(r.left), spell(r.right)] for r in relations],
-        "same": [
-            [i, j] for j, b in enumerate(tensors) for i, a in enumerate(tensors[:j]) if a is b
-        ],
-        "apart": sorted(places.written_arguments()),
-    }
+    arguments = Interface(
+        parameters=tuple(parameters),
+        tensors=tuple(places.spec(k, names[k], kept) for k in range(len(tensors))),
+        inputs=tuple(inputs),
+        relations=tuple(relations),
+        same=tuple(
+            (i, j) for j, b in enumerate(tensors) for i, a in enumerate(tensors[:j]) if a is b
+        ),
+        apart=tuple(sorted(places.written_arguments())),
+    )
     return arguments, result
 
 
 def read_arguments(
     target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any], list[torch.Tensor], list[str]]:
-    """The parameters of what was compiled, what each is given, the tensors in it, their names."""
-    called = target.forward if isinstance(target, torch.nn.Module) else target
-    try:
-        signature = inspect.signature(called)
-    except ValueError:  # of a function in C, nothing is known
-        signature = inspect.signature(lambda *args, **kwargs: None)
+) -> tuple[list[Parameter], list[torch.Tensor], list[str]]:
+    """The parameters of what was compiled and what each is given; the tensors in it and their
+    names."""
+    signature = signature_of(target)
     bound = signature.bind(*args, **kwargs)
     given = set(bound.arguments)
     bound.apply_defaults()
-    parameters: list[Any] = []
-    trees: dict[str, Any] = {}
+    parameters: list[Parameter] = []
     names: list[str] = []
     tensors: list[torch.Tensor] = []
     for p in signature.parameters.values():
         has_default = p.default is not p.empty
         plain = has_default and (p.default is None or type(p.default) in (bool, int, float, str))
-        parameters.append([p.name, _KINDS[p.kind], {"value": p.default} if plain else None])
         if has_default and not plain and p.name not in given:
-            trees[p.name] = {"object": type(p.default).__name__}
-            continue
-        trees[p.name] = describe_arguments(bound.arguments[p.name], tensors, p.name)
+            tree: Any = {"object": type(p.default).__name__}
+        else:
+            tree = describe_arguments(bound.arguments[p.name], tensors, p.name)
         names += [p.name] * (len(tensors) - len(names))
-    return parameters, trees, tensors, names
+        default = {"value": p.default} if plain else None
+        parameters.append(Parameter(p.name, _KINDS[p.kind], tree, default))
+    return parameters, tensors, names
 
 
 class _Places:
@@ -161,7 +159,7 @@ class _Places:
         self._leaves = {id(t): k for k, t in reversed([*enumerate(tensors)])}
         self._written = {id(captured.args[i]) for i in captured.updates}
 
-    def inputs(self) -> list[list[Any]]:
+    def inputs(self) -> list[tuple[Any, Any]]:
         """Where each argument of the graph comes from."""
         self._check_memory()
         values = zip(self._placeholders, self.captured.args, strict=True)
@@ -170,18 +168,18 @@ class _Places:
             for i, (node, value) in enumerate(values)
         ]
 
-    def _input(self, node: torch.fx.Node, value: Any, *, unused: bool) -> list[Any]:
+    def _input(self, node: torch.fx.Node, value: Any, *, unused: bool) -> tuple[Any, Any]:
         if unused or value is None:
-            return ["nothing", 0]
+            return "nothing", 0
         if isinstance(value, torch.Tensor):
             if (leaf := self._leaves.get(id(value))) is not None:
-                return ["argument", leaf]
-            return ["state", self._keep(value)]
+                return "argument", leaf
+            return "state", self._keep(value)
         if type(value) is int:
             symbolic = node.meta.get("val")
             size = self.sizes.find(symbolic)
             # A number that no tensor of the graph has is that of this call: so is its argument.
-            return ["size", spell(value if size is None else size)]
+            return "size", value if size is None else size
         raise CaptureError(
             f"The graph takes a {type(value).__name__}, which cannot be saved: only tensors and "
             "sizes can."
@@ -209,11 +207,11 @@ class _Places:
         """The tensors of the call that are written to."""
         return {k for k, t in enumerate(self.tensors) if id(t) in self._written}
 
-    def spec(self, k: int, name: str, kept: set[int]) -> dict[str, Any]:
+    def spec(self, k: int, name: str, kept: set[int]) -> TensorSpec:
         """What a tensor of the call has to be."""
         tensor = self.tensors[k]
         shape: list[int | None] = list(tensor.shape)
-        strides = None
+        strides: tuple[Size, ...] | None = None
         shared = k in kept or id(tensor) in self._written
         index = next((i for i, a in enumerate(self.captured.args) if a is tensor), None)
         if index is not None:
@@ -221,22 +219,22 @@ class _Places:
             shape = [number_of(d) for d in fake.shape]
             shared = shared or index in self._needed
             if not tensor.is_contiguous():
-                strides = [self._stride(name, s) for s in fake.stride()]
-        return {
-            "name": name,
-            "dtype": spell_dtype(tensor.dtype),
-            "device": str(tensor.device),
-            "shape": shape,
-            "dense": tensor.is_contiguous(),
-            "strides": strides,
-            "shared": shared,
-        }
+                strides = tuple(self._stride(name, s) for s in fake.stride())
+        return TensorSpec(
+            name=name,
+            dtype=tensor.dtype,
+            device=tensor.device,
+            shape=tuple(shape),
+            dense=tensor.is_contiguous(),
+            strides=strides,
+            shared=shared,
+        )
 
-    def _stride(self, name: str, stride: Any) -> Any:
+    def _stride(self, name: str, stride: Any) -> Size:
         size = self.sizes.find(stride)
         if size is None:
             raise CaptureError(f"Nothing tells the strides of {name}: give it contiguous.")
-        return spell(size)
+        return size
 
     def of_result(self, value: Any, where: str) -> Any:
         """Where a part of the result comes from; None for what has no place in the graph."""

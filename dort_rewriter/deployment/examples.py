@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call, map_values
-from dort_rewriter.deployment.compiled import Compiled
+from dort_rewriter.deployment.compiled import Compiled, signature_of
 from dort_rewriter.errors import OptionError
 
-__all__ = ["Call", "Maker", "aliases_of", "calls_of", "mark_as_seen", "mark_dims"]
+__all__ = ["Call", "Maker", "aliases_of", "calls_of", "map_call", "mark_as_seen", "mark_dims"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by place and by name."""
 
 
-def aliases_of(
-    args: Sequence[Any], kwargs: Mapping[str, Any], *, gradients: bool = False
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def map_call(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    change: Callable[[Any], Any],
+    kind: type = torch.Tensor,
+) -> Call:
+    """A call with other tensors, or others of a kind."""
+    named = {name: map_values(value, change, kind) for name, value in kwargs.items()}
+    return tuple(map_values(a, change, kind) for a in args), named
+
+
+def aliases_of(args: Sequence[Any], kwargs: Mapping[str, Any], *, gradients: bool = False) -> Call:
     """The same arguments in tensors of their own: those of a user keep no mark of ours.
 
     With ``gradients`` they get gradients where those did.
@@ -31,8 +39,7 @@ def aliases_of(
         wanted = gradients and tensor.requires_grad
         return aliases.setdefault(id(tensor), tensor.detach().requires_grad_(wanted))
 
-    named = {name: map_values(value, alias) for name, value in kwargs.items()}
-    return tuple(map_values(a, alias) for a in args), named
+    return map_call(args, kwargs, alias)
 
 
 def mark_as_seen(seen: SeenCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -67,10 +74,9 @@ class Maker:
         self.made: dict[int, tuple[TensorLike, torch.Tensor]] = {}
         """By identity; a description stays, so that no other gets its identity."""
 
-    def call(self, seen: SeenCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, seen: SeenCall) -> Call:
         """Arguments like those of a call."""
-        named = {name: self.make(value) for name, value in seen.kwargs.items()}
-        return tuple(self.make(a) for a in seen.args), named
+        return map_call(seen.args, seen.kwargs, self._made_once, TensorLike)
 
     def make(self, value: Any) -> Any:
         """The value, tensors in place of descriptions."""
@@ -125,7 +131,7 @@ def _example(
             f"Each entry is a tuple of arguments, or a dictionary of them, not {entry!r}."
         )
     seen, maker = latest_call(found.target), Maker(gradients=gradients)
-    names = _parameter_names(found.target)
+    names = list(signature_of(found.target).parameters)
     made = {
         key: maker.make(_like(value, _seen_argument(seen, names, key)))
         if _is_shape(value)
@@ -157,14 +163,6 @@ def _like(shape: Sequence[int], seen: Any) -> TensorLike:
     if not isinstance(seen, TensorLike):
         return TensorLike(sizes, strides, torch.get_default_dtype(), torch.device("cpu"))
     return TensorLike(sizes, strides, seen.dtype, seen.device, seen.dynamic, seen.requires_grad)
-
-
-def _parameter_names(target: Callable[..., Any]) -> list[str]:
-    called = target.forward if isinstance(target, torch.nn.Module) else target
-    try:
-        return list(inspect.signature(called).parameters)
-    except ValueError:  # of a function in C, nothing is known
-        return []
 
 
 def _seen_argument(seen: SeenCall | None, names: Sequence[str], key: int | str) -> Any:

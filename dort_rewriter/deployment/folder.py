@@ -6,7 +6,6 @@ it is written last, so that a folder always has one complete model, the old or t
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import json
@@ -18,12 +17,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
-from dort_rewriter.deployment.serialization import MOST_DIMENSIONS, read_dtype, spell_dtype
+from dort_rewriter.deployment.plain import expect
+from dort_rewriter.deployment.serialization import MOST_DIMENSIONS
 from dort_rewriter.deployment.shared_parts import Insertion, Part, join
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.files import staged
@@ -48,12 +47,13 @@ __all__ = [
     "made_by",
     "map_tensors",
     "read_description",
+    "spell_versions",
     "write_description",
     "write_tensors",
 ]
 
 DESCRIPTION = "saved.json"
-FORMAT = 4
+FORMAT = 5
 """Raised when a description means something else."""
 
 _ALIGNMENT = 64
@@ -66,8 +66,7 @@ class StoredTensor:
 
     name: str
     """Its name in the module; of a constant, a name in no module."""
-    kind: str
-    """``parameter``, ``buffer`` or ``constant``."""
+    kind: Literal["parameter", "buffer", "constant"]
     dtype: torch.dtype
     shape: tuple[int, ...]
     device: torch.device
@@ -83,40 +82,12 @@ class StoredTensor:
         """How much memory it takes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def spell(self) -> dict[str, Any]:
-        """The tensor as plain data."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "dtype": spell_dtype(self.dtype),
-            "shape": list(self.shape),
-            "device": str(self.device),
-            "written": self.written,
-            "order": list(self.order),
-            "offset": self.offset,
-        }
-
-    @staticmethod
-    def read(data: Any) -> StoredTensor:
-        """The tensor of plain data; :class:`ValueError` when it is none."""
-        data = mapping(data, "tensor", [f.name for f in dataclasses.fields(StoredTensor)])
-        shape = tuple(whole(d, "size") for d in items(data["shape"]))
-        order = tuple(whole(d, "dimension", limit=len(shape)) for d in items(data["order"]))
-        expect(len(shape) <= MOST_DIMENSIONS, "shape", shape)
-        expect(sorted(order) == list(range(len(shape))), f"order of {shape}", order)
-        device = torch.device(text(data["device"], "device"))
-        expect(device.type in ("cpu", "cuda"), "device of a tensor", str(device))
-        offset = data["offset"]
-        return StoredTensor(
-            name=text(data["name"], "name"),
-            kind=text(data["kind"], "kind", ("parameter", "buffer", "constant")),
-            dtype=read_dtype(data["dtype"]),
-            shape=shape,
-            device=device,
-            written=flag(data["written"]),
-            order=order,
-            offset=None if offset is None else whole(offset, "place in a file"),
-        )
+    def __post_init__(self) -> None:
+        """Refuse what no tensor is."""
+        expect(len(self.shape) <= MOST_DIMENSIONS, "shape", self.shape)
+        ranks = list(range(len(self.shape)))
+        expect(sorted(self.order) == ranks, f"order of {self.shape}", self.order)
+        expect(self.device.type in ("cpu", "cuda"), "device of a tensor", str(self.device))
 
 
 def made_by() -> dict[str, str]:
@@ -127,6 +98,11 @@ def made_by() -> dict[str, str]:
         "onnxruntime": describe(),
         "dort_rewriter": str(own.__version__),
     }
+
+
+def spell_versions(versions: Mapping[str, str]) -> str:
+    """Versions in words."""
+    return ", ".join(v if k in v else f"{k} {v}" for k, v in versions.items()) or "no version"
 
 
 # -- the description ----------------------------------------------------------------------------
@@ -182,7 +158,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ExecutionError(f"{path} is damaged: save the model again ({error}).") from error
     if not is_whole or not isinstance(content, dict):
-        raise ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+        raise _damaged(path)
     if content.get("format") != FORMAT:
         raise ExecutionError(
             f"{path} is of format {content.get('format')!r}, this dort_rewriter reads {FORMAT}: "
@@ -214,19 +190,16 @@ def checked_file(folder: Path, entry: Mapping[str, Any], *, whole: bool = True) 
     except OSError as error:
         raise ExecutionError(f"{path} is missing: save the model again ({error}).") from error
     if not stat.S_ISREG(status.st_mode):
-        raise ExecutionError(f"{path} is damaged: it is no file; save the model again.")
+        raise _damaged(path, "it is no file")
     if status.st_size != entry["bytes"]:
-        raise ExecutionError(
-            f"{path} is damaged: it has {status.st_size} bytes, not {entry['bytes']}; save the "
-            "model again."
-        )
+        raise _damaged(path, f"it has {status.st_size} bytes, not {entry['bytes']}")
     if whole and _crc(path) != entry["digest"]:
         raise _damaged(path)
     return path
 
 
-def _damaged(path: Path) -> ExecutionError:
-    return ExecutionError(f"{path} is damaged: its digest is another; save the model again.")
+def _damaged(path: Path, why: str = "its digest is another") -> ExecutionError:
+    return ExecutionError(f"{path} is damaged: {why}; save the model again.")
 
 
 def _open_file(path: Path) -> int:
@@ -241,7 +214,7 @@ def _open_file(path: Path) -> int:
         raise ExecutionError(f"{path} cannot be read: {error}.") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise ExecutionError(f"{path} is damaged: it is no file; save the model again.")
+        raise _damaged(path, "it is no file")
     return handle
 
 

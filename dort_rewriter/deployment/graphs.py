@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from dort_rewriter.compiler.building import find_mutated_inputs
 from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
-from dort_rewriter.deployment.captured import Captured
+from dort_rewriter.deployment.capture_backend import Captured
 from dort_rewriter.deployment.capturing import capture
 from dort_rewriter.deployment.compiled import Compiled
 from dort_rewriter.deployment.describing import State, describe_call, read_arguments
 from dort_rewriter.deployment.examples import Call
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose
-from dort_rewriter.deployment.reading import MOST_GRAPHS, SavedCall, read_call
-from dort_rewriter.deployment.serialization import spell_signature, spell_writes
+from dort_rewriter.deployment.reading import MOST_GRAPHS, SavedCall, SavedGraph
+from dort_rewriter.deployment.serialization import spell
+from dort_rewriter.deployment.steps import StepPlan
 from dort_rewriter.errors import (
     CallMismatchError,
     CaptureError,
@@ -48,8 +45,7 @@ class MadeGraph:
 
     call: Call
     captured: Captured
-    description: dict[str, Any]
-    """The call as plain data."""
+    saved: SavedCall
 
     @property
     def blocks(self) -> dict[str, BuiltBlock]:
@@ -87,24 +83,25 @@ class Graphs:
             ) from error
         state = self.state.copy()
         arguments, result = describe_call(captured, self._found.target, args, kwargs, state)
-        description = {
-            "arguments": arguments,
-            "result": result,
-            "updates": list(captured.updates),
-            "graph": _describe_graph(captured.block, captured.providers),
-            "backward": None,
-        }
-        if (backward := captured.backward) is not None:
-            plan = dataclasses.asdict(backward.plan)
-            graph = _describe_graph(backward.block, backward.providers)
-            description["backward"] = {**graph, "plan": plan}
-        self.made.append(MadeGraph(call, captured, description))
+        graph = _saved_graph(captured.block, captured.providers)
+        backward = None
+        if (found := captured.backward) is not None:
+            backward = _saved_graph(found.block, found.providers, found.plan)
+        saved = SavedCall(
+            arguments=arguments,
+            graph=graph,
+            backward=backward,
+            updates=captured.updates,
+            result=result,
+        )
+        spell(saved)  # which refuses views that a file does not take
+        self.made.append(MadeGraph(call, captured, saved))
         self.state = state
         logger.info(
             "A graph of %s nodes is a model of %s, saved for %s.",
             len(captured.block.graph_module.graph.nodes),
             len(captured.block.exported.model.graph),
-            describe_calls([self._saved_call(description).interface])[0] or "no tensors",
+            describe_calls([arguments])[0] or "no tensors",
         )
 
     def add_calls_beside(self) -> None:
@@ -138,15 +135,12 @@ class Graphs:
 
     def _leaves(self, made: MadeGraph) -> list[tuple[torch.Tensor, str]]:
         args, kwargs = made.call
-        _, _, tensors, names = read_arguments(self._found.target, args, kwargs)
+        _, tensors, names = read_arguments(self._found.target, args, kwargs)
         return list(zip(tensors, names, strict=True))
 
     def _takes(self, call: Call) -> bool:
         """Whether a graph that there is takes a call."""
-        calls = [
-            [LoadedCall(self._saved_call(made.description), self.state.tensors)]
-            for made in self.made
-        ]
+        calls = [[LoadedCall(made.saved, self.state.tensors)] for made in self.made]
         try:
             with torch.set_grad_enabled(self._training):
                 choose(calls, *call)
@@ -154,17 +148,15 @@ class Graphs:
             return False
         return True
 
-    def _saved_call(self, description: Mapping[str, Any]) -> SavedCall:
-        """A call as it is going to be read."""
-        return read_call(json.loads(json.dumps(description)), self.state.stored)
 
-
-def _describe_graph(block: BuiltBlock, providers: Providers) -> dict[str, Any]:
-    return {
-        "signature": spell_signature(block.signature),
-        "torch_kernels": block.session is not None and uses_torch_kernels(block.model),
-        "writes": spell_writes(find_mutated_inputs(block)),
-        "providers": [[name, dict(options)] for name, options in providers],
-        "insertions": [],
-        "name": f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
-    }
+def _saved_graph(
+    block: BuiltBlock, providers: Providers, plan: StepPlan | None = None
+) -> SavedGraph:
+    return SavedGraph(
+        name=f"ONNX Runtime: saved model of {len(block.exported.model.graph)} nodes",
+        signature=block.signature,
+        writes=find_mutated_inputs(block),
+        providers=tuple((n, {k: str(v) for k, v in o.items()}) for n, o in providers),
+        torch_kernels=block.session is not None and uses_torch_kernels(block.model),
+        plan=plan,
+    )

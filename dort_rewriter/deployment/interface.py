@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -106,37 +106,27 @@ class _Bounds:
     """What relations say about one size alone."""
 
     def __init__(self, relations: Sequence[Relation]) -> None:
-        self._least: dict[Size, int] = {}
-        self._most: dict[Size, int] = {}
         self._leaders: dict[Size, Size] = {}
-        self._others: dict[Size, set[int]] = {}
-        """The numbers that a size is not."""
+        self._bounds: dict[Size, list[tuple[str, int]]] = {}
         for r in relations:
-            if isinstance(r.left, InputDim) and isinstance(r.right, InputDim):
-                if r.op == "eq":
+            match r.op, r.left, r.right:
+                case "eq", InputDim(), InputDim():
                     self._leaders[r.left] = r.right
-            elif isinstance(r.left, InputDim) and isinstance(r.right, int):
-                self._add(r.left, r.op, r.right)
-            elif isinstance(r.right, InputDim) and isinstance(r.left, int):
-                self._add(r.right, FLIPPED.get(r.op, r.op), r.left)
-
-    def _add(self, size: Size, op: str, bound: int) -> None:
-        least = {"ge": bound, "gt": bound + 1, "eq": bound}.get(op)
-        most = {"le": bound, "lt": bound - 1, "eq": bound}.get(op)
-        if op == "ne":
-            self._others.setdefault(size, set()).add(bound)
-        if least is not None:
-            self._least[size] = max(least, self._least.get(size, 0))
-        if most is not None:
-            self._most[size] = min(most, self._most.get(size, most))
+                case op, InputDim(), int(bound):
+                    self._bounds.setdefault(r.left, []).append((op, bound))
+                case op, int(bound), InputDim():
+                    self._bounds.setdefault(r.right, []).append((FLIPPED.get(op, op), bound))
 
     def text(self, size: Size) -> str:
         """The bounds of a size: ``2+``, ``2-64``, ``?``."""
         for _ in self._leaders:
             size = self._leaders.get(size, size)
-        least, most = self._least.get(size, 0), self._most.get(size)
-        others = self._others.get(size, set())
-        while least and least in others:
+        bounds = self._bounds.get(size, [])
+        least = max((b + (op == "gt") for op, b in bounds if op in ("ge", "gt", "eq")), default=0)
+        most = min(
+            (b - (op == "lt") for op, b in bounds if op in ("le", "lt", "eq")), default=None
+        )
+        while least and ("ne", least) in bounds:
             least += 1
         if most is None:
             return f"{least}+" if least else "?"
@@ -159,8 +149,10 @@ class Parameter:
     """A parameter of what was compiled."""
 
     name: str
-    kind: str
-    """``positional``, ``any``, ``named``, ``more`` (``*args``) or ``more named``."""
+    kind: Literal["positional", "any", "named", "more", "more named"]
+    """``more`` is ``*args``, ``more named`` is ``**kwargs``."""
+    tree: Any
+    """The description of the argument."""
     default: Any = None
     """Its description, None where it has to be given; ``{"object": ...}`` for what none holds."""
 
@@ -227,10 +219,8 @@ class Interface:
     """How a call is taken apart for a graph."""
 
     parameters: tuple[Parameter, ...]
-    trees: Mapping[str, Any]
-    """The description of each argument, by its parameter."""
     tensors: tuple[TensorSpec, ...]
-    inputs: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[Literal["argument", "state", "size", "nothing"], Size], ...]
     """Where each argument of the graph is: ``argument`` (a place among the tensors), ``state`` (a
     place among what was saved), ``size`` (computed), ``nothing``."""
     relations: tuple[Relation, ...]
@@ -243,11 +233,11 @@ class Interface:
         """The tensors of a call, in the order of the specifications."""
         given = self._bind(args, kwargs)
         tensors: list[torch.Tensor] = []
-        for name, tree in self.trees.items():
-            if name in given:
-                collect(tree, given[name], name, tensors)
-            elif "object" not in tree:
-                raise CallMismatchError(f"The argument {name} is missing.")
+        for p in self.parameters:
+            if p.name in given:
+                collect(p.tree, given[p.name], p.name, tensors)
+            elif "object" not in p.tree:
+                raise CallMismatchError(f"The argument {p.name} is missing.")
         return tensors
 
     def limits(self) -> list[str]:
@@ -256,7 +246,9 @@ class Interface:
         ``2+`` is a size of two or more, ``2-64`` one between these; ``?`` any, or one that
         follows from others.
         """
-        places = {k: i for i, (kind, k) in enumerate(self.inputs) if kind == "argument"}
+        places: dict[Any, int] = {
+            k: i for i, (kind, k) in enumerate(self.inputs) if kind == "argument"
+        }
         bounds = _Bounds(self.relations)
         return [
             _spell_shape(
@@ -271,10 +263,10 @@ class Interface:
     def constants(self) -> dict[str, str]:
         """The arguments that are part of the graph, by the names of their parameters."""
         found = {}
-        for name, tree in self.trees.items():
-            (kind, value), *_ = tree.items()
+        for p in self.parameters:
+            (kind, value), *_ = p.tree.items()
             if kind in ("value", "torch"):
-                found[name] = repr(value) if kind == "value" else str(value[1])
+                found[p.name] = repr(value) if kind == "value" else str(value[1])
         return found
 
     def fit(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -284,13 +276,18 @@ class Interface:
         """
         return [spec.fit(t) for spec, t in zip(self.tensors, tensors, strict=True)]
 
+    def names(self) -> dict[int, str]:
+        """What the arguments of the graph are called that are tensors of a call."""
+        fed = ((i, k) for i, (kind, k) in enumerate(self.inputs) if kind == "argument")
+        return {i: self.tensors[k].name for i, k in fed if isinstance(k, int)}
+
+    def conditions(self) -> list[str]:
+        """How the sizes of a call relate to each other, in words."""
+        return [r.describe(self.names()) for r in self.relations]
+
     def check_sizes(self, fitted: Sequence[torch.Tensor], args: Sequence[Any]) -> None:
         """Raise :class:`CallMismatchError` when sizes relate to each other in another way."""
-        names = {
-            i: self.tensors[place].name
-            for i, (kind, place) in enumerate(self.inputs)
-            if kind == "argument"
-        }
+        names = self.names()
         for relation in self.relations:
             if not relation.holds(args):
                 raise CallMismatchError(

@@ -33,9 +33,9 @@ class LoadedCall:
 
     def __init__(self, saved: SavedCall, state: Sequence[torch.Tensor]) -> None:
         self.saved = saved
-        self.interface = saved.interface
+        self.interface = saved.arguments
         self.plan = saved.plan
-        inputs = self.interface.inputs
+        inputs: Sequence[tuple[str, Any]] = self.interface.inputs
         self._template = [state[v] if kind == "state" else None for kind, v in inputs]
         self._state = state
         self._fed = [(i, v) for i, (kind, v) in enumerate(inputs) if kind == "argument"]
@@ -145,10 +145,8 @@ def group(calls: Sequence[LoadedCall]) -> list[list[LoadedCall]]:
     """The calls, those together whose arguments are taken apart in one way."""
     groups: list[list[LoadedCall]] = []
     for call in calls:
-        mine = (call.interface.parameters, call.interface.trees)
         for others in groups:
-            first = others[0].interface
-            if (first.parameters, first.trees) == mine:
+            if others[0].interface.parameters == call.interface.parameters:
                 others.append(call)
                 break
         else:

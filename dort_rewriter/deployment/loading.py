@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dort_rewriter import notebook
-from dort_rewriter.deployment.folder import ModelFiles, made_by, read_description
+from dort_rewriter.deployment.folder import made_by, read_description, spell_versions
 from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loaded_calls import LoadedCall, choose, group
 from dort_rewriter.deployment.reading import (
@@ -52,28 +52,15 @@ class SavedModel:
     ) -> None:
         self.folder = folder
         self._saved = saved
-        models = [
-            {
-                kind: ModelFiles(
-                    folder,
-                    saved.files,
-                    f"{kind} {i}",
-                    torch_kernels=graph.torch_kernels,
-                    insertions=graph.insertions,
-                    parts=saved.parts,
-                )
-                for kind, graph in call.graphs.items()
-                if f"{kind} {i}" in saved.files
-            }
-            for i, call in enumerate(saved.calls)
-        ]
+        models = [saved.models(folder, i) for i in range(len(saved.calls))]
         self._state = state_of(folder, saved, named, check=check)
         self._let_derive()
-        self._names = [t.name for t in saved.stored]
+        self._names = [t.name for t in saved.tensors]
         self._calls = [LoadedCall(call, self._state) for call in saved.calls]
         self._groups = group(self._calls)
+        options = saved.session_options()
         for call, files in zip(self._calls, models, strict=True):
-            call.build(files, saved.options)
+            call.build(files, options)
         _loaded.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,16 +138,18 @@ class SavedModel:
     def _let_derive(self) -> None:
         """Let what gets a gradient require one."""
         wanted = {
-            call.interface.inputs[i][1]
+            call.arguments.inputs[i][1]
             for call in self._saved.calls
             if call.plan is not None
             for i in call.plan.wanted
-            if call.interface.inputs[i][0] == "state"
+            if call.arguments.inputs[i][0] == "state"
         }
         if all(call.plan is None for call in self._saved.calls):
             self._state = [t.detach() if t.requires_grad else t for t in self._state]
             return
-        for place, (tensor, known) in enumerate(zip(self._state, self._saved.stored, strict=True)):
+        for place, (tensor, known) in enumerate(
+            zip(self._state, self._saved.tensors, strict=True)
+        ):
             if known.offset is not None:
                 tensor.requires_grad_(place in wanted)
             elif tensor.requires_grad != (place in wanted):
@@ -224,7 +213,7 @@ def _load(folder: Path, content: Mapping[str, Any], model: object, *, check: boo
         other = {k: str(v) for k, v in known.items() if here.get(k) != v}
         mine = {k: here.get(k, "none") for k in other}
         raise ExecutionError(
-            f"{folder} was saved with {_spell_versions(other)}; here is {_spell_versions(mine)}: "
+            f"{folder} was saved with {spell_versions(other)}; here is {spell_versions(mine)}: "
             "a model is loaded by the versions that saved it. Save it again."
         )
     with damage_is_named(folder):
@@ -234,22 +223,13 @@ def _load(folder: Path, content: Mapping[str, Any], model: object, *, check: boo
         return SavedModel(folder, saved, named, check=check)
 
 
-def _spell_versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{k} {v}" if k not in v else v for k, v in versions.items()) or "no version"
-
-
 def settings_now() -> dict[str, Any]:
     """What of torch's state changes what a call computes."""
+    narrow = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return {
-        "autocast": _autocast(),
+        "autocast": None if narrow is None else str(narrow),
         "default_dtype": str(torch.get_default_dtype()),
     }
-
-
-def _autocast() -> str | None:
-    if not torch.is_autocast_enabled("cpu"):
-        return None
-    return str(torch.get_autocast_dtype("cpu"))
 
 
 def spell_settings(settings: Mapping[str, Any]) -> str:

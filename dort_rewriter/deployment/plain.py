@@ -22,15 +22,15 @@ def expect(holds: bool, what: str, value: Any) -> None:
         raise ValueError(f"{shown if len(shown) < 200 else f'{shown[:200]}...'} is no {what}")
 
 
-def whole(value: Any, what: str = "number", least: int = 0, limit: int = _LARGEST) -> int:
-    """A whole number of at least one, below another."""
-    expect(type(value) is int and least <= value < limit, what, value)
+def whole(value: Any, what: str = "number", limit: int = _LARGEST) -> int:
+    """A whole number from zero on, below another."""
+    expect(type(value) is int and 0 <= value < limit, what, value)
     return int(value)
 
 
-def flag(value: Any, what: str = "truth value") -> bool:
+def flag(value: Any) -> bool:
     """True or False."""
-    expect(type(value) is bool, what, value)
+    expect(type(value) is bool, "truth value", value)
     return bool(value)
 
 

@@ -47,7 +47,7 @@ class Record(dict[str, Any]):
         raise AttributeError(f"the result has no field {name!r}")
 
 
-# -- arguments ----------------------------------------------------------------------------------
+# -- writing ------------------------------------------------------------------------------------
 
 
 def describe_arguments(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
@@ -55,29 +55,82 @@ def describe_arguments(value: Any, tensors: list[torch.Tensor], where: str) -> A
 
     Raises :class:`CaptureError` for what a description cannot hold.
     """
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
+
+    def place_of(part: Any, _: str) -> Any:
+        if not isinstance(part, torch.Tensor):
+            return None
+        tensors.append(part)
         return {"tensor": len(tensors) - 1}
+
+    def refuse(part: Any, where: str) -> Any:
+        raise CaptureError(
+            f"The argument {where} is a {type(part).__name__}: arguments of what is saved are "
+            "tensors, numbers, texts, None, and lists, tuples and dictionaries of them. Keep "
+            "other objects in the module (its tensors as buffers, if they are written to), or "
+            "pass what they hold."
+        )
+
+    return _describe(value, where, place_of, refuse)
+
+
+def describe_results(value: Any, place_of: Callable[[Any, str], Any]) -> Any:
+    """Describe a nested result.
+
+    ``place_of`` describes tensors, and what stands for numbers that the graph computes; None
+    leaves a value to this function. Raises :class:`CaptureError` for what it cannot hold.
+    """
+
+    def describe_record(part: Any, where: str) -> Any:
+        names = _names_of(type(part)) if isinstance(part, tuple) else ()
+        found = [(n, getattr(part, n)) for n in names] or _fields_of(part)
+        if found is None:
+            raise CaptureError(
+                f"The result{where} is a {type(part).__name__}: results of what is saved are "
+                "tensors, numbers, texts, None, and lists, tuples, dictionaries and dataclasses "
+                "of them. Return what it holds, or leave it out (of a transformer, "
+                "use_cache=False leaves out the cache)."
+            )
+        fields = [[n, _describe(v, f"{where}.{n}", place_of, describe_record)] for n, v in found]
+        return {"named": [type(part).__name__, fields]} if names else {"record": fields}
+
+    return _describe(value, "", place_of, describe_record)
+
+
+def _describe(
+    value: Any,
+    where: str,
+    place_of: Callable[[Any, str], Any],
+    describe_other: Callable[[Any, str], Any],
+) -> Any:
+    def inner(part: Any, key: Any) -> Any:
+        return _describe(part, f"{where}[{key!r}]", place_of, describe_other)
+
+    if (place := place_of(value, where)) is not None:
+        return place
     if type(value) in (list, tuple, torch.Size):
         kind = "list" if type(value) is list else "tuple"
-        return {
-            kind: [describe_arguments(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
-        }
+        return {kind: [inner(part, i) for i, part in enumerate(value)]}
     if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {
-            "dict": [
-                [key, describe_arguments(v, tensors, f"{where}[{key!r}]")]
-                for key, v in value.items()
-            ]
-        }
-    if (plain := _plain(value)) is not None:
-        return plain
-    raise CaptureError(
-        f"The argument {where} is a {type(value).__name__}: arguments of what is saved are "
-        "tensors, numbers, texts, None, and lists, tuples and dictionaries of them. Keep other "
-        "objects in the module (its tensors as buffers, if they are written to), or pass what "
-        "they hold."
-    )
+        return {"dict": [[key, inner(part, key)] for key, part in value.items()]}
+    plain = _plain(value)
+    return describe_other(value, where) if plain is None else plain
+
+
+def _names_of(cls: type) -> tuple[str, ...]:
+    """The names of a named tuple, or of what torch returns in place of one (``torch.topk``)."""
+    if hasattr(cls, "n_sequence_fields"):
+        return tuple(getattr(cls, "__match_args__", ()))
+    return tuple(getattr(cls, "_fields", ()))
+
+
+def _fields_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The fields of a dataclass, or the items of a dictionary of another class with texts as
+    keys; outputs of transformers are both, and leave out what is None."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return None
 
 
 def _plain(value: Any) -> dict[str, Any] | None:
@@ -90,6 +143,9 @@ def _plain(value: Any) -> dict[str, Any] | None:
         if isinstance(value, kind):
             return {"torch": [name, str(value).removeprefix("torch.")]}
     return None
+
+
+# -- arguments ----------------------------------------------------------------------------------
 
 
 def collect(description: Any, value: Any, where: str, tensors: list[torch.Tensor]) -> None:
@@ -177,58 +233,6 @@ def tensors_in(description: Any) -> Iterator[int]:
 
 
 # -- results ------------------------------------------------------------------------------------
-
-
-def describe_results(value: Any, place_of: Callable[[Any, str], Any], where: str = "") -> Any:
-    """Describe a nested result.
-
-    ``place_of`` describes tensors, and what stands for numbers that the graph computes; None
-    leaves a value to this function. Raises :class:`CaptureError` for what it cannot hold.
-    """
-    if (place := place_of(value, where)) is not None:
-        return place
-    if isinstance(value, torch.Size):
-        value = tuple(value)
-    if type(value) in (list, tuple):
-        parts = [describe_results(v, place_of, f"{where}[{i}]") for i, v in enumerate(value)]
-        return {"list" if type(value) is list else "tuple": parts}
-    if isinstance(value, tuple) and (names := _names_of(type(value))):
-        fields = [
-            [n, describe_results(getattr(value, n), place_of, f"{where}.{n}")] for n in names
-        ]
-        return {"named": [type(value).__name__, fields]}
-    if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {
-            "dict": [
-                [k, describe_results(v, place_of, f"{where}[{k!r}]")] for k, v in value.items()
-            ]
-        }
-    if (found := _fields_of(value)) is not None:
-        return {"record": [[n, describe_results(v, place_of, f"{where}.{n}")] for n, v in found]}
-    if (plain := _plain(value)) is not None:
-        return plain
-    raise CaptureError(
-        f"The result{where} is a {type(value).__name__}: results of what is saved are tensors, "
-        "numbers, texts, None, and lists, tuples, dictionaries and dataclasses of them. Return "
-        "what it holds, or leave it out (of a transformer, use_cache=False leaves out the cache)."
-    )
-
-
-def _names_of(cls: type) -> tuple[str, ...]:
-    """The names of a named tuple, or of what torch returns in place of one (``torch.topk``)."""
-    if hasattr(cls, "n_sequence_fields"):
-        return tuple(getattr(cls, "__match_args__", ()))
-    return tuple(getattr(cls, "_fields", ()))
-
-
-def _fields_of(value: Any) -> list[tuple[str, Any]] | None:
-    """The fields of a dataclass, or the items of a dictionary of another class with texts as
-    keys; outputs of transformers are both, and leave out what is None."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return list(value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return None
 
 
 def rebuild(description: Any) -> Callable[[Mapping[str, list[Any]]], Any]:

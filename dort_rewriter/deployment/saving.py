@@ -22,10 +22,18 @@ from typing import Any, Literal
 import torch
 
 from dort_rewriter.backends.layers import compiled_layer
-from dort_rewriter.backends.seen_calls import latest_call, map_values
-from dort_rewriter.deployment.captured import copy_of
+from dort_rewriter.backends.seen_calls import latest_call
+from dort_rewriter.compiler.differences import Tolerance, difference
+from dort_rewriter.deployment.capture_backend import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
-from dort_rewriter.deployment.examples import Call, Maker, aliases_of, calls_of, mark_as_seen
+from dort_rewriter.deployment.examples import (
+    Call,
+    Maker,
+    aliases_of,
+    calls_of,
+    map_call,
+    mark_as_seen,
+)
 from dort_rewriter.deployment.folder import (
     DESCRIPTION,
     file_entry,
@@ -36,7 +44,8 @@ from dort_rewriter.deployment.folder import (
 )
 from dort_rewriter.deployment.graphs import Graphs, MadeGraph
 from dort_rewriter.deployment.loading import SavedModel, settings_now
-from dort_rewriter.deployment.reading import SESSION_OPTIONS, read_whole
+from dort_rewriter.deployment.reading import SESSION_OPTIONS, Description, read_whole
+from dort_rewriter.deployment.serialization import spell
 from dort_rewriter.deployment.shared_parts import Insertion, PartsWriter
 from dort_rewriter.errors import (
     CaptureError,
@@ -159,7 +168,7 @@ def save(
     try:
         folder.mkdir(exist_ok=True)
         with saving_to(folder), tempfile.TemporaryDirectory(prefix=ASIDE, dir=folder) as aside:
-            files = _write(graphs, found, Path(aside), inside=weights == "inside")
+            files = _write(graphs, found, Path(aside), weights)
             _compare(graphs, files, Path(aside))
             write_description(files, folder, Path(aside))
     except OSError as error:
@@ -234,44 +243,48 @@ def _entries(
 # -- the folder ---------------------------------------------------------------------------------
 
 
-def _write(graphs: Graphs, compiled: Compiled, folder: Path, *, inside: bool) -> dict[str, Any]:
+def _write(
+    graphs: Graphs, compiled: Compiled, folder: Path, weights: Literal["inside", "reference"]
+) -> dict[str, Any]:
     """Write the files of a model to a folder; return what describes them."""
     files: dict[str, Any] = {}
     calls = []
     parts = PartsWriter(folder / f"parts-{secrets.token_hex(6)}.bin")
     several = len(graphs.made) > 1
     for i, graph in enumerate(graphs.made):
-        label, made = secrets.token_hex(6), dict(graph.description)
+        label, made = secrets.token_hex(6), dict(graph.saved.graphs)
         for kind, block in graph.blocks.items():
             if block.session is None:
                 continue
             path = folder / f"{kind}-{label}.onnx"
             found = _write_model(f"{kind} {i}", block, path, files, parts if several else None)
-            name = "graph" if kind == "model" else kind
-            made[name] = {**made[name], "insertions": [dataclasses.astuple(f) for f in found]}
-        calls.append(made)
+            made[kind] = dataclasses.replace(made[kind], insertions=tuple(found))
+        backward = made.get("backward")
+        calls.append(dataclasses.replace(graph.saved, graph=made["model"], backward=backward))
     if parts.parts:
         files["parts"] = file_entry(parts.path)
     state = graphs.state
     stored = list(state.stored)
-    kept = [i for i, t in enumerate(stored) if inside or t.kind == "constant"]
+    kept = [i for i, t in enumerate(stored) if weights == "inside" or t.kind == "constant"]
     path = folder / f"tensors-{secrets.token_hex(6)}.bin"
     tensors, orders = [state.tensors[i] for i in kept], [stored[i].order for i in kept]
     places = write_tensors(tensors, orders, path)
     files["tensors"] = file_entry(path)
     for i, place in zip(kept, places, strict=True):
         stored[i] = dataclasses.replace(stored[i], offset=place)
-    return {
-        "made_by": made_by(),
-        "settings": settings_now(),
-        "training": bool(getattr(compiled.module, "training", False)),
-        "weights": "inside" if inside else "reference",
-        "files": files,
-        "tensors": [t.spell() for t in stored],
-        "parts": [dataclasses.astuple(part) for part in parts.parts],
-        "calls": calls,
-        "options": {name: getattr(compiled.options, name) for name in SESSION_OPTIONS},
-    }
+    description = Description(
+        made_by=made_by(),
+        settings=settings_now(),
+        training=bool(getattr(compiled.module, "training", False)),
+        weights=weights,
+        files=files,
+        options={name: getattr(compiled.options, name) for name in SESSION_OPTIONS},
+        tensors=tuple(stored),
+        parts=tuple(parts.parts),
+        calls=tuple(calls),
+    )
+    content: dict[str, Any] = spell(description)
+    return content
 
 
 def _write_model(
@@ -309,36 +322,19 @@ def _compare(graphs: Graphs, content: Mapping[str, Any], folder: Path) -> None:
 def _compare_call(place: int, graph: MadeGraph, saved: SavedModel) -> None:
     captured = graph.captured
     copies = {id(captured.args[i]): copy_of(captured.args[i]) for i in captured.updates}
-
-    def replaced(tensor: torch.Tensor) -> torch.Tensor:
-        return copies.get(id(tensor), tensor)
-
-    args, kwargs = graph.call
-    given = [map_values(a, replaced) for a in args]
-    by_name = {name: map_values(value, replaced) for name, value in kwargs.items()}
+    given, by_name = map_call(*graph.call, lambda t: copies.get(id(t), t))
     results, gradients = saved.compute(place, given, by_name)
-    for i, (mine, theirs) in enumerate(zip(results, captured.results, strict=False)):
-        if id(theirs) in copies:  # an argument, which the run left as it was
-            continue
-        if not _is_same(mine, theirs):
-            raise _divergence("Result", i)
-    expected = [] if captured.backward is None else captured.backward.gradients
-    for i, (mine, theirs) in enumerate(zip(gradients, expected, strict=True)):
-        if not _is_same(mine, theirs):
-            raise _divergence("Gradient", i)
-
-
-def _divergence(what: str, place: int) -> DivergenceError:
-    return DivergenceError(
-        f"{what} {place} of the saved model is not that of the compiled one: nothing was saved. "
-        "This is a defect of dort_rewriter.",
-        name=str(place),
-    )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return type(a) is type(b) and bool(a == b)
-    if a.dtype is not b.dtype or a.shape != b.shape:
-        return False
-    return bool(torch.all((a == b) | ((a != a) & (b != b))))
+    backward = captured.backward
+    for what, got, expected in (
+        ("Result", results, captured.results),
+        ("Gradient", gradients, [] if backward is None else backward.gradients),
+    ):
+        for i, (mine, theirs) in enumerate(zip(got, expected, strict=what == "Gradient")):
+            if id(theirs) in copies:  # an argument, which the run left as it was
+                continue
+            if found := difference(mine, theirs, Tolerance()):
+                raise DivergenceError(
+                    f"{what} {i} of the saved model is not that of the compiled one: nothing was "
+                    f"saved. This is a defect of dort_rewriter. ({found.text})",
+                    name=str(i),
+                )

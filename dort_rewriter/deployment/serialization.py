@@ -1,91 +1,67 @@
-"""The calling convention of a graph as JSON, and back.
+"""Records as plain data, as JSON has it, and back.
 
-NOTE: the executor writes Python out of a signature. What is read from a file is therefore built of
-known records, every field of the type it has to have, and names operators that only make views:
-a file that was tampered with is refused, and runs nothing.
+A record is a dictionary of its fields; sizes and steps of views are lists that begin with their
+kind. What is read has every field of its record, each of the type that the record declares.
+
+NOTE: the executor writes Python out of a signature. A file that was tampered with is refused, and
+runs nothing: it is built of known records, and names operators that only make views.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
-from typing import Any, get_args
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from dort_rewriter.deployment.plain import expect, items, mapping, text, whole
+from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
 from dort_rewriter.deployment.view_steps import checked_step, is_saved, is_size
 from dort_rewriter.dtypes import is_convertible
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.signature import (
+    Dim,
     GraphSignature,
     InputDim,
     InputSize,
     InputSlot,
     OutputSlot,
+    Scalar,
+    Size,
     SizeExpression,
-    SlotKind,
     ViewStep,
     Writes,
 )
 
 __all__ = [
     "MOST_DIMENSIONS",
-    "read_dtype",
-    "read_signature",
-    "read_size",
-    "read_writes",
+    "check_signature",
+    "check_writes",
+    "places_in",
+    "read",
     "spell",
-    "spell_dtype",
-    "spell_signature",
-    "spell_writes",
 ]
 
 MOST_DIMENSIONS = 64
 """What torch takes."""
 
-_KINDS = get_args(SlotKind)
-_SOURCES = ("model", "input", "output", "constant", "size")
 _OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "min", "max")
 
 
 # -- writing ------------------------------------------------------------------------------------
 
 
-def spell_dtype(dtype: torch.dtype | None) -> str | None:
-    """The name of an element type."""
-    return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def spell_signature(signature: GraphSignature) -> dict[str, Any]:
-    """A signature as plain data."""
-    return {
-        "inputs": [_spell_record(slot) for slot in signature.inputs],
-        "outputs": [_spell_record(slot) for slot in signature.outputs],
-    }
-
-
-def spell_writes(writes: Writes) -> dict[str, Any]:
-    """What may be written in place, as plain data."""
-    return {"arguments": dict(writes.arguments), "checks": sorted(writes.checks)}
-
-
-def _spell_record(record: Any) -> dict[str, Any]:
-    return {f.name: spell(getattr(record, f.name)) for f in dataclasses.fields(record) if f.init}
-
-
 def spell(value: Any) -> Any:
-    """A value of a signature: plain ones as they are, others as a list that begins with a kind."""
+    """A record, or what stands in one, as plain data."""
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case tuple() | list():
-            return ["tuple", *map(spell, value)]
-        case torch.dtype():
-            return ["dtype", spell_dtype(value)]
-        case torch.device():
-            return ["device", str(value)]
-        case torch.layout() | torch.memory_format():
-            return [type(value).__name__, str(value).removeprefix("torch.")]
+        case torch.dtype() | torch.device():
+            return str(value).removeprefix("torch.")
         case InputSize(index):
             return ["InputSize", index]
         case InputDim(index, dim):
@@ -98,15 +74,73 @@ def spell(value: Any) -> Any:
                     f"A result is a view by {op}, which a saved model does not take: return a "
                     "copy of it (clone())."
                 )
-            return ["ViewStep", op, spell(args), spell(kwargs)]
-    raise TypeError(f"a signature holds a {type(value).__name__}: {value!r}")
+            return ["ViewStep", op, _spell_argument(args), _spell_argument(kwargs)]
+        case Mapping():
+            return {key: spell(part) for key, part in value.items()}
+        case tuple() | list():
+            return [*map(spell, value)]
+        case frozenset():
+            return sorted(value)
+    return {f.name: spell(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+
+
+def _spell_argument(value: Any) -> Any:
+    """An argument of a view: of those no type is declared."""
+    match value:
+        case tuple() | list():
+            return ["tuple", *map(_spell_argument, value)]
+        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+            return [type(value).__name__, str(value).removeprefix("torch.")]
+    return spell(value)
 
 
 # -- reading ------------------------------------------------------------------------------------
 
 
-def read_dtype(name: Any) -> torch.dtype:
-    """The element type of a name; :class:`ValueError` when there is none."""
+def read(kind: Any, data: Any) -> Any:
+    """A value of a type out of plain data; :class:`ValueError`, or what Python raises, when it is
+    none."""
+    return _reader_of(kind)(data)
+
+
+@functools.cache
+def _reader_of(kind: Any) -> Callable[[Any], Any]:
+    if (reader := _READERS.get(kind)) is not None:
+        return reader
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return lambda data: text(data, f"one of {', '.join(parts)}", parts)
+    if origin in (Union, UnionType) and NoneType in parts:
+        others = (part for part in parts if part is not NoneType)
+        other = _reader_of(functools.reduce(operator.or_, others))
+        return lambda data: None if data is None else other(data)
+    if origin is tuple and parts[-1] is Ellipsis:
+        one = _reader_of(parts[0])
+        return lambda data: tuple(map(one, items(data)))
+    if origin is tuple:
+        each = [*map(_reader_of, parts)]
+        return lambda data: tuple(
+            reader(part) for reader, part in zip(each, items(data, count=len(each)), strict=True)
+        )
+    if origin is frozenset:
+        one = _reader_of(parts[0])
+        return lambda data: frozenset(map(one, items(data)))
+    if origin in (dict, collections.abc.Mapping):
+        one = _reader_of(parts[1])
+        return lambda data: {
+            text(key): one(part) for key, part in mapping(data, "dictionary").items()
+        }
+    hints = get_type_hints(kind)
+    fields = {f.name: _reader_of(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+
+    def read_record(data: Any) -> Any:
+        given = mapping(data, kind.__name__, fields)
+        return kind(**{name: reader(given[name]) for name, reader in fields.items()})
+
+    return read_record
+
+
+def _read_dtype(name: Any) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise ValueError(f"there is no element type {name!r}")
@@ -116,107 +150,36 @@ def read_dtype(name: Any) -> torch.dtype:
     return found
 
 
-def read_signature(data: Any) -> GraphSignature:
-    """The signature of plain data; :class:`ValueError` when it is none."""
-    data = mapping(data, "signature", ("inputs", "outputs"))
-    inputs = tuple(map(_input, items(data["inputs"])))
-    outputs = tuple(
-        _output(slot, len(inputs), position)
-        for position, slot in enumerate(items(data["outputs"]))
-    )
-    return GraphSignature(inputs=inputs, outputs=outputs)
-
-
-def read_writes(data: Any, signature: GraphSignature) -> Writes:
-    """What may be written in place; :class:`ValueError` when it does not fit the signature."""
-    data = mapping(data, "list of writes", ("arguments", "checks"))
-    written = mapping(data["arguments"], "list of writes")
-    arguments = {text(k): _index(v, len(signature.inputs)) for k, v in written.items()}
-    made = {s.name: s for s in signature.outputs if s.source == "model"}
-    for name, index in arguments.items():
-        slot = signature.inputs[index]
-        expect(name in made and slot.name is not None, "result that is written in place", name)
-        # onnxruntime compares the sizes when it runs.
-        given, result = (slot.dtype, slot.device), (made[name].made_dtype, made[name].device)
-        fits = slot.kind == "tensor" and slot.order is None and not slot.is_complex
-        expect(fits and given == result, "argument to write to", name)
-    expect(len(set(arguments.values())) == len(arguments), "list of writes", arguments)
-    return Writes(arguments=arguments, checks=frozenset(map(text, items(data["checks"]))))
-
-
-def read_size(data: Any, inputs: int) -> Any:
-    """A number, or how to compute it from the inputs of a graph."""
-    size = _read(data)
+def _read_size(data: Any) -> Any:
+    size = _read_argument(data)
     expect(is_size(size), "size", data)
-    _check_places(size, inputs)
     return size
 
 
-def _input(data: Any) -> InputSlot:
-    given = mapping(data, "argument", [f.name for f in dataclasses.fields(InputSlot)])
-    slot = InputSlot(**{name: _read(value) for name, value in given.items()})
-    expect(slot.kind in _KINDS, "kind", slot.kind)
-    if slot.name is not None:
-        text(slot.name)
-    _check_common(slot)
-    if slot.order is not None:
-        ranks = list(range(len(slot.shape)))
-        is_order = isinstance(slot.order, tuple) and sorted(slot.order) == ranks
-        expect(is_order and all(type(d) is int for d in slot.order), "order", slot.order)
-    return slot
+def _read_dim(data: Any) -> Any:
+    return text(data) if isinstance(data, str) else whole(data, "size")
 
 
-def _output(data: Any, inputs: int, position: int) -> OutputSlot:
-    given = mapping(data, "result", [f.name for f in dataclasses.fields(OutputSlot)])
-    slot = OutputSlot(**{name: _read(value) for name, value in given.items()})
-    expect(slot.kind in _KINDS and slot.source in _SOURCES, "source", slot.source)
-    text(slot.name)
-    _check_common(slot)
-    limit = {"input": inputs, "output": position}.get(slot.source, 1_000_000)
-    _index(slot.index, limit)
-    expect(slot.value is None or type(slot.value) in (bool, int, float), "value", slot.value)
-    expect((slot.size is None) is (slot.source != "size"), "size", slot.size)
-    if slot.size is not None:
-        expect(is_size(slot.size), "size", slot.size)
-        _check_places(slot.size, inputs)
-    steps = isinstance(slot.views, tuple) and all(isinstance(v, ViewStep) for v in slot.views)
-    expect(steps, "list of views", slot.views)
-    _check_places(slot.views, inputs)
-    return slot
+def _read_scalar(data: Any) -> Any:
+    expect(type(data) in (bool, int, float), "value", data)
+    return data
 
 
-def _check_common(slot: InputSlot | OutputSlot) -> None:
-    expect(slot.dtype is None or isinstance(slot.dtype, torch.dtype), "dtype", slot.dtype)
-    expect(slot.device is None or isinstance(slot.device, torch.device), "device", slot.device)
-    shape = slot.shape
-    sizes = isinstance(shape, tuple) and all(type(d) in (int, str) for d in shape)
-    expect(sizes and len(shape) <= MOST_DIMENSIONS, "shape", shape)
-    expect(slot.kind != "tensor" or slot.dtype is not None, "type of a tensor", slot.dtype)
+def _read_step(data: Any) -> ViewStep:
+    step = _read_argument(data)
+    expect(isinstance(step, ViewStep), "view", data)
+    return step
 
 
-def _check_places(value: Any, inputs: int) -> None:
-    """Check that what is computed from arguments names arguments that there are."""
-    match value:
-        case InputSize(index) | InputDim(index, _):
-            _index(index, inputs)
-        case SizeExpression(_, args):
-            _check_places(args, inputs)
-        case ViewStep(_, args, kwargs):
-            _check_places((args, kwargs), inputs)
-        case tuple():
-            for item in value:
-                _check_places(item, inputs)
-
-
-def _read(data: Any) -> Any:
+def _read_argument(data: Any) -> Any:
     if data is None or type(data) in (bool, int, float, str):
         return data
     kind, *rest = items(data)
     match kind:
         case "tuple":
-            return tuple(map(_read, rest))
+            return tuple(map(_read_argument, rest))
         case "dtype":
-            return read_dtype(rest[0])
+            return _read_dtype(rest[0])
         case "device":
             return torch.device(str(rest[0]))
         case "layout" | "memory_format":
@@ -224,18 +187,82 @@ def _read(data: Any) -> Any:
             expect(isinstance(found, torch.layout | torch.memory_format), kind, rest)
             return found
         case "InputSize":
-            return InputSize(_index(rest[0]))
+            return InputSize(whole(rest[0]))
         case "InputDim":
-            return InputDim(_index(rest[0]), _index(rest[1]))
+            return InputDim(whole(rest[0]), whole(rest[1]))
         case "SizeExpression":
-            operands = tuple(map(_read, rest[1:]))
+            operands = tuple(map(_read_argument, rest[1:]))
             expect(all(map(is_size, operands)) and len(operands) > 1, "size", operands)
             return SizeExpression(text(rest[0], "operation", _OPERATIONS), operands)  # type: ignore[arg-type]
         case "ViewStep":
             op, args, kwargs = rest
-            return checked_step(op, _read(args), _read(kwargs))
+            return checked_step(op, _read_argument(args), _read_argument(kwargs))
     raise ValueError(f"a signature holds a {kind!r}")
 
 
-def _index(value: Any, limit: int = 1_000_000) -> int:
-    return whole(value, "place", limit=limit)
+_READERS: Mapping[Any, Callable[[Any], Any]] = {
+    Any: lambda data: data,
+    bool: flag,
+    int: whole,
+    str: text,
+    torch.device: lambda data: torch.device(text(data, "device")),
+    torch.dtype: _read_dtype,
+    Dim: _read_dim,
+    Scalar: _read_scalar,
+    Size: _read_size,
+    ViewStep: _read_step,
+}
+"""What reads values that are no records."""
+
+
+# -- what has to hold of a signature ------------------------------------------------------------
+
+
+def check_signature(signature: GraphSignature) -> None:
+    """Raise :class:`ValueError` where a part names what there is not."""
+    for slot in signature.inputs:
+        _check_common(slot)
+        order = slot.order
+        is_order = order is None or sorted(order) == list(range(len(slot.shape)))
+        expect(is_order, "order", order)
+    for position, result in enumerate(signature.outputs):
+        _check_common(result)
+        limits = {"input": len(signature.inputs), "output": position}
+        whole(result.index, "place", limit=limits.get(result.source, 1_000_000))
+        expect((result.size is None) is (result.source != "size"), "size", result.size)
+        for place in places_in((result.size, result.views)):
+            if not isinstance(place, int):
+                whole(place.index, "place", limit=len(signature.inputs))
+
+
+def _check_common(slot: InputSlot | OutputSlot) -> None:
+    expect(len(slot.shape) <= MOST_DIMENSIONS, "shape", slot.shape)
+    expect(slot.kind != "tensor" or slot.dtype is not None, "type of a tensor", slot.dtype)
+
+
+def places_in(value: Any) -> Iterator[int | InputSize | InputDim]:
+    """Yield the numbers, and the sizes of arguments, that something is computed from."""
+    match value:
+        case int() | InputSize() | InputDim():
+            yield value
+        case SizeExpression(_, args):
+            yield from places_in(args)
+        case ViewStep(_, args, kwargs):
+            yield from places_in((args, kwargs))
+        case tuple() | list():
+            for part in value:
+                yield from places_in(part)
+
+
+def check_writes(writes: Writes, signature: GraphSignature) -> None:
+    """Raise :class:`ValueError` where what may be written in place does not fit a signature."""
+    arguments = writes.arguments
+    made = {s.name: s for s in signature.outputs if s.source == "model"}
+    for name, index in arguments.items():
+        slot = signature.inputs[whole(index, "place", limit=len(signature.inputs))]
+        expect(name in made and slot.name is not None, "result that is written in place", name)
+        # onnxruntime compares the sizes when it runs.
+        given, result = (slot.dtype, slot.device), (made[name].made_dtype, made[name].device)
+        fits = slot.kind == "tensor" and slot.order is None and not slot.is_complex
+        expect(fits and given == result, "argument to write to", name)
+    expect(len(set(arguments.values())) == len(arguments), "list of writes", arguments)

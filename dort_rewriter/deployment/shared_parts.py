@@ -11,11 +11,10 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dort_rewriter.deployment.plain import expect, items, whole
+from dort_rewriter.deployment.plain import expect, whole
 
-__all__ = ["Insertion", "Part", "PartsWriter", "join", "read_insertions", "read_part"]
+__all__ = ["Insertion", "Part", "PartsWriter", "check_insertions", "join"]
 
 SMALLEST = 4_096
 """Bytes of a weight that is worth a part of its own."""
@@ -104,20 +103,9 @@ def join(
     return b"".join([*pieces, own[start:]])
 
 
-def read_part(data: Any) -> Part:
-    """A part out of a description; :class:`ValueError` when it is none."""
-    offset, size, digest = items(data, "part", 3)
-    return Part(whole(offset, "offset"), whole(size, "size of a part"), whole(digest, "digest"))
-
-
-def read_insertions(data: Any, parts: Sequence[Part]) -> tuple[Insertion, ...]:
-    """The parts of a model out of a description, in order and of no more bytes than there may be;
-    :class:`ValueError` when they are not."""
-    found = tuple(
-        Insertion(whole(position, "position"), whole(part, "part", limit=len(parts)))
-        for position, part in (items(pair, "insertion", 2) for pair in items(data))
-    )
-    positions = [i.position for i in found]
+def check_insertions(insertions: Sequence[Insertion], parts: Sequence[Part]) -> None:
+    """Raise :class:`ValueError` for parts of a model that are not in order, or too many bytes."""
+    positions = [i.position for i in insertions]
     expect(positions == sorted(positions), "list of positions", positions)
-    expect(sum(parts[i.part].bytes for i in found) <= _MOST, "size of a model", len(found))
-    return found
+    size = sum(parts[whole(i.part, "part", limit=len(parts))].bytes for i in insertions)
+    expect(size <= _MOST, "size of a model", size)

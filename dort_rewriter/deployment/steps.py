@@ -82,6 +82,7 @@ class _TwoGraphs(torch.autograd.Function):
         kept = [t.clone() if any(t is u for u in updated) else t for t in needed[:end]]
         write_back(updated, made[:first])
         ctx.step, ctx.numbers = step, needed[end:]
+        ctx.shapes = [getattr(argument, "shape", None) for argument in args]
         ctx.save_for_backward(*kept)
         ctx.mark_non_differentiable(
             *(
@@ -107,6 +108,9 @@ class _TwoGraphs(torch.autograd.Function):
                 raise
             except (LookupError, RuntimeError, TypeError, ValueError) as error:
                 raise ExecutionError(f"The gradients cannot be computed: {error}.") from error
+        for i, (made, shape) in enumerate(zip(results, ctx.shapes, strict=True)):
+            if made is not None and made.shape != shape:
+                raise ExecutionError(f"The gradient of argument {i} is of shape {[*made.shape]}.")
         if torch.is_grad_enabled():  # somebody is going to derive them
             apply: Any = _DerivedOnce.apply
             results = apply(torch.empty(0, requires_grad=True), *results)

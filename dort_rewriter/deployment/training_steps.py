@@ -33,7 +33,7 @@ from dort_rewriter.deployment.training_state import (
     require_safetensors,
     trained_of,
 )
-from dort_rewriter.deployment.training_updates import update_of
+from dort_rewriter.deployment.training_updates import Given, update_of
 from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -204,6 +204,9 @@ class _Fakes:
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         return self.mode.from_tensor(tensor, symbolic_context=context)
 
+    def all(self, leaves: Sequence[torch.Tensor], shapes: Sequence[Any]) -> list[torch.Tensor]:
+        return [self.of(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+
     @contextlib.contextmanager
     def inside(
         self, module: torch.nn.Module, trained: Collection[torch.nn.Parameter]
@@ -211,24 +214,23 @@ class _Fakes:
         """Have a module hold fakes for a while; those of ``trained`` need gradients."""
         wanted = {id(p) for p in trained}
         made: dict[int, torch.Tensor] = {}
-        undo: list[tuple[dict[str, Any], str, Any]] = []
-        try:
-            for part in module.modules():
-                tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-                for table in tables:
-                    for name, value in [(k, v) for k, v in table.items() if v is not None]:
-                        fake = made.get(id(value))
-                        if fake is None:
-                            fake = self.of(value)
-                            if isinstance(value, torch.nn.Parameter):
-                                fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
-                            made[id(value)] = fake
-                        undo.append((table, name, value))
-                        table[name] = fake
+        held: dict[str, torch.Tensor] = {}
+        for prefix, part in module.named_modules():  # each once, whatever its names
+            for name, value in _named(part, recurse=False):
+                if id(value) not in made:
+                    fake = self.of(value)
+                    if isinstance(value, torch.nn.Parameter):
+                        fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
+                    made[id(value)] = fake
+                held[f"{prefix}.{name}".lstrip(".")] = made[id(value)]
+        with torch.nn.utils.stateless._reparametrize_module(module, held):
             yield
-        finally:
-            for table, name, value in reversed(undo):
-                table[name] = value
+
+
+def _named(module: torch.nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers under each of their names."""
+    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
+    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
 
 
 def _dynamic_axes(shape: Any, rank: int) -> set[int]:
@@ -374,7 +376,7 @@ def export_training_step(
     with staged(target, last=DESCRIPTION) as place:
         (place / "step.onnx").write_bytes(trained)
         (place / "eval.onnx").write_bytes(evaluated[0])
-        save_file(step.start(), str(place / STATE))
+        save_file(step.state, str(place / STATE))
         (place / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
 
 
@@ -426,11 +428,8 @@ class _Step:
         self._of_model = own_tensors(model)
         self.feeds_back: dict[str, str] = {}
         self.draws = False
-        self._state: dict[str, torch.Tensor] = {}
-
-    def start(self) -> dict[str, torch.Tensor]:
+        self.state: dict[str, torch.Tensor] = {}
         """The tensors to begin with, by the names of inputs."""
-        return self._state
 
     def describe(self) -> dict[str, Any]:
         """What ``training.json`` says of the step."""
@@ -441,7 +440,7 @@ class _Step:
             "feeds_back": self.feeds_back,
             "learning_rates": self.rates,
             "seed": self.seed_name if self.draws else None,
-            "state": {name: self._part(name) for name in self._state},
+            "state": {name: self._part(name) for name in self.state},
             "optimizer": {
                 "name": type(self.optimizer).__name__,
                 "steps": self.step_name,
@@ -469,16 +468,13 @@ class _Step:
         fakes = _Fakes(any(map(_varies, self.batch.shapes)))
         whole = _WithLoss(self.model, self.loss, self.batch)
         with fakes.inside(whole, [t.parameter for t in self.trained]):
-            leaves = [
-                fakes.of(leaf, shape)
-                for leaf, shape in zip(self.batch.leaves, self.batch.shapes, strict=True)
-            ]
+            leaves = fakes.all(self.batch.leaves, self.batch.shapes)
             try:
                 graph, signature = _trace(whole, fakes, leaves, joint=True)
             except _SameGradient:  # of two parameters: torch names gradients by their nodes
                 apart = _Apart(whole)
                 graph, signature = _trace(apart, fakes, leaves, joint=True)
-        held = [self._canonical[n] for n in (*signature.parameters, *signature.buffers)]
+        held = self._held(signature)
         gradients = _places_of_gradients(graph, signature, held, {t.name for t in self.trained})
         self.trained = [t for t in self.trained if t.name in gradients]
         if not self.trained:
@@ -491,6 +487,10 @@ class _Step:
         with _as_error(), fakes.tracing():
             traced = make_fx(step, decomposition_table=dict(draws.table()))(*given)
         return self._convert(traced, inputs, opset, is_dynamic=fakes.dynamic)
+
+    def _held(self, signature: Any) -> list[str]:
+        """The names of what a graph takes before the leaves of a batch."""
+        return [self._canonical[n] for n in (*signature.parameters, *signature.buffers)]
 
     def _inputs(self, held: Sequence[str]) -> tuple[list[str], dict[str, torch.Tensor]]:
         """The inputs of the step in order, and the tensors to start with."""
@@ -506,7 +506,7 @@ class _Step:
         for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
             state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
         state[self.seed_name] = torch.zeros((), dtype=torch.int64)
-        self._state = {k: v.detach().clone().contiguous().cpu() for k, v in state.items()}
+        self.state = {k: v.detach().clone().contiguous().cpu() for k, v in state.items()}
         return [*self.batch.names, *state], {**state}
 
     def _function(
@@ -569,7 +569,7 @@ class _Step:
         for t in self.trained:
             p, rate = given[t.name], given[self.rates[t.group]]
             state = {key: given[_of_state(t.name, key)] for key in t.state}
-            changed, kept = self.update(p, gradients[t.name], state, t.options, rate, step)
+            changed, kept = self.update(Given(p, gradients[t.name], state, t.options, rate, step))
             pairs = {t.name: (changed, p)}
             pairs |= {_of_state(t.name, k): (v, state[k]) for k, v in kept.items()}
             for name, (after, before) in pairs.items():
@@ -584,20 +584,16 @@ class _Step:
         _refuse_draws(traced)
         kept = [n for n in inputs if n != self.seed_name or self.draws]
         if len(kept) < len(inputs):
-            _drop_input(traced, inputs.index(self.seed_name))
-            self._state.pop(self.seed_name)
+            unread = traced.graph.find_nodes(op="placeholder")[inputs.index(self.seed_name)]
+            traced.graph.erase_node(unread)
+            traced.recompile()
+            self.state.pop(self.seed_name)
         shapes = [
             self.batch.shapes[self.batch.names.index(n)] if n in self.batch.names else None
             for n in kept
         ]
-        proto = to_onnx(
-            traced,
-            input_names=kept,
-            output_names=[self.loss_name, *self.feeds_back],
-            target_opset=opset,
-            dynamic_shapes=tuple(shapes) if is_dynamic else None,
-        )
-        return _plain(proto)
+        outputs = [self.loss_name, *self.feeds_back]
+        return _file(traced, kept, outputs, opset, tuple(shapes) if is_dynamic else None)
 
     def export_eval(self, opset: int) -> tuple[bytes, list[str]]:
         """The model of the outputs, and their names."""
@@ -606,16 +602,13 @@ class _Step:
         fakes = _Fakes(any(map(_varies, shapes)))
         module = _Outputs(self.model, batch)
         with fakes.inside(module, ()), torch.no_grad():
-            leaves = [
-                fakes.of(leaf, shape)
-                for leaf, shape in zip(batch.leaves[: batch.inputs], shapes, strict=True)
-            ]
+            leaves = fakes.all(batch.leaves[: batch.inputs], shapes)
             graph, signature = _trace(module, fakes, leaves, joint=False)
         count = len(next(n for n in graph.graph.nodes if n.op == "output").args[0])
         changed = len(signature.buffers_to_mutate)
         _keep_results(graph, slice(changed, count))
         _drop_checks(graph)
-        held = [self._canonical[n] for n in (*signature.parameters, *signature.buffers)]
+        held = self._held(signature)
         _merge_inputs(graph, held)
         held = list(dict.fromkeys(held))
         names = [*held, *batch.names[: batch.inputs]]
@@ -623,14 +616,7 @@ class _Step:
         single = count - changed == 1
         outputs = [words("output" if single else f"output_{i}") for i in range(count - changed)]
         said = (*[None] * len(held), *shapes)
-        proto = to_onnx(
-            graph,
-            input_names=names,
-            output_names=outputs,
-            target_opset=opset,
-            dynamic_shapes=said if fakes.dynamic else None,
-        )
-        return _plain(proto), outputs
+        return _file(graph, names, outputs, opset, said if fakes.dynamic else None), outputs
 
 
 def _held_by(model: torch.nn.Module, loss: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -643,11 +629,7 @@ def _held_by(model: torch.nn.Module, loss: Any) -> tuple[dict[str, torch.Tensor]
     if isinstance(loss, torch.nn.Module):
         parts.append(("loss.", "loss.", loss))
     for traced, shown, module in parts:
-        named = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        for name, tensor in named:
+        for name, tensor in _named(module):
             known = first.setdefault(id(tensor), f"{shown}{name}")
             canonical[f"{traced}{name}"] = known
             tensors[known] = tensor
@@ -684,7 +666,7 @@ def _places_of_gradients(
 
 
 def _keep_results(graph: torch.fx.GraphModule, kept: slice) -> None:
-    output = next(n for n in graph.graph.nodes if n.op == "output")
+    (output,) = graph.graph.find_nodes(op="output")
     output.args = (tuple(output.args[0][kept]),)
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -693,18 +675,11 @@ def _keep_results(graph: torch.fx.GraphModule, kept: slice) -> None:
 def _merge_inputs(graph: torch.fx.GraphModule, names: Sequence[str]) -> None:
     """Have inputs of one name, the first ones of a graph, be one."""
     first: dict[str, torch.fx.Node] = {}
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    for name, node in zip(names, placeholders, strict=False):
+    for name, node in zip(names, graph.graph.find_nodes(op="placeholder"), strict=False):
         known = first.setdefault(name, node)
         if known is not node:
             node.replace_all_uses_with(known)
             graph.graph.erase_node(node)
-    graph.recompile()
-
-
-def _drop_input(graph: torch.fx.GraphModule, index: int) -> None:
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    graph.graph.erase_node(placeholders[index])
     graph.recompile()
 
 
@@ -729,8 +704,21 @@ def _refuse_draws(graph: torch.fx.GraphModule) -> None:
             )
 
 
-def _plain(proto: Any) -> bytes:
-    """A model as bytes, without what it says of its sources."""
+def _file(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+    shapes: Any,
+) -> bytes:
+    """A graph as the bytes of a model, without what it says of its sources."""
+    proto: Any = to_onnx(
+        graph,
+        input_names=inputs,
+        output_names=outputs,
+        target_opset=opset,
+        dynamic_shapes=shapes,
+    )
     for node in proto.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""

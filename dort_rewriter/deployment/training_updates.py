@@ -7,24 +7,35 @@ Numbers that torch keeps in Python (powers of the step) are float64 here, rounde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["Options", "State", "Update", "options_of", "state_of", "update_of", "write_state"]
+__all__ = ["Given", "Options", "State", "options_of", "state_of", "update_of", "write_state"]
 
 State = dict[str, torch.Tensor]
 """What an optimizer keeps of a parameter, by torch's own names, but for ``step``."""
 
 Options = Mapping[str, Any]
-Update = Callable[
-    [torch.Tensor, torch.Tensor, State, Options, torch.Tensor, torch.Tensor],
-    tuple[torch.Tensor, State],
-]
-"""``(parameter, gradient, state, options of its group, learning rate, step from 1) -> (parameter,
-state)``"""
+
+
+class Given(NamedTuple):
+    """What a new value of a parameter is computed from."""
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    state: State
+    options: Options
+    """Those of its group."""
+    rate: torch.Tensor
+    step: torch.Tensor
+    """From 1."""
+
+
+Update = Callable[[Given], tuple[torch.Tensor, State]]
+"""Gives a parameter and its state after a step."""
 
 
 def _decayed(p: torch.Tensor, grad: torch.Tensor, options: Options) -> torch.Tensor:
@@ -36,14 +47,8 @@ def _decayed(p: torch.Tensor, grad: torch.Tensor, options: Options) -> torch.Ten
     return grad
 
 
-def _sgd(
-    p: torch.Tensor,
-    grad: torch.Tensor,
-    state: State,
-    options: Options,
-    rate: torch.Tensor,
-    step: torch.Tensor,
-) -> tuple[torch.Tensor, State]:
+def _sgd(given: Given) -> tuple[torch.Tensor, State]:
+    p, grad, state, options, rate, step = given
     grad = _decayed(p, grad, options)
     momentum, dampening = options["momentum"], options["dampening"]
     if momentum == 0:
@@ -55,14 +60,8 @@ def _sgd(
     return p - rate * direction, {"momentum_buffer": buffer}
 
 
-def _adam(
-    p: torch.Tensor,
-    grad: torch.Tensor,
-    state: State,
-    options: Options,
-    rate: torch.Tensor,
-    step: torch.Tensor,
-) -> tuple[torch.Tensor, State]:
+def _adam(given: Given) -> tuple[torch.Tensor, State]:
+    p, grad, state, options, rate, step = given
     decoupled = options.get("decoupled_weight_decay", False)
     if decoupled:
         grad = -grad if options.get("maximize") else grad
@@ -82,14 +81,8 @@ def _adam(
     return p - size * (first / (second.sqrt() / root + options["eps"])), kept
 
 
-def _rmsprop(
-    p: torch.Tensor,
-    grad: torch.Tensor,
-    state: State,
-    options: Options,
-    rate: torch.Tensor,
-    step: torch.Tensor,
-) -> tuple[torch.Tensor, State]:
+def _rmsprop(given: Given) -> tuple[torch.Tensor, State]:
+    p, grad, state, options, rate, _ = given
     grad = _decayed(p, grad, options)
     alpha = options["alpha"]
     square = alpha * state["square_avg"] + (1 - alpha) * (grad * grad)
@@ -105,14 +98,8 @@ def _rmsprop(
     return p - rate * buffer, {**kept, "momentum_buffer": buffer}
 
 
-def _adagrad(
-    p: torch.Tensor,
-    grad: torch.Tensor,
-    state: State,
-    options: Options,
-    rate: torch.Tensor,
-    step: torch.Tensor,
-) -> tuple[torch.Tensor, State]:
+def _adagrad(given: Given) -> tuple[torch.Tensor, State]:
+    p, grad, state, options, rate, step = given
     grad = _decayed(p, grad, options)
     total = state["sum"] + grad * grad
     count = step.to(torch.float64)
@@ -150,20 +137,24 @@ def options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> di
     return options
 
 
+_KEPT: Mapping[str, Callable[[Options], list[str]]] = {
+    "SGD": lambda o: ["momentum_buffer"] * bool(o["momentum"]),
+    "Adam": lambda o: ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * o["amsgrad"]],
+    "RMSprop": lambda o: [
+        *("square_avg", *["grad_avg"] * o["centered"]),
+        *["momentum_buffer"] * bool(o["momentum"]),
+    ],
+    "Adagrad": lambda o: ["sum"],
+}
+"""What an optimizer keeps of a parameter."""
+
+
 def start_of(optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor) -> State:
     """What an optimizer keeps of a parameter before its first step."""
-    name = type(optimizer).__name__
-    zeros = torch.zeros_like(p, memory_format=torch.contiguous_format)
-    if name == "SGD":
-        return {"momentum_buffer": zeros} if options["momentum"] else {}
-    if name in ("Adam", "AdamW"):
-        keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else [])]
-        return {key: zeros.clone() for key in keys}
-    if name == "RMSprop":
-        keys = ["square_avg", *(["grad_avg"] if options["centered"] else [])]
-        keys += ["momentum_buffer"] if options["momentum"] else []
-        return {key: zeros.clone() for key in keys}
-    return {"sum": torch.full_like(zeros, options["initial_accumulator_value"])}
+    keys = _KEPT[type(optimizer).__name__.removesuffix("W")](options)
+    start = options.get("initial_accumulator_value", 0.0)
+    form = torch.contiguous_format
+    return {key: torch.full_like(p, start, memory_format=form) for key in keys}
 
 
 def state_of(

@@ -8,8 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.dtypes import FLOAT8, to_onnx_type
-from dort_rewriter.export.dispatcher import foreign_tensor
+from dort_rewriter.dtypes import FLOAT8, is_convertible, to_onnx_type
 from dort_rewriter.export.recorder import scalar_type
 from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.values import Value
@@ -46,11 +45,13 @@ def _shape(meta: Any) -> tuple[int | str, ...]:
 
 def unsupported_value(meta: Any) -> str | None:
     """Why no value of a model can stand for one of a graph; None when it can."""
-    if not isinstance(meta, torch.Tensor):
-        if isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
-            return None
-        return f"{type(meta).__name__} values are not converted"
-    return foreign_tensor(meta)
+    if isinstance(meta, torch.Tensor):
+        if meta.layout is not torch.strided:
+            return f"{meta.layout} tensors are not converted"
+        known = is_convertible(meta.dtype.to_real())
+        return None if known else f"{meta.dtype} tensors are not converted"
+    known = isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
+    return None if known else f"{type(meta).__name__} values are not converted"
 
 
 def newer_type(node: torch.fx.Node, opset: int) -> str | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ import torch
 
 from dort_rewriter.dtypes import to_onnx_type
 from dort_rewriter.export.converters.axes import broadcast_sizes
+from dort_rewriter.export.converters.creation import fillers
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, builtin_converters, make_converter
 from dort_rewriter.graph.values import Value
@@ -93,15 +95,17 @@ def _scaled(op: Recorder, x: Any, alpha: Any) -> Value:
     return pairs if alpha == 1 else op.Mul(pairs, op.constant(alpha, op.dtype))
 
 
-def _mul(op: Recorder, x: Any, y: Any) -> Value:
+def _multiplied(times: Callable[[Value, Value], Value]) -> Callable[[Recorder, Any, Any], Value]:
     """NOTE: a real factor has an imaginary part of zero, which makes nan of inf, as in torch."""
-    (a, b), (c, d) = (_parts_of(op, _pairs_of(op, v, op.dtype)) for v in (x, y))
-    return _join(op, a * c - b * d, a * d + b * c)
+
+    def convert(op: Recorder, x: Any, y: Any) -> Value:
+        (a, b), (c, d) = (_parts_of(op, _pairs_of(op, v, op.dtype)) for v in (x, y))
+        return _join(op, times(a, c) - times(b, d), times(a, d) + times(b, c))
+
+    return convert
 
 
-def _product(op: Recorder, x: Any, y: Any) -> Value:
-    (a, b), (c, d) = (_parts_of(op, _pairs_of(op, v, op.dtype)) for v in (x, y))
-    return _join(op, a @ c - b @ d, a @ d + b @ c)
+_product = _multiplied(operator.matmul)
 
 
 def _added_product(
@@ -120,27 +124,11 @@ def _real(op: Recorder, x: Any) -> Value:
     return _parts_of(op, x.pairs)[0] if isinstance(x, _Complex) else x
 
 
-def _imag(op: Recorder, x: _Complex) -> Value:
-    return _parts_of(op, x.pairs)[1]
-
-
-def _as_real(op: Recorder, x: _Complex) -> Value:
-    return x.pairs
-
-
-def _as_complex(op: Recorder, x: Value) -> Value:
-    return x
-
-
-def _to_copy(op: Recorder, x: Any, *, dtype: Any = None) -> Value:
+def _to_copy(op: Recorder, x: Any, dtype: Any = None) -> Value:
     result = op.result
     if not result.is_complex():
         return op.cast(_real(op, x), op.dtype)
     return _pairs_of(op, x, op.dtype)
-
-
-def _convert(op: Recorder, x: Any, dtype: Any) -> Value:
-    return _to_copy(op, x)
 
 
 def _of_parts(op: Recorder, real: Value, imaginary: Value) -> Value:
@@ -171,20 +159,13 @@ def _where(op: Recorder, condition: Value, x: Any, y: Any) -> Value:
     return op.Where(chosen, _pairs_of(op, x, op.dtype), _pairs_of(op, y, op.dtype))
 
 
-def _masked_fill(op: Recorder, x: Any, mask: Value, value: Any) -> Value:
-    return _where(op, mask, value, x)
+def _reduced(onnx_op: str) -> Callable[[Recorder, _Complex], Value]:
+    def convert(op: Recorder, x: _Complex) -> Value:
+        if not x.rank:
+            return x.pairs
+        return op.call(onnx_op, x.pairs, list(range(x.rank)), keepdims=0)
 
-
-def _sum(op: Recorder, x: _Complex) -> Value:
-    return op.ReduceSum(x.pairs, list(range(x.rank)), keepdims=0) if x.rank else x.pairs
-
-
-def _mean(op: Recorder, x: _Complex) -> Value:
-    return op.ReduceMean(x.pairs, list(range(x.rank)), keepdims=0) if x.rank else x.pairs
-
-
-def _sym_numel(op: Recorder, x: _Complex) -> Value:
-    return op.Div(op.Size(x.pairs), 2)
+    return convert
 
 
 def _sym_stride(op: Recorder, x: _Complex, dim: int) -> Value:
@@ -195,40 +176,39 @@ def _sym_stride(op: Recorder, x: _Complex, dim: int) -> Value:
     return op.Div(stride.function(op, x.pairs, dim % x.rank), 2)
 
 
-def _t(op: Recorder, x: _Complex) -> Value:
-    return op.Transpose(x.pairs, perm=[1, 0, 2]) if x.rank == 2 else x.pairs
-
-
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten::_conj", "aten::_conj_physical", "aten::conj_physical"), _conj),
     **dict.fromkeys(("aten::add.Tensor", "aten::add.Scalar"), _add),
     **dict.fromkeys(("aten::sub.Tensor", "aten::sub.Scalar"), _sub),
-    **dict.fromkeys(("aten::mul.Tensor", "aten::mul.Scalar"), _mul),
+    **dict.fromkeys(("aten::mul.Tensor", "aten::mul.Scalar"), _multiplied(operator.mul)),
     **dict.fromkeys(("aten::mm", "aten::bmm"), _product),
-    **dict.fromkeys(("aten::masked_fill.Scalar", "aten::masked_fill.Tensor"), _masked_fill),
+    **dict.fromkeys(
+        ("aten::masked_fill.Scalar", "aten::masked_fill.Tensor"),
+        lambda op, x, mask, value: _where(op, mask, value, x),
+    ),
     "aten::_to_copy": _to_copy,
     "aten::abs": _abs,
     "aten::addmm": _added_product,
     "aten::angle": _angle,
     "aten::complex": _of_parts,
-    "aten::imag": _imag,
-    "aten::mean": _mean,
+    "aten::imag": lambda op, x: _parts_of(op, x.pairs)[1],
+    "aten::mean": _reduced("ReduceMean"),
     "aten::polar": _polar,
     "aten::real": _real,
     "aten::sgn": _sgn,
-    "aten::sum": _sum,
-    "aten::sym_numel": _sym_numel,
+    "aten::sum": _reduced("ReduceSum"),
+    "aten::sym_numel": lambda op, x: op.Div(op.Size(x.pairs), 2),
     "aten::sym_stride.int": _sym_stride,
-    "aten::t": _t,
-    "aten::view_as_complex": _as_complex,
-    "aten::view_as_real": _as_real,
+    "aten::t": lambda op, x: op.Transpose(x.pairs, perm=[1, 0, 2]) if x.rank == 2 else x.pairs,
+    "aten::view_as_complex": lambda op, x: x,
+    "aten::view_as_real": lambda op, x: x.pairs,
     "aten::where.self": _where,
-    "prims::convert_element_type": _convert,
+    "prims::convert_element_type": _to_copy,
 }
 
 
 def _copy(op: Recorder, x: Any, source: Any) -> Value:
-    return op.Expand(_pairs_of(op, source, op.dtype), op.vector([*_sizes(op, x), 2]))
+    return _filled(op, x, source)
 
 
 def _sizes(op: Recorder, x: Any) -> list[int | Value]:
@@ -236,59 +216,10 @@ def _sizes(op: Recorder, x: Any) -> list[int | Value]:
     return [op.size(value, axis) for axis in range(rank)]
 
 
-def _filled(op: Recorder, sizes: Sequence[Any], number: Any) -> Value:
+def _filled(op: Recorder, like: Any, number: Any) -> Value:
+    sizes = _sizes(op, like) if isinstance(like, _Complex | Value) else like
     return op.Expand(_pairs_of(op, number, op.dtype), op.vector([*sizes, 2]))
 
-
-def _full(op: Recorder, size: Sequence[Any], number: Any, *, dtype: Any = None) -> Value:
-    return _filled(op, size, number)
-
-
-def _full_like(op: Recorder, x: Any, number: Any, *, dtype: Any = None) -> Value:
-    return _filled(op, _sizes(op, x), number)
-
-
-def _new_full(
-    op: Recorder, x: Any, size: Sequence[Any], number: Any, *, dtype: Any = None
-) -> Value:
-    return _filled(op, size, number)
-
-
-def _made(number: int) -> Mapping[str, Callable[..., Any]]:
-    """What makes a tensor of one number; one of no number in particular is made of zeros."""
-    base = {0: "zeros", 1: "ones"}[number]
-
-    def made(op: Recorder, size: Sequence[Any], stride: Any = None, *, dtype: Any = None) -> Value:
-        return _filled(op, size, number)
-
-    def like(op: Recorder, x: Any, *, dtype: Any = None) -> Value:
-        return _filled(op, _sizes(op, x), number)
-
-    def new(
-        op: Recorder, x: Any, size: Sequence[Any], stride: Any = None, *, dtype: Any = None
-    ) -> Value:
-        return _filled(op, size, number)
-
-    found: dict[str, Callable[..., Any]] = {
-        f"aten::{base}": made,
-        f"aten::{base}_like": like,
-        f"aten::new_{base}": new,
-    }
-    if number == 0:
-        found |= dict.fromkeys(("aten::empty.memory_format", "aten::empty_strided"), made)
-        found |= dict.fromkeys(("aten::empty_like", "aten::zero"), like)
-        found |= dict.fromkeys(("aten::new_empty", "aten::new_empty_strided"), new)
-    return found
-
-
-_CREATING: Mapping[str, Callable[..., Any]] = {
-    **_made(0),
-    **_made(1),
-    "aten::copy": _copy,
-    "aten::full": _full,
-    "aten::full_like": _full_like,
-    "aten::new_full": _new_full,
-}
 
 Given = Sequence[Any]
 Moved = Callable[[int, Given], Given]
@@ -361,13 +292,6 @@ def _axes_or_all(rank: int, given: Given) -> Given:
     return x, [d % rank for d in dims] if dims else list(range(rank)), *rest
 
 
-def _two_axes(rank: int, given: Given) -> Given:
-    x, dim0, dim1 = given
-    if rank == 0:
-        raise Refused("of a number")
-    return x, dim0 % rank, dim1 % rank
-
-
 def _size(rank: int, given: Given) -> Given:
     x, size = given
     return x, [*size, 2]
@@ -397,10 +321,6 @@ def _size_and_axis(rank: int, given: Given) -> Given:
     return x, [*sizes, 2], dim % len(sizes), *rest
 
 
-def _same(rank: int, given: Given) -> Given:
-    return given
-
-
 _MOVED: Mapping[str, Moved] = {
     **dict.fromkeys(
         (
@@ -408,7 +328,7 @@ _MOVED: Mapping[str, Moved] = {
             *("aten::lift_fresh_copy", "aten::neg", "aten::squeeze", "aten::index.Tensor"),
             *("prims::view_of", "aten::alias_copy", "aten::detach_copy"),
         ),
-        _same,
+        lambda rank, given: given,
     ),
     **dict.fromkeys(("aten::view", "aten::_unsafe_view", "aten::expand"), _size),
     **dict.fromkeys(
@@ -430,7 +350,7 @@ _MOVED: Mapping[str, Moved] = {
     "aten::unsqueeze": _axis(1, new=1),
     "aten::stack": _axis(1, 0, new=1),
     "aten::permute": _permuted,
-    "aten::transpose.int": _two_axes,
+    "aten::transpose.int": lambda rank, given: _axis(2)(rank, _axis(1)(rank, given)),
     "aten::roll": _rolled,
     "aten::constant_pad_nd": _padded,
     **dict.fromkeys(("aten::slice_backward", "aten::select_backward"), _size_and_axis),
@@ -521,7 +441,7 @@ _FOURIER: Mapping[str, Callable[..., Any]] = {
 @functools.cache
 def complex_converters() -> Mapping[str, Converter]:
     """The converters of operators on complex numbers, by name."""
-    computing = {**_ARITHMETIC, **_CREATING, **_FOURIER}
+    computing = {**_ARITHMETIC, **fillers(_filled), "aten::copy": _copy, **_FOURIER}
     return {
         **_moving_converters(),
         **{name: _computing(name, function) for name, function in computing.items()},

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
@@ -59,7 +60,7 @@ _FROM_TENSOR = {("addcdiv", "Tensor"), ("addcmul", "Tensor")}
 """These read Python numbers out of a tensor, one for each position."""
 
 
-def _on_one(name: str, schema: torch._C.FunctionSchema) -> Callable[..., torch.Tensor]:
+def _on_one(name: str, schema: torch._C.FunctionSchema) -> Callable[..., Tensor]:
     """What the operator does to one tensor."""
     if name in ("addcdiv", "addcmul"):
         function = getattr(aten, name)
@@ -69,27 +70,26 @@ def _on_one(name: str, schema: torch._C.FunctionSchema) -> Callable[..., torch.T
     return getattr(aten, name)
 
 
-def _one_by_one(
-    function: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
-) -> list[torch.Tensor]:
+def _one_by_one(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
     count = len(next(a for a in args if isinstance(a, list | tuple)))
     each = [a if isinstance(a, list | tuple) else [a] * count for a in args]
     return [function(*own, **kwargs) for own in zip(*each, strict=True)]
 
 
-def _zero(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _zero(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) for t in tensors]
 
 
 def _norm(
-    tensors: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None
-) -> list[torch.Tensor]:
+    tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> list[Tensor]:
     return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors]
 
 
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 
-Table = dict[Any, Callable[..., Any]]
+Decomposition = Callable[..., Any]
+Table = dict[Any, Decomposition]
 
 _WRONG_LAYOUT = frozenset({"aten::zero"})
 """Operators that torch traces with another layout than they give (2.8), and that are decomposed
@@ -154,7 +154,7 @@ def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
         and torch.Tag.nondeterministic_seeded not in op.tags
     }
     for op in found.keys() & _CORRECTED.keys():
-        found[op] = _CORRECTED[op](found[op])
+        found[op] = functools.partial(_CORRECTED[op], found[op])
     for op in found:
         if op.name().startswith("aten::fft_") and op.has_kernel_for_dispatch_key(_IMPLICIT):
             found[op] = _implicitly(op)
@@ -170,134 +170,105 @@ def _implicitly(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return decomposed
 
 
-def _cross_entropy_of_logits(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _cross_entropy_of_logits(
+    decompose: Decomposition,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Any:
     """The kernel computes in place of the target, and gives its type: torch 2.8 the wider one."""
-
-    def decomposed(
-        x: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None = None,
-        pos_weight: torch.Tensor | None = None,
-        reduction: int = 1,
-    ) -> Any:
-        return _reduced(decompose(x, target, weight, pos_weight, 0).to(target.dtype), reduction)
-
-    return decomposed
+    return _reduced(decompose(x, target, weight, pos_weight, 0).to(target.dtype), reduction)
 
 
-def _loss_of_input(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _loss_of_input(
+    decompose: Decomposition,
+    x: Tensor,
+    target: Tensor,
+    reduction: int = 1,
+    *rest: Any,
+    **named: Any,
+) -> Any:
     """The kernel gives the type of its input, torch's decomposition the wider one."""
-
-    def decomposed(
-        x: torch.Tensor, target: torch.Tensor, reduction: int = 1, *rest: Any, **named: Any
-    ) -> Any:
-        return _reduced(decompose(x, target, 0, *rest, **named).to(x.dtype), reduction)
-
-    return decomposed
+    return _reduced(decompose(x, target, 0, *rest, **named).to(x.dtype), reduction)
 
 
-def _where_it_is_defined(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _where_it_is_defined(
+    decompose: Decomposition, x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0
+) -> Any:
     """The kernel refuses a threshold below zero, which the decomposition computes with."""
-
-    def decomposed(
-        x: torch.Tensor, target: torch.Tensor, reduction: int = 1, beta: float = 1.0
-    ) -> Any:
-        return NotImplemented if beta < 0 else decompose(x, target, reduction, beta)
-
-    return decomposed
+    return NotImplemented if beta < 0 else decompose(x, target, reduction, beta)
 
 
-def _of_soft_margin(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _of_soft_margin(
+    decompose: Decomposition, grad: Tensor, x: Tensor, target: Tensor, reduction: int
+) -> Any:
     """The kernel has no gradient where a power is infinite, the decomposition a number."""
-
-    def decomposed(
-        grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
-    ) -> Any:
-        power = torch.exp(-target * x)
-        share = 1.0 / x.numel() if reduction == 1 else 1.0
-        return -target * power / (1 + power) * share * grad
-
-    return decomposed
+    power = torch.exp(-target * x)
+    share = 1.0 / x.numel() if reduction == 1 else 1.0
+    return -target * power / (1 + power) * share * grad
 
 
-def _of_smooth_l1(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _of_smooth_l1(
+    decompose: Decomposition, grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float
+) -> Any:
     """The gradient of NaN is NaN, in torch's decomposition a number."""
-
-    def decomposed(
-        grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
-    ) -> Any:
-        away = x - target
-        known = decompose(grad, x, target, reduction, beta)
-        return torch.where(away.isnan(), away * grad, known).contiguous()
-
-    return decomposed
+    away = x - target
+    known = decompose(grad, x, target, reduction, beta)
+    return torch.where(away.isnan(), away * grad, known).contiguous()
 
 
-def _in_format(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _in_format(decompose: Decomposition, x: Tensor, *args: Any, **named: Any) -> Any:
     """The kernel gives a tensor of its own in the format of the first argument, the decomposition
     a view of it where there is nothing to shuffle."""
-
-    def decomposed(x: torch.Tensor, *args: Any, **named: Any) -> Any:
-        memory_format = torch._prims_common.suggest_memory_format(x)
-        return decompose(x, *args, **named).clone(memory_format=memory_format)
-
-    return decomposed
+    memory_format = torch._prims_common.suggest_memory_format(x)
+    return decompose(x, *args, **named).clone(memory_format=memory_format)
 
 
-def _row_major(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _row_major(decompose: Decomposition, *args: Any, **named: Any) -> Any:
     """The kernel gives a row-major result, whatever it reads."""
-
-    def decomposed(*args: Any, **named: Any) -> Any:
-        return decompose(*args, **named).contiguous()
-
-    return decomposed
+    return decompose(*args, **named).contiguous()
 
 
-def _of_logit(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _of_logit(decompose: Decomposition, grad: Tensor, x: Tensor, eps: float | None = None) -> Any:
     """The same."""
-
-    def decomposed(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Any:
-        known = decompose(grad, x, eps)
-        if eps is None:  # the zero has no sign
-            known = torch.where((x == 0) | (x == 1), grad * float("inf"), known)
-        return torch.where(x.isnan(), x * grad, known)
-
-    return decomposed
+    known = decompose(grad, x, eps)
+    if eps is None:  # the zero has no sign
+        known = torch.where((x == 0) | (x == 1), grad * float("inf"), known)
+    return torch.where(x.isnan(), x * grad, known)
 
 
-def _by_powers(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _by_powers(decompose: Decomposition, x: Tensor, other: Tensor) -> Any:
     """The powers have the type of the exponent, in torch 2.13's decomposition that of the rest."""
-
-    def decomposed(x: torch.Tensor, other: torch.Tensor) -> Any:
-        return x * torch.pow(2.0, other)
-
-    return decomposed
+    return x * torch.pow(2.0, other)
 
 
-def _of_windows_apart(decompose: Callable[..., Any]) -> Callable[..., Any]:
+def _of_windows_apart(
+    decompose: Decomposition,
+    grad: Tensor,
+    input_size: Sequence[Any],
+    dimension: int,
+    size: int,
+    step: int,
+) -> Any:
     """The kernel copies what is in one window alone, and adds to zeros only where they overlap:
     -0.0 is kept."""
-
-    def decomposed(
-        grad: torch.Tensor, input_size: Sequence[Any], dimension: int, size: int, step: int
-    ) -> Any:
-        if not input_size or step < size:
-            return decompose(grad, input_size, dimension, size, step)
-        dim = dimension % len(input_size)
-        index = torch.arange(input_size[dim], device=grad.device).unfold(0, size, step).flatten()
-        source = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
-        return torch.index_copy(grad.new_zeros(input_size), dim, index, source)
-
-    return decomposed
+    if not input_size or step < size:
+        return decompose(grad, input_size, dimension, size, step)
+    dim = dimension % len(input_size)
+    index = torch.arange(input_size[dim], device=grad.device).unfold(0, size, step).flatten()
+    source = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    return torch.index_copy(grad.new_zeros(input_size), dim, index, source)
 
 
-def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
     if reduction == 0:
         return loss
     return loss.mean() if reduction == 1 else loss.sum()
 
 
-_CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+_CORRECTED: dict[Any, Decomposition] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.channel_shuffle.default: _in_format,
     torch.ops.aten.huber_loss.default: _loss_of_input,
@@ -310,8 +281,8 @@ _CORRECTED: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     torch.ops.aten.soft_margin_loss_backward.default: _of_soft_margin,
     torch.ops.aten.unfold_backward.default: _of_windows_apart,
 }
-"""What is made of a decomposition of torch that gives other types than its kernel, or other
-numbers for those that are not finite."""
+"""What computes instead of a decomposition of torch, which it is given, where that gives other
+types than the kernel, or other numbers for those that are not finite."""
 
 
 def filter_decomposition_table(

@@ -11,21 +11,25 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.dtypes import is_convertible
 from dort_rewriter.errors import calling
+from dort_rewriter.export.annotations import unsupported_value
 from dort_rewriter.export.complex_numbers import complex_converters, has_complex
 from dort_rewriter.export.onnxscript_functions import (
     is_onnxscript_function,
     onnxscript_converter,
 )
-from dort_rewriter.export.registry import Converter, builtin_converters, make_converter, op_name
+from dort_rewriter.export.registry import (
+    Converter,
+    arguments,
+    builtin_converters,
+    make_converter,
+    op_name,
+)
 
-__all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "InFront", "foreign_tensor"]
+__all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "InFront"]
 
 RANDOM = "random: it stays in torch, which owns the generator"
 """Why a random operator is not converted."""
-
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Dispatcher:
@@ -285,27 +289,12 @@ def _foreign(value: Any) -> str | None:
     """Why a result, or an item of it, cannot enter a model."""
     if isinstance(value, list | tuple):
         return next((reason for v in value if (reason := _foreign(v)) is not None), None)
-    if isinstance(value, torch.Tensor):
-        return foreign_tensor(value)
-    if value is None or isinstance(value, _NUMBERS):
-        return None
-    return f"{type(value).__name__} values are not converted"
+    return None if value is None else unsupported_value(value)
 
 
 def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
     """Whether a call draws random numbers, or reads those its forward drew."""
-    names = [a.name for a in target._schema.arguments]
-    if "dropout_p" not in names:
+    given = arguments(target, node.args, node.kwargs)
+    if not hasattr(given, "dropout_p"):
         return torch.Tag.nondeterministic_seeded in target.tags
-    position = names.index("dropout_p")
-    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(given != 0)
-
-
-def foreign_tensor(tensor: torch.Tensor) -> str | None:
-    """Why a tensor of this kind cannot enter a model, or None when it can."""
-    if tensor.layout is not torch.strided:
-        return f"{tensor.layout} tensors are not converted"
-    if not is_convertible(tensor.dtype.to_real()):
-        return f"{tensor.dtype} tensors are not converted"
-    return None
+    return bool(given.dropout_p != 0)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dort_rewriter.export.registry import Arguments, arguments
+
 __all__ = ["encoder_decompositions"]
 
 _OF_QUERIES, _OF_KEYS = 0, 1
@@ -22,55 +24,41 @@ _OF_QUERIES, _OF_KEYS = 0, 1
 
 def encoder_decompositions() -> dict[Any, Callable[..., Any]]:
     """A decomposition of both operators."""
-    return {
+    functions = {
         torch.ops.aten._native_multi_head_attention.default: _multi_head_attention,
         torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     }
+    return {op: _with_record(op, function) for op, function in functions.items()}
 
 
-def _encoder_layer(
-    src: torch.Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor,
-    norm_weight_2: torch.Tensor,
-    norm_bias_2: torch.Tensor,
-    ffn_weight_1: torch.Tensor,
-    ffn_bias_1: torch.Tensor,
-    ffn_weight_2: torch.Tensor,
-    ffn_bias_2: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    mask_type: int | None = None,
-) -> torch.Tensor:
+def _with_record(op: Any, function: Callable[[Arguments], Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(arguments(op, args, kwargs))
+
+
+def _encoder_layer(given: Arguments) -> torch.Tensor:
     """A layer: attention and two products, each added to what it is given."""
+    size = (given.embed_dim,)
 
     def norm_1(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+        return F.layer_norm(x, size, given.norm_weight_1, given.norm_bias_1, given.eps)
 
     def norm_2(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+        return F.layer_norm(x, size, given.norm_weight_2, given.norm_bias_2, given.eps)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        q, k, v = F.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
-        context, _ = _attend(q, k, v, num_heads, _spread(mask, mask_type))
-        return F.linear(context, proj_weight, proj_bias)
+        q, k, v = F.linear(x, given.qkv_weight, given.qkv_bias).chunk(3, -1)
+        context, _ = _attend(q, k, v, given.num_heads, _spread(given))
+        return F.linear(context, given.proj_weight, given.proj_bias)
 
     def feed_forward(x: torch.Tensor) -> torch.Tensor:
-        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
-        return F.linear(_activation(hidden, use_gelu), ffn_weight_2, ffn_bias_2)
+        hidden = F.linear(x, given.ffn_weight_1, given.ffn_bias_1)
+        activated = _activation(hidden, given.use_gelu)
+        return F.linear(activated, given.ffn_weight_2, given.ffn_bias_2)
 
-    if norm_first:
-        x = attend(norm_1(src)) + src
+    if given.norm_first:
+        x = attend(norm_1(given.src)) + given.src
         return feed_forward(norm_2(x)) + x
-    x = norm_1(attend(src) + src)
+    x = norm_1(attend(given.src) + given.src)
     return norm_2(feed_forward(x) + x)
 
 
@@ -81,44 +69,32 @@ def _activation(x: torch.Tensor, use_gelu: bool) -> torch.Tensor:
     return F.gelu(x, approximate="tanh" if x.device.type == "cuda" else "none")
 
 
-def _multi_head_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _multi_head_attention(given: Arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
     """An attention with its projections, and its probabilities or None."""
+    query, key, value = given.query, given.key, given.value
     if query.numel() == 0:
         return query.new_empty(query.shape), None
     if query is key and key is value:
-        q, k, v = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+        q, k, v = F.linear(query, given.qkv_weight, given.qkv_bias).chunk(3, -1)
     else:
-        weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+        weights, biases = given.qkv_weight.chunk(3), given.qkv_bias.chunk(3)
         q, k, v = map(F.linear, (query, key, value), weights, biases)
-    context, probabilities = _attend(q, k, v, num_head, _spread(mask, mask_type))
-    result = F.linear(context, proj_weight, proj_bias)
-    if not need_weights:
+    context, probabilities = _attend(q, k, v, given.num_head, _spread(given))
+    result = F.linear(context, given.proj_weight, given.proj_bias)
+    if not given.need_weights:
         return result, None
-    return result, probabilities.sum(1) / num_head if average_attn_weights else probabilities
+    mean = given.average_attn_weights
+    return result, probabilities.sum(1) / given.num_head if mean else probabilities
 
 
-def _spread(mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor | None:
+def _spread(given: Arguments) -> torch.Tensor | None:
     """A mask with four axes, as scores have; where it is not zero a key is hidden."""
-    if mask is None:
+    if given.mask is None:
         return None
-    hidden = mask.to(torch.bool)
-    if mask_type == _OF_KEYS:
+    hidden: torch.Tensor = given.mask.to(torch.bool)
+    if given.mask_type == _OF_KEYS:
         return hidden[:, None, None, :]
-    return hidden[None, None] if mask_type == _OF_QUERIES else hidden
+    return hidden[None, None] if given.mask_type == _OF_QUERIES else hidden
 
 
 def _attend(

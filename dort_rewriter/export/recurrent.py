@@ -12,10 +12,12 @@ which is laid out as the kernel does it: the gates, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from dort_rewriter.export.registry import arguments
 
 __all__ = ["cell_decompositions", "layer_decompositions"]
 
@@ -119,33 +121,24 @@ def layer_decompositions() -> dict[Any, Callable[..., Any]]:
     known = torch._decomp.decomposition_table
     ops = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
     has_node = ops[:2]
-    return {op: _unrolled(known[op], op in has_node) for op in ops if op in known}
+    return {op: _unrolled(op, known[op], op in has_node) for op in ops if op in known}
 
 
-def _unrolled(decompose: Callable[..., Any], has_node: bool) -> Callable[..., Any]:
+def _unrolled(op: Any, decompose: Callable[..., Any], has_node: bool) -> Callable[..., Any]:
     """Unroll layers, but for those that are a node of ONNX."""
 
-    def decomposed(
-        input: Tensor,
-        hx: Tensor | Sequence[Tensor],
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
-        plain = num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
-        if train and dropout > 0 and num_layers > 1:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        given = arguments(op, args, kwargs)
+        weights = (4 if given.has_biases else 2) * (2 if given.bidirectional else 1)
+        if given.train and given.dropout > 0 and given.num_layers > 1:
             raise NotImplementedError(
-                f"The dropout of {dropout} between the layers of recurrent modules in training is "
-                "not exported: export it after eval(), or with dropout=0."
+                f"The dropout of {given.dropout} between the layers of recurrent modules in "
+                "training is not exported: export it after eval(), or with dropout=0."
             )
-        if has_node and len(params) == plain and input.dtype is not torch.float64:
+        is_plain = len(given.params) == given.num_layers * weights
+        if has_node and is_plain and given.input.dtype is not torch.float64:
             return NotImplemented
-        settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        out, *states = decompose(input, hx, params, *settings)
+        out, *states = decompose(*args, **kwargs)
         # NOTE: the states of torch 2.8's LSTM have a dimension too many.
         return out, *(s.squeeze(1) if s.dim() > 3 else s for s in states)
 

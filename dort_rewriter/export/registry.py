@@ -8,7 +8,7 @@ A converter is registered where it is written::
 
 It gets the recorder, then the arguments of the ATen schema in order (``self`` is called ``x``); it
 returns a result or a tuple of them. Arguments that mean nothing in ONNX (see ``IGNORED``) are left
-out of its signature.
+out of its signature. One of many arguments takes them as a record instead (see ``by_name``).
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 
 __all__ = [
     "IGNORED",
+    "Arguments",
     "Converter",
     "Refused",
+    "arguments",
     "builtin_converters",
+    "by_name",
     "converter",
     "make_converter",
     "newer_converter",
@@ -111,12 +116,40 @@ def converter(
     return register
 
 
+class Arguments(SimpleNamespace):
+    """The arguments of a call under their names in the schema of its operator."""
+
+
+def arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments of a call of an ATen operator, those that are not given included."""
+    names, defaults = _formals(target)
+    given = {python_name(key): value for key, value in kwargs.items()}
+    return Arguments(**{**defaults, **dict(zip(names, args, strict=False)), **given})
+
+
+@functools.cache
+def _formals(target: Any) -> tuple[Sequence[str], Mapping[str, Any]]:
+    """The names of the arguments of an operator in order, and the defaults of some."""
+    schema = target._schema.arguments
+    defaults = {python_name(a.name): a.default_value for a in schema if a.has_default_value()}
+    return [python_name(a.name) for a in schema], defaults
+
+
+def by_name(function: Callable[[Any, Arguments], Any]) -> Callable[..., Any]:
+    """A converter of a function that takes the arguments of its operator as a record."""
+
+    def convert(op: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(op, arguments(op.fx_node.target, args, kwargs))
+
+    return convert
+
+
 @functools.cache
 def builtin_converters() -> dict[str, Converter]:
     """The converters of this package, importing their modules."""
     package = importlib.import_module("dort_rewriter.export.converters")
-    for family in package.FAMILIES:
-        importlib.import_module(f"{package.__name__}.{family}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
     return _CONVERTERS
 
 

@@ -11,7 +11,7 @@ from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.recorder import Recorder, scalar_type
 from dort_rewriter.graph.values import Value
 
-__all__ = ["as_value", "subgraph"]
+__all__ = ["as_value", "loop", "subgraph"]
 
 Write = Callable[[Recorder, Sequence[Value]], Sequence[Any]]
 """Records the nodes of a subgraph: takes its recorder and its inputs, returns its results."""
@@ -45,6 +45,22 @@ def subgraph(op: Recorder, formals: Sequence[Any], write: Write) -> ir.Graph:
     for domain, version in graph.opset_imports.items():
         op.graph.opset_imports.setdefault(domain, version)
     return graph
+
+
+def loop(
+    op: Recorder, goes_on: Any, state: Sequence[Any], metas: Sequence[Any], write: Write
+) -> tuple[Value, ...]:
+    """Record a Loop with no other end than its condition, and return the last state.
+
+    `metas` are (fake) tensors like the state; `write` takes it, and returns the next condition and
+    the next state.
+    """
+    body = subgraph(op, [0, True, *metas], lambda inner, given: write(inner, given[2:]))
+    found = op.call("Loop", None, goes_on, *state, outputs=len(metas), body=body)
+    results: tuple[Value, ...] = found if isinstance(found, tuple) else (found,)
+    for result, meta in zip(results, metas, strict=True):
+        annotate(result, meta)
+    return results
 
 
 def _as_output(op: Recorder, result: Any) -> ir.Value:

@@ -16,7 +16,14 @@ import torch
 from dort_rewriter.aten import is_contiguous
 from dort_rewriter.export.converters.windows import group_count, spread
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Converter, make_converter, op_name
+from dort_rewriter.export.registry import (
+    Arguments,
+    Converter,
+    arguments,
+    by_name,
+    make_converter,
+    op_name,
+)
 from dort_rewriter.graph.values import Value
 from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
 
@@ -45,23 +52,12 @@ def _of_numbers(node: torch.fx.Node) -> bool:
 
 
 def _product(name: str) -> Callable[..., Value]:
-    """The converter of a product of two factors."""
+    """The converter of a product of two factors, which a first operand may be added to."""
 
-    def convert(op: Recorder, left: Value, right: Value) -> Value:
-        result: Value = op.call(name, left, right, domain=OWN_DOMAIN)
-        return result
-
-    return convert
-
-
-def _added_product(name: str) -> Callable[..., Value]:
-    """The converter of a product that something is added to."""
-
-    def convert(
-        op: Recorder, x: Value, left: Value, right: Value, *, beta: float = 1, alpha: float = 1
-    ) -> Value:
-        factors: dict[str, Any] = {"beta": float(beta), "alpha": float(alpha)}
-        result: Value = op.call(name, x, left, right, domain=OWN_DOMAIN, **factors)
+    def convert(op: Recorder, *operands: Value, **factors: float) -> Value:
+        names = ("beta", "alpha") if len(operands) == 3 else ()
+        how: dict[str, Any] = {key: float(factors.get(key, 1)) for key in names}
+        result: Value = op.call(name, *operands, domain=OWN_DOMAIN, **how)
         return result
 
     return convert
@@ -82,107 +78,64 @@ def _takes_attention(node: torch.fx.Node) -> bool:
     )
 
 
-def _attention(
-    op: Recorder,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, ...]:
-    given = [v for v in (query, key, value, attn_mask) if v is not None]
-    how: dict[str, Any] = {"is_causal": int(is_causal), "scale": scale}
-    results: tuple[Value, ...] = op.call(_FLASH, *given, domain=OWN_DOMAIN, outputs=2, **how)
-    return results
+def _attention(name: str, outputs: int, *read: str) -> Callable[..., tuple[Value, ...]]:
+    """The converter of an attention, or of its gradients, which reads these arguments."""
 
+    @by_name
+    def convert(op: Recorder, given: Arguments) -> tuple[Value, ...]:
+        values = [v for v in (getattr(given, key) for key in read) if v is not None]
+        how: dict[str, Any] = {"is_causal": int(given.is_causal), "scale": given.scale}
+        found: tuple[Value, ...] = op.call(
+            name, *values, domain=OWN_DOMAIN, outputs=outputs, **how
+        )
+        return found
 
-def _attention_backward(
-    op: Recorder,
-    grad_out: Value,
-    query: Value,
-    key: Value,
-    value: Value,
-    out: Value,
-    logsumexp: Value,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, ...]:
-    read = (grad_out, query, key, value, out, logsumexp, attn_mask)
-    given = [v for v in read if v is not None]
-    how: dict[str, Any] = {"is_causal": int(is_causal), "scale": scale}
-    name = f"{_FLASH}_backward"
-    results: tuple[Value, ...] = op.call(name, *given, domain=OWN_DOMAIN, outputs=3, **how)
-    return results
+    return convert
 
 
 def _takes_convolution(node: torch.fx.Node) -> bool:
     """It is of float64, its numbers are computed by the graph, or larger than the kernel takes."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype if isinstance(v, torch.Tensor) else None for v in values}
-    assert isinstance(node.target, torch._ops.OpOverload)
-    names = [a.name for a in node.target._schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = arguments(node.target, node.args, node.kwargs)
     for name, most in CONVOLUTION_LIMITS.items():
-        numbers = given[name]
+        numbers = getattr(given, name)
         assert isinstance(numbers, Sequence)
         if not all(isinstance(n, int) and n <= most for n in numbers):
             return False
     return len(types) == 1 and types <= {torch.float32, torch.bfloat16, torch.float16}
 
 
-def _windows(
-    rank: int, stride: Any, padding: Any, dilation: Any, output_padding: Any, groups: Any
-) -> dict[str, Any]:
-    lists = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "output_padding": output_padding,
-    }
-    return {"groups": group_count(groups), **{name: spread(v, rank) for name, v in lists.items()}}
+def _windows(given: Arguments) -> dict[str, Any]:
+    rank = given.weight.rank - 2
+    lists = ("stride", "padding", "dilation", "output_padding")
+    numbers = {name: spread(getattr(given, name), rank) for name in lists}
+    return {"groups": group_count(given.groups), **numbers}
 
 
-def _convolution(
-    op: Recorder,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: Any,
-) -> Value:
-    how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
-    if not transposed and _is_product(op, input, weight, how, images=1):
-        return _product_of_pixels(op, input, weight, bias)
-    given = [v for v in (input, weight, bias) if v is not None]
-    result: Value = op.call(
-        "convolution", *given, domain=OWN_DOMAIN, transposed=int(transposed), **how
-    )
+@by_name
+def _convolution(op: Recorder, given: Arguments) -> Value:
+    how = _windows(given)
+    if _is_product(op, given, how, images=1):
+        return _product_of_pixels(op, given.input, given.weight, given.bias)
+    read = [v for v in (given.input, given.weight, given.bias) if v is not None]
+    how = {"transposed": int(given.transposed), **how}
+    result: Value = op.call("convolution", *read, domain=OWN_DOMAIN, **how)
     return result
 
 
-def _is_product(
-    op: Recorder, input: Value, weight: Value, how: Mapping[str, Any], images: int
-) -> bool:
+def _is_product(op: Recorder, given: Arguments, how: Mapping[str, Any], images: int) -> bool:
     """Whether each pixel is multiplied alone, by one matrix, where channels come first in what
     the first ``images`` arguments are.
 
     torch's convolution of bfloat16 takes two to seven times as long as this product, unless the
     channels are last.
     """
+    input, weight = given.input, given.weight
     read = op.fx_node.args[:images] if op.fx_node is not None else ()
     alone = all(k == 1 for k in weight.dims[2:]) and {*how["stride"], how["groups"]} == {1}
     fixed = all(isinstance(n, int) for n in (*input.dims[1:], *weight.dims))
-    if not alone or any(how["padding"]) or not fixed or not read:
+    if given.transposed or not alone or any(how["padding"]) or not fixed or not read:
         return False
     return all(isinstance(n, torch.fx.Node) and is_contiguous(n.meta["val"]) for n in read)
 
@@ -229,37 +182,26 @@ def _gradients_of_pixels(
     return of_input, of_weight, of_bias
 
 
-def _convolution_backward(
-    op: Recorder,
-    grad_output: Value,
-    input: Value,
-    weight: Value,
-    bias_sizes: Sequence[Any] | None,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: Any,
-    output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:
-    how = _windows(weight.rank - 2, stride, padding, dilation, output_padding, groups)
-    if not transposed and _is_product(op, input, weight, how, images=2):
-        return _gradients_of_pixels(op, grad_output, input, weight, output_mask)
-    how |= {"transposed": int(transposed), "domain": OWN_DOMAIN, "outputs": 3}
-    results = op.call("convolution_backward", grad_output, input, weight, **how)
-    return tuple([r if asked else None for r, asked in zip(results, output_mask, strict=True)])
+@by_name
+def _convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, ...]:
+    how, mask = _windows(given), given.output_mask
+    read = (given.grad_output, given.input, given.weight)
+    if _is_product(op, given, how, images=2):
+        return _gradients_of_pixels(op, *read, mask)
+    how |= {"transposed": int(given.transposed), "domain": OWN_DOMAIN, "outputs": 3}
+    results = op.call("convolution_backward", *read, **how)
+    return tuple([r if asked else None for r, asked in zip(results, mask, strict=True)])
 
+
+_QKV = ("query", "key", "value")
+_BACKWARD = ("grad_out", *_QKV, "out", "logsumexp", "attn_mask")
 
 _KERNELS: Mapping[str, Converter] = {
     f"aten::{name}": make_converter(f"aten::{name}", function, when)
     for name, function, when in (
-        ("mm", _product("mm"), _of_numbers),
-        ("bmm", _product("bmm"), _of_numbers),
-        ("addmm", _added_product("addmm"), _of_numbers),
-        ("baddbmm", _added_product("baddbmm"), _of_numbers),
-        (_FLASH, _attention, _takes_attention),
-        (f"{_FLASH}_backward", _attention_backward, _takes_attention),
+        *((name, _product(name), _of_numbers) for name in ("mm", "bmm", "addmm", "baddbmm")),
+        (_FLASH, _attention(_FLASH, 2, *_QKV, "attn_mask"), _takes_attention),
+        (f"{_FLASH}_backward", _attention(f"{_FLASH}_backward", 3, *_BACKWARD), _takes_attention),
         ("convolution", _convolution, _takes_convolution),
         ("convolution_backward", _convolution_backward, _takes_convolution),
     )

@@ -142,24 +142,19 @@ def _dims(value: ir.Value | None) -> Dims | None:
     return None if value is None or value.shape is None else tuple(value.shape)
 
 
-def _matmul(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    a, b = _dims(inputs[0]), _dims(inputs[1])
-    if a is None or b is None or len(a) < 2 or len(b) < 2:
+def _matmul(a: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    if (b := _dims(inputs[1])) is None or len(a) < 2 or len(b) < 2:
         return None
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
-def _gemm(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    a, b = _dims(inputs[0]), _dims(inputs[1])
-    if a is None or b is None:
+def _gemm(a: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    if (b := _dims(inputs[1])) is None:
         return None
     return (a[1 if attributes.get("transA") else 0], b[0 if attributes.get("transB") else 1])
 
 
-def _transpose(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    if dims is None:
-        return None
+def _transpose(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     perm = attributes.get("perm") or list(range(len(dims)))[::-1]
     return tuple(dims[i] for i in perm)
 
@@ -176,9 +171,8 @@ def _concat(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (*known[0][:axis], total, *known[0][axis + 1 :])
 
 
-def _unsqueeze(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims, axes = _dims(inputs[0]), _integers(inputs[1])
-    if dims is None or axes is None:
+def _unsqueeze(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    if (axes := _integers(inputs[1])) is None:
         return None
     rank = len(dims) + len(axes)
     new = {a % rank for a in axes}
@@ -186,10 +180,7 @@ def _unsqueeze(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return tuple(1 if i in new else next(rest) for i in range(rank))
 
 
-def _squeeze(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    if dims is None:
-        return None
+def _squeeze(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     if len(inputs) < 2 or inputs[1] is None:
         return tuple(d for d in dims if d != 1) if all(isinstance(d, int) for d in dims) else None
     if (axes := _integers(inputs[1])) is None:
@@ -198,10 +189,7 @@ def _squeeze(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return tuple(d for i, d in enumerate(dims) if i not in gone)
 
 
-def _reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    if dims is None:
-        return None
+def _reduce(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     keep = attributes.get("keepdims", 1)
     axes = reduced_axes(inputs, attributes)
     if axes is None:
@@ -226,10 +214,7 @@ def _drop(dims: Dims, axes: Sequence[int], keep: bool) -> Dims:
     return tuple(d for i, d in enumerate(dims) if i not in gone)
 
 
-def _arg_reduce(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    if dims is None:
-        return None
+def _arg_reduce(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     return _drop(dims, [attributes.get("axis", 0)], bool(attributes.get("keepdims", 1)))
 
 
@@ -240,19 +225,15 @@ def _shape(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (len(range(len(dims))[slice(attributes.get("start", 0), attributes.get("end"))]),)
 
 
-def _gather(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims, index = _dims(inputs[0]), _dims(inputs[1])
-    if dims is None or index is None:
+def _gather(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    if (index := _dims(inputs[1])) is None:
         return None
     axis = attributes.get("axis", 0) % len(dims)
     return (*dims[:axis], *index, *dims[axis + 1 :])
 
 
-def _expand(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims, target = _dims(inputs[0]), _integers(inputs[1])
-    if dims is None:
-        return None
-    if target is not None:
+def _expand(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    if (target := _integers(inputs[1])) is not None:
         return broadcast([dims, tuple(target)])
     unknown = _unknown(inputs[1])
     return None if unknown is None else (UNKNOWN,) * max(len(unknown), len(dims))
@@ -263,10 +244,7 @@ def _from_constant_shape(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return _unknown(inputs[0]) if target is None else tuple(target)
 
 
-def _slice(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    if dims is None:
-        return None
+def _slice(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     rank = len(dims)
     axes = _integers(inputs[3]) if len(inputs) > 3 else list(range(rank))
     if axes is None:
@@ -286,10 +264,7 @@ def _slice(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return tuple(result)
 
 
-def _pad(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    if dims is None:
-        return None
+def _pad(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     axes = _integers(inputs[3]) if len(inputs) > 3 else list(range(len(dims)))
     pads = _integers(inputs[1])
     result = list(dims)
@@ -302,31 +277,24 @@ def _pad(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return tuple(result)
 
 
-def _gather_nd(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims, index = _dims(inputs[0]), _dims(inputs[1])
-    if dims is None or not index or not isinstance(index[-1], int):
+def _gather_nd(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
+    index = _dims(inputs[1])
+    if not index or not isinstance(index[-1], int):
         return None
     return (*index[:-1], *dims[attributes.get("batch_dims", 0) + index[-1] :])
 
 
-def _nonzero(inputs: Inputs, attributes: Attributes) -> Dims | None:
-    dims = _dims(inputs[0])
-    return None if dims is None else (len(dims), UNKNOWN)
-
-
-def _compress(inputs: Inputs, attributes: Attributes) -> Dims | None:
+def _compress(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     if "axis" not in attributes:
         return (UNKNOWN,)
-    if (dims := _dims(inputs[0])) is None:
-        return None
     axis = attributes["axis"] % len(dims)
     return (*dims[:axis], UNKNOWN, *dims[axis + 1 :])
 
 
-def _split(inputs: Inputs, attributes: Attributes) -> Dims | None:
+def _split(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     """Of each of so many parts: they are equal, or of unknown sizes."""
-    dims, count = _dims(inputs[0]), attributes.get("num_outputs")
-    if dims is None or not isinstance(count, int):
+    count = attributes.get("num_outputs")
+    if not isinstance(count, int):
         return None
     axis = attributes.get("axis", 0) % len(dims)
     size = dims[axis]
@@ -334,11 +302,10 @@ def _split(inputs: Inputs, attributes: Attributes) -> Dims | None:
     return (*dims[:axis], part, *dims[axis + 1 :])
 
 
-def _fourier(inputs: Inputs, attributes: Attributes) -> Dims | None:
+def _fourier(dims: Dims, inputs: Inputs, attributes: Attributes) -> Dims | None:
     """Of the whole axis, or of the half that says all; as pairs."""
-    dims = _dims(inputs[0])
     where = _integers(inputs[2]) if len(inputs) > 2 else [attributes.get("axis", 1)]
-    if dims is None or not where or (len(inputs) > 1 and inputs[1] is not None):
+    if not where or (len(inputs) > 1 and inputs[1] is not None):
         return None
     axis = where[0] % len(dims)
     size = dims[axis]
@@ -348,24 +315,26 @@ def _fourier(inputs: Inputs, attributes: Attributes) -> Dims | None:
 
 
 _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
-    "ArgMax": _arg_reduce,
-    "ArgMin": _arg_reduce,
-    "Compress": _compress,
     "Concat": _concat,
     "ConstantOfShape": _from_constant_shape,
-    "DFT": _fourier,
-    "Expand": _expand,
-    "Gather": _gather,
     "GatherElements": lambda inputs, attributes: _dims(inputs[1]),
-    "GatherND": _gather_nd,
-    "Gemm": _gemm,
-    "MatMul": _matmul,
-    "NonZero": _nonzero,
-    "Pad": _pad,
     "Range": lambda inputs, attributes: (UNKNOWN,),
     "Reshape": _reshape,
     "Shape": _shape,
     "Size": lambda inputs, attributes: (),
+}
+_RULES_OF_FIRST: dict[str, Callable[[Dims, Inputs, Attributes], Dims | None]] = {
+    "ArgMax": _arg_reduce,
+    "ArgMin": _arg_reduce,
+    "Compress": _compress,
+    "DFT": _fourier,
+    "Expand": _expand,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "NonZero": lambda dims, inputs, attributes: (len(dims), UNKNOWN),
+    "Pad": _pad,
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
@@ -379,6 +348,7 @@ _RULES: dict[str, Callable[[Inputs, Attributes], Dims | None]] = {
         _reduce,
     ),
 }
+"""Rules that are asked where the shape of the first input, which they are given, is known."""
 
 
 def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
@@ -389,5 +359,8 @@ def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Dims | None:
         shapes = [_dims(v) for v in inputs]
         known = [s for s in shapes if s is not None]
         return broadcast(known) if len(known) == len(shapes) else None
-    rule = _RULES.get(op)
-    return None if rule is None else rule(inputs, attributes)
+    if (rule := _RULES.get(op)) is not None:
+        return rule(inputs, attributes)
+    if (of_first := _RULES_OF_FIRST.get(op)) is None or (dims := _dims(inputs[0])) is None:
+        return None
+    return of_first(dims, inputs, attributes)

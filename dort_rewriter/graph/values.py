@@ -20,6 +20,16 @@ class Records(Protocol):
         ...
 
 
+def _binary(name: str, *, swapped: bool = False) -> Callable[[Value, Any], Value]:
+    """A Python operator of two operands, as one of ONNX."""
+
+    def record(self: Value, other: Any) -> Value:
+        record: Callable[..., Value] = getattr(self.writer, name)
+        return record(other, self) if swapped else record(self, other)
+
+    return record
+
+
 class Value(ir.Value):
     """An ``onnx_ir`` value that records a node when Python operators are applied to it."""
 
@@ -50,59 +60,26 @@ class Value(ir.Value):
             "choose by Where(condition, a, b)."
         )
 
-    def __add__(self, other: Any) -> Value:
-        return self.writer.Add(self, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self.writer.Add(other, self)
-
-    def __sub__(self, other: Any) -> Value:
-        return self.writer.Sub(self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self.writer.Sub(other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return self.writer.Mul(self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self.writer.Mul(other, self)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self.writer.Div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self.writer.Div(other, self)
-
-    def __mod__(self, other: Any) -> Value:
-        return self.writer.Mod(self, other)
-
-    def __pow__(self, other: Any) -> Value:
-        return self.writer.Pow(self, other)
-
-    def __matmul__(self, other: Any) -> Value:
-        return self.writer.MatMul(self, other)
+    __add__ = _binary("Add")
+    __radd__ = _binary("Add", swapped=True)
+    __sub__ = _binary("Sub")
+    __rsub__ = _binary("Sub", swapped=True)
+    __mul__ = _binary("Mul")
+    __rmul__ = _binary("Mul", swapped=True)
+    __truediv__ = _binary("Div")
+    __rtruediv__ = _binary("Div", swapped=True)
+    __mod__ = _binary("Mod")
+    __pow__ = _binary("Pow")
+    __matmul__ = _binary("MatMul")
+    __and__ = _binary("And")
+    __or__ = _binary("Or")
+    __lt__ = _binary("Less")
+    __le__ = _binary("LessOrEqual")
+    __gt__ = _binary("Greater")
+    __ge__ = _binary("GreaterOrEqual")
 
     def __neg__(self) -> Value:
         return self.writer.Neg(self)
 
     def __invert__(self) -> Value:
         return self.writer.Not(self)
-
-    def __and__(self, other: Any) -> Value:
-        return self.writer.And(self, other)
-
-    def __or__(self, other: Any) -> Value:
-        return self.writer.Or(self, other)
-
-    def __lt__(self, other: Any) -> Value:
-        return self.writer.Less(self, other)
-
-    def __le__(self, other: Any) -> Value:
-        return self.writer.LessOrEqual(self, other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self.writer.Greater(self, other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self.writer.GreaterOrEqual(self, other)

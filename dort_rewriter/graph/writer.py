@@ -98,6 +98,11 @@ class Writer:
             self._recorded[key] = results
         return results if len(results) > 1 else results[0]
 
+    def again(self, node: ir.Node, *inputs: Any, **changed: Any) -> Any:
+        """Record a node like another one, with other inputs."""
+        attributes = {name: a.value for name, a in node.attributes.items()} | changed
+        return self.call(node.op_type, *inputs, domain=node.domain, **attributes)
+
     def _append(
         self,
         domain: str,

@@ -11,14 +11,11 @@ from dort_rewriter.hook.patch import STATE
 
 __all__ = ["HookStatus", "is_expected", "status"]
 
+State = Literal["disabled", "not installed", "waiting", "installed", "failed"]
+
 FLAVOURS = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-training",
-    "onnxruntime-directml",
-    "onnxruntime-openvino",
-    "onnxruntime-qnn",
-    "onnxruntime-rocm",
+    *("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "onnxruntime-directml"),
+    *("onnxruntime-openvino", "onnxruntime-qnn", "onnxruntime-rocm"),
 )
 """The distributions that bring the module ``onnxruntime``."""
 
@@ -27,7 +24,7 @@ FLAVOURS = (
 class HookStatus:
     """What the hook did; printed, it reads as a short report."""
 
-    state: Literal["disabled", "not installed", "waiting", "installed", "failed"]
+    state: State
     """``waiting``: installed, and ``torch.onnx`` is not imported yet."""
     torch: str | None
     """The version of torch, imported or not; None if there is none."""
@@ -84,9 +81,7 @@ def is_expected() -> bool:
     return STATE.installed or imports.is_watched(imports.TRIGGER)
 
 
-def _state(
-    pending: tuple[str, ...],
-) -> Literal["disabled", "not installed", "waiting", "installed", "failed"]:
+def _state(pending: tuple[str, ...]) -> State:
     if is_expected():
         waits = any(name.startswith(imports.TRIGGER) for name in pending)
         return "waiting" if waits else "installed"

@@ -1,7 +1,7 @@
 """The hook written into torch's own file, for people who patch sources: check, apply, revert.
 
-A file is known by its content or left alone. It is replaced as a whole, so that it is never half
-patched.
+A file is known by its SHA-256 or left alone. It is replaced as a whole, so that it is never half
+patched. The diffs only add lines, and show none of the file they are for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,16 @@ from typing import Literal
 
 from dort_rewriter.errors import HookError
 from dort_rewriter.files import write_whole
-from dort_rewriter.hook import diffs
 from dort_rewriter.hook.versions import BACKEND_FILE, OLDEST, PRISTINE, REMOVED_IN
 
 __all__ = ["SourceFile", "apply", "check", "diff_of", "find_torch_file", "revert"]
 
 State = Literal["pristine", "patched", "unknown"]
+
+Additions = list[tuple[int, list[str]]]
+"""Lines that are added, after which line of the original."""
+
+_ADDITION = re.compile(r"@@ -(\d+),0 \+\d+(?:,\d+)? @@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +86,10 @@ def apply(path: Path) -> SourceFile:
     found = _known(path)
     if found.state == "patched":
         return found
-    additions = diffs.parse(diff_of(found.series[0]).read_text(encoding="utf-8"))
-    patched = diffs.apply(additions, found.pristine.decode())
+    lines = found.pristine.decode().splitlines(keepends=True)
+    for after, added in reversed(_additions(found.series[0])):
+        lines[after:after] = added
+    patched = "".join(lines)
     compile(patched, str(path), "exec")  # a file that Python cannot read must never be written
     _replace(path, patched.encode())
     return check(path)
@@ -111,14 +118,29 @@ def _series_of(content: bytes) -> tuple[str, ...]:
     return tuple(series for series, known in PRISTINE.items() if known == digest)
 
 
+def _additions(series: str) -> Additions:
+    """What the diff for a series of torch adds."""
+    found: Additions = []
+    for line in diff_of(series).read_text(encoding="utf-8").splitlines(keepends=True)[2:]:
+        if header := _ADDITION.match(line):
+            found.append((int(header[1]), []))
+        else:
+            found[-1][1].append(line.removeprefix("+"))
+    return found
+
+
 def _revert(content: bytes, series: str) -> bytes | None:
+    """A file without our lines; None if they are not all where they should be."""
     try:
-        source = content.decode()
+        lines = content.decode().splitlines(keepends=True)
     except UnicodeDecodeError:
         return None
-    additions = diffs.parse(diff_of(series).read_text(encoding="utf-8"))
-    without = diffs.revert(additions, source)
-    return None if without is None else without.encode()
+    for after, added in _additions(series):
+        # What stood before these is out already: their place is that of the original.
+        if lines[after : after + len(added)] != added:
+            return None
+        del lines[after : after + len(added)]
+    return "".join(lines).encode()
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ import re
 import sys
 
 from dort_rewriter.hook import wrappers
-from dort_rewriter.hook.patch import Patch, Series
+from dort_rewriter.hook.patch import Patch, Series, Wrapper
 
 __all__ = [
     "BACKEND_FILE",
@@ -56,71 +56,54 @@ PRISTINE: dict[str, str] = {
 """The SHA-256 of that file as torch ships it: the same in all releases of a series, 2.5 and 2.6
 ship the same one."""
 
+_OF_ORT_BACKEND: dict[str, tuple[Wrapper, str]] = {
+    "OrtBackend.__init__": (
+        wrappers.build_backend,
+        "torch warns about an exporter of its own, which is not going to be used",
+    ),
+    "torch_compile_backend": (
+        wrappers.compile_by_name,
+        "torch's own takes no mode, and its errors do not reach the user as they are",
+    ),
+    "OrtBackend.__call__": (
+        wrappers.call_backend,
+        "AOTAutograd is given the decompositions that go with our converters",
+    ),
+    "OrtBackend.compile": (
+        wrappers.compile_graph,
+        "the graph is partitioned by what our converters support; torch's own table is empty or "
+        "unusable with the onnxscript of today",
+    ),
+    "OrtBackend._ort_acclerated_call": (
+        wrappers.accelerated_call,
+        "a new graph goes through our exporter and runs on a plain onnxruntime",
+    ),
+    "OrtBackend.get_cached_instance_for_options": (
+        wrappers.instance_for_options,
+        "torch's own takes its own options only, and keeps eight sets of them",
+    ),
+    "OrtBackend.get_cached_instances": (
+        wrappers.cached_instances,
+        "instances that torch's own function does not keep are among them",
+    ),
+    "OrtBackend.clear_cached_instances": (
+        wrappers.clear_instances,
+        "instances that torch's own function does not keep are forgotten with its own",
+    ),
+}
+"""For what stands in the file of ``OrtBackend``: what is called in its place, and why."""
+
 PATCHES: tuple[Patch, ...] = (
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend.__init__",
-        replacement=wrappers.build_backend,
-        reason="torch warns about an exporter of its own, which is not going to be used",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="torch_compile_backend",
-        replacement=wrappers.compile_by_name,
-        reason="torch's own takes no mode, and its errors do not reach the user as they are",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend.__call__",
-        replacement=wrappers.call_backend,
-        reason="AOTAutograd is given the decompositions that go with our converters",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend.compile",
-        replacement=wrappers.compile_graph,
-        reason="the graph is partitioned by what our converters support; torch's own table is "
-        "empty or unusable with the onnxscript of today",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend._ort_acclerated_call",
-        replacement=wrappers.accelerated_call,
-        reason="a new graph goes through our exporter and runs on a plain onnxruntime",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend.get_cached_instance_for_options",
-        replacement=wrappers.instance_for_options,
-        reason="torch's own takes its own options only, and keeps eight sets of them",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend.get_cached_instances",
-        replacement=wrappers.cached_instances,
-        reason="instances that torch's own function does not keep are among them",
-        since=OLDEST,
-        before=REMOVED_IN,
-    ),
-    Patch(
-        module=BACKEND_MODULE,
-        attribute="OrtBackend.clear_cached_instances",
-        replacement=wrappers.clear_instances,
-        reason="instances that torch's own function does not keep are forgotten with its own",
-        since=OLDEST,
-        before=REMOVED_IN,
+    *(
+        Patch(
+            module=BACKEND_MODULE,
+            attribute=attribute,
+            replacement=replacement,
+            reason=reason,
+            since=OLDEST,
+            before=REMOVED_IN,
+        )
+        for attribute, (replacement, reason) in _OF_ORT_BACKEND.items()
     ),
     Patch(
         module="torch.onnx",

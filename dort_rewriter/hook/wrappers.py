@@ -15,7 +15,7 @@ from typing import Any
 from dort_rewriter import env
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.hook import empty_frames
-from dort_rewriter.hook.patch import STATE
+from dort_rewriter.hook.patch import STATE, Wrapper
 
 __all__ = [
     "SOURCE",
@@ -33,6 +33,7 @@ __all__ = [
     "register_once",
     "restore_names",
     "restore_submodule",
+    "while_on",
 ]
 
 SOURCE = "dort_rewriter.backends.onnxrt"
@@ -68,40 +69,28 @@ def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keyw
         return wrapped(*args, **kwargs)
 
 
-def compile_by_name(wrapped: Function, instance: None, args: Arguments, kwargs: Keywords) -> Any:
-    """Stand in for ``torch_compile_backend``."""
-    if _is_on():
-        return _ours().compile_by_name(wrapped, *args, **kwargs)
-    return wrapped(*args, **kwargs)
+def while_on(name: str, first: Callable[[Function, Any], Any]) -> Wrapper:
+    """Calls a function of ours while the variable is on: with what ``first`` gives, then the
+    arguments of torch's."""
+
+    def call(wrapped: Function, instance: Any, args: Arguments, kwargs: Keywords) -> Any:
+        if _is_on():
+            return getattr(_ours(), name)(first(wrapped, instance), *args, **kwargs)
+        return wrapped(*args, **kwargs)
+
+    return call
 
 
-def call_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """Stand in for ``OrtBackend.__call__``."""
-    if _is_on():
-        return _ours().call_backend(backend, *args, **kwargs)
-    return wrapped(*args, **kwargs)
-
-
-def compile_graph(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """Stand in for ``OrtBackend.compile``."""
-    if _is_on():
-        return _ours().compile_graph(backend, *args, **kwargs)
-    return wrapped(*args, **kwargs)
+compile_by_name = while_on("compile_by_name", lambda wrapped, _: wrapped)
+call_backend = while_on("call_backend", lambda _, backend: backend)
+compile_graph = while_on("compile_graph", lambda _, backend: backend)
+instance_for_options = while_on("instance_of_torch", lambda *_: _class_of_torch())
 
 
 def accelerated_call(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Stand in for ``OrtBackend._ort_acclerated_call``."""
     if _is_on() or _serves(backend, args[0]):
         return _ours().accelerated_call(backend, *args, **kwargs)
-    return wrapped(*args, **kwargs)
-
-
-def instance_for_options(
-    wrapped: Function, instance: None, args: Arguments, kwargs: Keywords
-) -> Any:
-    """Stand in for ``OrtBackend.get_cached_instance_for_options``."""
-    if _is_on():
-        return _ours().instance_of_torch(_class_of_torch(), *args, **kwargs)
     return wrapped(*args, **kwargs)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "find_installed",
     "includes",
     "library_name",
+    "processor",
     "processor_levels",
     "recipe",
     "record",
@@ -88,17 +89,22 @@ def supported_levels() -> list[Level]:
 
 
 def features() -> frozenset[str]:
-    """What this processor can do, and the system lets it; nothing where that is not known.
+    """What this processor can do, and the system lets it; nothing where that is not known."""
+    return frozenset(processor("flags").split())
+
+
+def processor(fact: str) -> str:
+    """What the system tells of this processor; an empty text where that is not known.
 
     NOTE: the first line is enough, for all cores have the same; the whole file takes long on a
     machine of many.
     """
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            found = next((line for line in lines if line.startswith("flags")), "")
+            found = next((line for line in lines if line.startswith(fact)), "")
     except OSError:
-        return frozenset()
-    return frozenset(found.partition(":")[2].split())
+        return ""
+    return found.partition(":")[2].strip()
 
 
 def library_name(level: Level) -> str:

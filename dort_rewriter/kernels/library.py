@@ -28,7 +28,7 @@ from dort_rewriter.kernels import build as kernel_build
 from dort_rewriter.kernels.build import Level
 from dort_rewriter.progress import shown
 
-if sys.platform != "win32":
+if sys.platform != "win32":  # where none of this is compiled
     import fcntl
 
 __all__ = ["installed_library", "kernel_library"]
@@ -175,8 +175,6 @@ def _compile(compiler: Sequence[str], level: Level, library: Path) -> None:
 
 def _to_disk(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, would survive a power cut."""
-    if path.is_dir() and os.name == "nt":
-        return  # a folder cannot be opened there
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -211,7 +209,7 @@ def _locked(path: Path) -> Iterator[bool]:
         got = _wait_for(handle)
         yield got
     finally:
-        if got and sys.platform != "win32":
+        if got:
             fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle too
         os.close(handle)
 
@@ -225,8 +223,6 @@ def _wait_for(handle: int) -> bool:
 
 def _try_lock(handle: int) -> bool | None:
     """Take a lock; None when another process has it, False when there are no locks here."""
-    if sys.platform == "win32":
-        return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

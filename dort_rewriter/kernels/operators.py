@@ -1,4 +1,4 @@
-"""What our operators declare: types, strides, what computes them, whether they may write in place.
+"""What our operators declare: what computes them, whether they may fail, types, strides.
 
 The C++ class of an operator is its one declaration. ``scripts/operator_table.py`` asks the library
 for all of them and writes :mod:`dort_rewriter.kernels.table`; what is derived of it is here.
@@ -35,22 +35,13 @@ OWN_DOMAIN = "dort_rewriter"
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator of our domain, as its C++ class declares it."""
+    """What is read of an operator of our domain, as its C++ class declares it."""
 
     name: str
-    inputs: tuple[str, ...]
-    """Types: all that are "any" have one type, each that is "floating" or "each" its own."""
-    outputs: tuple[str, ...]
-    variadic: bool = False
-    """Whether the last input and output may be several."""
-    last_optional: bool = False
-    """Whether the last output may be left out."""
-    in_place: int = 0
-    """How many inputs may be written over."""
     never_fails: bool = False
     """Whether nothing but a lack of memory makes it fail, given the right shapes."""
     mixed_types: bool = False
-    """Whether inputs and outputs have a type each."""
+    """Whether so many inputs and outputs as there always are have a type each."""
     layouts: Literal["dense", "transposed", "last axis", "any"] = "dense"
     """Which strides of inputs it reads without a copy: of a matrix that is transposed, of any
     order that leaves the last axis the last, any."""

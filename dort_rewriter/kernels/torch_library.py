@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dort_rewriter.kernels.build import features
+from dort_rewriter.kernels.build import features, processor
 
 __all__ = [
     "comes_with_mkl",
@@ -66,14 +66,7 @@ def multiplies_faster() -> bool:
     NOTE: on others, where it takes other ways, the products of onnxruntime are the faster ones. On
     a Xeon with AVX-512 those of MKL take 0.7 to 1 of their time, the larger the less.
     """
-    if not comes_with_mkl():
-        return False
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            maker = next((line for line in lines if line.startswith("vendor_id")), "")
-    except OSError:
-        return False
-    return maker.strip().endswith("GenuineIntel")
+    return comes_with_mkl() and processor("vendor_id").endswith("GenuineIntel")
 
 
 @functools.cache

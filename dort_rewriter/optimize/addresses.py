@@ -18,8 +18,6 @@ import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 
-__all__ = ["AddressedModel", "give_addresses"]
-
 _INPUT = "addresses"
 
 _KINDS = ("sizes", "at", "single", "to")

@@ -16,8 +16,6 @@ import onnx_ir as ir
 from dort_rewriter.errors import OptimizeError
 from dort_rewriter.optimize.rewriting import Application
 
-__all__ = ["ApplicationWriter"]
-
 logger = logging.getLogger(__name__)
 
 _EMBEDDED = 1 << 16

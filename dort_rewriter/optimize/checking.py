@@ -16,8 +16,6 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from dort_rewriter.errors import ExecutionError, OptimizeError
 
-__all__ = ["MakeSession", "RuleCheck"]
-
 MakeSession = Callable[[ir.Model], object]
 """Makes a session of a model, and raises :class:`ExecutionError` when there can be none."""
 

@@ -19,9 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN
-from dort_rewriter.optimize.view import nodes_inside, values_read
-
-__all__ = ["checks_of", "written_in_place"]
+from dort_rewriter.optimize.view import nodes_inside, same_sizes, values_read
 
 _PROGRAMS = frozenset({"Elementwise", "ElementwiseList"})
 
@@ -124,10 +122,7 @@ def _may_stand(old: ir.Value, new: ir.Value, order: _Order) -> bool:
 
 def _is_alike(old: ir.Value, new: ir.Value) -> bool:
     """Whether two values have one type and one shape, all of it known."""
-    if old.dtype is None or old.dtype != new.dtype or old.shape is None or new.shape is None:
-        return False
-    sizes = [d if isinstance(d, int) else d.value for d in old.shape]
-    return None not in sizes and sizes == [d if isinstance(d, int) else d.value for d in new.shape]
+    return old.dtype is not None and old.dtype == new.dtype and same_sizes(old.shape, new.shape)
 
 
 def _reads_before_it_writes(node: ir.Node, old: ir.Value, new: ir.Value) -> bool:

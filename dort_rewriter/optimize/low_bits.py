@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from dort_rewriter.optimize.view import take_place
-
-__all__ = ["BLOCK", "ERROR", "LowBitWeight", "lower_weights", "pack"]
 
 BLOCK = 32
 """Numbers of a column that share a scale."""
@@ -74,7 +73,7 @@ def lower_weights(model: ir.Model, bits: int) -> list[LowBitWeight]:
         _replace(graph, node, product, *packed[key])
     if done:
         graph.opset_imports.setdefault("com.microsoft", 1)
-        _remove_unread(graph)
+        RemoveUnusedNodesPass()(model)  # the weights, and what transposed them
     return done
 
 
@@ -165,17 +164,12 @@ def _replace(
 ) -> None:
     """Multiply by the rounded weight; what was added is added behind."""
     inner, outer = weight.shape
+    settings = {"K": inner, "N": outer, "bits": weight.bits, "block_size": BLOCK}
     made = ir.node(
         "MatMulNBits",
         [product.rows, numbers, scales],
+        {**settings, "accuracy_level": _INTEGER_PRODUCTS},
         domain="com.microsoft",
-        attributes={
-            "K": inner,
-            "N": outer,
-            "bits": weight.bits,
-            "block_size": BLOCK,
-            "accuracy_level": _INTEGER_PRODUCTS,
-        },
         metadata_props={**node.metadata_props, ERROR: f"{weight.error:.2e}"},
         name=node.name,
     )
@@ -183,25 +177,9 @@ def _replace(
     if product.added is not None:
         made.outputs[0].type = node.outputs[0].type
         made.outputs[0].name = f"{node.outputs[0].name}_product"
-        nodes.append(
-            ir.node(
-                "Add",
-                [made.outputs[0], product.added],
-                metadata_props=dict(node.metadata_props),
-                name=f"{node.name}_sum" if node.name else None,
-            )
-        )
+        added = [made.outputs[0], product.added]
+        name = f"{node.name}_sum" if node.name else None
+        nodes.append(ir.node("Add", added, metadata_props=dict(node.metadata_props), name=name))
     graph.insert_before(node, nodes)
     take_place(node.outputs[0], nodes[-1].outputs[0])
     graph.remove(node, safe=True)
-
-
-def _remove_unread(graph: ir.Graph) -> None:
-    """Remove the weights that nobody reads any more, and what transposed them."""
-    for node in list(graph):
-        is_read = any(o.uses() or o.is_graph_output() for o in node.outputs)
-        if node.op_type == "Transpose" and not node.domain and not is_read:
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del graph.initializers[name]

@@ -19,9 +19,6 @@ from dort_rewriter.kernels.operators import (
     OWN_DOMAIN,
     TORCH_FLASH,
 )
-from dort_rewriter.optimize.view import take_place
-
-__all__ = ["differentiate_by_mkl", "multiply_by_mkl", "multiply_small_by_mkl"]
 
 _PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")})
 
@@ -43,27 +40,17 @@ _USUAL = 64
 def multiply_by_mkl(model: ir.Model) -> int:
     """Change a model in place, and return how many products MKL computes now."""
     done = 0
-    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if not _is_product_of_floats(node):
             continue
         settings: dict[str, Any] = {n: a.value for n, a in node.attributes.items()}
-        if settings.pop("transBatchA", 0) or settings.pop("transBatchB", 0):
+        if settings.get("transBatchA", 0) or settings.get("transBatchB", 0):
             continue
-        if not _is_large(node, settings):
-            continue
-        made = ir.node(
-            MKL_PRODUCT,
-            [v for v in node.inputs if v is not None],
-            domain=OWN_DOMAIN,
-            attributes=settings,
-            metadata_props=dict(node.metadata_props),
-            name=node.name,
-        )
-        assert node.graph is not None
-        node.graph.insert_before(node, made)
-        take_place(node.outputs[0], made.outputs[0])
-        node.graph.remove(node, safe=True)
-        done += 1
+        if _is_large(node, settings):
+            node.domain, node.op_type = OWN_DOMAIN, MKL_PRODUCT
+            for name in ("transBatchA", "transBatchB"):
+                node.attributes.pop(name, None)
+            done += 1
     if done:
         model.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
     return done
@@ -87,7 +74,7 @@ def multiply_small_by_mkl(model: ir.Model) -> int:
 
 def _is_product_of_floats(node: ir.Node) -> bool:
     """Whether a node multiplies float32, rows of any number of axes by one matrix."""
-    if (node.domain, node.op_type) not in _PRODUCTS:
+    if (node.domain, node.op_type) not in _PRODUCTS or None in node.inputs:
         return False
     ranks = [v.shape.rank() if v is not None and v.shape is not None else 0 for v in node.inputs]
     types = {v.dtype for v in node.inputs if v is not None}

@@ -9,6 +9,7 @@ and takes models below 2 GB only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,10 +22,8 @@ from dort_rewriter.errors import ExportError
 from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
-from dort_rewriter.optimize.patterns.base import Emitter
-from dort_rewriter.optimize.view import GraphView, take_place
-
-__all__ = ["lower_opset"]
+from dort_rewriter.optimize.patterns.base import Emitter, Replacer
+from dort_rewriter.optimize.view import GraphView
 
 _attribute = GraphView.attribute
 
@@ -50,11 +49,11 @@ def lower_opset(model: ir.Model, opset: int) -> None:
     if opset >= _WRITTEN:
         return
     graphs = [model.graph, *(f.graph for f in model.functions.values())]
+    replacer = Replacer(opset)
     for graph in graphs:
-        emitters: dict[int, Emitter] = {}
         for node in list(graph.all_nodes()):
             if not node.domain and _changed(node.op_type, opset):
-                _lower_node(node, opset, emitters)
+                _lower_node(node, opset, replacer)
     for function in model.functions.values():
         function.opset_imports[""] = opset
     for graph in graphs:
@@ -74,16 +73,26 @@ def _changed(op_type: str, opset: int) -> bool:
     return int(since) > opset
 
 
-def _lower_node(node: ir.Node, opset: int, emitters: dict[int, Emitter]) -> None:
+def _lower_node(node: ir.Node, opset: int, replacer: Replacer) -> None:
     try:
-        if not _adjust(node, opset):
-            _replace(node, opset, emitters)
+        if _adjust(node, opset):
+            return
+        lower = _reduce if node.op_type in _REDUCTIONS else _LOWERED.get(node.op_type)
+        if lower is None:
+            raise _NotLowered("it is younger, or has other inputs there")
+        if not isinstance(node.graph, ir.Graph):
+            raise _NotLowered("it stands in a function")
+        replacer.replace(node, functools.partial(_lowered, lower, node))
     except _NotLowered as reason:
         place = node.metadata_props.get("source", "")
         raise ExportError(
             f"{node.op_type} cannot be written in opset {opset}: {reason}. Choose opset "
             f"{_WRITTEN} or more.{f' {place}' if place else ''}"
         ) from None
+
+
+def _lowered(lower: Lower, node: ir.Node, op: Emitter) -> Any:
+    return lower(op, node, list(node.inputs))
 
 
 def _adjust(node: ir.Node, opset: int) -> bool:
@@ -121,29 +130,6 @@ _DEFAULTS |= {
     f"Reduce{name}": {"noop_with_empty_axes": 0}
     for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 }
-
-
-def _replace(node: ir.Node, opset: int, emitters: dict[int, Emitter]) -> None:
-    graph = node.graph
-    assert graph is not None
-    lower = _reduce if node.op_type in _REDUCTIONS else _LOWERED.get(node.op_type)
-    if lower is None:
-        raise _NotLowered("it is younger, or has other inputs there")
-    if not isinstance(graph, ir.Graph):
-        raise _NotLowered("it stands in a function")
-    emitter = emitters.get(id(graph))
-    if emitter is None:
-        emitter = emitters[id(graph)] = Emitter(graph, opset)
-    emitter.begin(dict(node.metadata_props))
-    found = lower(emitter, node, list(node.inputs))
-    results = found if isinstance(found, list | tuple) else (found,)
-    graph.insert_before(node, emitter.nodes)
-    for old, new in zip(node.outputs, results, strict=False):
-        if new.producer() not in emitter.nodes:  # a value the graph has: keep its name
-            graph.insert_before(node, [copy := ir.node("Identity", [new])])
-            new = copy.outputs[0]
-        take_place(old, new)
-    graph.remove(node, safe=True)
 
 
 def _integers(value: ir.Value | None, what: str) -> list[int]:

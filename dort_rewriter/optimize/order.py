@@ -16,8 +16,6 @@ import onnx_ir as ir
 
 from dort_rewriter.optimize.view import values_read
 
-__all__ = ["order_by_memory", "peak_bytes"]
-
 _UNKNOWN_SIZE = 32
 """What a symbolic dimension counts as."""
 

@@ -26,18 +26,9 @@ from dort_rewriter.optimize.order import order_by_memory
 from dort_rewriter.optimize.patterns import kernels, onnxruntime, standard
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding
-from dort_rewriter.optimize.rewriting import OptimizeReport, Rewriting
+from dort_rewriter.optimize.rewriting import OptimizeReport, Rewriting, RuleReport
 from dort_rewriter.optimize.view import GraphView, KernelQuery
 from dort_rewriter.options import OptimizationOptions
-
-__all__ = [
-    "SETS",
-    "Selected",
-    "asks_for_kernels",
-    "get_pattern_list",
-    "optimize",
-    "select",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +44,15 @@ SETS: Mapping[str, Sequence[Kind]] = {
 }
 """Every rule and pass, in the order they are tried. ``experimental`` is ``kernels`` as it was
 called first: nothing else is in it, and nothing that is not measured."""
+
+RETIRED = frozenset(
+    (
+        "AddMulTranspose ClipClip ConcatConcat ConcatSlice ExpandExpand "
+        "MaskedShapeScatterND NotNot NotWhere PowToMul SliceSlice SplitConcat TriMatrix"
+    ).split()
+)
+"""Names of rules that were published and do nothing now: they gained nothing on any whole program,
+no graph of torch needs them, or onnxruntime does the same."""
 
 
 @functools.cache
@@ -84,11 +84,6 @@ def get_pattern_list(
         for rule in _resolve(item) if sign == "+" else ():
             chosen.pop(rule.name, None)
     return list(chosen.values())
-
-
-def select(patterns: Selection) -> list[Selected]:
-    """The rules and passes of ``OptimizationOptions.patterns``."""
-    return get_pattern_list(patterns)
 
 
 def asks_for_kernels(patterns: Selection) -> bool:
@@ -132,6 +127,8 @@ def _resolve(item: Any) -> list[Selected]:
         raise OptionError(f"{item!r} is neither the name of a pattern nor a pattern.")
     if item in SETS:
         return [kind() for kind in SETS[item]]
+    if item in RETIRED:
+        return []
     if (kind := _known().get(item)) is not None:
         return [kind()]
     names = [*SETS, *_known()]
@@ -213,7 +210,7 @@ def optimize(
     if options.order not in ORDERS:
         raise OptionError(f"order={options.order!r} is none of {', '.join(map(repr, ORDERS))}.")
     report = OptimizeReport(nodes_before=model.graph.num_nodes())
-    chosen = select(options.patterns)
+    chosen = get_pattern_list(options.patterns)
     if options.constant_folding:
         folding = ConstantFolding(everything=True)
         chosen = [folding, *(rule for rule in chosen if rule.name != folding.name)]
@@ -245,24 +242,37 @@ def _apply(
 ) -> None:
     rules = [r for r in chosen if isinstance(r, Rule) and not r.late]
     late_rules = [r for r in chosen if isinstance(r, Rule) and r.late]
-    passes = [p for p in chosen if isinstance(p, GraphPass)]
+    listed = [p for p in chosen if isinstance(p, GraphPass)]
+    runs = {
+        p: functools.partial(_run_pass, p, entry, view, check)
+        for p, entry in zip(listed, report.entries([p.name for p in listed]), strict=True)
+    }
+    early, late, last = (
+        [run for p, run in runs.items() if (p.late, p.last) == when]
+        for when in ((False, False), (True, False), (False, True))
+    )
     folder = options.dump_applied_patterns
     observer = ApplicationWriter(view.model, folder) if folder is not None else None
     for _ in range(_TURNS):
         left = -1 if options.max_iter < 0 else max(options.max_iter - report.rounds, 0)
         rewriting = Rewriting(view, rules, report, observer, check)
         _run_rules(rewriting, left, check)
-        changed = sum(_run_pass(p, view, report, check) for p in passes if not p.late)
+        changed = sum(run() for run in early)
         if not changed and late_rules:
             changed = _run_rules(Rewriting(view, late_rules, report, observer, check), -1, check)
         if not changed:
-            changed = sum(_run_pass(p, view, report, check) for p in passes if p.late)
+            changed = sum(run() for run in late)
         if not changed and options.remove_unused:
             changed = _remove_unused(view)
         limited = options.max_iter >= 0 and report.rounds >= options.max_iter
         if not changed or limited or rewriting.gave_up:
-            return
-    logger.warning("Optimization stopped: rules and passes seem to undo each other. %s", report)
+            break
+    else:
+        logger.warning(
+            "Optimization stopped: rules and passes seem to undo each other. %s", report
+        )
+    for run in last:
+        run()
 
 
 def _run_rules(rewriting: Rewriting, rounds: int, check: RuleCheck | None) -> int:
@@ -285,10 +295,7 @@ def _remove_unused(view: GraphView) -> int:
     return before - view.graph.num_nodes()
 
 
-def _run_pass(
-    work: GraphPass, view: GraphView, report: OptimizeReport, check: RuleCheck | None
-) -> int:
-    (entry,) = report.entries([work.name])
+def _run_pass(work: GraphPass, entry: RuleReport, view: GraphView, check: RuleCheck | None) -> int:
     start, before = time.perf_counter(), view.graph.num_nodes()
     entry.tried += 1
     changed = work.run(view)
@@ -296,5 +303,5 @@ def _run_pass(
     entry.removed += max(before - view.graph.num_nodes(), 0)
     entry.seconds += time.perf_counter() - start
     if changed and check is not None:
-        check.whole(f"The model after {work.name}")
+        check.whole(f"The model after {entry.name}")
     return changed

@@ -4,13 +4,20 @@ Casts around the nodes whose element types have no kernel there: narrow types ar
 wider one and rounded back, bfloat16 and float16 in float32, small integers and bool in int32 or
 int64. float64 is not narrowed: such a node is given back.
 
-Other nodes in the place of those that the kernels at hand compute wrongly: onnxruntime 1.19 gives
-1 for the error function of NaN, NaN for the square root of infinity and 0.0 for that of -0.0, 0.0
-for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16, a number for the Min and
-the Max of a NaN of float16 that is repeated along the last axis, NaN for the PRelu of infinity,
-and the Log of the smallest normal number for those below it. Up to 1.32, Tanh and Sigmoid of
-float32 are above 1 at some numbers (8.34, 17.84), Sigmoid is 0 below -18, and Where, which adds
-zeros to what it chooses, makes 0.0 of -0.0: ONNX has no other one, but there is our kernel.
+Other nodes in the place of those that the kernels at hand compute wrongly.
+
+onnxruntime 1.19 gives 1 for the error function of NaN, NaN for the square root of infinity and 0.0
+for that of -0.0, 0.0 for -0.0 rounded up or down, 0 for the Relu of a single NaN of float16, a
+number for the Min and the Max of a NaN of float16 that is repeated along the last axis, NaN for
+the PRelu of infinity, and the Log of the smallest normal number for those below it. Up to 1.32,
+Tanh and Sigmoid of float32 are above 1 at some numbers (8.34, 17.84), Sigmoid is 0 below -18, and
+Where, which adds zeros to what it chooses, makes 0.0 of -0.0: ONNX has no other one, but there is
+our kernel.
+
+OpenVINO's kernels for processors take a number for a NaN in Relu, Clip, Max and Min, infinity in
+Exp, a NaN for larger than any number, 0.0 for the negation of 0.0, and leave a row of Softmax
+numbers beside a NaN; a layer norm with its moments is refused by some releases. Seen with
+``onnxruntime-ep-openvino`` 1.8.1 and ``onnxruntime-openvino`` 1.24.1.
 
 Products of a value with itself get a copy: onnxruntime 1.19 counts who still reads a Transpose (or
 the Cast behind it) that it takes into a product, and one product that reads it twice as two: there
@@ -21,8 +28,9 @@ Results of kernels that nobody reads get no name, and are not computed.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx.defs
@@ -30,23 +38,11 @@ import onnx_ir as ir
 
 from dort_rewriter.dtypes import holds
 from dort_rewriter.graph.defects import MOVES
-from dort_rewriter.graph.writer import Writer, signed_one
+from dort_rewriter.graph.writer import signed_one
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
-from dort_rewriter.optimize.patterns.base import Emitter
+from dort_rewriter.optimize.patterns.base import Emitter, Replacer
 from dort_rewriter.optimize.patterns.kernels.programs import is_instruction, write_program
 from dort_rewriter.optimize.view import take_place
-
-__all__ = [
-    "SUBSTITUTED",
-    "HasKernel",
-    "IsWrong",
-    "compute_halves_in_float",
-    "drop_unused_results",
-    "fit_to_provider",
-    "fit_to_standard",
-    "separate_operands",
-    "substitute",
-]
 
 HasKernel = Callable[[ir.Node, Sequence[ir.DataType | None]], bool]
 """Whether a node runs when its inputs have these types."""
@@ -199,149 +195,177 @@ def _cast(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Node:
 IsWrong = Callable[[str, ir.DataType], bool]
 """Whether the kernel of an operator is wrong for a type."""
 
-_MARK = "substitute"
+Write = Callable[..., Any]
+"""Writes what stands for a node, given the node and its inputs; None where it stays as it is."""
 
 
-def _erf(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    (x,) = inputs
-    result: ir.Value = op.Where(op.IsNaN(x), x, op.Erf(x))
-    return result
+def _log(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
+    """Of small numbers that of a product which is a normal number, less that of the factor."""
+    small = op.Sub(op.Log(op.Mul(x, 2.0**60)), 60 * math.log(2))
+    return op.Where(op.Less(x, 2.0**-100), small, op.Log(x))
 
 
-def _relu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    (x,) = inputs
-    result: ir.Value = op.Where(op.Less(x, 0), 0, x)
-    return result
-
-
-def _sqrt(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
+def _sqrt(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
     """In float64, of which the rounded root is the root rounded once."""
-    (x,) = inputs
     assert x.dtype is not None
     return op.cast(op.Sqrt(op.cast(x, ir.DataType.DOUBLE)), x.dtype)
 
 
-def _log(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    """Of small numbers that of a product which is a normal number, less that of the factor."""
-    (x,) = inputs
-    small = op.Sub(op.Log(op.Mul(x, 2.0**60)), 60 * math.log(2))
-    result: ir.Value = op.Where(op.Less(x, 2.0**-100), small, op.Log(x))
-    return result
+def _with_sign(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
+    """A rounded number, which has the sign of the number, or is zero."""
+    return op.Mul(op.Abs(op.again(node, x)), signed_one(op, x))
 
 
-def _prelu(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    x, slope = inputs
-    result: ir.Value = op.Where(op.Less(x, 0), op.Mul(x, slope), x)
-    return result
+def _in_float(op: Emitter, node: ir.Node, *inputs: ir.Value) -> ir.Value:
+    dtype = inputs[0].dtype
+    assert dtype is not None
+    return op.cast(op.again(node, *(op.cast(x, ir.DataType.FLOAT) for x in inputs)), dtype)
 
 
-def _sigmoid(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    (x,) = inputs
-    result: ir.Value = op.Div(1, op.Add(op.Exp(op.Neg(x)), 1))
-    return result
+def _relu(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
+    return op.Where(op.Less(x, 0), 0, x)
 
 
-def _tanh(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-    (x,) = inputs
-    result: ir.Value = op.Clip(op.Tanh(x), -1, 1)
-    return result
-
-
-def _with_sign(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
-    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-        """A rounded number, which has the sign of the number, or is zero."""
-        (x,) = inputs
-        result: ir.Value = op.Mul(op.Abs(op.call(name, x)), signed_one(op, x))
-        return result
-
-    return computed
-
-
-def _in_float(name: str) -> Callable[[Writer, Sequence[ir.Value]], ir.Value]:
-    def computed(op: Writer, inputs: Sequence[ir.Value]) -> ir.Value:
-        dtype = inputs[0].dtype
-        assert dtype is not None
-        wide = [op.cast(x, ir.DataType.FLOAT) for x in inputs]
-        return op.cast(op.call(name, *wide), dtype)
-
-    return computed
-
-
-SUBSTITUTED: dict[str, Callable[[Writer, Sequence[ir.Value]], ir.Value]] = {
-    "Ceil": _with_sign("Ceil"),
-    "Erf": _erf,
-    "Floor": _with_sign("Floor"),
+SUBSTITUTED: Mapping[str, Write] = {
+    "Ceil": _with_sign,
+    "Erf": lambda op, node, x: op.Where(op.IsNaN(x), x, op.Erf(x)),
+    "Floor": _with_sign,
     "Log": _log,
-    "Max": _in_float("Max"),
-    "Min": _in_float("Min"),
-    "PRelu": _prelu,
+    "Max": _in_float,
+    "Min": _in_float,
+    "PRelu": lambda op, node, x, slope: op.Where(op.Less(x, 0), op.Mul(x, slope), x),
     "Relu": _relu,
-    "Sigmoid": _sigmoid,
+    "Sigmoid": lambda op, node, x: op.Div(1, op.Add(op.Exp(op.Neg(x)), 1)),
     "Sqrt": _sqrt,
-    "Tanh": _tanh,
+    "Tanh": lambda op, node, x: op.Clip(op.Tanh(x), -1, 1),
 }
+"""What stands for the operators that onnxruntime computes wrongly."""
 
-_KNOWN = frozenset({*SUBSTITUTED, "Where"})
+
+def _itself(op: Emitter, node: ir.Node, x: ir.Value, *_: ir.Value) -> ir.Value:
+    """A NaN stays what it is."""
+    return op.Where(op.IsNaN(x), x, op.again(node, *node.inputs))
+
+
+def _extreme(op: Emitter, node: ir.Node, *inputs: ir.Value) -> ir.Value:
+    def of_two(a: ir.Value, b: ir.Value) -> ir.Value:
+        first = op.Less(a, b) if node.op_type == "Min" else op.Less(b, a)
+        return op.Where(op.Or(first, op.IsNaN(a)), a, b)
+
+    return functools.reduce(of_two, inputs)
+
+
+def _to_bool(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:
+    """A NaN is true."""
+    is_meant = node.attributes["to"].as_int() == ir.DataType.BOOL
+    return op.Not(op.Equal(x, 0)) if is_meant else None
+
+
+def _of_a_row(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
+    """One NaN makes the row it is in NaN."""
+    axis = node.attributes.get_int("axis", -1)
+    computed = op.again(node, x)
+    total = op.ReduceSum(computed, [axis], keepdims=1)
+    return op.Where(op.IsNaN(total), math.nan, computed)
+
+
+def _norm(
+    op: Emitter, node: ir.Node, x: ir.Value, scale: ir.Value, *bias: ir.Value
+) -> tuple[ir.Value, ...] | None:
+    """A layer norm with its moments, which some releases refuse."""
+    is_read = any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
+    if not is_read or x.shape is None:
+        return None
+    axes = list(range(node.attributes.get_int("axis", -1) % len(x.shape), len(x.shape)))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    apart = op.Sub(x, mean)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    spread = op.Add(op.ReduceMean(op.Mul(apart, apart), axes, keepdims=1), epsilon)
+    inverse = op.Reciprocal(op.Sqrt(spread))
+    result = op.Mul(op.Mul(apart, inverse), scale)
+    for added in bias:
+        result = op.Add(result, added)
+    return result, mean, inverse
+
+
+KEEPING: Mapping[str, Write] = {
+    "Cast": _to_bool,
+    "Clip": _itself,
+    "Exp": _itself,
+    "Greater": lambda op, node, a, b: op.Less(b, a),
+    "GreaterOrEqual": lambda op, node, a, b: op.LessOrEqual(b, a),
+    "HardSigmoid": _itself,
+    "LayerNormalization": _norm,
+    "LogSoftmax": _of_a_row,
+    "Max": _extreme,
+    "Min": _extreme,
+    "Neg": lambda op, node, x: op.Mul(x, -1),
+    "Relu": _relu,
+    "Softmax": _of_a_row,
+}
+"""What OpenVINO computes as torch does, in the place of operators that let NaN go."""
 
 
 def substitute(model: ir.Model, is_wrong: IsWrong, *, own_kernels: bool) -> int:
     """Replace the nodes with a wrong kernel, by kernels of ours if they may be used; return how
     many there were."""
-    found = [n for n in model.graph.all_nodes() if _is_meant(n, is_wrong)]
-    changed = 0
-    for node in found:
-        if own_kernels and _by_ours(node):
-            model.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
-        elif node.op_type in SUBSTITUTED:
-            _by_standard(node, model.graph.opset_imports.get("", 18))
-        else:
-            continue
-        changed += 1
-    return changed
+
+    def choose(node: ir.Node) -> Write | None:
+        dtype = node.outputs[0].dtype
+        if node.op_type not in SUBSTITUTED and node.op_type != "Where":
+            return None
+        if dtype is None or not is_wrong(node.op_type, dtype):
+            return None
+        shape = node.outputs[0].shape
+        if own_kernels and shape is not None and len(shape) <= OWN_MOST_AXES:
+            return _by_ours if is_instruction(node) else SUBSTITUTED.get(node.op_type)
+        return SUBSTITUTED.get(node.op_type)
+
+    return _replace_nodes(model, choose, "substitute")
 
 
-def _is_meant(node: ir.Node, is_wrong: IsWrong) -> bool:
-    if node.domain or node.op_type not in _KNOWN or node.metadata_props.get("rule") == _MARK:
-        return False
-    if node.op_type in ("Max", "Min") and len(node.inputs) == 1:  # a copy
-        return False
-    dtype = node.outputs[0].dtype
-    return dtype is not None and is_wrong(node.op_type, dtype)
-
-
-def _by_ours(node: ir.Node) -> bool:
-    value = node.outputs[0]
-    if value.dtype is None or value.shape is None or len(value.shape) > OWN_MOST_AXES:
-        return False
-    if not is_instruction(node):
-        return False
-    program = write_program([node], [value])
-    ours = ir.node(
+def _by_ours(op: Emitter, node: ir.Node, *_: ir.Value) -> ir.Value:
+    program = write_program([node], node.outputs)
+    return op.call(
         "Elementwise",
-        program.inputs,
-        {"program": program.code, "results": program.results},
+        *program.inputs,
         domain=OWN_DOMAIN,
-        metadata_props={**node.metadata_props, "rule": _MARK},
+        program=program.code,
+        results=program.results,
     )
-    _put(node, [ours], ours.outputs[0])
-    return True
 
 
-def _by_standard(node: ir.Node, opset: int) -> None:
-    graph, inputs = node.graph, [x for x in node.inputs if x is not None]
-    assert isinstance(graph, ir.Graph)
-    emitter = Emitter(graph, opset)
-    emitter.begin({**node.metadata_props, "rule": _MARK})
-    result = SUBSTITUTED[node.op_type](emitter, inputs)
-    _put(node, emitter.nodes, result)
+def keep_special_numbers(model: ir.Model) -> int:
+    """Replace the nodes of float32 that OpenVINO computes otherwise than torch; return how many
+    there were."""
+
+    def choose(node: ir.Node) -> Write | None:
+        first = node.inputs[0] if node.inputs else None
+        is_meant = first is not None and first.dtype == ir.DataType.FLOAT
+        return KEEPING.get(node.op_type) if is_meant else None
+
+    return _replace_nodes(model, choose, "special numbers")
 
 
-def _put(node: ir.Node, nodes: list[ir.Node], result: ir.Value) -> None:
-    graph = node.graph
-    assert graph is not None
-    graph.insert_before(node, nodes)
-    take_place(node.outputs[0], result)
-    graph.remove(node, safe=True)
+def _replace_nodes(model: ir.Model, choose: Callable[[ir.Node], Write | None], rule: str) -> int:
+    """Replace what is chosen of the standard operators; what was written here stays."""
+    replacer = Replacer(model.graph.opset_imports.get("", 18), rule=rule)
+    done = 0
+    for node in list(model.graph.all_nodes()):
+        if node.domain or node.metadata_props.get("rule") == rule:
+            continue
+        if node.op_type in ("Max", "Min") and len(node.inputs) == 1:  # a copy
+            continue
+        if isinstance(node.graph, ir.Graph) and (write := choose(node)) is not None:
+            inputs = [x for x in node.inputs if x is not None]
+            done += replacer.replace(node, functools.partial(_written, write, node, inputs))
+    if any(node.domain == OWN_DOMAIN for node in model.graph.all_nodes()):
+        model.graph.opset_imports.setdefault(OWN_DOMAIN, 1)
+    return done
+
+
+def _written(write: Write, node: ir.Node, inputs: list[ir.Value], op: Emitter) -> Any:
+    return write(op, node, *inputs)
 
 
 _PRODUCTS = {("", "MatMul"), ("com.microsoft", "FusedMatMul")}

@@ -12,16 +12,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from dort_rewriter.errors import OptimizeError, calling
 from dort_rewriter.optimize.checking import RuleCheck
 from dort_rewriter.optimize.patterns.base import Emitter, Match, Refusal, Rule
-from dort_rewriter.optimize.view import GraphView, operator, take_name
-
-__all__ = ["Application", "Observer", "OptimizeReport", "Rewriting", "RuleReport"]
+from dort_rewriter.optimize.view import GraphView, take_name
 
 logger = logging.getLogger(__name__)
 
@@ -134,13 +132,13 @@ class Rewriting:
         self.observer = observer
         self.check = check
         self.emitter = Emitter(view.graph, view.opset)
-        self._by_root: dict[str, list[tuple[Rule, RuleReport, _Guard]]] = defaultdict(list)
+        self._by_root: dict[_Operator, list[_Listed]] = defaultdict(list)
         rules = list(rules)
         names = [type(rule).__name__ for rule in rules]
         for rule, entry in zip(rules, report.entries(names), strict=True):
-            guard = _guard(rule)
-            for root in rule.roots:
-                self._by_root[root].append((rule, entry, guard))
+            listed = _Listed(rule, entry, frozenset(map(_operator, rule.reads)), _guard(rule))
+            for root in map(_operator, rule.roots):
+                self._by_root[root].append(listed)
         self.gave_up = False
         """Whether rules undid each other for so long that the work was stopped."""
         self._budget = 1000 + 10 * self.graph.num_nodes()
@@ -174,10 +172,17 @@ class Rewriting:
 
     def _try(self, node: ir.Node, touched: dict[ir.Node, None]) -> bool:
         """Apply the first rule that matches at a node."""
-        listed = self._by_root.get(operator(node), ())
-        made = _operators_before(node) if listed else frozenset()
-        for rule, entry, guard in listed:
-            if rule.reads and made.isdisjoint(rule.reads):
+        listed = self._by_root.get((node.domain, node.op_type), ())
+        made: set[_Operator] = set()
+        for value in node.inputs if listed and node.outputs else ():
+            if value is not None and (maker := value.producer()) is not None:
+                made.add((maker.domain, maker.op_type))
+            elif value is not None and value.const_value is not None:
+                made.add(_CONSTANT)
+        for rule, entry, reads, guard in listed:
+            if reads and made.isdisjoint(reads):
+                continue
+            if rule.of_type is not None and node.outputs[0].dtype != rule.of_type:
                 continue
             start = time.perf_counter()
             entry.tried += 1
@@ -324,18 +329,27 @@ class Rewriting:
         return len(removed)
 
 
-def _operators_before(node: ir.Node) -> frozenset[str]:
-    """The operators that make the inputs of a node."""
-    makers = (v.producer() for v in node.inputs if v is not None)
-    return frozenset(
-        f"{m.domain}::{m.op_type}" if m.domain else m.op_type for m in makers if m is not None
-    )
+_Operator = tuple[str, str]
+"""Its domain, and its name."""
+
+_CONSTANT: _Operator = ("", "Constant")
 
 
-_Guard = contextlib.AbstractContextManager[None]
+def _operator(text: str) -> _Operator:
+    domain, _, name = text.rpartition("::")
+    return domain, name
 
 
-def _guard(rule: Rule) -> _Guard:
+class _Listed(NamedTuple):
+    """A rule, what it did so far, and what decides whether and how it is asked."""
+
+    rule: Rule
+    entry: RuleReport
+    reads: frozenset[_Operator]
+    guard: contextlib.AbstractContextManager[None]
+
+
+def _guard(rule: Rule) -> contextlib.AbstractContextManager[None]:
     """What a rule is called in: an error of the user's is told from one of this package."""
     if type(rule).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return contextlib.nullcontext()
@@ -353,11 +367,9 @@ def _unsafe(node: ir.Node) -> str | None:
         s is not None and len(s) < 2 for s in shapes
     ):
         return "a product with a vector is fused wrongly"
-    if node.op_type != "Transpose" or shapes[0] is None:
-        return None
-    perm = node.attributes.get("perm")
-    order = list(range(len(shapes[0])))[::-1] if perm is None else list(perm.as_ints())
-    return "an identity Transpose is computed wrongly" if order == sorted(order) else None
+    order = GraphView.order(node) if node.op_type == "Transpose" else None
+    in_order = order is not None and order == sorted(order)
+    return "an identity Transpose is computed wrongly" if in_order else None
 
 
 def _redirect(

@@ -8,7 +8,7 @@ of a tensor ``[N, M]`` holds ``M``, though nobody knows its number yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,6 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import UNKNOWN, Dim, same
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
-
-__all__ = [
-    "Dim",
-    "GraphView",
-    "KernelQuery",
-    "nodes_inside",
-    "take_name",
-    "take_place",
-    "values_read",
-]
 
 KernelQuery = Callable[..., bool]
 """``(op_type, domain, version, input dtypes, attributes=, outputs=) -> bool``: whether the chosen
@@ -73,14 +63,14 @@ class GraphView:
     # -- constants -----------------------------------------------------------------------------
 
     @staticmethod
-    def constant(value: ir.Value | None) -> Array | None:
-        """The constant a value holds; None when it is not one.
+    def constant(value: ir.Value | None, most: int | None = None) -> Array | None:
+        """The constant a value holds; None when it is not one, or of more than ``most`` elements.
 
         An initializer that is an input of the model too may be overridden: it is no constant.
         """
         if value is None or (tensor := value.const_value) is None or value.is_graph_input():
             return None
-        return tensor.numpy()
+        return None if most is not None and tensor.size > most else tensor.numpy()
 
     def scalar(self, value: ir.Value | None) -> Any:
         """The number of a constant of one element; None when it is not one."""
@@ -89,9 +79,10 @@ class GraphView:
         array = self.constant(value)
         return None if array is None else array.ravel()[0].item()
 
-    def integers(self, value: ir.Value | None) -> list[int] | None:
+    @staticmethod
+    def integers(value: ir.Value | None) -> list[int] | None:
         """A constant as a list of integers."""
-        array = self.constant(value)
+        array = GraphView.constant(value)
         return None if array is None else [int(i) for i in array.ravel()]
 
     # -- types and shapes ----------------------------------------------------------------------
@@ -117,9 +108,7 @@ class GraphView:
     @staticmethod
     def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
         """Whether two values are known to have the same shape."""
-        if a is None or b is None or a.shape is None or b.shape is None:
-            return False
-        return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
+        return a is not None and b is not None and same_sizes(a.shape, b.shape)
 
     def sizes(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
         """The integers a value of rank 0 or 1 holds, symbols for those known at run time:
@@ -134,21 +123,22 @@ class GraphView:
         attribute = node.attributes.get(name)
         return default if attribute is None else attribute.value
 
-    def order(self, node: ir.Node) -> list[int] | None:
-        """The order in which a Transpose gives the axes; None when the rank is unknown."""
-        rank = self.rank(node.inputs[0])
-        if rank is None:
-            return None
-        return list(self.attribute(node, "perm", range(rank - 1, -1, -1)))
+    @staticmethod
+    def order(node: ir.Node) -> list[int] | None:
+        """The order in which a Transpose gives the axes; None when it is not known."""
+        rank = GraphView.rank(node.inputs[0])
+        order = GraphView.attribute(node, "perm", None if rank is None else range(rank)[::-1])
+        return None if order is None else list(order)
 
-    def axes(self, node: ir.Node, rank: int | None = None) -> list[int] | None:
+    @staticmethod
+    def axes(node: ir.Node, rank: int | None = None) -> list[int] | None:
         """The axes of a reduction, Squeeze or Unsqueeze (input or attribute), normalized
         when the rank is given; [] stands for axes left out; None for axes computed at run time."""
         if "axes" in node.attributes:
-            found = [int(a) for a in self.attribute(node, "axes")]
+            found = [int(a) for a in GraphView.attribute(node, "axes")]
         elif len(node.inputs) < 2 or node.inputs[1] is None:
             found = []
-        elif (integers := self.integers(node.inputs[1])) is None:
+        elif (integers := GraphView.integers(node.inputs[1])) is None:
             return None
         else:
             found = integers
@@ -183,6 +173,14 @@ class GraphView:
             outputs=results,
             shapes=shapes,
         )
+
+
+def same_sizes(a: Iterable[Dim] | None, b: Iterable[Dim] | None) -> bool:
+    """Whether two shapes are known to be the same."""
+    if a is None or b is None:
+        return False
+    x, y = tuple(a), tuple(b)
+    return len(x) == len(y) and all(map(same, x, y))
 
 
 def operator(node: ir.Node) -> str:

@@ -23,9 +23,10 @@ from dort_rewriter.aten import (
     rebase_strided,
     results_of,
     settle_blocks,
+    source_line,
     writes_overlapping,
 )
-from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.errors import UnsupportedOp, working_on
 from dort_rewriter.export.dispatcher import RANDOM, Dispatcher
 from dort_rewriter.export.torch_calls import is_called, mark_called
 from dort_rewriter.plan.nodes import (
@@ -51,16 +52,6 @@ from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
 from dort_rewriter.torch_defects.metadata import correct_metadata
 from dort_rewriter.trace import AtenPass, PassRun, passes_of, run_passes, went_through
 
-__all__ = [
-    "DECIDE",
-    "PREPARE",
-    "GraphPlan",
-    "belongs_in_torch",
-    "plan_graph",
-    "plan_whole",
-    "prepare",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
@@ -83,6 +74,9 @@ class GraphPlan:
     """What sessions call in torch, and why."""
     passes: tuple[PassRun, ...] = ()
     """The passes that the graph went through, those of its capture first."""
+    timed: Mapping[str, float] = field(default_factory=dict)
+    """The seconds of a call by each of the plans of the graph that ``autotune`` has tried: this
+    one was the fastest."""
 
     def dispatcher(self, provider: str) -> Dispatcher:
         """What converts the nodes for a provider: as planned, if it is the one planned for."""
@@ -121,7 +115,15 @@ class GraphPlan:
             why = "" if plan.reason is None else f": {plan.reason}"
             lines.append(f"{node.name} = {plan.op} by {how}{why}")
         lines.append(f"{len(self.blocks) or int(self.whole)} session(s) on {self.provider}")
+        if self.timed:
+            lines.append(describe_times(self.timed))
         return "\n".join(lines)
+
+
+def describe_times(timed: Mapping[str, float]) -> str:
+    """What ``autotune`` chose among plans, and their times."""
+    times = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in timed.items())
+    return f"{min(timed, key=timed.__getitem__)}, chosen by autotune: {times}"
 
 
 class _Draft:
@@ -233,20 +235,21 @@ def _correct_layouts(draft: _Draft) -> int:
 
 def _place_nodes(draft: _Draft) -> int:
     """Decide by each node alone."""
-    for node in draft.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if node.op == "get_attr" or node.target is operator.getitem:
-            if node in draft.shared:
-                draft.refused[node] = unsupported(node, SHARED)
-            continue
+    nodes = [n for n in draft.graph.nodes if n.op not in ("placeholder", "output")]
+    for node in nodes:
         mark_called(node, called=False)
-        plan = draft.chooser.choose(node)
-        if node in draft.shared:
-            plan = NodePlan(plan.op, "torch", None, reason=SHARED)
-        set_plan(node, plan)
-        if plan.by == "torch":
-            draft.refused[node] = unsupported(node, plan.reason or "no converter")
+    with working_on(lambda: source_line(node)):
+        for node in nodes:
+            if node.op == "get_attr" or node.target is operator.getitem:
+                if node in draft.shared:
+                    draft.refused[node] = unsupported(node, SHARED)
+                continue
+            plan = draft.chooser.choose(node)
+            if node in draft.shared:
+                plan = NodePlan(plan.op, "torch", None, reason=SHARED)
+            set_plan(node, plan)
+            if plan.by == "torch":
+                draft.refused[node] = unsupported(node, plan.reason or "no converter")
     return len(draft.refused)
 
 

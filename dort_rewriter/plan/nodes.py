@@ -15,7 +15,7 @@ import torch
 
 from dort_rewriter import env
 from dort_rewriter.aten import source_line
-from dort_rewriter.errors import UnsupportedOp, working_on
+from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.annotations import leaves_model
 from dort_rewriter.export.complex_numbers import complex_converters
 from dort_rewriter.export.converters.cumulative import has_known_size
@@ -34,6 +34,7 @@ from dort_rewriter.plan.placement import (
     KERNEL,
     MOVING,
     ONE_KERNEL,
+    ORDERED,
     PLACED,
     RUNNING,
     TIES,
@@ -46,16 +47,6 @@ from dort_rewriter.plan.placement import (
 )
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
-
-__all__ = [
-    "Chooser",
-    "Computer",
-    "NodePlan",
-    "Planned",
-    "plan_of",
-    "set_plan",
-    "unsupported",
-]
 
 Computer = Literal["session", "call", "torch"]
 """A session, torch called out of a session, torch between sessions."""
@@ -79,8 +70,7 @@ class NodePlan:
 
 def plan_of(node: torch.fx.Node) -> NodePlan | None:
     """What was decided about a node; None for what nobody computes, and inside of bodies."""
-    found: NodePlan | None = node.meta.get(_PLAN)
-    return found
+    return node.meta.get(_PLAN)
 
 
 def set_plan(node: torch.fx.Node, plan: NodePlan) -> None:
@@ -103,10 +93,6 @@ class Chooser:
 
     def choose(self, node: torch.fx.Node) -> NodePlan:
         """Decide by the node alone."""
-        with working_on(functools.partial(source_line, node)):
-            return self._choose(node)
-
-    def _choose(self, node: torch.fx.Node) -> NodePlan:
         name = op_name(node.target)
         found = self.dispatcher.find(node)
         if isinstance(found, str):
@@ -119,7 +105,7 @@ class Chooser:
             reason = PLACED
         if reason is None and not self.on_cpu:
             reason = has_other_numbers(node, name, self.provider)
-        if reason is None and plan.converter is builtin_converters().get(name):
+        if reason is None and name in ORDERED and plan.converter is builtin_converters().get(name):
             reason = TIES if has_torchs_order(node, name, has_kernel=self.has_own) else None
         ours = (builtin_converters().get(name), complex_converters().get(name))
         if reason is None and plan.converter in ours and _is_one_kernel(node, name):

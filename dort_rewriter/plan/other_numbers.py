@@ -14,8 +14,6 @@ import torch
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.runtime.providers import OPENVINO
 
-__all__ = ["OTHER_NUMBERS", "has_other_numbers", "share_of_eager"]
-
 _IN_INT32 = f"{OPENVINO} computes its integers in int32"
 _SATURATES = f"{OPENVINO} keeps the largest number where one of its type begins anew"
 _UNROUNDED = f"{OPENVINO} computes halves in float32, without their roundings"
@@ -43,33 +41,15 @@ _LOSES_SIGN = f"{OPENVINO} gives 0.0 for -0.0"
 _FAR_OFF = f"{OPENVINO} is far off where results are small"
 _DIVIDES = f"{OPENVINO} gives NaN for a number divided by infinity"
 
+_BY_REASON = {
+    _DROPS_NAN: "amax amin aminmax argmax argmin cummax cummin kthvalue logcumsumexp logsumexp "
+    "max min sort topk",
+    _DIVIDES: "div.Tensor_mode div.Scalar_mode floor_divide",
+    _LOSES_SIGN: "fmod remainder",
+    _FAR_OFF: "lgamma log_sigmoid_forward logaddexp mish softplus",
+}
 _OPERATORS: Mapping[str, Mapping[str, str]] = {
-    OPENVINO: {
-        "aten::amax": _DROPS_NAN,
-        "aten::amin": _DROPS_NAN,
-        "aten::aminmax": _DROPS_NAN,
-        "aten::argmax": _DROPS_NAN,
-        "aten::argmin": _DROPS_NAN,
-        "aten::cummax": _DROPS_NAN,
-        "aten::cummin": _DROPS_NAN,
-        "aten::div.Tensor_mode": _DIVIDES,
-        "aten::div.Scalar_mode": _DIVIDES,
-        "aten::floor_divide": _DIVIDES,
-        "aten::fmod": _LOSES_SIGN,
-        "aten::kthvalue": _DROPS_NAN,
-        "aten::lgamma": _FAR_OFF,
-        "aten::log_sigmoid_forward": _FAR_OFF,
-        "aten::logaddexp": _FAR_OFF,
-        "aten::logcumsumexp": _DROPS_NAN,
-        "aten::logsumexp": _DROPS_NAN,
-        "aten::max": _DROPS_NAN,
-        "aten::min": _DROPS_NAN,
-        "aten::mish": _FAR_OFF,
-        "aten::remainder": _LOSES_SIGN,
-        "aten::softplus": _FAR_OFF,
-        "aten::sort": _DROPS_NAN,
-        "aten::topk": _DROPS_NAN,
-    }
+    OPENVINO: {f"aten::{n}": why for why, names in _BY_REASON.items() for n in names.split()}
 }
 
 OTHER_NUMBERS = frozenset(

@@ -50,14 +50,6 @@ from dort_rewriter.signature import (
     inverse_order,
 )
 
-__all__ = [
-    "SHARED",
-    "ArgumentSizes",
-    "ModelOutput",
-    "OutputPlan",
-    "plan_outputs",
-]
-
 _OPERATIONS: dict[Any, Literal["add", "mul", "floordiv", "mod", "min", "max"]] = {
     sympy.Add: "add",
     sympy.Mul: "mul",
@@ -250,17 +242,21 @@ class _Planner:
         """The position of each node among the outputs of the model."""
         self.outputs: list[ModelOutput] = []
         self.left: list[torch.fx.Node] = []
-        self.chains = self._chains()
+        nodes = [n for n in leaves if isinstance(n, torch.fx.Node)]
+        self.free = frozenset(filter(is_layout_free, nodes))
+        """The results of which only the values matter."""
+        self.chains = self._chains(nodes)
 
-    def _chains(self) -> dict[torch.fx.Node, Sequence[torch.fx.Node]]:
+    def _chains(
+        self, nodes: Sequence[torch.fx.Node]
+    ) -> dict[torch.fx.Node, Sequence[torch.fx.Node]]:
         """Each result that is a tensor and made of something computed, down to that."""
-        nodes = [n for n in self.leaves if isinstance(n, torch.fx.Node)]
         tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         found: dict[torch.fx.Node, Sequence[torch.fx.Node]] = {n: lineage(n) for n in tensors}
         found = {n: c for n, c in found.items() if c[-1] not in self.arguments}
-        kept = {c[-1] for n, c in found.items() if not is_layout_free(n)}
+        kept = {c[-1] for n, c in found.items() if n not in self.free}
         for node, chain in found.items():
-            if is_layout_free(node):
+            if node in self.free:
                 found[node] = _worth_keeping(chain, kept)
                 kept.add(found[node][-1])
         return found
@@ -310,7 +306,7 @@ class _Planner:
     def _views(self, chain: Sequence[torch.fx.Node]) -> tuple[ViewStep, ...]:
         """What makes the first node of a chain of what the model computes for the last."""
         node, owner = chain[0], chain[-1]
-        if is_layout_free(node) and not is_dense(owner.meta["val"]):
+        if node in self.free and not is_dense(owner.meta["val"]):
             return ()
         seen, steps = self._seen(owner)
         if node is seen:
@@ -319,10 +315,11 @@ class _Planner:
         step = _strided(owner.meta["val"], node.meta["val"], self.sizes)
         if steps and steps[0].op == "lay_out":
             step = None
-        if not is_layout_free(node) and not all(is_tracked(n) for n in above[:-1]):
+        if node not in self.free and not all(map(is_tracked, above[:-1])):
             step = None
-        if step is not None and _is_static(step) and not _is_guessed(node, above):
-            undone = is_layout_free(node) and _is_as_computed(step, owner.meta["val"])
+        guessed = node not in self.free and _is_guessed(above)
+        if step is not None and _is_static(step) and not guessed:
+            undone = node in self.free and _is_as_computed(step, owner.meta["val"])
             # The steps of another result change the tensor that they share in place.
             shared = steps and any(
                 c[-1] is owner and c[0] is not node for c in self.chains.values()
@@ -341,7 +338,7 @@ class _Planner:
         The owner of the memory itself, or what torch shows it as without calling that a view.
         """
         chains = [c for c in self.chains.values() if c[-1] is owner]
-        free = all(is_layout_free(c[0]) for c in chains)
+        free = all(c[0] in self.free for c in chains)
         value = owner.meta["val"]
         if not free and not is_same_size(value.storage_offset(), 0):
             raise _Unknown(owner)
@@ -361,10 +358,8 @@ class _Planner:
         return owner, laid_out
 
 
-def _is_guessed(node: torch.fx.Node, chain: Sequence[torch.fx.Node]) -> bool:
+def _is_guessed(chain: Sequence[torch.fx.Node]) -> bool:
     """Whether torch may give dimensions of size one other strides than its fake tensors."""
-    if is_layout_free(node):
-        return False
     return any(n.target is torch.ops.aten.view.default and 1 in n.meta["val"].shape for n in chain)
 
 

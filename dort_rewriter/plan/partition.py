@@ -18,17 +18,9 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten import is_mutation, is_random, lineage
+from dort_rewriter.aten import is_mutation, is_random, owners_of
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.trace import passes_of
-
-__all__ = [
-    "Partition",
-    "copy_graph",
-    "has_a_place",
-    "most_work_together",
-    "partition_graph",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -64,25 +56,26 @@ def partition_graph(
     refused = {n: reason for n in calls if (reason := refusal(n)) is not None}
     if not refused:
         return Partition(graph_module, (), True, ())
-    if _depends_on_order(calls):
+    if _depends_on_order(graph_module.graph, calls):
         return Partition(graph_module, (), False, tuple(refused.values()))
     outside = {n.name for n in _outside(graph_module, refused)}
     fused, blocks = _fuse(copy_graph(graph_module), outside, min_block_size, is_free)
     return Partition(fused, blocks, False, tuple(refused.values()))
 
 
-def _depends_on_order(calls: Sequence[torch.fx.Node]) -> bool:
+def _depends_on_order(graph: torch.fx.Graph, calls: Sequence[torch.fx.Node]) -> bool:
     """Whether a node reads, or writes, what another one writes.
 
     NOTE: nothing in the graph says which of them comes first but their order, which a graph does
     not keep when it is cut.
     """
+    writes = list(filter(is_mutation, calls))
+    owners = owners_of(graph) if writes else {}
     readers: dict[torch.fx.Node, set[torch.fx.Node]] = defaultdict(set)
-    for node in calls:
+    for node in calls if writes else ():
         for argument in node.all_input_nodes:
-            readers[lineage(argument)[-1]].add(node)
-    writes = [n for n in calls if is_mutation(n)]
-    return any(readers[lineage(a)[-1]] != {n} for n in writes for a in _written(n))
+            readers[owners[argument]].add(node)
+    return any(readers[owners[a]] != {n} for n in writes for a in _written(n))
 
 
 def _written(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

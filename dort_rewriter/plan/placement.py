@@ -35,31 +35,6 @@ from dort_rewriter.optimize.mkl import differentiate_by_mkl, multiply_by_mkl, mu
 from dort_rewriter.optimize.pipeline import asks_for_kernels
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 
-__all__ = [
-    "CALLED",
-    "CHECK",
-    "CHECKS",
-    "COSTS",
-    "FLASH_BACKWARD",
-    "KERNEL",
-    "MOVING",
-    "ONE_KERNEL",
-    "PLACED",
-    "PRODUCTS",
-    "RUNNING",
-    "TIES",
-    "Cost",
-    "Place",
-    "choose_place",
-    "compute_by_mkl",
-    "described_mkl",
-    "differentiates_by_mkl",
-    "find_override",
-    "has_torchs_order",
-    "uses_own_kernels",
-    "work_of",
-]
-
 Place = Literal["torch", "onnxruntime", "torch kernel"]
 """Outside of a model, in it by a kernel of onnxruntime or ours, in it by torch's own kernel."""
 
@@ -501,14 +476,16 @@ _MANY = 32768
 _ORDER = frozenset({"aten::topk", "aten::sort", "aten::sort.stable", "aten::mode"})
 """What our kernel can do."""
 
+ORDERED = _ORDER | {"aten::kthvalue"}
+"""Operators whose results may depend on the order of equal elements."""
+
 
 def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[], bool]) -> bool:
-    """Whether a result that is used depends on an order that only torch's kernels know.
+    """Whether a result of one of :data:`ORDERED` that is used depends on an order that only
+    torch's kernels know.
 
     `has_kernel` tells whether our kernel is there, which is for the CPU; it is asked last.
     """
-    if name not in _ORDER and name != "aten::kthvalue":
-        return False
     value = node.all_input_nodes[0].meta.get("val")
     if not isinstance(value, torch.Tensor) or value.ndim == 0:
         return False

@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dort_rewriter.aten import is_contiguous, is_random, storage_order
+from dort_rewriter.aten import (
+    ancestors,
+    is_contiguous,
+    is_random,
+    results_of,
+    storage_order,
+)
 from dort_rewriter.signature import inverse_order
-
-__all__ = ["draw_in_between", "hoist_random"]
 
 aten = torch.ops.aten
 
@@ -80,40 +84,15 @@ def _with_all_draws(graph: torch.fx.Graph, made: Collection[torch.fx.Node]) -> l
     """
     if not made:
         return []
-    results = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
-    lost = {n for n in _ancestors(results) if is_random(n)} - _ancestors(results, made)
-    return [n for n in made if not lost or not lost & (_ancestors([n]) - {n})]
-
-
-def _ancestors(
-    nodes: Collection[torch.fx.Node], free: Collection[torch.fx.Node] = ()
-) -> set[torch.fx.Node]:
-    """Nodes and all they are computed of; those that are free are computed of nothing."""
-    found: set[torch.fx.Node] = set()
-    waiting = [*nodes]
-    while waiting:
-        node = waiting.pop()
-        if node in found:
-            continue
-        found.add(node)
-        if node not in free:
-            waiting.extend(node.all_input_nodes)
-    return found
+    results = results_of(graph)
+    lost = set(filter(is_random, ancestors(results))) - ancestors(results, made)
+    return [n for n in made if not lost or not lost & (ancestors([n]) - {n})]
 
 
 def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:
     """Whether a draw reads what is computed of tensors, so that a graph is cut there."""
-    seen: set[torch.fx.Node] = set()
-    waiting = [n for draw in draws for n in draw.all_input_nodes]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node not in draws and any(_is_tensor(n) for n in node.all_input_nodes):
-            return True
-        waiting.extend(node.all_input_nodes)
-    return False
+    read = ancestors(n for draw in draws for n in draw.all_input_nodes).difference(draws)
+    return any(_is_tensor(n) for node in read for n in node.all_input_nodes)
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -28,19 +28,6 @@ from dort_rewriter.trace import CompileTrace
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "BuiltBlock",
-    "ExportedBlock",
-    "Providers",
-    "Recipe",
-    "RunBoxed",
-    "Runner",
-    "boxed",
-    "boxed_module",
-    "returns_tuple",
-    "unboxed",
-]
-
 logger = logging.getLogger(__name__)
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]

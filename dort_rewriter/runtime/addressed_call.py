@@ -8,6 +8,7 @@ looked at here, unless they are like those of a call that was right.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,8 +68,8 @@ def addressed_constants(
         "LENGTH": (len(addresses.places),),
         "NONES": (None,) * (1 + len(given)),
         "TYPES": (np.int64, *types),
-        "fit": _Fit(signature, plan, addresses),
-        "make": _Make([signature.inputs[i].shape for i in writes.arguments.values()]),
+        "fit": _fit(signature, plan, addresses),
+        "make": _make([signature.inputs[i].shape for i in writes.arguments.values()]),
         "where": _where,
     }
 
@@ -166,36 +167,29 @@ def _pick(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda arguments: tuple([arguments[i] for i in places])
 
 
-class _Fit:
-    """Refuses arguments of other sizes than those of the graph."""
+def _fit(
+    signature: GraphSignature, plan: CallPlan, addresses: Addresses
+) -> Callable[[Sequence[Sequence[int]]], None]:
+    """What refuses arguments of other sizes than those of the graph."""
+    slots = [(k, signature.inputs[i]) for k, i in enumerate(plan.batched) if i in addresses.places]
+    expected = [(k, slot.name, slot.read_shape) for k, slot in slots]
 
-    def __init__(self, signature: GraphSignature, plan: CallPlan, addresses: Addresses) -> None:
-        self._expected = [
-            (k, str(signature.inputs[i].name), signature.inputs[i].read_shape)
-            for k, i in enumerate(plan.batched)
-            if i in addresses.places
-        ]
-
-    def __call__(self, shapes: Sequence[Sequence[int]]) -> None:
-        for k, name, expected in self._expected:
-            if tuple(shapes[k]) != expected:
+    def fit(shapes: Sequence[Sequence[int]]) -> None:
+        for k, name, shape in expected:
+            if tuple(shapes[k]) != shape:
                 raise ExecutionError(
                     f"Input {name!r} has the sizes {tuple(shapes[k])}, the graph was compiled for "
-                    f"{expected}."
+                    f"{shape}."
                 )
 
+    return fit
 
-class _Make:
-    """Makes tensors for results that cannot be written to arguments."""
 
-    def __init__(self, shapes: Sequence[Sequence[Any]]) -> None:
-        self._shapes = [tuple(shape) for shape in shapes]
-
-    def __call__(self) -> tuple[torch.Tensor, ...]:
-        # NOTE: the kernel writes floats, whatever the defaults of torch are.
-        return tuple(
-            [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in self._shapes]
-        )
+def _make(shapes: Sequence[Sequence[Any]]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """What makes tensors for results that cannot be written to arguments."""
+    # NOTE: the kernel writes floats, whatever the defaults of torch are.
+    empty = functools.partial(torch.empty, dtype=torch.float32, device="cpu")
+    return lambda: tuple([empty(shape) for shape in shapes])
 
 
 def _where(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import at_fork, forked_alone
-from dort_rewriter.ort_module import load_onnxruntime
+from dort_rewriter.ort_module import load_onnxruntime, quiet_options
 from dort_rewriter.runtime.providers import CPU
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ def _register_shared_arena() -> None:
     settings = ort.OrtArenaCfg(_NO_LIMIT, _BY_POWERS_OF_TWO, _ITS_DEFAULT, _ITS_DEFAULT)
     with contextlib.suppress(RuntimeError):  # the program has given one, which is as good
         ort.create_and_register_allocator(memory, settings)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
+    options = quiet_options()
     options.add_session_config_entry(_SHARED, "1")
     _State.shrinking = ort.InferenceSession(_SMALLEST_MODEL, options, providers=[CPU])

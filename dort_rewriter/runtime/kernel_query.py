@@ -32,6 +32,7 @@ from dort_rewriter.ort_module import (
     load_onnxruntime,
     max_ir_version,
     max_opset,
+    quiet_options,
 )
 from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO, available, is_plug_in
 from dort_rewriter.runtime.session import try_session
@@ -50,8 +51,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _Frozen = tuple[tuple[str, Any], ...]
-
-_FLOAT16, _FLOAT = int(ir.DataType.FLOAT16), int(ir.DataType.FLOAT)
 
 
 def has_kernel(
@@ -178,7 +177,6 @@ _UP_TO_ONE: Mapping[str, tuple[float, ...]] = {
 """Operators that give a number above 0 and up to 1, and numbers where not every kernel does: what
 is beyond 1 has no root of ``1 - y * y``, and what is 0 no logarithm."""
 
-_OF_TWO = ("Max", "Min")
 _TRIED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """The types of which there are wrong kernels: those of float64 are right but for a sign."""
 
@@ -186,28 +184,28 @@ _TRIED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 @functools.cache
 def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     """Whether the CPU's kernel of an operator loses such a number, of one element or more."""
+    full = functools.partial(np.full, dtype=dtype.numpy())
     if op_type in _UP_TO_ONE and dtype == ir.DataType.FLOAT:
-        return _leaves_its_range(op_type)
-    if op_type == "Log":
-        return dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _cuts_off(dtype)
-    if op_type == "Where":
-        return dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _loses_sign(dtype)
+        y = _computed(op_type, np.array(_UP_TO_ONE[op_type], np.float32))
+        return not ((y > 0) & (y <= 1)).all()
+    wide = dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    if op_type == "Log" and wide:  # some take a number below the normal ones for one of them
+        tiny = full(33, np.finfo(dtype.numpy()).tiny / 16)
+        return not np.allclose(_computed(op_type, tiny), np.log(tiny), rtol=1e-3)
+    if op_type == "Where" and wide:  # some make 0.0 of -0.0
+        y = _computed(op_type, np.ones(3, bool), full(3, -0.0), full(3, 1.0))
+        return not np.signbit(y).all()
     types = (*_TRIED, ir.DataType.DOUBLE) if op_type in ("Ceil", "Floor") else _TRIED
     if op_type not in _KEPT or dtype not in types:
         return False
     if op_type == "PRelu" and dtype == ir.DataType.FLOAT16:  # onnxruntime computes it in float32
         return is_wrong(op_type, ir.DataType.FLOAT)
-    beside = {}
-    if op_type in _OF_TWO:
-        beside["x1"] = np.zeros((1, 3), dtype.numpy())
-    elif op_type == "PRelu":
-        beside["x1"] = np.ones((1, 1), dtype.numpy())
-    read = (int(dtype),) * (1 + len(beside))
-    session = _trial(_one_node(op_type, "", 18, read, {}, (int(dtype),)))
+    beside = {"Max": [full((1, 3), 0.0)], "Min": [full((1, 3), 0.0)], "PRelu": [full((1, 1), 1.0)]}
+    others = beside.get(op_type, [])
     for number in _KEPT[op_type]:
         for count in (1, 33):  # the last ones of a vector have a kernel of their own
-            x = np.full((count, 1) if beside else count, number, dtype.numpy())
-            (y,) = session.run(None, {"x0": x, **beside})
+            x = full((count, 1) if others else count, number)
+            y = _computed(op_type, x, *others)
             x = np.broadcast_to(x, y.shape)
             kept = np.array_equal(x, y, equal_nan=True)
             if not kept or (np.signbit(x) != np.signbit(y))[~np.isnan(x)].any():
@@ -215,52 +213,34 @@ def is_wrong(op_type: str, dtype: ir.DataType) -> bool:
     return False
 
 
-def _loses_sign(dtype: ir.DataType) -> bool:
-    """Whether Where makes 0.0 of -0.0."""
-    bits, one = int(ir.DataType.BOOL), int(dtype)
-    session = _trial(_one_node("Where", "", 18, (bits, one, one), {}, (one,)))
-    x = np.full(3, -0.0, dtype.numpy())
-    (y,) = session.run(None, {"x0": np.ones(3, bool), "x1": x, "x2": np.ones(3, dtype.numpy())})
-    return not np.signbit(y).all()
+def _computed(op_type: str, *inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What the CPU's kernel of an operator gives for inputs, in the type of the last of them."""
+    session = _of_one_node(
+        op_type, tuple(helper.np_dtype_to_tensor_dtype(x.dtype) for x in inputs)
+    )
+    (result,) = session.run(None, {f"x{i}": x for i, x in enumerate(inputs)})
+    return np.asarray(result)
 
 
-def _cuts_off(dtype: ir.DataType) -> bool:
-    """Whether Log takes a number below the normal ones for one of them."""
-    x = np.full(33, np.finfo(dtype.numpy()).tiny / 16, dtype.numpy())
-    session = _trial(_one_node("Log", "", 18, (int(dtype),), {}, (int(dtype),)))
-    (y,) = session.run(None, {"x0": x})
-    return not np.allclose(y, np.log(x), rtol=1e-3)
-
-
-def _leaves_its_range(op_type: str) -> bool:
-    x = np.array(_UP_TO_ONE[op_type], np.float32)
-    (y,) = _trial(_one_node(op_type, "", 18, (_FLOAT,), {}, (_FLOAT,))).run(None, {"x0": x})
-    return not ((y > 0) & (y <= 1)).all()
+@functools.cache
+def _of_one_node(op_type: str, types: tuple[int, ...]) -> Any:
+    return _trial(_one_node(op_type, "", 18, types, {}, types[-1:]))
 
 
 def _trial(model: onnx.ModelProto) -> Any:
     """A session of a model that tries a kernel of the CPU."""
-    ort = load_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    return load_onnxruntime().InferenceSession(
+        model.SerializeToString(), quiet_options(), providers=[CPU]
+    )
 
 
 @functools.cache
 def loses_factors() -> bool:
     """Whether onnxruntime fails at the product of a transposed value with itself."""
-    types, swap = (_FLOAT16, _FLOAT), {"perm": [1, 0]}
-    x, y = (helper.make_tensor_value_info(n, t, [2, 2]) for n, t in zip("xy", types, strict=True))
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], **swap),
-        helper.make_node("Cast", ["t"], ["c"], to=_FLOAT),
-        helper.make_node("MatMul", ["c", "c"], ["y"]),
-    ]
-    model = helper.make_model(
-        helper.make_graph(nodes, "square", [x], [y]),
-        ir_version=8,
-        opset_imports=[helper.make_opsetid("", 18)],
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        square (float16[2,2] x) => (float[2,2] y)
+        { t = Transpose<perm = [1, 0]>(x) c = Cast<to = 1>(t) y = MatMul(c, c) }"""
     )
     session = _trial(model)
     try:
@@ -313,10 +293,7 @@ def _ask(
 ) -> bool:
     thawed = {name: _thaw(value) for name, value in attributes}
     model = _one_node(op_type, domain, version, types, thawed, outputs)
-    ort, state = load_onnxruntime(), bindings()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
+    ort, state, options = load_onnxruntime(), bindings(), quiet_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if domain == OWN_DOMAIN:
         register(options)
@@ -399,9 +376,10 @@ _IR_VERSION = 8
 def has_low_bit_products(bits: int) -> bool:
     """Whether a session takes a product by a weight of so many bits; it is tried."""
     inner, outer, block = 32, 16, 32
-    attributes = {"K": inner, "N": outer, "bits": bits, "block_size": block, "accuracy_level": 4}
-    node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft")
-    node.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
+    sizes = {"K": inner, "N": outer, "block_size": block, "bits": bits}
+    node = helper.make_node(
+        "MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", accuracy_level=4, **sizes
+    )
     packed = bytes(outer * block * bits // 8)
     graph = helper.make_graph(
         [node],

@@ -185,20 +185,24 @@ def check_message(message: onnx.ModelProto | bytes, folder: Path | None = None) 
             message = onnx.ModelProto.FromString(message)
         if message.ir_version == 0:  # protobuf reads an empty file, or another, without complaint
             raise ValueError("it names no version")
-        _check_text(message)
-        for tensor in _initializers(message.graph):
-            check_tensor(tensor, folder)
-        for tensor in _constants(message):
-            check_tensor(tensor)
+        _check_parts(message, folder)
     except _unreadable() as error:
         raise ValueError(_brief(error)) from error
     return message
 
 
-def _check_text(message: Message) -> None:
-    """Raise :class:`ValueError` for text that is none: protobuf gives it as bytes."""
+def _check_parts(message: Message, folder: Path | None, *, is_weight: bool = False) -> None:
+    """Raise :class:`ValueError` for text that is none, which protobuf gives as bytes, and for
+    tensors that are not whole: weights of graphs may be in files, those of functions and
+    attributes never."""
+    import onnx
     from google.protobuf.message import Message
 
+    if isinstance(message, onnx.TensorProto):
+        check_tensor(message, folder if is_weight else None)
+    sparse = isinstance(message, onnx.SparseTensorProto)
+    if sparse and is_weight and not (message.HasField("values") and message.HasField("indices")):
+        raise ValueError("a sparse tensor has no values, or says not where they are")
     for field, value in message.ListFields():
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue
@@ -207,7 +211,9 @@ def _check_text(message: Message) -> None:
             if isinstance(item, bytes):
                 raise ValueError(f"the field {field.name} holds no text: {item[:20]!r}")
             if isinstance(item, Message):
-                _check_text(item)
+                weight = field.name in ("initializer", "sparse_initializer")
+                inside = None if isinstance(item, onnx.FunctionProto) else folder
+                _check_parts(item, inside, is_weight=weight or (sparse and is_weight))
 
 
 def check_tensor(tensor: onnx.TensorProto, folder: Path | None = None) -> None:
@@ -267,44 +273,6 @@ def _bits(dtype: str) -> int:
     if (found := re.match(r"[A-Z]+(\d+)", dtype)) is None:
         raise ValueError(f"no tensor is of type {dtype}")
     return int(found[1])
-
-
-def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the weights of a graph and of the graphs inside it."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for attribute in _attributes(graph.node):
-        for inner in (attribute.g, *attribute.graphs):
-            yield from _initializers(inner)
-
-
-def _constants(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors that are attributes: those are never in files."""
-    nodes = [*_nodes(model.graph), *(n for f in model.functions for n in _nodes(f))]
-    for attribute in _attributes(nodes):
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            if sparse.HasField("values"):
-                yield from (sparse.values, sparse.indices)
-    for function in model.functions:
-        for attribute in _attributes(_nodes(function)):
-            for inner in (attribute.g, *attribute.graphs):
-                yield from inner.initializer
-
-
-def _nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
-
-
-def _attributes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.AttributeProto]:
-    return (attribute for node in nodes for attribute in node.attribute)
 
 
 def _brief(error: BaseException) -> str:

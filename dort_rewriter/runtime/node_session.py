@@ -7,13 +7,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx
-import torch
 from onnx import helper
 
-from dort_rewriter.dtypes import to_numpy, to_torch
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.ort_module import bindings, load_onnxruntime
-from dort_rewriter.runtime.ort_values import DLPACK_TYPES, capsule_to_tensor, push
+from dort_rewriter.runtime.ort_values import (
+    array_to_tensor,
+    capsule_to_tensor,
+    push,
+    tensor_to_array,
+)
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session, session_options
 
@@ -59,12 +62,12 @@ class NodeSession:
         assert self.session is not None
         feeds, fetches = bindings().OrtValueVector(), bindings().OrtValueVector()
         for value in given.values():
-            push(feeds, _tensor(value))
+            push(feeds, array_to_tensor(value))
         options, cpu = load_onnxruntime().RunOptions(), ort_device(None)
         devices = [cpu] * len(wanted)
         run = self.session.ort.run_with_ortvaluevector
         run(options, list(given), feeds, list(wanted), fetches, devices)
-        return [_array(capsule_to_tensor(value.to_dlpack())) for value in fetches]
+        return [tensor_to_array(capsule_to_tensor(value.to_dlpack())) for value in fetches]
 
     def _build(self, given: Mapping[str, Any]) -> Session:
         inputs = [
@@ -94,20 +97,6 @@ def _of_any_size(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     if value.type.HasField("tensor_type"):
         kept.type.tensor_type.elem_type = value.type.tensor_type.elem_type
     return kept
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """An array as a tensor; of bfloat16 by its bits, which torch takes from nobody."""
-    if _is_plain(array):
-        return torch.from_numpy(np.ascontiguousarray(array))
-    bits = torch.from_numpy(np.ascontiguousarray(array).view(np.int16))
-    return bits.view(to_torch(helper.np_dtype_to_tensor_dtype(array.dtype)))
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    if tensor.dtype not in DLPACK_TYPES:
-        return tensor.numpy()
-    return tensor.view(torch.int16).numpy().view(to_numpy(tensor.dtype))
 
 
 def _is_plain(value: Any) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
     "DLPACK_TYPES",
     "TYPECODES",
     "CallPlan",
+    "array_to_tensor",
     "as_pairs",
     "capsule_to_any_tensor",
     "capsule_to_tensor",
@@ -49,6 +50,7 @@ __all__ = [
     "plan_call",
     "push",
     "takes_flag",
+    "tensor_to_array",
     "to_capsule",
     "to_ort",
     "unmade_value",
@@ -94,13 +96,16 @@ def element_type(dtype: torch.dtype) -> type[np.generic]:
     return to_numpy(dtype).type
 
 
+def _is_on(tensor: torch.Tensor, device: torch.device | None) -> bool:
+    kind, index = ("cpu", 0) if device is None else (device.type, device.index or 0)
+    return tensor.device.type == kind and (tensor.device.index or 0) == index
+
+
 def is_ready(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | None) -> bool:
     """Whether the memory of a tensor is what onnxruntime is going to read."""
-    expected = torch.device("cpu") if device is None else device
     return (
         tensor.dtype is dtype
-        and tensor.device.type == expected.type
-        and (tensor.device.index or 0) == (expected.index or 0)
+        and _is_on(tensor, device)
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not tensor.is_conj()
@@ -116,14 +121,10 @@ def dense(
     """
     if not isinstance(tensor, torch.Tensor):
         raise ExecutionError(f"Input {name!r} is a {type(tensor).__name__}, not a tensor.")
-    expected = torch.device("cpu") if device is None else device
-    same_place = tensor.device.type == expected.type and (
-        (tensor.device.index or 0) == (expected.index or 0)
-    )
-    if tensor.dtype is not dtype or not same_place:
+    if tensor.dtype is not dtype or not _is_on(tensor, device):
         raise ExecutionError(
             f"Input {name!r} is {tensor.dtype} on {tensor.device}, the graph was compiled for "
-            f"{dtype} on {expected}."
+            f"{dtype} on {device or 'cpu'}."
         )
     if tensor.layout is not torch.strided:
         raise ExecutionError(f"Input {name!r} has layout {tensor.layout}: only strided tensors.")
@@ -264,3 +265,24 @@ def _check_scalar(slot: InputSlot) -> None:
         raise ExecutionError(
             f"Input {slot.name!r} is a Python {slot.kind} and cannot be given as {slot.dtype}."
         )
+
+
+def tensor_to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values as numpy, bfloat16 and float8 by ml_dtypes; shares memory where it can."""
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg()
+    wanted = to_numpy(dense.dtype)
+    if wanted.type.__module__ == "numpy":
+        return np.asarray(dense.numpy())
+    bits = torch.uint8 if wanted.itemsize == 1 else torch.int16
+    return np.asarray(dense.contiguous().view(bits).numpy().view(wanted))
+
+
+def array_to_tensor(array: Any) -> torch.Tensor:
+    """A tensor of its own memory from a result of the evaluator."""
+    # NOTE: np.ascontiguousarray turns rank 0 into rank 1.
+    values = np.array(array, copy=True, order="C")
+    if values.dtype.type.__module__ == "numpy":
+        return torch.from_numpy(values)
+    bits = np.uint8 if values.dtype.itemsize == 1 else np.int16
+    dtype = getattr(torch, values.dtype.name)
+    return torch.from_numpy(values.view(bits)).view(dtype)

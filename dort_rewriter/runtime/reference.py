@@ -8,18 +8,16 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from dort_rewriter.dtypes import to_numpy
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.node_session import NodeSession
-from dort_rewriter.runtime.ort_values import as_pairs
+from dort_rewriter.runtime.ort_values import array_to_tensor, as_pairs, tensor_to_array
 from dort_rewriter.runtime.straightline import write_assemble
 from dort_rewriter.signature import GraphSignature
 
@@ -27,9 +25,7 @@ __all__ = [
     "OnResult",
     "ReferenceExecutor",
     "ReferenceModel",
-    "array_to_tensor",
     "describe_node",
-    "tensor_to_array",
 ]
 
 Array = Any
@@ -159,27 +155,6 @@ class ReferenceExecutor:
                 tensor = tensor.permute(slot.read_order)
             feeds[slot.name] = tensor_to_array(tensor)
         return feeds
-
-
-def tensor_to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The values as numpy, bfloat16 and float8 by ml_dtypes; shares memory where it can."""
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg()
-    wanted = to_numpy(dense.dtype)
-    if wanted.type.__module__ == "numpy":
-        return np.asarray(dense.numpy())
-    bits = torch.uint8 if wanted.itemsize == 1 else torch.int16
-    return np.asarray(dense.contiguous().view(bits).numpy().view(wanted))
-
-
-def array_to_tensor(array: Array) -> torch.Tensor:
-    """A tensor of its own memory from a result of the evaluator."""
-    # NOTE: np.ascontiguousarray turns rank 0 into rank 1.
-    values = np.array(array, copy=True, order="C")
-    if values.dtype.type.__module__ == "numpy":
-        return torch.from_numpy(values)
-    bits = np.uint8 if values.dtype.itemsize == 1 else np.int16
-    dtype = getattr(torch, values.dtype.name)
-    return torch.from_numpy(values.view(bits)).view(dtype)
 
 
 def describe_node(node: onnx.NodeProto) -> str:

@@ -22,7 +22,7 @@ from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.kernels.loading import kernels_for, register
 from dort_rewriter.kernels.operators import TORCH_CALL
 from dort_rewriter.kernels.torch_calls import calls_of
-from dort_rewriter.options import OptimizationLevel, OrtBackendOptions
+from dort_rewriter.options import LEVELS, OptimizationLevel, OrtBackendOptions
 from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
 from dort_rewriter.runtime.compiled_forms import CompiledForm
@@ -47,7 +47,6 @@ from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import TorchCall
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     import onnxruntime
 
     from dort_rewriter.runtime.model_files import Model
@@ -62,15 +61,6 @@ __all__ = [
     "session_settings",
     "try_session",
 ]
-
-
-_LEVELS: dict[str, str] = {
-    "disable": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "layout": "ORT_ENABLE_LAYOUT",
-    "all": "ORT_ENABLE_ALL",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +133,11 @@ def session_options(
 
 
 def _level(name: OptimizationLevel) -> onnxruntime.GraphOptimizationLevel:
-    if name not in _LEVELS:
-        raise OptionError(f"optimization_level is one of {sorted(_LEVELS)}, not {name!r}.")
+    if name not in LEVELS:
+        raise OptionError(f"optimization_level is one of {sorted(LEVELS)}, not {name!r}.")
     levels = load_onnxruntime().GraphOptimizationLevel
     # Older releases have no separate level for layouts: theirs is part of "all".
-    return getattr(levels, _LEVELS[name], levels.ORT_ENABLE_ALL)
+    return getattr(levels, LEVELS[name], levels.ORT_ENABLE_ALL)
 
 
 def create_session(
@@ -183,14 +173,17 @@ def create_session(
         session = None
         if keep is not None and any(is_plug_in(p.name) for p in passed):
             form = CompiledForm(source, passed, options)
-            session = _kept(form, source, passed, options, keep)
+            session = form.load(_builder(passed, options), ort_errors())
+            if session is None:  # it is compiled now
+                session = form.make(lambda own: _builder(passed, own)(source), keep, ort_errors())
         if session is None:
             session = _build(source, passed, options, model)
     give_back_after(session, options)
     if stream is not None:
         weakref.finalize(session, _wait_for_the_last_run, session._sess, stream)
     sequential = load_onnxruntime().ExecutionMode.ORT_SEQUENTIAL
-    really = _really(chosen, session)
+    known = {p.name: p for p in chosen}
+    really = tuple(known.get(name, Provider(name)) for name in session.get_providers())
     placement = None if form is None else form.placement
     if placement is None:
         placement = _placement(session, really)
@@ -209,14 +202,6 @@ def create_session(
         calls=calls_of(_call_numbers(model)),
         stream=stream,
     )
-
-
-def _really(
-    asked: Sequence[Provider], session: onnxruntime.InferenceSession
-) -> tuple[Provider, ...]:
-    """The providers that a session has, by its own word."""
-    known = {p.name: p for p in asked}
-    return tuple(known.get(name, Provider(name)) for name in session.get_providers())
 
 
 def _placement(
@@ -334,21 +319,6 @@ def _builder(
     return functools.partial(ort.InferenceSession, sess_options=options, **how)
 
 
-def _kept(
-    form: CompiledForm,
-    source: bytes | str,
-    providers: Sequence[Provider],
-    options: onnxruntime.SessionOptions,
-    fresh: Callable[[], onnxruntime.SessionOptions],
-) -> onnxruntime.InferenceSession | None:
-    """A session of what plug-ins have compiled, now or in an earlier process; None where they keep
-    nothing."""
-    found = form.load(_builder(providers, options), ort_errors())
-    if found is None:
-        found = form.make(lambda own: _builder(providers, own)(source), fresh, ort_errors())
-    return found
-
-
 _told: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
 """Options that say it already that sessions tell which node is whose."""
 
@@ -419,7 +389,16 @@ def _node_places(model: Model) -> Mapping[str, str]:
     if isinstance(model, bytes):
         return {}
     if not is_message(model):
-        return {n.name: _place_ir(n) for n in model.graph.all_nodes() if n.name}
+        return {
+            n.name: _place(
+                n.op_type,
+                n.domain,
+                (None if v is None else v.name for v in n.inputs),
+                n.metadata_props,
+            )
+            for n in model.graph.all_nodes()
+            if n.name
+        }
     return {
         n.name: _place(n.op_type, n.domain, n.input, {p.key: p.value for p in n.metadata_props})
         for n in model.graph.node
@@ -450,13 +429,8 @@ class _PlacesInFile(Mapping[str, str]):
         return len(self._places)
 
 
-def _place_ir(node: ir.Node) -> str:
-    inputs = [v.name or "" if v is not None else "" for v in node.inputs]
-    return _place(node.op_type, node.domain, inputs, dict(node.metadata_props))
-
-
-def _place(op: str, domain: str, inputs: Iterable[str], metadata: dict[str, str]) -> str:
-    call = f"{qualified(domain, op)}({', '.join(inputs)})"
+def _place(op: str, domain: str, inputs: Iterable[str | None], metadata: Mapping[str, str]) -> str:
+    call = f"{qualified(domain, op)}({', '.join(name or '' for name in inputs)})"
     origin = ", ".join(f"{key}={value}" for key, value in metadata.items() if value)
     return f"{call}, from {origin}" if origin else call
 

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from dort_rewriter.errors import ExportError, OptionError
 from dort_rewriter.runtime.model_files import check_tensor
-from dort_rewriter.runtime.reference import array_to_tensor, tensor_to_array
+from dort_rewriter.runtime.ort_values import array_to_tensor, tensor_to_array
 
 __all__ = ["StoredInputs", "case_numbers", "describe_inputs", "read_case", "store_case"]
 

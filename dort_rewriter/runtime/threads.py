@@ -20,12 +20,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import at_fork, may_lack_threads_of_torch
+from dort_rewriter.kernels.torch_library import torch_library
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -160,17 +161,11 @@ def _go_on_in_child() -> None:
 def _find_pause() -> Callable[[int], int] | None:
     if may_lack_threads_of_torch():
         return None
-    folder = Path(torch.__file__).parent / "lib"
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        if not (library := folder / name).exists():
-            continue
-        try:
-            # A search in this library goes on in those it was linked to: the right OpenMP.
-            function = ctypes.CDLL(str(library)).omp_pause_resource_all
-        except (OSError, AttributeError) as error:
-            logger.info("torch's threads cannot be paused: %s", error)
-            return None
-        function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
-        at_fork(before=_end_threads, in_parent=_go_on_in_parent, in_child=_go_on_in_child)
-        return function
-    return None
+    # A search in this library goes on in those it was linked to: the right OpenMP.
+    function = getattr(torch_library(), "omp_pause_resource_all", None)
+    if function is None:
+        logger.info("torch's threads cannot be paused.")
+        return None
+    function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
+    at_fork(before=_end_threads, in_parent=_go_on_in_parent, in_child=_go_on_in_child)
+    return cast("Callable[[int], int]", function)

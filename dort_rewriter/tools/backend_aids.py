@@ -17,6 +17,7 @@ from dort_rewriter.errors import CaptureError, OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.providers import with_nodes
 from dort_rewriter.signature import InputSlot, OutputSlot
+from dort_rewriter.tools.command import in_a_line
 from dort_rewriter.tools.graph_table import graph_table
 
 __all__ = [
@@ -85,7 +86,7 @@ def optimize_for_inference_backend(
             optimized = torch.jit.optimize_for_inference(scripted)
         # The compiler raises its own errors, which are RuntimeError, and those of Python.
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = in_a_line(error)
             logger.warning("A graph that TorchScript refuses runs in eager mode: %s", reason)
             return graph_module.forward
     return lambda *given: optimized(*given)  # a module of TorchScript is no module to Dynamo
@@ -125,7 +126,7 @@ class ComposedBackend:
                 given = kwargs if backend in self.backends else {}
                 compiled = _lookup(backend)(graph_module, args, **given)
             except Exception as error:  # a compiler raises anything: the next one is to be tried
-                tried.append(Attempt(name, _reason(error)))
+                tried.append(Attempt(name, in_a_line(error)))
                 continue
             tried.append(Attempt(name))
             self._keep(tuple(tried))
@@ -135,12 +136,9 @@ class ComposedBackend:
 
     def _keep(self, tried: tuple[Attempt, ...]) -> None:
         """Keep what became of a graph, and say it: aloud the first time that something failed."""
-        news = len(tried) > 1 and tried not in self.attempts
+        level = logging.WARNING if len(tried) > 1 and tried not in self.attempts else logging.INFO
+        logger.log(level, "Graph %d: %s", len(self.attempts), "; ".join(map(str, tried)))
         self.attempts.append(tried)
-        said = "; ".join(str(a) for a in tried)
-        logger.log(
-            logging.WARNING if news else logging.INFO, "Graph %d: %s", len(self.attempts) - 1, said
-        )
 
     @property
     def chosen(self) -> tuple[str | None, ...]:
@@ -194,11 +192,6 @@ def _lookup(backend: str | Backend) -> Backend:
     return found
 
 
-def _reason(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
 def pprint_storage(storage: Any, file: TextIO | None = None) -> str:
     """Describe what ``onnx_custom_backend(..., storage=storage)`` put into ``storage``, as text.
 
@@ -206,19 +199,15 @@ def pprint_storage(storage: Any, file: TextIO | None = None) -> str:
     whether it ran; anything else than such a storage as ``pprint`` does. ``file`` gets the text
     too.
     """
-    text = _text(storage)
+    instances = storage.get("instance") if isinstance(storage, Mapping) else None
+    if instances is None and storage != {}:
+        text = pprint.pformat(storage)
+    else:
+        lines = [f"[{i}] {_summary(instance)}" for i, instance in enumerate(instances or [])]
+        text = "\n".join([f"{len(lines)} compiled graph(s)", *lines])
     if file is not None:
         print(text, file=file)
     return text
-
-
-def _text(storage: Any) -> str:
-    instances = storage.get("instance") if isinstance(storage, Mapping) else None
-    if instances is None and storage != {}:
-        return pprint.pformat(storage)
-    instances = instances or []
-    lines = [f"[{i}] {_summary(instance)}" for i, instance in enumerate(instances)]
-    return "\n".join([f"{len(instances)} compiled graph(s)", *lines])
 
 
 def _summary(instance: Mapping[str, Any]) -> str:

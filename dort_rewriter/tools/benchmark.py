@@ -23,9 +23,18 @@ from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
 from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.providers import OPENVINO
-from dort_rewriter.tools.command import HELP, answer, brief, list_of, load_pair, make_parser
+from dort_rewriter.tools.command import (
+    HELP,
+    answer,
+    brief,
+    check_names,
+    list_of,
+    load_pair,
+    make_parser,
+    option,
+)
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
-from dort_rewriter.tools.graph_table import text_table
+from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.machine import busy
 
 __all__ = [
@@ -44,43 +53,58 @@ __all__ = [
     "run_bench",
 ]
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "onnxrt": {},
-    "onnxrt-plain": {"optimization": {"patterns": None}},
-    "onnxrt-standard": {"optimization": {"patterns": "default"}},
-    "onnxrt-fused": {"optimization": {"patterns": "default+onnxruntime"}},
-    "onnxrt-all": {"optimization": {"patterns": "default+onnxruntime+experimental"}},
-    "onnxrt-freeze": {"freeze": True},
-    "onnxrt-autotune": {"autotune": True},
-    "onnxrt-graphs": {"cache_graphs": True},
-    "onnxrt-openvino": {"preferred_execution_providers": [(OPENVINO, {"required": True})]},
-    "onnxrt-session-arenas": {"arena": "session"},
-    "onnxrt-no-arena": {"arena": "none"},
+_OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "onnxrt": ("this package as it is: its rules and its kernels", {}),
+    "onnxrt-plain": (
+        "no rules: the graph as it was converted",
+        {"optimization": {"patterns": None}},
+    ),
+    "onnxrt-standard": (
+        "rules to standard operators alone",
+        {"optimization": {"patterns": "default"}},
+    ),
+    "onnxrt-fused": (
+        "rules to fused operators of ONNX Runtime too, no kernels of this package",
+        {"optimization": {"patterns": "default+onnxruntime"}},
+    ),
+    "onnxrt-all": (
+        "these, and the experimental rules",
+        {"optimization": {"patterns": "default+onnxruntime+experimental"}},
+    ),
+    "onnxrt-freeze": ("weights as constants, in inference", {"freeze": True}),
+    "onnxrt-autotune": (
+        "ONNX Runtime, torch and both of them timed on each graph",
+        {"autotune": True},
+    ),
+    "onnxrt-graphs": (
+        "traced graphs kept on disk: first steps after those of another process",
+        {"cache_graphs": True},
+    ),
+    "onnxrt-openvino": (
+        "on OpenVINO's provider, which is a plug-in of ONNX Runtime",
+        {"preferred_execution_providers": [(OPENVINO, {"required": True})]},
+    ),
+    "onnxrt-session-arenas": ("an arena of memory for each session", {"arena": "session"}),
+    "onnxrt-no-arena": ("memory from the system, as torch takes it", {"arena": "none"}),
 }
+_INDUCTORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "inductor-freezing": ("with weights as constants, in inference", {"freezing": True}),
+    "inductor-max-autotune": (
+        "weights as constants, and its kernels timed and chosen",
+        {"freezing": True, "max_autotune": True},
+    ),
+}
+
+VARIANTS = {name: options for name, (_, options) in _OURS.items()}
 """Options of the onnxrt backend by the name that a benchmark gives them."""
 
-INDUCTOR: dict[str, dict[str, Any]] = {
-    "inductor-freezing": {"freezing": True},
-    "inductor-max-autotune": {"freezing": True, "max_autotune": True},
-}
+INDUCTOR = {name: options for name, (_, options) in _INDUCTORS.items()}
 """Options of Inductor by the name that a benchmark gives them."""
 
 MEANING = {
     "eager": "the model as it is, not compiled",
     "inductor": "torch.compile(model), as it is",
-    "inductor-freezing": "with weights as constants, in inference",
-    "inductor-max-autotune": "weights as constants, and its kernels timed and chosen",
-    "onnxrt": "this package as it is: its rules and its kernels",
-    "onnxrt-plain": "no rules: the graph as it was converted",
-    "onnxrt-standard": "rules to standard operators alone",
-    "onnxrt-fused": "rules to fused operators of ONNX Runtime too, no kernels of this package",
-    "onnxrt-all": "these, and the experimental rules",
-    "onnxrt-freeze": "weights as constants, in inference",
-    "onnxrt-autotune": "ONNX Runtime, torch and both of them timed on each graph",
-    "onnxrt-graphs": "traced graphs kept on disk: first steps after those of another process",
-    "onnxrt-openvino": "on OpenVINO's provider, which is a plug-in of ONNX Runtime",
-    "onnxrt-session-arenas": "an arena of memory for each session",
-    "onnxrt-no-arena": "memory from the system, as torch takes it",
+    **{name: meaning for name, (meaning, _) in (_INDUCTORS | _OURS).items()},
 }
 """What is timed under the name of a backend."""
 
@@ -150,15 +174,15 @@ COLUMNS = ("mode", "backend", "first s", "median ms", "times eager", "difference
 
 
 def _row(t: Timing) -> list[str]:
-    numbers = (
-        (t.first_seconds, ".2f"),
-        (t.median_milliseconds, ".3f"),
-        (t.times_eager, ".2f"),
-        (t.difference, ".1e"),
-    )
-    cells = ["-" if value is None else format(value, form) for value, form in numbers]
-    verdict = {True: "yes", False: "NO", None: "-" if t.error else "random"}[t.agrees]
-    return [t.mode, t.backend, *cells, verdict]
+    return [
+        t.mode,
+        t.backend,
+        cell(t.first_seconds, ".2f"),
+        cell(t.median_milliseconds, ".3f"),
+        cell(t.times_eager, ".2f"),
+        cell(t.difference, ".1e"),
+        {True: "yes", False: "NO", None: "-" if t.error else "random"}[t.agrees],
+    ]
 
 
 def benchmark(
@@ -213,7 +237,7 @@ def benchmark(
     torch._dynamo.reset()
     tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     return Benchmark(
-        model=type(model).__name__ if isinstance(model, torch.nn.Module) else _name(model),
+        model=getattr(model, "__name__", type(model).__name__),
         device=tensors[0].device.type if tensors else "cpu",
         threads=torch.get_num_threads(),
         timings=tuple(timings),
@@ -224,16 +248,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _name(model: Callable[..., Any]) -> str:
-    return getattr(model, "__name__", type(model).__name__)
-
-
 def _check_names(modes: Sequence[str], backends: Sequence[str], seconds: float) -> None:
-    if unknown := [m for m in modes if m not in MODES]:
-        raise OptionError(f"Unknown mode {unknown[0]!r}: known are {', '.join(MODES)}.")
+    check_names("mode", modes, MODES)
     known = {"eager", *VARIANTS, *INDUCTOR, *torch._dynamo.list_backends(exclude_tags=())}
-    if unknown := [b for b in backends if b not in known]:
-        raise OptionError(f"Unknown backend {unknown[0]!r}: known are {', '.join(sorted(known))}.")
+    check_names("backend", backends, sorted(known))
     if not seconds > 0:
         raise OptionError(f"seconds is above 0, not {seconds}.")
 
@@ -317,7 +335,9 @@ def make_step(
     """
     args, kwargs = given
     leaves = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
-    wait = torch.cuda.synchronize if any(t.is_cuda for t in leaves) else _do_nothing
+    wait: Callable[[], Any] = (
+        torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
+    )
     if mode == "inference":
 
         def inference() -> list[Any]:
@@ -343,9 +363,6 @@ def make_step(
         return [leaf.grad for leaf in leaves]
 
     return training
-
-
-def _do_nothing() -> None: ...
 
 
 def mean_of_squares(results: Any) -> torch.Tensor:
@@ -407,24 +424,10 @@ def run_bench(arguments: Sequence[str]) -> int:
         "  dort-rewriter bench package.models:small --backends eager,onnxrt,onnxrt-fused --json",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help=HELP)
-    parser.add_argument(
-        "--modes",
-        default=",".join(MODES),
-        metavar="NAMES",
-        help="inference, training: forward, backward and gradients (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--backends",
-        default=",".join(BACKENDS),
-        metavar="NAMES",
-        help="those to time, of the above (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=1.0,
-        help="for each backend and mode, after its first step (default: %(default)s)",
-    )
+    modes = "inference, training: forward, backward and gradients"
+    option(parser, "--modes NAMES", ",".join(MODES), modes)
+    option(parser, "--backends NAMES", ",".join(BACKENDS), "those to time, of the above")
+    option(parser, "--seconds", 1.0, "for each backend and mode, after its first step")
     parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
     parser.add_argument(
         "--cpu-time",
@@ -432,7 +435,10 @@ def run_bench(arguments: Sequence[str]) -> int:
         help="processor time on one thread, for a machine that others use too",
     )
     options = parser.parse_args(arguments)
-    model, args = _built_in() if options.model is None else load_pair(options.model)
+    if options.model is not None:
+        model, args = load_pair(options.model)
+    else:
+        model, args = make_model(Size()), make_batch(Size())[:1]
     print("The first steps compile; that of Inductor may take a minute.", file=sys.stderr)
     threads = torch.get_num_threads()
     if not options.cpu_time and (words := busy(threads)):
@@ -453,9 +459,3 @@ def run_bench(arguments: Sequence[str]) -> int:
         torch.set_num_threads(threads)
     answer(options.json, found.to_dict(), str(found))
     return int(bool(found.wrong))
-
-
-def _built_in() -> tuple[Any, Sequence[Any]]:
-    """The model of the demonstration."""
-    size = Size()
-    return make_model(size), make_batch(size)[:1]

@@ -28,7 +28,6 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 def line_chart(
     series: Mapping[str, Sequence[float]],
     title: str,
-    size: tuple[int, int] = (640, 300),
     *,
     at: Mapping[str, Sequence[float]] | None = None,
     unit: str = "",
@@ -38,7 +37,7 @@ def line_chart(
 
     Curves that coincide stay visible: each one is narrower than the one it is drawn upon.
     """
-    width, height = size
+    width, height = 640, 300
     left, top, right, bottom = 60, 34, 130, 30
     values = [v for curve in series.values() for v in curve if math.isfinite(v)]
     low, high = min(values, default=0.0), max(values, default=1.0)

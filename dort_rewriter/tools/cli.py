@@ -5,57 +5,48 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dort_rewriter import __version__
 from dort_rewriter.errors import DortError
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "find_command", "main"]
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": (
-        "dort_rewriter.tools.demo_command:run_demo_command",
-        "train a small model through ONNX Runtime, beside eager mode and Inductor",
-    ),
-    "doctor": (
-        "dort_rewriter.tools.doctor:run_doctor",
-        "say what is wrong with the installation, and the line that fixes it",
-    ),
-    "compare": (
-        "dort_rewriter.tools.comparison:run_compare",
-        "export a model in several ways, and compare nodes, numbers and times",
-    ),
-    "explain": (
-        "dort_rewriter.tools.explain:run_explain",
-        "say what of a model runs in ONNX Runtime, what in torch, and why",
-    ),
-    "report": (
-        "dort_rewriter.tools.report_command:run_report",
-        "run a program, and pack what shows each graph that ONNX Runtime does not run",
-    ),
-    "show": (
-        "dort_rewriter.tools.show_command:run_show",
-        "print, count or draw an ONNX model",
-    ),
-    "bench": (
-        "dort_rewriter.tools.benchmark:run_bench",
-        "time a model in eager mode, by Inductor and in ONNX Runtime, in inference and training",
-    ),
-    "patch": (
-        "dort_rewriter.tools.hook_command:run_patch",
-        "write the hook into torch's own file, or take it out",
-    ),
-    "status": (
-        "dort_rewriter.tools.hook_command:run_status",
-        "say what is hooked, in which torch",
-    ),
+COMMANDS = {
+    "demo": "train a small model through ONNX Runtime, beside eager mode and Inductor",
+    "doctor": "say what is wrong with the installation, and the line that fixes it",
+    "compare": "export a model in several ways, and compare nodes, numbers and times",
+    "explain": "say what of a model runs in ONNX Runtime, what in torch, and why",
+    "report": "run a program, and pack what shows each graph that ONNX Runtime does not run",
+    "show": "print, count or draw an ONNX model",
+    "bench": "time a model in eager mode, by Inductor and by ONNX Runtime, forward and backward",
+    "patch": "write the hook into torch's own file, or take it out",
+    "status": "say what is hooked, in which torch",
 }
-"""A name, the function that takes the arguments after it and returns the exit code, one line."""
+
+_MODULES = {
+    "demo": "demo_command",
+    "compare": "comparison",
+    "report": "report_command",
+    "show": "show_command",
+    "bench": "benchmark",
+    "patch": "hook_command",
+    "status": "hook_command",
+}
+"""The modules with other names than their commands. Each command is a function, as ``run_show``,
+that takes the arguments after the name and returns the exit code."""
+
+
+def find_command(name: str) -> Callable[[Sequence[str]], int]:
+    """The function of a command, whose module is imported."""
+    module = importlib.import_module(f"dort_rewriter.tools.{_MODULES.get(name, name)}")
+    found: Callable[[Sequence[str]], int] = getattr(module, f"run_{name}")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; 1 when it fails on purpose, 2 when it is called wrongly."""
-    summary = "\n".join(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items())
+    summary = "\n".join(f"  {name:<12} {line}" for name, line in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="dort-rewriter",
         description="Run PyTorch models through ONNX Runtime, and look at what happens.",
@@ -66,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     options = parser.parse_args(arguments)
-    module, _, function = COMMANDS[options.command][0].partition(":")
+    name: str = options.command
     try:
-        return getattr(importlib.import_module(module), function)(options.rest)
+        return find_command(name)(options.rest)
     except DortError as error:
-        print(f"dort-rewriter {options.command}: {error}", file=sys.stderr)
+        print(f"dort-rewriter {name}: {error}", file=sys.stderr)
         return 1
 
 

@@ -7,14 +7,17 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dort_rewriter.errors import OptionError
 
-__all__ = ["HELP", "answer", "brief", "list_of", "load_pair", "make_parser"]
+__all__ = [
+    *("HELP", "answer", "brief", "check_names", "in_a_line", "list_of", "load_pair"),
+    *("make_parser", "option"),
+]
 
 HELP = (
     "FILE.py:NAME or MODULE:NAME: a pair (model, args), or a function without arguments that "
@@ -72,10 +75,37 @@ def make_parser(name: str, description: str, epilog: str = "") -> argparse.Argum
     return parser
 
 
+def option(
+    parser: argparse.ArgumentParser, name: str, default: Any, words: str, **more: Any
+) -> None:
+    """Add an option of the type of its default: ``--folder FOLDER``."""
+    flag, _, metavar = name.partition(" ")
+    parser.add_argument(
+        flag,
+        type=type(default),
+        default=default,
+        metavar=metavar or None,
+        help=f"{words} (default: %(default)s)",
+        **more,
+    )
+
+
+def in_a_line(error: BaseException) -> str:
+    """The type of an error, and the first line of what it says."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def list_of(meanings: Mapping[str, str]) -> str:
     """Words and what each means, a line each, for a description."""
     width = max(map(len, meanings))
     return "\n".join(f"  {word:<{width}}  {meaning}" for word, meaning in meanings.items())
+
+
+def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise :class:`OptionError` for a name that is none of those known."""
+    if unknown := [name for name in names if name not in known]:
+        raise OptionError(f"Unknown {what} {unknown[0]!r}: known are {', '.join(known)}.")
 
 
 def answer(as_json: bool, data: Any, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import math
@@ -15,6 +16,7 @@ import re
 import statistics
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,24 +25,35 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves
 
+from dort_rewriter import notebook
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.compiler.differences import Tolerance
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.reference import tensor_to_array
+from dort_rewriter.runtime.ort_values import tensor_to_array
 from dort_rewriter.runtime.session import Session, create_session
-from dort_rewriter.tools.command import HELP, answer, list_of, load_pair, make_parser
-from dort_rewriter.tools.comparison_page import comparison_html, comparison_text
+from dort_rewriter.tools.command import (
+    HELP,
+    answer,
+    check_names,
+    in_a_line,
+    list_of,
+    load_pair,
+    make_parser,
+    option,
+)
+from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
-from dort_rewriter.tools.other_runtimes import RUNTIMES
 
 __all__ = [
     "EXPORTERS",
     "MEANING",
+    "RUNTIMES",
     "Comparison",
     "ExporterResult",
     "RuntimeResult",
@@ -49,6 +62,9 @@ __all__ = [
 ]
 
 Exporter = Callable[..., onnx.ModelProto]
+
+Run = Callable[[], list[Any]]
+"""Computes the results of a model, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +125,25 @@ class Comparison:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        return comparison_text(self.to_dict())
+        parts = [
+            f"{self.model}, eager: {self._eager()}",
+            text_table(COLUMNS, list(map(_row, self.results))),
+        ]
+        names, counts = self._nodes()
+        parts += [text_table(names, counts)] if counts else []
+        return "\n\n".join([*parts, *(f"{name} {said}" for name, said in self._remarks())])
 
     def to_html(self) -> str:
         """A page of its own."""
-        return comparison_html(self.to_dict())
+        parts = [
+            notebook.text(f"Eager: {self._eager()}."),
+            notebook.table(map(_row, self.results), COLUMNS, inline=False),
+            *(notebook.text(said, name) for name, said in self._remarks()),
+        ]
+        names, counts = self._nodes()
+        if counts:
+            parts += ["<h2>Nodes by type</h2>", notebook.table(counts, names, inline=False)]
+        return notebook.page(f"{self.model}: exporters compared", parts)
 
     def save_html(self, path: str | Path) -> None:
         """Write the page."""
@@ -122,10 +152,63 @@ class Comparison:
     def _repr_html_(self) -> str:
         return self.to_html()
 
+    def _eager(self) -> str:
+        away = self.eager_difference
+        rounding = "" if away is None else f", {away:.1e} from float64"
+        return f"{self.eager_milliseconds:.3g} ms a run{rounding}"
 
-def _with_torch(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
-) -> onnx.ModelProto:
+    def _nodes(self) -> tuple[list[str], list[list[Any]]]:
+        """The nodes by type, the most frequent first, an exporter a column."""
+        results = [r for r in self.results if r.nodes]
+        totals = sum((Counter(r.nodes) for r in results), Counter[str]())
+        ops = sorted(totals, key=lambda op: (-totals[op], op))
+        rows = [[op, *(r.nodes.get(op, "") for r in results)] for op in ops]
+        return ["node", *(r.exporter for r in results)], rows
+
+    def _remarks(self) -> list[tuple[str, str]]:
+        """What failed or differs, by exporter; a reason that several have is given once."""
+        found: dict[str, list[str]] = {}
+        for result in self.results:
+            for said in _said(result):
+                found.setdefault(said, []).append(result.exporter)
+        return [(", ".join(names), said) for said, names in found.items()]
+
+
+COLUMNS = (
+    *("exporter", "nodes", "opset", "kB", "export s", "run ms"),
+    *("max difference", "to float64", "agrees"),
+)
+
+
+def _row(r: ExporterResult) -> list[str]:
+    return [
+        r.exporter,
+        cell(sum(r.nodes.values()) or None, "d"),
+        cell(r.opset, "d"),
+        cell(r.bytes and r.bytes / 1000, ".0f"),
+        cell(r.export_seconds, ".2f"),
+        cell(r.run_milliseconds, ".3g"),
+        cell(r.max_difference, ".1e"),
+        cell(r.exact_difference, ".1e"),
+        {True: "yes", False: "NO", None: "-"}[r.agrees],
+    ]
+
+
+def _said(result: ExporterResult) -> Iterator[str]:
+    if result.error:
+        yield f"failed: {result.error}"
+    elif (judgment := result.judgment) is not None:
+        parts = [f"differs, by the {judgment.fault}: {judgment.reason}"]
+        parts += [f"First at {judgment.node}."] if judgment.node else []
+        yield " ".join([*parts, *([judgment.line] if judgment.line else [])])
+    for other in result.elsewhere:
+        found = "as eager mode"
+        if other.max_difference is not None and not other.agrees:
+            found = f"differs from eager mode by {other.max_difference:.1e}"
+        yield f"on {other.runtime}: {other.error or found}"
+
+
+def _with_torch(model: Any, args: Any, kwargs: Any, opset: int, shapes: Any) -> onnx.ModelProto:
     program = torch.onnx.export(
         model,
         args,
@@ -140,32 +223,21 @@ def _with_torch(
     return proto
 
 
-def _with_torchlib(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
-) -> onnx.ModelProto:
-    return to_onnx(
-        model,
-        args,
-        kwargs,
-        target_opset=opset,
-        dynamic_shapes=shapes,
-        dispatcher=OxsDispatcher(own_converters=False),
-        options=OptimizationOptions(patterns=None),
-    )
+def _with_to_onnx(**options: Any) -> Exporter:
+    def export(model: Any, args: Any, kwargs: Any, opset: int, shapes: Any) -> onnx.ModelProto:
+        return to_onnx(model, args, kwargs, target_opset=opset, dynamic_shapes=shapes, **options)
 
-
-def _with_ours(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int, shapes: Any
-) -> onnx.ModelProto:
-    return to_onnx(model, args, kwargs, target_opset=opset, dynamic_shapes=shapes)
+    return export
 
 
 EXPORTERS: dict[str, Exporter] = {
     "torch": _with_torch,
-    "torchlib": _with_torchlib,
-    "dort_rewriter": _with_ours,
+    "torchlib": _with_to_onnx(
+        dispatcher=OxsDispatcher(own_converters=False),
+        options=OptimizationOptions(patterns=None),
+    ),
+    "dort_rewriter": _with_to_onnx(),
 }
-
 
 MEANING = {
     "torch": "torch.onnx.export(dynamo=True): torch's decompositions, onnxscript's torchlib",
@@ -173,6 +245,42 @@ MEANING = {
     "dort_rewriter": "this package: to_onnx(), with its own converters and rules",
 }
 """What the name of an exporter stands for."""
+
+
+def _on_the_evaluator(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
+    evaluator = ReferenceEvaluator(proto)
+    return lambda: list(evaluator.run(None, dict(feeds)))
+
+
+def _on_openvino(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
+    core = _openvino()
+    # Where the processor multiplies bfloat16, OpenVINO takes that for float32 unless told.
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(proto.SerializeToString()), "CPU", settings)
+    places = [next(i for i, o in enumerate(compiled.outputs) if name.name in o.get_names())
+              for name in proto.graph.output]  # fmt: skip
+
+    def run() -> list[Any]:
+        found = compiled(dict(feeds))
+        return [found[place] for place in places]
+
+    return run
+
+
+@functools.cache
+def _openvino() -> Any:
+    try:
+        import openvino
+    except ImportError as error:
+        raise ExecutionError(f"OpenVINO is not there ({error}): pip install openvino.") from error
+    return openvino.Core()
+
+
+RUNTIMES: dict[str, Callable[[onnx.ModelProto, Mapping[str, Any]], Run]] = {
+    "reference": _on_the_evaluator,
+    "openvino": _on_openvino,
+}
+"""What prepares a model and its inputs, by name. Each raises whatever the runtime raises."""
 
 
 def compare_exporters(
@@ -207,10 +315,8 @@ def compare_exporters(
         repeat: how often each model is run, in turns; the time is the median.
 
     """
-    if unknown := [e for e in exporters if e not in EXPORTERS]:
-        raise OptionError(f"Unknown exporter {unknown[0]!r}: known are {', '.join(EXPORTERS)}.")
-    if unknown := [e for e in runtimes if e not in RUNTIMES]:
-        raise OptionError(f"Unknown runtime {unknown[0]!r}: known are {', '.join(RUNTIMES)}.")
+    check_names("exporter", exporters, EXPORTERS)
+    check_names("runtime", runtimes, RUNTIMES)
     if repeat < 1:
         raise OptionError(f"repeat is 1 or more, not {repeat}.")
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
@@ -221,21 +327,19 @@ def compare_exporters(
         tolerance = Tolerance(absolute=atol, relative=rtol)
         witness = Witness(model, given, named, expected, exact, tolerance)
         candidates = [
-            _Candidate.make(name, model, given, named, target_opset, dynamic_shapes)
+            _Candidate(name, model, given, named, target_opset, dynamic_shapes)
             for name in exporters
         ]
-        runs: dict[str, list[float]] = {"eager": []}
+        eager: list[float] = []
         for _ in range(repeat):
-            runs["eager"].append(_milliseconds(lambda: model(*given, **named)))
+            eager.append(_milliseconds(lambda: model(*given, **named)))
             for candidate in candidates:
                 if candidate.error is None:
-                    runs.setdefault(candidate.name, []).append(candidate.run())
-        results = tuple(
-            c.result(witness, exact, runs.get(c.name, []), runtimes) for c in candidates
-        )
+                    candidate.times.append(candidate.run())
+        results = tuple(c.result(witness, exact, runtimes) for c in candidates)
     return Comparison(
         model=type(model).__name__,
-        eager_milliseconds=statistics.median(runs["eager"]),
+        eager_milliseconds=statistics.median(eager),
         eager_difference=None if exact is None else _largest(expected, exact),
         results=results,
     )
@@ -244,73 +348,62 @@ def compare_exporters(
 class _Candidate:
     """One exporter, its model and its session, or what went wrong."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, model: Any, args: Any, kwargs: Any, opset: int, shapes: Any
+    ) -> None:
+        """Export the model and run it once."""
         self.name = name
         self.error: str | None = None
-        self.seconds: float | None = None
         self.proto: onnx.ModelProto | None = None
-        self.session: Session | None = None
-        self.feeds: dict[str, Any] = {}
-        self.outputs: list[Any] = []
-
-    @classmethod
-    def make(
-        cls, name: str, model: Any, args: Any, kwargs: Any, opset: int, shapes: Any
-    ) -> _Candidate:
-        """Export the model and run it once."""
-        made = cls(name)
+        self.times: list[float] = []
         start = time.perf_counter()
         try:
             # What an exporter says meanwhile is of no concern to who compares.
             with warnings.catch_warnings(), _quiet():
                 warnings.simplefilter("ignore")
-                made.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
-            made.seconds = time.perf_counter() - start
-            made.session = create_session(made.proto)
-            made.feeds = _feeds(made.session, args, kwargs)
-            made.run()
+                self.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
+            self.seconds = time.perf_counter() - start
+            self.session = create_session(self.proto)
+            self.feeds = _feeds(self.session, args, kwargs)
+            self.outputs: list[Any] = []
+            self.run()
         except Exception as error:  # an exporter raises anything: that is what is compared
-            made.error = _reason(error)
-        return made
+            self.error = _reason(error)
 
     def run(self) -> float:
         """Run the session; return the milliseconds it took."""
-        assert self.session is not None
-        ort = self.session.ort
 
         def call() -> None:
-            self.outputs = ort.run(None, self.feeds)
+            self.outputs = self.session.ort.run(None, self.feeds)
 
         return _milliseconds(call)
 
     def result(
-        self,
-        witness: Witness,
-        exact: Sequence[torch.Tensor] | None,
-        times: Sequence[float],
-        runtimes: Sequence[str],
+        self, witness: Witness, exact: Sequence[torch.Tensor] | None, runtimes: Sequence[str]
     ) -> ExporterResult:
         """The row of this exporter."""
         if self.proto is None:
             return ExporterResult(exporter=self.name, error=self.error)
-        facts: dict[str, Any] = {
-            "nodes": count_nodes(ir.from_proto(self.proto)),
-            "opset": next(o.version for o in self.proto.opset_import if not o.domain),
-            "export_seconds": self.seconds,
-            "bytes": self.proto.ByteSize(),
-        }
-        if self.error is None:
-            agrees = excess(self.outputs, witness.expected, witness.tolerance) <= 1
-            facts |= {
-                "max_difference": _largest(self.outputs, witness.expected),
-                "exact_difference": _largest(self.outputs, exact) if exact else None,
-                "agrees": agrees,
-                "run_milliseconds": statistics.median(times),
-            }
-            facts["elsewhere"] = tuple(self._elsewhere(name, witness) for name in runtimes)
-            if not agrees:
-                facts["judgment"] = witness.judge(self.proto, self.feeds, self.outputs)
-        return ExporterResult(exporter=self.name, error=self.error, **facts)
+        made = ExporterResult(
+            exporter=self.name,
+            error=self.error,
+            nodes=count_nodes(ir.from_proto(self.proto)),
+            opset=next(o.version for o in self.proto.opset_import if not o.domain),
+            export_seconds=self.seconds,
+            bytes=self.proto.ByteSize(),
+        )
+        if self.error is not None:
+            return made
+        found = _compared(self.outputs, witness)
+        judge = None if found["agrees"] else witness.judge(self.proto, self.feeds, self.outputs)
+        return dataclasses.replace(
+            made,
+            **found,
+            exact_difference=_largest(self.outputs, exact) if exact else None,
+            run_milliseconds=statistics.median(self.times),
+            elsewhere=tuple(self._elsewhere(name, witness) for name in runtimes),
+            judgment=judge,
+        )
 
     def _elsewhere(self, runtime: str, witness: Witness) -> RuntimeResult:
         """What another runtime makes of the file."""
@@ -320,19 +413,21 @@ class _Candidate:
                 outputs = RUNTIMES[runtime](self.proto, self.feeds)()
         except Exception as error:  # a runtime raises anything: that is what is compared
             return RuntimeResult(runtime=runtime, error=_reason(error))
-        return RuntimeResult(
-            runtime=runtime,
-            max_difference=_largest(outputs, witness.expected),
-            agrees=excess(outputs, witness.expected, witness.tolerance) <= 1,
-        )
+        return RuntimeResult(runtime=runtime, **_compared(outputs, witness))
+
+
+def _compared(outputs: Sequence[Any], witness: Witness) -> dict[str, Any]:
+    return {
+        "max_difference": _largest(outputs, witness.expected),
+        "agrees": excess(outputs, witness.expected, witness.tolerance) <= 1,
+    }
 
 
 def _reason(error: BaseException) -> str:
     """What is behind an error, in a line: exporters that share a capture fail alike."""
     while error.__cause__ is not None:
         error = error.__cause__
-    first = _COLOUR.sub("", str(error)).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}"
+    return _COLOUR.sub("", in_a_line(error))
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -392,32 +487,20 @@ def run_compare(arguments: Sequence[str]) -> int:
         "  dort-rewriter compare package.models:small --html comparison.html --repeat 50",
     )
     parser.add_argument("model", metavar="MODEL", help=HELP)
-    parser.add_argument(
-        "--exporters",
-        nargs="+",
-        choices=EXPORTERS,
-        default=list(EXPORTERS),
-        metavar="NAME",
-        help="those to compare, of the above (default: all)",
-    )
-    parser.add_argument(
-        "--runtimes",
-        nargs="+",
-        choices=RUNTIMES,
-        default=[],
-        metavar="NAME",
-        help=f"run the files by these too: {', '.join(RUNTIMES)}",
-    )
-    parser.add_argument(
-        "--opset", type=int, default=18, metavar="N", help="of the models (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--repeat",
-        type=int,
-        default=10,
-        metavar="N",
-        help="runs of each model that are timed (default: %(default)s)",
-    )
+    for name, known, default, words in (
+        (
+            "--exporters",
+            EXPORTERS,
+            list(EXPORTERS),
+            "those to compare, of the above (default: all)",
+        ),
+        ("--runtimes", RUNTIMES, [], f"run the files by these too: {', '.join(RUNTIMES)}"),
+    ):
+        parser.add_argument(
+            name, nargs="+", choices=known, default=default, metavar="NAME", help=words
+        )
+    option(parser, "--opset N", 18, "of the models")
+    option(parser, "--repeat N", 10, "runs of each model that are timed")
     parser.add_argument("--html", metavar="FILE", help="also write it as a page of HTML")
     options = parser.parse_args(arguments)
     model, args = load_pair(options.model)

@@ -33,8 +33,8 @@ __all__ = [
     "DemoResult",
     "Times",
     "catches_up",
+    "demonstrate",
     "processor",
-    "run_demo",
 ]
 
 BACKENDS = ("eager", "inductor", "onnxrt")
@@ -43,7 +43,7 @@ MODES = ("inference", "training")
 SURE_STEPS = 5
 """Steps that are made whatever time they take."""
 
-Progress = Callable[[Iterable[int]], Iterable[int]]
+Progress = Callable[[Sequence[int]], Iterable[int]]
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class DemoResult:
         return max(abs(a - b) for a, b in pairs) / max(map(abs, expected))
 
 
-def run_demo(
+def demonstrate(
     folder: Path,
     *,
     backends: Sequence[str] = BACKENDS,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.charts import sparkline
-from dort_rewriter.tools.command import answer, make_parser
-from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, processor, run_demo
+from dort_rewriter.tools.command import answer, make_parser, option
+from dort_rewriter.tools.demo import BACKENDS, MODES, DemoResult, demonstrate, processor
 from dort_rewriter.tools.demo_model import Size
-from dort_rewriter.tools.demo_page import overtaking, tables, write_page
+from dort_rewriter.tools.demo_page import COLUMNS, overtaking, rows, write_page
+from dort_rewriter.tools.graph_table import text_table
 from dort_rewriter.tools.models import count_nodes, load_model
 
-__all__ = ["run_demo_command"]
+__all__ = ["run_demo"]
 
 SIZES = {
     "layers": "layers of the model",
@@ -28,7 +30,7 @@ TOLERANCE = 1e-3
 """How far a curve may be from that of eager mode (:meth:`DemoResult.worst`)."""
 
 
-def run_demo_command(arguments: Sequence[str]) -> int:
+def run_demo(arguments: Sequence[str]) -> int:
     """Run the demonstration; 1 if the losses of onnxrt are not those of eager mode."""
     usual = Size()
     parser = make_parser(
@@ -37,24 +39,18 @@ def run_demo_command(arguments: Sequence[str]) -> int:
         "curves, first results, speed, memory, the exported graphs, and a page with all of it.\n"
         "Takes about a minute.",
     )
-    parser.add_argument("--steps", type=int, default=40, help="training steps (default: 40)")
+    option(parser, "--steps", 40, "training steps")
     for name, what in SIZES.items():
-        text = f"{what} (default: {getattr(usual, name)})"
-        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name), help=text)
-    parser.add_argument(
-        "--seconds", type=float, default=30.0, help="start no step after (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--backends", default=",".join(BACKENDS), help="what to compare (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("dort_demo"),
-        metavar="FOLDER",
-        help="made if there is none; gets the page (demo.html), its first picture (demo.svg) "
-        "and each graph that ONNX Runtime ran, as an ONNX model and as text; files of those "
-        "names are replaced (default: %(default)s)",
+        option(parser, f"--{name}", getattr(usual, name), what)
+    option(parser, "--seconds", 30.0, "start no step after")
+    option(parser, "--backends", ",".join(BACKENDS), "what to compare")
+    option(
+        parser,
+        "--folder FOLDER",
+        Path("dort_demo"),
+        "made if there is none; gets the page (demo.html), its first picture (demo.svg) and each "
+        "graph that ONNX Runtime ran, as an ONNX model and as text; files of those names are "
+        "replaced",
     )
     options = parser.parse_args(arguments)
     sizes = {name: getattr(options, name) for name in SIZES}
@@ -63,7 +59,7 @@ def run_demo_command(arguments: Sequence[str]) -> int:
     if options.hidden % (2 * usual.heads):
         raise OptionError(f"--hidden is a multiple of {2 * usual.heads}.")
     print("The first results compile; those of Inductor take most of a minute.", file=sys.stderr)
-    result = run_demo(
+    result = demonstrate(
         options.folder,
         backends=options.backends.split(","),
         steps=options.steps,
@@ -81,21 +77,13 @@ def _differs(result: DemoResult, competitor: Any) -> bool:
     return not result.worst(competitor) <= TOLERANCE
 
 
-def _progress(steps: Iterable[int]) -> Iterable[int]:
-    """Show a progress bar, with tqdm if it is there."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return _plain_progress(list(steps))
-    # disable=None: only where somebody watches.
-    return tqdm(steps, desc="training", unit="step", disable=None)
-
-
-def _plain_progress(steps: Sequence[int]) -> Iterator[int]:
+def _progress(steps: Sequence[int]) -> Iterator[int]:
+    """Show how far it is, where somebody watches."""
     for number, step in enumerate(steps, 1):
         yield step
-        print(f"\rtraining {number}/{len(steps)}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        if sys.stderr.isatty():
+            end = "\n" if number == len(steps) else ""
+            print(f"\rtraining {number}/{len(steps)}", end=end, file=sys.stderr, flush=True)
 
 
 def _text(result: DemoResult, page: Path) -> Iterator[str]:
@@ -112,12 +100,9 @@ def _text(result: DemoResult, page: Path) -> Iterator[str]:
         yield f"  The curves of {' and '.join(same)} coincide with that of eager mode."
     if others:
         yield f"  NOT those of {' and '.join(others)}."
-    for title, rows in tables(result).items():
-        yield f"\n{title}:"
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for name, *cells in rows:
-            right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-            yield f"  {name:<{widths[0]}}  {'  '.join(right)}".rstrip()
+    for mode in MODES:
+        table = text_table(COLUMNS[mode], rows(result, mode))
+        yield f"\n{mode.capitalize()}:\n{textwrap.indent(table, '  ')}"
     if text := overtaking(result):
         yield f"\n{text}"
     yield "\nWhat ONNX Runtime ran:"

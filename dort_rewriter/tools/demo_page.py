@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from dort_rewriter import notebook
 from dort_rewriter.tools.charts import bar_chart, line_chart
 from dort_rewriter.tools.demo import MODES, Competitor, DemoResult, catches_up, processor
 from dort_rewriter.tools.dot import plot_dot
+from dort_rewriter.tools.graph_table import cell
 from dort_rewriter.tools.onnx_text import pretty_onnx
 
-__all__ = ["overtaking", "tables", "write_page"]
-
-STYLE = """
-body{font-family:Helvetica,Arial,sans-serif;color:#1f2529;margin:2em auto;max-width:1100px}
-html{background:#fff}
-table{border-collapse:collapse}td,th{padding:4px 14px;border-bottom:1px solid #dde2e6}
-td{text-align:right}td:first-child,th:first-child{text-align:left}
-pre,.graph{overflow:auto;border:1px solid #dde2e6;padding:8px;max-height:80vh}
-code{background:#f2f4f6;padding:1px 4px}body>svg{max-width:100%;height:auto}
-@media(max-width:700px){body{margin:1em}table{font-size:12px}td,th{padding:4px}}
-"""
+__all__ = ["COLUMNS", "overtaking", "rows", "write_page"]
 
 COLUMNS = {
     "inference": ("backend", "first call (s)", "call (ms)", "times eager"),
     "training": (
-        "backend",
-        "first step (s)",
-        "step (ms)",
-        "times eager",
-        "memory (MB)",
-        "loss, from eager",
+        *("backend", "first step (s)", "step (ms)", "times eager"),
+        *("memory (MB)", "loss, from eager"),
     ),
 }
 
 
-def tables(result: DemoResult) -> dict[str, list[tuple[str, ...]]]:
-    """The rows of each table under its columns; above one times eager is faster than eager."""
-    return {
-        mode.capitalize(): [COLUMNS[mode], *(_row(result, c, mode) for c in result.competitors)]
-        for mode in MODES
-    }
+def rows(result: DemoResult, mode: str) -> list[tuple[str, ...]]:
+    """What stands under the columns of a mode; above one times eager is faster than eager."""
+    return [_row(result, c, mode) for c in result.competitors]
 
 
 def _row(result: DemoResult, c: Competitor, mode: str) -> tuple[str, ...]:
@@ -59,8 +43,7 @@ def _row(result: DemoResult, c: Competitor, mode: str) -> tuple[str, ...]:
     )
     if mode == "inference":
         return cells
-    memory = "-" if c.megabytes is None else f"{c.megabytes:.0f}"
-    return (*cells, memory, f"{result.worst(c):.1e}")
+    return (*cells, cell(c.megabytes, ".0f"), f"{result.worst(c):.1e}")
 
 
 def overtaking(result: DemoResult) -> str:
@@ -101,53 +84,33 @@ def write_page(result: DemoResult, path: Path) -> Path:
     ]
     running = [c for c in result.competitors if not c.failure]
     parts = [
-        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width'><link rel='icon' href='data:,'>",
-        f"<title>dort_rewriter</title><style>{STYLE}</style></head><body>",
-        "<h1>A model trained through ONNX Runtime</h1>",
         "<p><code>torch.compile(model, backend='onnxrt')</code> beside "
         f"{' and '.join(others)}, on the same data from the same weights. "
         f"{result.size}; "
         f"torch {html.escape(torch.__version__)} on {html.escape(processor())}.</p>",
         "<h2>From the start</h2>",
         race,
-        f"<p>{html.escape(overtaking(result))}</p>",
+        notebook.text(overtaking(result)),
         "<h2>Loss</h2>",
         line_chart(curves, "loss of each step; thin curves are drawn over thick ones"),
-        *(
-            part
-            for mode, rows in zip(MODES, tables(result).values(), strict=True)
-            for part in (
-                f"<h2>{mode.capitalize()}</h2>",
-                bar_chart(
-                    {c.backend: 1000 * c.times(mode).usual for c in running},
-                    "median, shorter is faster",
-                    " ms",
-                ),
-                _table(rows),
-            )
-        ),
-        "<h2>What ONNX Runtime ran</h2>",
-        *(_graph(file) for file in result.files if file.suffix == ".onnx"),
-        "</body></html>",
     ]
-    path.write_text("\n".join(parts), encoding="utf-8")
+    for mode in MODES:
+        calls = {c.backend: 1000 * c.times(mode).usual for c in running}
+        parts += [
+            f"<h2>{mode.capitalize()}</h2>",
+            bar_chart(calls, "median, shorter is faster", " ms"),
+            notebook.table(rows(result, mode), COLUMNS[mode], inline=False),
+        ]
+    parts.append("<h2>What ONNX Runtime ran</h2>")
+    parts += [_graph(file) for file in result.files if file.suffix == ".onnx"]
+    page = notebook.page("dort_rewriter", parts, "A model trained through ONNX Runtime")
+    path.write_text(page, encoding="utf-8")
     return path
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    return f"<table>{_line('th', head)}{''.join(_line('td', row) for row in body)}</table>"
-
-
-def _line(tag: str, cells: Sequence[str]) -> str:
-    inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-    return f"<tr>{inside}</tr>"
-
-
 def _graph(file: Path) -> str:
+    listed = f"<pre>{html.escape(pretty_onnx(file, source=True))}</pre>"
     return (
         f"<h3>{html.escape(file.name)}</h3><div class='graph'>{plot_dot(file).svg()}</div>"
-        f"<details><summary>as text</summary><pre>"
-        f"{html.escape(pretty_onnx(file, source=True))}</pre></details>"
+        f"{notebook.details('as text', listed)}"
     )

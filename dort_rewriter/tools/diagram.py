@@ -13,7 +13,13 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from dort_rewriter.graph.schemas import qualified
-from dort_rewriter.tools.onnx_text import attribute_text, shape_list, tensor_text, type_text
+from dort_rewriter.tools.onnx_text import (
+    attribute_text,
+    shape_list,
+    subgraphs,
+    tensor_text,
+    type_text,
+)
 
 __all__ = ["Arrow", "Box", "Diagram", "Frame", "make_diagram"]
 
@@ -146,7 +152,7 @@ class _Builder:
         self.constants[value] = text
 
     def _node(self, frame: Frame, node: ir.Node) -> None:
-        plain = [a for a in node.attributes.values() if a.is_ref() or not _graphs(a)]
+        plain = [a for a in node.attributes.values() if subgraphs(a) is None]
         lines = [f"{a.name}={attribute_text(a)}" for a in plain[:ATTRIBUTES]]
         lines += ["..."] * (len(plain) > ATTRIBUTES)
         box = self._add(
@@ -159,7 +165,7 @@ class _Builder:
         for value in node.inputs:
             self._arrow(value, box)
         for attribute in node.attributes.values():
-            for graph in () if attribute.is_ref() else _graphs(attribute):
+            for _, graph in subgraphs(attribute) or ():
                 self._subgraph(frame, f"{node.op_type} {attribute.name}", graph, box)
         for value in node.outputs:
             self.makers[value] = box
@@ -193,12 +199,6 @@ class _Builder:
                 returns=returns,
             )
         )
-
-
-def _graphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return (attribute.as_graph(),)
-    return tuple(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else ()
 
 
 def _value_text(value: ir.Value, always_typed: bool = False) -> str:

@@ -21,20 +21,10 @@ from typing import Any
 
 from dort_rewriter import env
 from dort_rewriter.errors import DortError
-from dort_rewriter.files import (
-    cache_folder,
-    private_folder,
-    why_not_private,
-)
+from dort_rewriter.files import cache_folder, private_folder, why_not_private
 from dort_rewriter.hook import HookStatus, status
 from dort_rewriter.hook.versions import ships_backend
-from dort_rewriter.kernels.build import (
-    COMPILER,
-    excuse,
-    features,
-    find_compiler,
-    supported_levels,
-)
+from dort_rewriter.kernels.build import COMPILER, excuse, features, find_compiler, supported_levels
 from dort_rewriter.kernels.library import installed_library, kernel_library
 from dort_rewriter.tools.command import answer, brief, make_parser
 from dort_rewriter.tools.machine import (
@@ -42,7 +32,10 @@ from dort_rewriter.tools.machine import (
     check_plugins,
     check_processor,
     check_threads,
+    note,
+    ok,
     plugins,
+    problem,
 )
 
 __all__ = ["Finding", "examine", "run_doctor"]
@@ -50,18 +43,19 @@ __all__ = ["Finding", "examine", "run_doctor"]
 DISTRIBUTION = "dort-rewriter"
 TRAINING, GPU = "onnxruntime-training", "onnxruntime-gpu"
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
+REINSTALL = "pip install --force-reinstall --no-deps dort-rewriter"
 
 
 def examine(trial: bool = True) -> Iterator[Finding]:
     """Yield what is found on this machine; with ``trial``, train a small model at the end."""
-    yield Finding("ok", "python", platform.python_version())
+    yield ok("python", platform.python_version())
     yield from check_requirements(_requirements(), _version)
     report = status()
     flavours = [name.split()[0] for name in report.onnxruntime]
     yield from check_flavours(flavours)
     torch, failure = _import("torch")
     if torch is None:
-        yield Finding("problem", "torch", f"cannot be imported: {failure}", "pip install torch")
+        yield problem("torch", f"cannot be imported: {failure}", "pip install torch")
         return
     if flavours:  # without one, everything below that needs it says the same again
         mode = env.read(TELEMETRY) if env.is_set(TELEMETRY) else ""
@@ -103,12 +97,8 @@ def check_requirements(
 ) -> Iterator[Finding]:
     """Compare the versions of the packages with what the package asks for."""
     if requirements is None:
-        yield Finding(
-            "problem",
-            DISTRIBUTION,
-            "is used without being installed: torch cannot find its backend by name",
-            "pip install -e .",
-        )
+        text = "is used without being installed: torch cannot find its backend by name"
+        yield problem(DISTRIBUTION, text, "pip install -e .")
         return
     for requirement in requirements:
         match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement.replace(" ", ""))
@@ -118,26 +108,21 @@ def check_requirements(
         found = version_of(name)
         fix = f"pip install --upgrade '{name}>={lowest}'"
         if found is None:
-            yield Finding("problem", name, "is not installed", fix)
+            yield problem(name, "is not installed", fix)
         elif _numbers(found) < _numbers(lowest):
-            yield Finding("problem", name, f"{found} is older than {lowest}", fix)
+            yield problem(name, f"{found} is older than {lowest}", fix)
         else:
-            yield Finding("ok", name, found)
+            yield ok(name, found)
 
 
 def check_flavours(names: Sequence[str]) -> Iterator[Finding]:
     """Find the distributions of onnxruntime, which overwrite each other's files."""
     if not names:
-        yield Finding(
-            "problem", "onnxruntime", "is not installed", 'pip install "dort-rewriter[cpu]"'
-        )
+        yield problem("onnxruntime", "is not installed", 'pip install "dort-rewriter[cpu]"')
     elif len(names) > 1:
-        yield Finding(
-            "problem",
-            "onnxruntime",
-            f"{' and '.join(names)} are installed over each other: parts of each are lost",
-            f'pip uninstall -y {" ".join(names)} && pip install "dort-rewriter[{_extra(names)}]"',
-        )
+        text = f"{' and '.join(names)} are installed over each other: parts of each are lost"
+        fix = f'pip uninstall -y {" ".join(names)} && pip install "dort-rewriter[{_extra(names)}]"'
+        yield problem("onnxruntime", text, fix)
 
 
 def _extra(names: Sequence[str]) -> str:
@@ -147,7 +132,7 @@ def _extra(names: Sequence[str]) -> str:
 
 
 def check_onnxruntime(cuda: bool, numpy: str, names: Sequence[str] = ()) -> Iterator[Finding]:
-    """Import onnxruntime and look at what it can do."""
+    """Import onnxruntime and look at what it can do; builds for numpy 1 do not load with 2."""
     from dort_rewriter import ort_module
     from dort_rewriter.runtime import providers
 
@@ -157,9 +142,12 @@ def check_onnxruntime(cuda: bool, numpy: str, names: Sequence[str] = ()) -> Iter
             f"{ort_module.max_ir_version()}"
         )
     except DortError as error:
-        yield explain_import_failure(str(error), numpy, names)
+        fix = f'pip install --upgrade "dort-rewriter[{_extra(names)}]"'  # it may be too old
+        if "numpy" in str(error).lower() and numpy.startswith("2"):
+            fix = "pip install 'numpy<2'"
+        yield problem("onnxruntime", str(error), fix)
         return
-    yield Finding("ok", "onnxruntime", text)
+    yield ok("onnxruntime", text)
     yield from check_providers(providers.available(), cuda)
 
 
@@ -168,113 +156,71 @@ def check_telemetry(version: str, mode: str) -> Iterator[Finding]:
     if _numbers(version) < (1, 29):
         return
     if mode == "1":
-        yield Finding("ok", "telemetry", f"of onnxruntime is off: {TELEMETRY}=1")
+        yield ok("telemetry", f"of onnxruntime is off: {TELEMETRY}=1")
     else:
         text = "of onnxruntime is on where a program imports it before this package does"
         if mode:
             text = f"of onnxruntime is on: {TELEMETRY}={mode}"
-        yield Finding("note", "telemetry", text, f"export {TELEMETRY}=1")
-
-
-def explain_import_failure(message: str, numpy: str, names: Sequence[str] = ()) -> Finding:
-    """Whether numpy is the reason: builds for numpy 1 do not load with numpy 2."""
-    if "numpy" in message.lower() and numpy.startswith("2"):
-        return Finding("problem", "onnxruntime", message, "pip install 'numpy<2'")
-    # --upgrade: it may be there, and too old.
-    fix = f'pip install --upgrade "dort-rewriter[{_extra(names)}]"'
-    return Finding("problem", "onnxruntime", message, fix)
+        yield note("telemetry", text, f"export {TELEMETRY}=1")
 
 
 def check_providers(names: Sequence[str], cuda: bool) -> Iterator[Finding]:
     """Compare the execution providers with the devices of torch."""
-    if cuda and "CUDAExecutionProvider" not in names:
-        yield Finding(
-            "problem",
-            "providers",
-            f"torch has CUDA, onnxruntime only {', '.join(names)}: models on CUDA do not run",
-            'pip uninstall -y onnxruntime && pip install "dort-rewriter[gpu]"',
-        )
+    if not cuda or "CUDAExecutionProvider" in names:
+        yield ok("providers", ", ".join(names))
     else:
-        yield Finding("ok", "providers", ", ".join(names))
+        text = f"torch has CUDA, onnxruntime only {', '.join(names)}: models on CUDA do not run"
+        fix = 'pip uninstall -y onnxruntime && pip install "dort-rewriter[gpu]"'
+        yield problem("providers", text, fix)
 
 
 def check_hook(report: HookStatus) -> Iterator[Finding]:
     """Look at the hook, and at whether it has anything to do."""
     if report.state == "failed":
-        yield Finding(
-            "problem",
-            "hook",
-            f"took itself back: {report.failure}",
-            "pip install --upgrade dort-rewriter",
-        )
+        text = f"took itself back: {report.failure}"
+        yield problem("hook", text, "pip install --upgrade dort-rewriter")
     elif report.state == "disabled":
-        yield Finding(
-            "note", "hook", "DORT_DISABLE=1 keeps the package inert", "unset DORT_DISABLE"
-        )
+        yield note("hook", "DORT_DISABLE=1 keeps the package inert", "unset DORT_DISABLE")
     elif report.state == "not installed":
-        yield Finding("note", "hook", "was uninstalled in this process", "dort_rewriter.install()")
+        yield note("hook", "was uninstalled in this process", "dort_rewriter.install()")
     else:
-        yield Finding("ok", "hook", f"{report.state}, {len(report.applied)} change(s) to torch")
+        yield ok("hook", f"{report.state}, {len(report.applied)} change(s) to torch")
     if report.rewriter:
-        yield Finding("ok", "rewriter", "on: graphs are exported by this package")
+        yield ok("rewriter", "on: graphs are exported by this package")
     elif report.torch is not None and ships_backend(report.torch):
-        yield Finding(
-            "note",
-            "rewriter",
-            "off: torch's own exporter runs, which fails with onnxscript 0.4 and newer",
-            "export ONNXRT_CHANGE_REWRITER=1",
-        )
+        text = "off: torch's own exporter runs, which fails with onnxscript 0.4 and newer"
+        yield note("rewriter", text, "export ONNXRT_CHANGE_REWRITER=1")
     else:
-        yield Finding(
-            "note",
-            "rewriter",
-            "off: graphs are exported by onnxscript's torchlib alone",
-            "unset ONNXRT_CHANGE_REWRITER",
-        )
+        text = "off: graphs are exported by onnxscript's torchlib alone"
+        yield note("rewriter", text, "unset ONNXRT_CHANGE_REWRITER")
 
 
 def check_backend_name(names: Sequence[str]) -> Iterator[Finding]:
     """Look for the backend under its name."""
     if "onnxrt" in names:
-        yield Finding("ok", "backend", "torch.compile knows backend='onnxrt'")
+        yield ok("backend", "torch.compile knows backend='onnxrt'")
     else:
-        yield Finding(
-            "problem",
-            "backend",
-            "torch.compile knows no backend='onnxrt': the entry points are not installed",
-            "pip install --force-reinstall --no-deps dort-rewriter",
-        )
+        text = "torch.compile knows no backend='onnxrt': the entry points are not installed"
+        yield problem("backend", text, REINSTALL)
 
 
 def check_dump_path(prefix: str) -> Iterator[Finding]:
     """Look at the variable that makes every graph a file."""
-    if not prefix:
-        return
-    if Path(prefix).parent.is_dir():
-        yield Finding(
-            "note",
-            "dump",
-            f"ONNXRT_DUMP_PATH writes every graph to {prefix}<N>.onnx",
-            "unset ONNXRT_DUMP_PATH",
-        )
-    else:
-        yield Finding(
-            "problem",
-            "dump",
-            f"ONNXRT_DUMP_PATH={prefix} is in a folder that does not exist",
-            f"mkdir -p {Path(prefix).parent}",
-        )
+    folder = Path(prefix).parent
+    if prefix and folder.is_dir():
+        text = f"ONNXRT_DUMP_PATH writes every graph to {prefix}<N>.onnx"
+        yield note("dump", text, "unset ONNXRT_DUMP_PATH")
+    elif prefix:
+        text = f"ONNXRT_DUMP_PATH={prefix} is in a folder that does not exist"
+        yield problem("dump", text, f"mkdir -p {folder}")
 
 
 def check_package(folder: Path) -> Iterator[Finding]:
     """Look at who else can change the code of this package."""
     if reason := why_not_private(folder):
-        yield Finding(
-            "note",
-            "package",
-            f"{reason}: what is written there runs in every program that imports torch",
-            f"chmod -R go-w {folder}  # and the folder named, if it is another",
-        )
+        text = f"{reason}: what is written there runs in every program that imports torch"
+        fix = f"chmod -R go-w {folder}  # and the folder named, if it is another"
+        yield note("package", text, fix)
 
 
 def check_cache(choose: Callable[[], Path]) -> Finding:
@@ -282,15 +228,11 @@ def check_cache(choose: Callable[[], Path]) -> Finding:
     try:
         folder = private_folder(choose())
         with tempfile.TemporaryFile(dir=folder):
-            pass
+            return ok("cache", str(folder))
     except OSError as error:
-        return Finding(
-            "problem",
-            "cache",
-            f"no process finds what others made, for its folder is not used: {error}",
-            "export DORT_CACHE_DIR=$(mktemp -d)  # or any folder of yours, or correct that one",
-        )
-    return Finding("ok", "cache", str(folder))
+        text = f"no process finds what others made, for its folder is not used: {error}"
+        fix = "export DORT_CACHE_DIR=$(mktemp -d)  # or any folder of yours, or correct that one"
+        return problem("cache", text, fix)
 
 
 def check_kernels(
@@ -298,32 +240,27 @@ def check_kernels(
 ) -> Finding:
     """Look for the library of our own kernels; without ``compile_now``, do not make it."""
     if installed is not None:
-        return Finding("ok", "kernels", f"installed, {installed.name}")
+        return ok("kernels", f"installed, {installed.name}")
     if why := excuse():
-        return Finding("note", "kernels", f"{why}, and the patterns 'kernels' apply nothing")
+        return note("kernels", f"{why}, and the patterns 'kernels' apply nothing")
     if compile_now is None:
         if find_compiler(compiler) is not None:
-            return Finding("ok", "kernels", "not installed: they are compiled at first use")
+            return ok("kernels", "not installed: they are compiled at first use")
         why = f"there is no C++ compiler {compiler!r}"
     else:
         try:
-            return Finding("ok", "kernels", f"compiled here, {compile_now()}")
+            return ok("kernels", f"compiled here, {compile_now()}")
         except DortError as error:
             why = str(error)
-    return Finding(
-        "note",
-        "kernels",
-        f"there are none, and the patterns 'kernels' apply nothing: {why}",
-        "pip install --force-reinstall --no-deps dort-rewriter  # with a C++ compiler at hand",
-    )
+    text = f"there are none, and the patterns 'kernels' apply nothing: {why}"
+    return note("kernels", text, f"{REINSTALL}  # with a C++ compiler at hand")
 
 
 def check_compiler(name: str) -> Finding:
     """Look for the compiler of kernels that were not installed."""
     if (found := find_compiler(name)) is not None:
-        return Finding("ok", "compiler", " ".join(found))
-    return Finding(
-        "note",
+        return ok("compiler", " ".join(found))
+    return note(
         "compiler",
         f"there is no C++ compiler {name!r}: kernels are there if they were installed, and "
         "Inductor does not work",
@@ -334,13 +271,9 @@ def check_compiler(name: str) -> Finding:
 def check_graphviz(program: str | None) -> Finding:
     """Look for what draws models to files."""
     if program is not None:
-        return Finding("ok", "graphviz", program)
-    return Finding(
-        "note",
-        "graphviz",
-        "its program `dot` is missing: drawings have a plainer layout, and are no .png",
-        "apt-get install graphviz",
-    )
+        return ok("graphviz", program)
+    text = "its program `dot` is missing: drawings have a plainer layout, and are no .png"
+    return note("graphviz", text, "apt-get install graphviz")
 
 
 def check_training(train: Callable[[], float]) -> Finding:
@@ -349,21 +282,13 @@ def check_training(train: Callable[[], float]) -> Finding:
     try:
         error = train()
     except Exception as failure:  # torch wraps what a backend raises in types of its own
-        return Finding(
-            "problem",
-            "trial",
-            f"a training step failed: {brief(failure)}",
-            "fix the problems above first; then report this with `dort-rewriter doctor --json`",
-        )
+        fix = "fix the problems above first; then report this with `dort-rewriter doctor --json`"
+        return problem("trial", f"a training step failed: {brief(failure)}", fix)
     seconds = time.perf_counter() - start
     if error > 1e-4:
-        return Finding(
-            "problem",
-            "trial",
-            f"a training step gives wrong gradients, off by {error:.1e}",
-            'pip install --upgrade "dort-rewriter[cpu]"',
-        )
-    return Finding("ok", "trial", f"a training step matches eager mode ({seconds:.1f} s)")
+        text = f"a training step gives wrong gradients, off by {error:.1e}"
+        return problem("trial", text, 'pip install --upgrade "dort-rewriter[cpu]"')
+    return ok("trial", f"a training step matches eager mode ({seconds:.1f} s)")
 
 
 def train_a_little() -> float:
@@ -373,6 +298,7 @@ def train_a_little() -> float:
     import torch
 
     from dort_rewriter.backends.onnxrt import make_aot_ort
+    from dort_rewriter.compiler.differences import farthest
     from dort_rewriter.tools.training import train_loop
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
@@ -380,8 +306,8 @@ def train_a_little() -> float:
     x = torch.linspace(-1, 1, 24).reshape(3, 8)
     backend, _ = make_aot_ort(fallback=False)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
-    pairs = zip(train_loop(twin, x), train_loop(compiled, x), strict=True)
-    return max(float((expected - actual).abs().max()) for expected, actual in pairs)
+    pairs = zip(train_loop(compiled, x), train_loop(twin, x), strict=True)
+    return max(farthest(given, expected) for given, expected in pairs)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -421,15 +347,11 @@ def run_doctor(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     findings = list(examine(trial=not options.no_trial))
     problems = sum(finding.state == "problem" for finding in findings)
-    lines = [line for finding in findings for line in _lines(finding)]
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:<8} {finding.subject}: {finding.text}")
+        lines += [f"{'':<8} fix: {finding.fix}"] if finding.fix else []
     lines.append(f"{problems} problem(s)." if problems else "No problem found.")
     data = {"problems": problems, "findings": [dataclasses.asdict(f) for f in findings]}
     answer(options.json, data, "\n".join(lines))
     return int(problems > 0)
-
-
-def _lines(finding: Finding) -> list[str]:
-    lines = [f"{finding.state:<8} {finding.subject}: {finding.text}"]
-    if finding.fix:
-        lines.append(f"{'':<8} fix: {finding.fix}")
-    return lines

@@ -43,8 +43,13 @@ def dump_onnx(
             "another argument: dump_onnx('model', folder='dumps')."
         )
     place = Path() if folder is None else Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"dump_onnx: the folder {str(place)!r} cannot be created: {error}."
+        raise OptionError(text) from error
     # The path is absolute in the environment: the block may change the current folder.
-    target = _create(place).resolve()
+    target = place.resolve()
     path_prefix = str(target / f"{prefix}_")
     if clean:
         for path in _dumped(target, prefix):
@@ -58,16 +63,6 @@ def dump_onnx(
     finally:
         after = _stamps(target, prefix)
         written.extend(place / p.name for p, stamp in after.items() if before.get(p) != stamp)
-
-
-def _create(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(
-            f"dump_onnx: the folder {str(folder)!r} cannot be created: {error}."
-        ) from (error)
-    return folder
 
 
 def _dumped(folder: Path, prefix: str) -> list[Path]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from dort_rewriter.aten import source_line
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
 from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.compiler.autotune import MEASURES
 from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
@@ -28,14 +29,14 @@ from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
+from dort_rewriter.optimize.low_bits import ERROR
 from dort_rewriter.options import OrtBackendOptions, from_mapping
-from dort_rewriter.plan.graph_plan import prepare
+from dort_rewriter.plan.graph_plan import describe_times, prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
-from dort_rewriter.tools.explain_weights import LowBitError, compare_with_float32
-from dort_rewriter.tools.models import count_nodes
+from dort_rewriter.tools.models import by_count, count_nodes
 from dort_rewriter.trace import CompileTrace, PassRun
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Explanation",
     "GraphBreak",
     "InTorch",
+    "LowBitError",
     "explain",
     "run_explain",
 ]
@@ -79,6 +81,8 @@ class AtenGraph:
     """What those parts call in torch, and why it is not converted."""
     passes: tuple[PassRun, ...] = ()
     """What was done to it and decided about it, in order."""
+    timed: Mapping[str, float] = field(default_factory=dict)
+    """With ``autotune``, the seconds of a call by each way to run it; the fastest is described."""
 
     def counts(self) -> dict[str, int]:
         """How many operators run where; they add up to all."""
@@ -105,6 +109,28 @@ class GraphBreak:
     reason: str
     where: tuple[str, ...]
     """The Python lines, the innermost last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowBitError:
+    """What rounded weights change: errors are lengths of differences, by those of float32."""
+
+    weights: str
+    """The option: ``int8``, ``int4``."""
+    products: int
+    """How many products read a rounded weight."""
+    weight_error: float
+    """Of the weight that is farthest from what it was."""
+    result_error: float
+    """Of the result that is farthest from that of eager mode."""
+
+    def __str__(self) -> str:
+        if not self.products:
+            return f"weights={self.weights!r}: no product has a constant weight large enough"
+        return (
+            f"weights={self.weights!r}: {self.products} products; error of the weights up to "
+            f"{self.weight_error:.2%}, of the results {self.result_error:.2%}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +194,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same as tables, for notebooks."""
-        return _explanation_html(self)
+        return "".join(_html(self))
 
 
 def _describe(graph: AtenGraph) -> list[str]:
@@ -177,6 +203,8 @@ def _describe(graph: AtenGraph) -> list[str]:
     where = [first, *((name, count) for name, count in others if count)]
     said = ", ".join(f"{count} {name}" for name, count in where)
     lines = [f"{graph.kind}: {total} operators: {said}"]
+    if graph.timed:
+        lines.append(f"  {describe_times(graph.timed)}")
     for i, (nodes, placed) in enumerate(zip(graph.models, graph.placements, strict=True)):
         total = sum(nodes.values())
         lines.append(f"  model {i}: {total} nodes ({_counts(nodes)}){_by_torch(nodes)}")
@@ -241,7 +269,8 @@ def explain(
         measured = None
         with left_as_it_was(original, (args, kwargs)):
             if watch is None:
-                step(compiled)
+                for _ in range(3 * (1 + MEASURES) if options.autotune else 1):  # of three ways
+                    step(compiled)
             else:
                 eager, ours = (functools.partial(step, f) for f in (original, compiled))
                 measured = measure(eager, ours, watch)
@@ -249,10 +278,13 @@ def explain(
         if options.weights is not None:
             require_low_bit_products(options.weights)
             torch._dynamo.reset()
-            low_bits = compare_with_float32(original, (args, kwargs), backend)
+            low_bits = _compare_with_float32(original, (args, kwargs), backend)
     finally:
         torch._dynamo.reset()
-    graphs = [CapturedGraph(ops=ops, lowered=tuple(lowered)) for ops, lowered in recorder.graphs]
+    graphs = [
+        CapturedGraph(ops=ops, lowered=tuple(described() for described in lowered))
+        for ops, lowered in recorder.graphs
+    ]
     breaks = tuple(dict.fromkeys(recorder.breaks))
     return Explanation(graphs=tuple(graphs), breaks=breaks, times=measured, low_bits=low_bits)
 
@@ -273,13 +305,23 @@ def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
         torch.autograd.grad([r.sum() for r in roots], leaves, allow_unused=True)
 
 
+def _lower(
+    graph_module: torch.fx.GraphModule, args: Sequence[Any], **compilers: Any
+) -> Callable[..., Any]:
+    """Make graphs of ATen operators of one of Dynamo, as the backend does."""
+    table = get_tracing_table(make_dispatcher())
+    return compile_with_aot(graph_module, args, decompositions=table, **compilers)
+
+
 class _Recorder:
     """Compiles the graphs of Dynamo, and keeps what became of each."""
 
     def __init__(self, backend: OrtBackend, watch: Stopwatch | None) -> None:
         self.backend = backend
         self.watch = watch
-        self.graphs: list[tuple[dict[str, int], list[AtenGraph]]] = []
+        self.graphs: list[tuple[dict[str, int], list[Callable[[], AtenGraph]]]] = []
+        """What Dynamo's graphs call; and what tells of their graphs of ATen operators, once they
+        have run."""
         self.breaks: list[GraphBreak] = []
 
     def __call__(
@@ -291,20 +333,19 @@ class _Recorder:
                 f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in reason.user_stack
             )
             self.breaks.append(GraphBreak(reason=_reason(str(reason.reason)), where=places))
-        ops = _count(
+        ops = by_count(
             _target_name(n.target) for n in graph_module.graph.nodes if n.op.startswith("call_")
         )
-        lowered: list[AtenGraph] = []
+        lowered: list[Callable[[], AtenGraph]] = []
         self.graphs.append((ops, lowered))  # the backward graph comes later
-        return compile_with_aot(
-            graph_module,
-            args,
-            compile_graph=functools.partial(self._compile, lowered),
-            decompositions=get_tracing_table(make_dispatcher()),
-        )
+        compiler = functools.partial(self._compile, lowered)
+        return _lower(graph_module, args, compile_graph=compiler)
 
     def _compile(
-        self, lowered: list[AtenGraph], graph_module: torch.fx.GraphModule, _: Sequence[Any]
+        self,
+        lowered: list[Callable[[], AtenGraph]],
+        graph_module: torch.fx.GraphModule,
+        _: Sequence[Any],
     ) -> Callable[..., Any]:
         trace, built = CompileTrace(), list[BuiltBlock]()
         recipe = dataclasses.replace(
@@ -318,31 +359,94 @@ class _Recorder:
         calls = {n.name: n for n in graph_module.graph.nodes if _computes(n)}
         kind = _kind(graph_module)
         run = compile_graph(graph_module, recipe)
-        inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
-        reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
-        outside = [n for name, n in calls.items() if name not in inside]
-        called = [name for name in calls if name in inside and name in reasons]
-        lowered.append(
-            AtenGraph(
-                kind=kind,
-                ops=_count(op_name(n.target) for n in calls.values()),
-                models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
-                placements=tuple(_placement(b) for b in built if b.computed),
-                in_onnxruntime=len(calls) - len(outside) - len(called),
-                in_torch=_left_to_torch(outside, trace),
-                torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
-                passes=trace.plans[0].passes if trace.plans else (),
-            )
-        )
+        lowered.append(functools.partial(_described, kind, calls, trace, built))
         return run if watch is None else watch.watch_graph(run)
+
+
+def _described(
+    kind: Literal["forward", "backward", "inference"],
+    calls: Mapping[str, torch.fx.Node],
+    trace: CompileTrace,
+    built: Sequence[BuiltBlock],
+) -> AtenGraph:
+    timed = trace.plans[-1].timed if trace.plans else {}
+    if timed:  # only what runs from now on
+        plans = [p for plan in trace.plans for p in (plan, *plan.blocks.values())]
+        built = [b for b in built if any(b.graph_module is p.graph_module for p in plans)]
+    inside = {n.name for b in built for n in b.graph_module.graph.nodes if _computes(n)}
+    reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
+    outside = [n for name, n in calls.items() if name not in inside]
+    called = [name for name in calls if name in inside and name in reasons]
+    return AtenGraph(
+        kind=kind,
+        ops=by_count(op_name(n.target) for n in calls.values()),
+        models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
+        placements=tuple(
+            None if b.session is None else b.session.placement for b in built if b.computed
+        ),
+        in_onnxruntime=len(calls) - len(outside) - len(called),
+        in_torch=_left_to_torch(outside, trace),
+        torch_kernels=_grouped((calls[name], reasons[name]) for name in called),
+        passes=trace.plans[0].passes if trace.plans else (),
+        timed=timed,
+    )
 
 
 def _watch(watch: Stopwatch, built: list[BuiltBlock], _: Any, run: RunBoxed) -> RunBoxed:
     return watch.watch_session(built[-1], run)  # it was built just before
 
 
-def _placement(built: BuiltBlock) -> Mapping[str, Mapping[str, int]] | None:
-    return None if built.session is None else built.session.placement
+def _compare_with_float32(
+    model: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]], backend: OrtBackend
+) -> LowBitError:
+    """Call a model in inference, in eager mode and by a backend, and compare the results."""
+    args, kwargs = inputs
+    built: list[BuiltBlock] = []
+    compiled = torch.compile(model, backend=functools.partial(_compile, backend, built))
+    with torch.no_grad():
+        with left_as_it_was(model, (tuple(args), dict(kwargs))):
+            expected = _tensors(model(*args, **kwargs))
+        with left_as_it_was(model, (tuple(args), dict(kwargs))):
+            given = _tensors(compiled(*args, **kwargs))
+    nodes = [n for b in built for n in b.exported.model.graph if n.op_type == "MatMulNBits"]
+    errors = [float(n.metadata_props[ERROR]) for n in nodes]
+    return LowBitError(
+        weights=str(backend._options.weights),
+        products=len(nodes),
+        weight_error=max(errors, default=0.0),
+        result_error=max(
+            (_error(a, b) for a, b in zip(given, expected, strict=True)), default=0.0
+        ),
+    )
+
+
+def _compile(
+    backend: OrtBackend,
+    built: list[BuiltBlock],
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+) -> Callable[..., Any]:
+    recipe = dataclasses.replace(make_recipe(backend), on_built=built.append)
+    return _lower(
+        graph_module,
+        args,
+        compile_graph=lambda graph, _: compile_graph(graph, recipe),
+        compile_inference=lambda graph, weights: compile_graph(
+            graph, dataclasses.replace(recipe, weights=weights)
+        ),
+    )
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return [t.detach().clone() for t in floats]
+
+
+def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
+    length = float(expected.double().norm())
+    difference = float((given.double() - expected.double()).norm())
+    return difference / length if length else difference
 
 
 _REASONS = {"generic_jump": "a branch on the value of a tensor"}
@@ -389,25 +493,23 @@ def _grouped(nodes: Iterable[tuple[torch.fx.Node, str]]) -> tuple[InTorch, ...]:
     )
 
 
-def _count(names: Any) -> dict[str, int]:
-    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
-
-
 def _target_name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-def _explanation_html(found: Explanation) -> str:
-    """An :class:`Explanation`: its graphs, what runs in torch and why, its breaks, its times."""
-    return "".join(_parts(found))
-
-
-def _parts(found: Explanation) -> Iterator[str]:
+def _html(found: Explanation) -> Iterator[str]:
     yield notebook.heading(f"{len(found.graphs)} graph(s), {len(found.breaks)} break(s)")
     graphs = [(i, graph) for i, captured in enumerate(found.graphs) for graph in captured.lowered]
     wheres = list(graphs[0][1].counts()) if graphs else []
     header = ("graph", "kind", "operators", *wheres, "models", "nodes")
-    yield notebook.table([_row(i, graph) for i, graph in graphs], header)
+    rows = [
+        (
+            *(i, graph.kind, sum(graph.ops.values()), *graph.counts().values()),
+            *(len(graph.models), sum(sum(model.values()) for model in graph.models)),
+        )
+        for i, graph in graphs
+    ]
+    yield notebook.table(rows, header)
     outside = [
         (i, where, left.count, left.op, left.reason, "\n".join(left.where))
         for i, graph in graphs
@@ -422,19 +524,13 @@ def _parts(found: Explanation) -> Iterator[str]:
         yield notebook.table(outside, ("graph", "", "count", "operator", "reason", "Python"))
     if found.breaks:
         yield notebook.heading("Breaks")
-        rows = [(b.reason, b.where[-1] if b.where else "") for b in found.breaks]
-        yield notebook.table(rows, ("reason", "Python"))
+        places = [(b.reason, b.where[-1] if b.where else "") for b in found.breaks]
+        yield notebook.table(places, ("reason", "Python"))
     if found.times is not None:
         yield from _times(found.times)
     if found.low_bits is not None:
         yield notebook.text(str(found.low_bits))
-    yield notebook.details("all of it as text", f"<pre>{notebook.escaped(str(found))}</pre>")
-
-
-def _row(number: int, graph: Any) -> list[object]:
-    nodes = sum(sum(model.values()) for model in graph.models)
-    total = sum(graph.ops.values())
-    return [number, graph.kind, total, *graph.counts().values(), len(graph.models), nodes]
+    yield notebook.details("all of it as text", f"<pre>{html.escape(str(found))}</pre>")
 
 
 def _times(times: Times) -> Iterator[str]:

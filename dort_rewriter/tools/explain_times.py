@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -274,13 +274,12 @@ class _Profiled:
         return [] if self.session is None else read_profile(self.session)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Profile:
+class _Profile(NamedTuple):
     """What the profiled calls of a model say about one call, in seconds."""
 
-    boundaries: float = 0.0
-    copied: int = 0
-    kernels: tuple[KernelTime, ...] = ()
+    boundaries: float
+    copied: int
+    kernels: tuple[KernelTime, ...]
 
 
 def measure(eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwatch) -> Times:
@@ -376,7 +375,7 @@ def _profile(compiled: Callable[[], Any], watch: Stopwatch) -> _Profile:
             runs = {p: p.runs() for p in watch.profiled}
     calls = WARM_UP + CALLS
     boundaries, copied = 0.0, 0.0
-    kernels: list[KernelTime] = []
+    times: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for profiled, found in runs.items():
         if not found:
             continue
@@ -385,37 +384,30 @@ def _profile(compiled: Callable[[], Any], watch: Stopwatch) -> _Profile:
         run = statistics.median(r.seconds for r in warm)
         boundaries += max(0.0, statistics.median(profiled.walls) - run) * often
         copied += statistics.median(profiled.copied) * often
-        kernels += _kernels(warm, sources_of(profiled.built.model), often)
-    return _Profile(boundaries=boundaries, copied=round(copied), kernels=_merged(kernels))
+        for key, time_of_it in _kernels(warm, sources_of(profiled.built.model), often):
+            times[key].append(time_of_it)
+    kernels = [
+        KernelTime(
+            op=op, where=where, seconds=sum(s for s, _ in found), runs=sum(r for _, r in found)
+        )
+        for (op, where), found in times.items()
+    ]
+    slowest_first = sorted(kernels, key=lambda k: -k.seconds)
+    return _Profile(boundaries, round(copied), tuple(slowest_first))
 
 
 def _kernels(
     runs: Sequence[ProfiledRun], sources: Mapping[str, str], often: float
-) -> Iterator[KernelTime]:
-    """Yield the kernels of a session that runs so often in a call."""
-    nodes = {(op, node) for run in runs for op, node, _ in run.kernels}
-    where = {node: source_of(node, sources) for _, node in nodes}
+) -> Iterator[tuple[tuple[str, str], tuple[float, int]]]:
+    """Yield operators with their Python lines, and the seconds and runs of their kernels in a call
+    of the model, which runs this session so often."""
+    nodes = {node for run in runs for _, node, _ in run.kernels}
+    where = {node: source_of(node, sources) for node in nodes}
     times: dict[tuple[str, str], list[list[float]]] = {}
     for number, run in enumerate(runs):
         for op, node, seconds in run.kernels:
             per_run = times.setdefault((op, where[node]), [[] for _ in runs])
             per_run[number].append(seconds)
-    for (op, line), per_run in times.items():
-        yield KernelTime(
-            op=op,
-            where=line,
-            seconds=statistics.median(map(sum, per_run)) * often,
-            runs=round(statistics.median(map(len, per_run)) * often),
-        )
-
-
-def _merged(kernels: Sequence[KernelTime]) -> tuple[KernelTime, ...]:
-    """Add up what several sessions run for the same Python line; the slowest first."""
-    found: dict[tuple[str, str], KernelTime] = {}
-    for k in kernels:
-        if (known := found.get((k.op, k.where))) is not None:
-            k = dataclasses.replace(
-                known, seconds=known.seconds + k.seconds, runs=known.runs + k.runs
-            )
-        found[k.op, k.where] = k
-    return tuple(sorted(found.values(), key=lambda k: -k.seconds))
+    for key, per_run in times.items():
+        seconds = statistics.median(map(sum, per_run)) * often
+        yield key, (seconds, round(statistics.median(map(len, per_run)) * often))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["graph_table", "text_table"]
+__all__ = ["cell", "graph_table", "text_table"]
 
 _WIDEST = 60
 """Columns are cut there: the arguments of a concatenation may fill a page."""
@@ -21,7 +21,7 @@ def graph_table(graph_module: torch.fx.GraphModule) -> str:
             node.name,
             _target(node.target),
             ", ".join(
-                [*(_text(a) for a in node.args), *(f"{k}={_text(v)}" for k, v in _named(node))]
+                [*map(_text, node.args), *(f"{k}={_text(v)}" for k, v in node.kwargs.items())]
             ),
             _value(node.meta.get("val", node.meta.get("example_value"))),
         ]
@@ -45,16 +45,17 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
+def cell(value: float | None, form: str) -> str:
+    """A number in a form, ``-`` where there is none."""
+    return "-" if value is None else format(value, form)
+
+
 def _is_number(cell: object) -> bool:
     return isinstance(cell, int | float) or cell == ""
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
-
-
-def _named(node: torch.fx.Node) -> list[tuple[str, Any]]:
-    return list(node.kwargs.items())
 
 
 def _target(target: Any) -> str:

@@ -28,8 +28,9 @@ from dort_rewriter.compiler.differences import Tolerance, largest
 from dort_rewriter.errors import DortError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-from dort_rewriter.runtime.reference import array_to_tensor
+from dort_rewriter.runtime.ort_values import array_to_tensor
 from dort_rewriter.runtime.session import create_session
+from dort_rewriter.tools.command import in_a_line
 
 __all__ = ["Judgment", "Witness", "exact_results"]
 
@@ -122,13 +123,12 @@ class Witness:
         try:
             right = _by_evaluator(proto, feeds)
         except Exception as error:  # whatever an implementation of an operator raises
-            first = str(error).strip().partition("\n")[0]
             found = self._judge_exporter(proto, _by_onnxruntime(proto, feeds), "onnxruntime")
             if found is not None:
                 return found
             return Judgment(
                 fault="unknown",
-                reason=f"The reference evaluator fails: {type(error).__name__}: {first}",
+                reason=f"The reference evaluator fails: {in_a_line(error)}",
             )
         results = [right[o.name] for o in proto.graph.output]
         if excess(results, self.exact, self.tolerance) <= enough:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import re
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Finding", "busy", "check_plugins", "check_processor", "check_threads", "plugins"]
+__all__ = [
+    *("Finding", "busy", "check_plugins", "check_processor", "check_threads", "note", "ok"),
+    *("plugins", "problem"),
+]
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class Finding:
     text: str
     fix: str = ""
     """The line that fixes it."""
+
+
+ok = functools.partial(Finding, "ok")
+note = functools.partial(Finding, "note")
+problem = functools.partial(Finding, "problem")
 
 
 _SPIN = 0.05
@@ -79,28 +88,17 @@ def check_processor(
         f"of 8-bit numbers by {next((f for f in _INT8[::-1] if f in features), 'no own')} "
         "instructions",
     ]
-    yield Finding("ok", "processor", ", ".join(parts))
+    yield ok("processor", ", ".join(parts))
     if used and used != levels[0]:
-        yield Finding(
-            "note",
-            "processor",
-            f"can do {levels[0]}, and the installed kernels are for {used}",
-            "pip install --force-reinstall --no-deps dort-rewriter",
-        )
+        text = f"can do {levels[0]}, and the installed kernels are for {used}"
+        yield note("processor", text, "pip install --force-reinstall --no-deps dort-rewriter")
     if "avx512f" in features and torch not in ("AVX512", "AVX512_VNNI"):
-        yield Finding(
-            "note",
-            "processor",
-            f"has AVX-512, and torch's kernels are for {torch}",
-            "unset ATEN_CPU_CAPABILITY",
-        )
+        text = f"has AVX-512, and torch's kernels are for {torch}"
+        yield note("processor", text, "unset ATEN_CPU_CAPABILITY")
     if has_amx and not amx:
-        yield Finding(
-            "note",
-            "processor",
-            "has AMX, and this torch comes without the MKL that multiplies by it",
-            "pip install torch  # a build with MKL, as those of pytorch.org are",
-        )
+        text = "has AMX, and this torch comes without the MKL that multiplies by it"
+        fix = "pip install torch  # a build with MKL, as those of pytorch.org are"
+        yield note("processor", text, fix)
 
 
 def check_threads(torchs: int, cores: int, machine: int) -> Finding:
@@ -109,15 +107,14 @@ def check_threads(torchs: int, cores: int, machine: int) -> Finding:
     ``cores`` are those that it may use (affinity, quota of a container), ``machine`` all of them.
     """
     limited = f", of {machine} of the machine" if cores < machine else ""
-    if torchs > cores:
-        return Finding(
-            "note",
-            "threads",
-            f"{torchs} of torch and of each session, on {cores} core(s) that this process may "
-            f"use{limited}: they wait for each other",
-            f"export OMP_NUM_THREADS={cores}  # or torch.set_num_threads({cores})",
-        )
-    return Finding("ok", "threads", f"{torchs}, on {cores} usable core(s){limited}")
+    if torchs <= cores:
+        return ok("threads", f"{torchs}, on {cores} usable core(s){limited}")
+    return note(
+        "threads",
+        f"{torchs} of torch and of each session, on {cores} core(s) that this process may "
+        f"use{limited}: they wait for each other",
+        f"export OMP_NUM_THREADS={cores}  # or torch.set_num_threads({cores})",
+    )
 
 
 def plugins() -> list[str]:
@@ -135,12 +132,8 @@ def check_plugins(names: Iterable[str]) -> Iterator[Finding]:
     """Say of plug-in providers who registers them."""
     for name in names:
         if name.startswith(_BY_NAME):
-            text = f"{name}, for sessions whose options name its provider"
-            yield Finding("ok", "plug-in", text)
+            yield ok("plug-in", f"{name}, for sessions whose options name its provider")
         else:
-            yield Finding(
-                "note",
-                "plug-in",
-                f"{name} is not registered by itself: a program that wants it calls "
-                "onnxruntime.register_execution_provider_library()",
-            )
+            text = "is not registered by itself: a program that wants it calls"
+            function = "onnxruntime.register_execution_provider_library()"
+            yield note("plug-in", f"{name} {text} {function}")

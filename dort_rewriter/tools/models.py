@@ -14,7 +14,7 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.model_files import from_message, read_model
 
-__all__ = ["AnyModel", "count_nodes", "load_model", "load_part"]
+__all__ = ["AnyModel", "by_count", "count_nodes", "load_model", "load_part"]
 
 AnyModel: TypeAlias = onnx.ModelProto | ir.Model | bytes | str | Path
 """A model, its bytes, or the path of its file."""
@@ -42,8 +42,12 @@ def load_model(model: Any) -> ir.Model:
 
 def count_nodes(model: ir.Model) -> dict[str, int]:
     """The number of nodes by type, those of subgraphs too, the most frequent first."""
-    counts = Counter(qualified(n.domain, n.op_type) for n in model.graph.all_nodes())
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return by_count(qualified(n.domain, n.op_type) for n in model.graph.all_nodes())
+
+
+def by_count(names: Iterable[str]) -> dict[str, int]:
+    """How often there is each name, the most frequent first."""
+    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
 
 
 def load_part(model: Any) -> Any:

@@ -12,7 +12,9 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.tools.models import load_part
 
-__all__ = ["attribute_text", "pretty_onnx", "shape_list", "tensor_text", "type_text"]
+__all__ = [
+    *("attribute_text", "pretty_onnx", "shape_list", "subgraphs", "tensor_text", "type_text"),
+]
 
 SMALL = 10
 """Elements of a tensor up to which its values are written."""
@@ -102,17 +104,17 @@ class _Writer:
     def _node(self, node: ir.Node) -> Iterator[str]:
         name = qualified(node.domain, node.op_type)
         name += f":{node.overload}" if node.overload else ""
-        subgraphs: list[tuple[str, ir.Graph]] = []
+        inner: list[tuple[str, ir.Graph]] = []
         written = [_name(value) for value in node.inputs]
         for attribute in node.attributes.values():
-            if (graphs := _subgraphs(attribute)) is None:
+            if (graphs := subgraphs(attribute)) is None:
                 written.append(f"{attribute.name}={attribute_text(attribute)}")
             else:
-                subgraphs += graphs
+                inner += graphs
         where = node.metadata_props.get("source", "") if self.source else ""
         results = ", ".join(_name(value) for value in node.outputs)
         yield f"{name}({', '.join(written)}) -> {results}{f'  # {where}' if where else ''}"
-        for label, graph in subgraphs:
+        for label, graph in inner:
             yield from _indent([f"{label}:", *_indent(self._graph(graph))])
 
 
@@ -179,7 +181,8 @@ def tensor_text(tensor: ir.TensorProtocol) -> str:
     return f"array({' '.join(values.split())})"
 
 
-def _subgraphs(attribute: ir.Attr) -> list[tuple[str, ir.Graph]] | None:
+def subgraphs(attribute: ir.Attr) -> list[tuple[str, ir.Graph]] | None:
+    """The graphs in an attribute, with what they are called; None for one that has none."""
     if attribute.is_ref():
         return None
     if attribute.type == ir.AttributeType.GRAPH:

@@ -13,7 +13,7 @@ from pathlib import Path
 from dort_rewriter import env
 from dort_rewriter.compiler.problem_report import FOLDER, unwritten
 from dort_rewriter.errors import OptionError
-from dort_rewriter.tools.command import answer, brief, make_parser
+from dort_rewriter.tools.command import answer, brief, make_parser, option
 
 __all__ = ["run_report"]
 
@@ -29,7 +29,7 @@ def run_report(arguments: Sequence[str]) -> int:
         "  dort-rewriter report train.py --epochs 1\n"
         "  dort-rewriter report --verify --folder problems train.py",
     )
-    parser.add_argument("--folder", default=FOLDER, help=f"where they go (default: {FOLDER})")
+    option(parser, "--folder", FOLDER, "where they go")
     parser.add_argument("--verify", action="store_true", help="compare the first calls with torch")
     parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="its arguments")

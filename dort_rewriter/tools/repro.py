@@ -9,6 +9,7 @@ The layout is that of ONNX's own test data::
 from __future__ import annotations
 
 import filecmp
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,8 @@ from dort_rewriter.files import staged
 from dort_rewriter.options import OptimizationLevel
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.model_files import write_model
+from dort_rewriter.runtime.ort_values import array_to_tensor
 from dort_rewriter.runtime.providers import CPU, ProviderSpec
-from dort_rewriter.runtime.reference import array_to_tensor
 from dort_rewriter.runtime.session import (
     Session,
     create_session,
@@ -119,57 +120,43 @@ def replay_dumped_data(
         raise OptionError(f"{str(source)!r} has no test case {test_case}; it has {found}.")
     inputs = read_case(case)
     if not (source / MODEL).exists():
-        return Replay(_no_model(source), inputs)
+        return Replay(functools.partial(_refuse, source), inputs)
     model = load_model(source / MODEL)
     options = session_options(optimization_level=ort_optimization_level)
     try:
         session = create_session(model, providers=providers, options=options)
     except (OSError, ValueError) as error:  # weights in a file that is missing, or too short
         raise OptionError(f"{str(source / MODEL)!r} cannot be read: {error}.") from error
-    return Replay(_Run(model, session), inputs)
+    return Replay(_runner(model, session), inputs)
 
 
-def _no_model(folder: Path) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        raise OptionError(
-            f"{str(folder)!r} holds inputs but no model: dump_for_debug(folder, *inputs, "
-            "model=...) stores one."
-        )
+def _refuse(folder: Path, *_: Any) -> Any:
+    raise OptionError(
+        f"{str(folder)!r} holds inputs but no model: dump_for_debug(folder, *inputs, model=...) "
+        "stores one."
+    )
+
+
+def _runner(model: ir.Model, session: Session) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A model with a tensor for each input and each output."""
+    graph = model.graph
+    read = [v for v in graph.inputs if v.name not in graph.initializers]
+    slots = tuple(InputSlot(name=v.name, kind="tensor", dtype=_dtype(v)) for v in read)
+    outputs = tuple(
+        OutputSlot(kind="tensor", source="model", index=i, name=v.name or "", dtype=_dtype(v))
+        for i, v in enumerate(graph.outputs)
+    )
+    executor = Executor(session, GraphSignature(inputs=slots, outputs=outputs))
+
+    def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        if len(arguments) != len(slots):
+            names = ", ".join(v.name or "" for v in read)
+            raise OptionError(
+                f"The model reads {len(slots)} inputs ({names}), {len(arguments)} are given."
+            )
+        return executor(*map(_as_tensor, arguments, slots))
 
     return run
-
-
-class _Run:
-    """A model with a tensor for each input and each output."""
-
-    def __init__(self, model: ir.Model, session: Session) -> None:
-        graph = model.graph
-        self.inputs = [v for v in graph.inputs if v.name not in graph.initializers]
-        self.executor = Executor(
-            session,
-            GraphSignature(
-                inputs=tuple(
-                    InputSlot(name=v.name, kind="tensor", dtype=_dtype(v)) for v in self.inputs
-                ),
-                outputs=tuple(
-                    OutputSlot(
-                        kind="tensor", source="model", index=i, name=v.name or "", dtype=_dtype(v)
-                    )
-                    for i, v in enumerate(graph.outputs)
-                ),
-            ),
-        )
-
-    def __call__(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        if len(arguments) != len(self.inputs):
-            names = ", ".join(v.name or "" for v in self.inputs)
-            raise OptionError(
-                f"The model reads {len(self.inputs)} inputs ({names}), {len(arguments)} are given."
-            )
-        slots = self.executor.signature.inputs
-        return self.executor(
-            *(_as_tensor(a, slot) for a, slot in zip(arguments, slots, strict=True))
-        )
 
 
 def _as_tensor(value: Any, slot: InputSlot) -> Any:

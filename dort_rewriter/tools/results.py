@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 from dort_rewriter.compiler.differences import Tolerance, difference, kind_of
 from dort_rewriter.errors import OptionError
-from dort_rewriter.runtime.reference import array_to_tensor
+from dort_rewriter.runtime.ort_values import array_to_tensor
 
 __all__ = ["assert_all_close", "results_to_string"]
 

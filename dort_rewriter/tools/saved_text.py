@@ -7,20 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dort_rewriter.deployment.folder import (
-    ModelFiles,
-    StoredTensor,
-    made_by,
-    read_description,
-)
-from dort_rewriter.deployment.interface import Interface, describe_calls
+from dort_rewriter.deployment.folder import made_by, read_description, spell_versions
+from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loading import spell_settings
-from dort_rewriter.deployment.reading import (
-    Description,
-    SavedCall,
-    damage_is_named,
-    read_whole,
-)
+from dort_rewriter.deployment.reading import Description, damage_is_named, read_whole
+from dort_rewriter.deployment.serialization import spell
 from dort_rewriter.tools.models import count_nodes, load_model
 
 __all__ = ["SavedContent", "read_saved"]
@@ -34,16 +25,14 @@ class SavedContent:
     """What was saved."""
 
     folder: Path
-    content: Mapping[str, Any]
-    calls: tuple[SavedCall, ...]
-    stored: tuple[StoredTensor, ...]
+    saved: Description
     counts: tuple[Mapping[str, int], ...]
     """The nodes of the ONNX model of each call by type; none where it computes nothing."""
 
     @property
     def model(self) -> Any:
         """The ONNX model of the first call, None where it computes nothing."""
-        return _model_of(self.folder, read_whole(self.content), 0)
+        return _model_of(self.folder, self.saved, 0)
 
     @property
     def nodes(self) -> Mapping[str, int]:
@@ -52,22 +41,22 @@ class SavedContent:
 
     def to_dict(self) -> dict[str, Any]:
         """What a program asks of it."""
-        content = self.content
+        saved = self.saved
         return {
-            "made_by": content["made_by"],
+            "made_by": saved.made_by,
             "here": made_by(),
-            "loads_here": content["made_by"] == made_by(),
-            "settings": content["settings"],
-            "training": content["training"],
-            "gradients": content["calls"][0]["backward"] is not None,
-            "weights": content["weights"],
-            "calls": [self._call(i) for i in range(len(self.calls))],
-            "files": dict(content["files"]),
-            "tensors": [{**t.spell(), "bytes": t.bytes} for t in self.stored],
+            "loads_here": saved.made_by == made_by(),
+            "settings": saved.settings,
+            "training": saved.training,
+            "gradients": saved.calls[0].backward is not None,
+            "weights": saved.weights,
+            "calls": [self._call(i) for i in range(len(saved.calls))],
+            "files": saved.files,
+            "tensors": [{**spell(t), "bytes": t.bytes} for t in saved.tensors],
         }
 
     def _call(self, place: int) -> dict[str, Any]:
-        interface = self.calls[place].interface
+        interface = self.saved.calls[place].arguments
         return {
             "arguments": [
                 {
@@ -80,8 +69,8 @@ class SavedContent:
                 for t, limits in zip(interface.tensors, interface.limits(), strict=True)
             ],
             "constants": interface.constants(),
-            "conditions": _conditions(interface),
-            "result": self.content["calls"][place]["result"],
+            "conditions": interface.conditions(),
+            "result": self.saved.calls[place].result,
             "nodes": sum(self.counts[place].values()),
             "nodes_by_type": dict(self.counts[place]),
         }
@@ -91,41 +80,41 @@ class SavedContent:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        content, here = self.content, made_by()
-        size = sum(int(entry["bytes"]) for entry in content["files"].values())
+        saved, here = self.saved, made_by()
+        size = sum(int(entry["bytes"]) for entry in saved.files.values())
         yield f"{self.folder}: a saved model, {_size(size)}"
-        yield f"made by: {_versions(content['made_by'])}"
-        if content["made_by"] != here:
+        yield f"made by: {_versions(saved.made_by)}"
+        if saved.made_by != here:
             yield f"here is: {_versions(here)}: it has to be saved again"
-        mode = "training" if content["training"] else "evaluation"
-        yield f"called under: {spell_settings(content['settings'])}; module in {mode} mode"
-        if len(self.calls) > 1:
-            yield f"graphs: {len(self.calls)}; the first that takes the arguments is run"
-        for place, text in enumerate(describe_calls([c.interface for c in self.calls])):
-            if len(self.calls) > 1:
-                yield f"graph {place + 1} of {len(self.calls)}: {text}"
+        mode = "training" if saved.training else "evaluation"
+        yield f"called under: {spell_settings(saved.settings)}; module in {mode} mode"
+        if len(self.saved.calls) > 1:
+            yield f"graphs: {len(self.saved.calls)}; the first that takes the arguments is run"
+        for place, text in enumerate(describe_calls([c.arguments for c in self.saved.calls])):
+            if len(self.saved.calls) > 1:
+                yield f"graph {place + 1} of {len(self.saved.calls)}: {text}"
             yield from self._call_lines(place)
         yield from self._tensor_lines()
 
     def _call_lines(self, place: int) -> Iterator[str]:
-        interface = self.calls[place].interface
-        yield "arguments:" if interface.trees else "arguments: none"
+        interface = self.saved.calls[place].arguments
+        yield "arguments:" if interface.parameters else "arguments: none"
         for tensor, limits in zip(interface.tensors, interface.limits(), strict=True):
             written = ", written to or shown by a result" if tensor.shared else ""
             yield f"  {tensor.name}: {_dtype(tensor)} {limits}{written}"
         for name, fixed in interface.constants().items():
             yield f"  {name}: {fixed}, part of the graph"
-        if conditions := _conditions(interface):
+        if conditions := interface.conditions():
             yield f"  where {'; '.join(conditions)}"
         names = {
             "argument": [t.name for t in interface.tensors],
-            "state": [t.name for t in self.stored],
+            "state": [t.name for t in self.saved.tensors],
         }
-        yield f"result: {_structure(self.content['calls'][place]['result'], names)}"
+        yield f"result: {_structure(self.saved.calls[place].result, names)}"
         yield from self._model_lines(place)
 
     def _model_lines(self, place: int) -> Iterator[str]:
-        files, nodes = self.content["files"], self.counts[place]
+        files, nodes = self.saved.files, self.counts[place]
         kind, backward = f"model {place}", f"backward {place}"
         if kind not in files:
             yield "model: none, nothing is computed"
@@ -141,19 +130,19 @@ class SavedContent:
 
     def _bytes(self, kind: str) -> str:
         """How large the files of a model are."""
-        files = self.content["files"]
+        files = self.saved.files
         names = [name for name in (kind, f"{kind} data") if name in files]
         return _size(sum(int(files[name]["bytes"]) for name in names))
 
     def _tensor_lines(self) -> Iterator[str]:
-        kept = sum(t.bytes for t in self.stored)
-        place = "inside" if self.content["weights"] == "inside" else "by reference"
-        yield f"weights: {len(self.stored)} tensors {place}, {_size(kept)}"
-        for tensor in self.stored[:SHOWN]:
+        kept = sum(t.bytes for t in self.saved.tensors)
+        place = "inside" if self.saved.weights == "inside" else "by reference"
+        yield f"weights: {len(self.saved.tensors)} tensors {place}, {_size(kept)}"
+        for tensor in self.saved.tensors[:SHOWN]:
             written = ", written to" if tensor.written else ""
             yield f"  {tensor.name}: {tensor.kind}, {_dtype(tensor)} {tensor.shape}{written}"
-        if len(self.stored) > SHOWN:
-            yield f"  ... {len(self.stored) - SHOWN} more"
+        if len(self.saved.tensors) > SHOWN:
+            yield f"  ... {len(self.saved.tensors) - SHOWN} more"
 
 
 def read_saved(folder: Path) -> SavedContent:
@@ -166,32 +155,13 @@ def read_saved(folder: Path) -> SavedContent:
         saved = read_whole(content)
         models = [_model_of(folder, saved, i) for i in range(len(saved.calls))]
         counts = tuple({} if m is None else count_nodes(load_model(m)) for m in models)
-        return SavedContent(folder, content, saved.calls, saved.stored, counts)
+        return SavedContent(folder, saved, counts)
 
 
 def _model_of(folder: Path, saved: Description, place: int) -> Any:
     """The ONNX model of a call; None where it computes nothing."""
-    if f"model {place}" not in saved.files:
-        return None
-    graph = saved.calls[place].forward
-    return ModelFiles(
-        folder,
-        saved.files,
-        f"model {place}",
-        torch_kernels=graph.torch_kernels,
-        insertions=graph.insertions,
-        parts=saved.parts,
-    ).read()
-
-
-def _conditions(interface: Interface) -> list[str]:
-    """How the sizes of a call relate to each other."""
-    names = {
-        i: interface.tensors[place].name
-        for i, (kind, place) in enumerate(interface.inputs)
-        if kind == "argument"
-    }
-    return [r.describe(names) for r in interface.relations]
+    files = saved.models(folder, place).get("model")
+    return None if files is None else files.read()
 
 
 def _dtype(tensor: Any) -> str:
@@ -199,8 +169,7 @@ def _dtype(tensor: Any) -> str:
 
 
 def _versions(versions: Mapping[str, str]) -> str:
-    ordered = {k: versions[k] for k in (*made_by(), *versions) if k in versions}  # torch first
-    return ", ".join(v if k in v else f"{k} {v}" for k, v in ordered.items())
+    return spell_versions({k: versions[k] for k in (*made_by(), *versions) if k in versions})
 
 
 def _size(size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,13 +36,7 @@ def train_loop(
         OptionError: the model has no parameter that needs a gradient, or none got one.
 
     """
-    parameters = _trainable(model)
-    if optimizer is None:
-        optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    model.zero_grad(set_to_none=True)
-    _loss(model(*args), loss_fn).backward()
-    optimizer.step()
-    return _gradients(parameters)
+    return _step(model, args, loss_fn, optimizer)
 
 
 def train_loop_mixed_precision(
@@ -66,21 +61,39 @@ def train_loop_mixed_precision(
     Raises:
         OptionError: the model has no parameter that needs a gradient, or none got one.
     """
+    if dtype is None:
+        on_cuda = _trainable(model)[0].device.type == "cuda"
+        dtype = torch.float16 if on_cuda else torch.bfloat16
+    return _step(model, args, loss_fn, optimizer, dtype)
+
+
+def _step(
+    model: Any,
+    args: tuple[Any, ...],
+    loss_fn: LossFunction | None,
+    optimizer: torch.optim.Optimizer | None,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """A step, under autocast where there is a type for it."""
     parameters = _trainable(model)
     device = parameters[0].device.type
-    if dtype is None:
-        dtype = torch.float16 if device == "cuda" else torch.bfloat16
     if optimizer is None:
         optimizer = torch.optim.SGD(parameters, lr=1e-3)
     # A real loop skips its first steps until the scale fits; one step needs a scale that does.
     scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=dtype is torch.float16)
     model.zero_grad(set_to_none=True)
-    with torch.autocast(device, dtype=dtype):
+    with torch.autocast(device, dtype=dtype) if dtype else contextlib.nullcontext():
         loss = _loss(model(*args), loss_fn)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    return _gradients(parameters)
+    gradients = tuple(p.grad for p in parameters if p.grad is not None)
+    if not gradients:
+        raise OptionError(
+            "No parameter got a gradient: the loss does not depend on any of them. loss_fn gets "
+            "the first floating point tensor that the model returns."
+        )
+    return gradients
 
 
 def _trainable(model: Any) -> list[torch.nn.Parameter]:
@@ -91,16 +104,6 @@ def _trainable(model: Any) -> list[torch.nn.Parameter]:
             "train. Call requires_grad_() on its parameters, or run the model alone."
         )
     return parameters
-
-
-def _gradients(parameters: list[torch.nn.Parameter]) -> tuple[torch.Tensor, ...]:
-    gradients = tuple(p.grad for p in parameters if p.grad is not None)
-    if not gradients:
-        raise OptionError(
-            "No parameter got a gradient: the loss does not depend on any of them. loss_fn gets "
-            "the first floating point tensor that the model returns."
-        )
-    return gradients
 
 
 def _loss(output: Any, loss_fn: LossFunction | None) -> torch.Tensor:

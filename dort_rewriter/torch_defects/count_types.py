@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +17,7 @@ from torch._subclasses import FakeTensorMode, fake_impls
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, in_this_thread
-
-__all__ = ["COUNTING", "DEFECT", "correct_count_types", "present", "with_count_types"]
+from dort_rewriter.torch_defects.python_kernels import swapped
 
 DEFECT = Defect(
     operators="unique, unique_consecutive, bincount",
@@ -49,21 +47,12 @@ COUNTING = _DISTINCT | {aten.bincount.default}
 """The operators whose results are corrected."""
 
 
-@contextlib.contextmanager
-def correct_count_types() -> Iterator[None]:
+def correct_count_types() -> contextlib.AbstractContextManager[None]:
     """Trace what counts with the types that kernels give."""
     kernels: dict[Any, Callable[..., Any]] = getattr(fake_impls, "op_implementations_dict", {})
-    with KERNELS_LOCK:
-        found = {op: kernels[op] for op in COUNTING if op in kernels}
-        kernels.update({op: _corrected(kernel) for op, kernel in found.items()})
-        try:
-            yield
-        finally:
-            kernels.update(found)
-
-
-def _corrected(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    return in_this_thread(functools.partial(_call, kernel), kernel)
+    return swapped(
+        kernels, {op: lambda own: functools.partial(_call, own) for op in COUNTING & {*kernels}}
+    )
 
 
 def _call(kernel: Callable[..., Any], mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:

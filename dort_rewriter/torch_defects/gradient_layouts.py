@@ -14,8 +14,6 @@ import torch
 from dort_rewriter.aten import overlapping
 from dort_rewriter.torch_defects.defect import Defect
 
-__all__ = ["DEFECT", "keep_gradients_apart", "present"]
-
 DEFECT = Defect(
     operators="unfold, and other results whose elements overlap in memory",
     effect=(

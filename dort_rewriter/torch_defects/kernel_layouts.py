@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,20 +19,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from dort_rewriter.aten import (
+    ancestors,
     hint_of,
     is_contiguous,
     is_dense,
     is_random,
     lies_as_ordered,
     lineage,
+    owners_of,
     reads_storage,
     results_of,
     storage_order,
 )
 from dort_rewriter.signature import inverse_order
 from dort_rewriter.torch_defects.defect import Defect
-
-__all__ = ["DEFECT", "asks_for_format", "correct_layouts", "present"]
 
 DEFECT = Defect(
     operators="logsigmoid, floor_divide, logaddexp, copysign and others",
@@ -45,38 +45,38 @@ DEFECT = Defect(
 
 aten = torch.ops.aten
 
+
+def _defaults(names: str) -> list[Any]:
+    return [getattr(aten, name).default for name in names.split()]
+
+
 _FILLING = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 
-_FOURIER = frozenset(
-    {aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default},
-)
+_FOURIER = frozenset(_defaults("_fft_c2c _fft_c2r _fft_r2c"))
 """What is transformed comes first in memory, whatever the operand lies like."""
 
 _CONVOLUTIONS: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """Convolutions and their gradients, and where their weights stand."""
 
 _OF_FORMAT: dict[Any, int] = {
-    aten._adaptive_avg_pool2d.default: 0,
-    aten._adaptive_avg_pool2d_backward.default: 1,
-    aten._upsample_bilinear2d_aa_backward.default: 0,
-    aten._upsample_nearest_exact2d_backward.default: 0,
-    aten.adaptive_max_pool2d.default: 0,
-    aten.adaptive_max_pool2d_backward.default: 1,
-    aten.avg_pool2d.default: 0,
-    aten.avg_pool2d_backward.default: 1,
-    aten.max_pool2d_with_indices.default: 0,
-    aten.max_pool2d_with_indices_backward.default: 1,
-    aten.max_unpool2d.default: 0,
-    aten.pixel_shuffle.default: 0,
-    aten.pixel_unshuffle.default: 0,
-    aten.reflection_pad2d.default: 0,
-    aten.reflection_pad2d_backward.default: 1,
-    aten.reflection_pad3d_backward.default: 1,
-    aten.replication_pad2d.default: 0,
-    aten.replication_pad2d_backward.default: 1,
-    aten.replication_pad3d_backward.default: 1,
-    aten.upsample_bilinear2d_backward.default: 0,
-    aten.upsample_nearest2d_backward.default: 0,
+    **dict.fromkeys(
+        _defaults(
+            "_adaptive_avg_pool2d _upsample_bilinear2d_aa_backward "
+            "_upsample_nearest_exact2d_backward adaptive_max_pool2d avg_pool2d "
+            "max_pool2d_with_indices max_unpool2d pixel_shuffle pixel_unshuffle "
+            "reflection_pad2d replication_pad2d upsample_bilinear2d_backward "
+            "upsample_nearest2d_backward"
+        ),
+        0,
+    ),
+    **dict.fromkeys(
+        _defaults(
+            "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward avg_pool2d_backward "
+            "max_pool2d_with_indices_backward reflection_pad2d_backward "
+            "reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward"
+        ),
+        1,
+    ),
 }
 """What has the format of an operand, row-major or channels-last, and the place of that.
 
@@ -86,44 +86,19 @@ NOTE: the kernels of few elements that are asked may be smaller than a window or
 _UNTAGGED = frozenset(
     {
         *_OF_FORMAT,
-        aten.batch_norm_backward.default,
-        aten.glu_backward.default,
-        aten.native_batch_norm_backward.default,
-        aten._batch_norm_no_update.default,
-        aten._batch_norm_with_update_functional.default,
-        aten.floor_divide.default,
-        aten.log_sigmoid_forward.default,
-        aten._native_batch_norm_legit.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit_no_training.default,
-        aten._standard_gamma.default,
-        aten.cat.default,
-        aten.complex.default,
-        aten.constant_pad_nd.default,
-        aten.empty_like.default,
-        aten.fill.Scalar,
-        aten.fill.Tensor,
-        aten.flip.default,
-        aten.full_like.default,
         *_FILLING,
         *_FOURIER,
-        aten.normal.Tensor_Tensor,
-        aten.normal.float_Tensor,
-        aten.normal_functional.default,
-        aten.ones_like.default,
-        aten.poisson.default,
-        aten.polar.default,
-        aten.rand_like.default,
-        aten.randint_like.default,
-        aten.randint_like.low_dtype,
-        aten.randn_like.default,
-        aten.reflection_pad3d.default,
-        aten.replication_pad3d.default,
-        aten.roll.default,
-        aten.uniform.default,
-        aten.zero.default,
-        aten.zeros_like.default,
+        *_defaults(
+            "batch_norm_backward glu_backward native_batch_norm_backward _batch_norm_no_update "
+            "_batch_norm_with_update_functional floor_divide log_sigmoid_forward "
+            "_native_batch_norm_legit _native_batch_norm_legit_functional "
+            "_native_batch_norm_legit_no_training _standard_gamma cat complex constant_pad_nd "
+            "empty_like flip full_like normal_functional ones_like poisson polar rand_like "
+            "randint_like randn_like reflection_pad3d replication_pad3d roll uniform zero "
+            "zeros_like"
+        ),
+        *(aten.fill.Scalar, aten.fill.Tensor, aten._native_batch_norm_legit.no_stats),
+        *(aten.normal.Tensor_Tensor, aten.normal.float_Tensor, aten.randint_like.low_dtype),
     }
 )
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
@@ -138,23 +113,9 @@ def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
         n
         for module in graph_module.modules()
         if isinstance(module, torch.fx.GraphModule)
-        for n in _alive(module.graph)
+        for n in ancestors(results_of(module.graph))
     )
     return any("contiguous" in str(n.target) or "memory_format" in n.kwargs for n in nodes)
-
-
-def _alive(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes of a graph that its results hang on."""
-    return _read_by(graph, (n for n in graph.nodes if n.op == "output"))
-
-
-def _read_by(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Nodes of a graph, and what they are computed from."""
-    found = set(nodes)
-    for node in reversed(graph.nodes):
-        if node in found:
-            found.update(node.all_input_nodes)
-    return found
 
 
 def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: bool) -> int:
@@ -166,8 +127,8 @@ def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: b
     many nodes have another layout now.
     """
     views: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for node in graph.nodes:
-        if (owner := lineage(node)[-1]) is not node:
+    for node, owner in owners_of(graph).items():
+        if owner is not node:
             views.setdefault(owner, []).append(node)
     owners = _seen(graph).difference(*views.values())
     changed: set[torch.fx.Node] = set()
@@ -201,7 +162,7 @@ def _seen(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     seen = {n for n in results_of(graph) if isinstance(n, torch.fx.Node)}
     seen.update(n.args[0] for n in graph.nodes if n.target is aten.as_strided.default)
     seen.update(read for n in graph.nodes if is_random(n) for read in n.all_input_nodes)
-    return _read_by(graph, seen)
+    return ancestors(seen)
 
 
 def _convolves_rows(node: torch.fx.Node) -> bool:

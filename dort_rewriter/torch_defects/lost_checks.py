@@ -8,15 +8,13 @@ exception. Newer versions of torch keep these two.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
 from typing import Any
 
 import torch
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, replaced
-
-__all__ = ["DEFECT", "keep_checks", "present"]
+from dort_rewriter.torch_defects.python_kernels import replaced
 
 DEFECT = Defect(
     operators="one_hot, linalg.inv, solve, cholesky, lu_factor",
@@ -43,15 +41,10 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _FACTORS = aten._linalg_check_errors.default
 
 
-@contextlib.contextmanager
-def keep_checks() -> Iterator[None]:
+def keep_checks() -> contextlib.AbstractContextManager[None]:
     """Trace the checks of classes (``one_hot``) and of factorizations (``linalg.inv``)."""
     _order_check_of_factors()
-    with KERNELS_LOCK:
-        has_check = _COMPOSITE in _ONE_HOT.py_kernels
-        kernels = contextlib.nullcontext() if has_check else replaced(_ONE_HOT, _one_hot)
-        with kernels:
-            yield
+    return replaced({_ONE_HOT: _one_hot}) if present() else contextlib.nullcontext()
 
 
 def _one_hot(index: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
@@ -75,6 +68,7 @@ def _order_check_of_factors() -> None:
         register(_FACTORS, effects._EffectType.ORDERED)
 
 
+@functools.cache
 def present() -> bool:
     """Whether this torch traces ``one_hot`` without its checks."""
     return _COMPOSITE not in _ONE_HOT.py_kernels

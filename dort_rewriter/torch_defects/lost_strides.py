@@ -13,8 +13,6 @@ from dort_rewriter.aten import is_contiguous, overlaps
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.overlapping_writes import name_of, traced_value
 
-__all__ = ["DEFECT", "keep_orders", "present"]
-
 DEFECT = Defect(
     operators="masked_fill_, index_add_, scatter_, tril_, addmm_ and eleven more; rrelu",
     effect=(

@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.lost_checks import keep_checks
-from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, in_this_thread
-
-__all__ = ["DEFECT", "keep_tokens", "present"]
+from dort_rewriter.torch_defects.python_kernels import swapped
 
 DEFECT = Defect(
     operators=(
@@ -36,20 +34,12 @@ _MODULE = "torch._functorch._aot_autograd.runtime_wrappers"
 _FUNCTION = "create_synthetic_base_metadata"
 
 
-@contextlib.contextmanager
-def keep_tokens() -> Iterator[None]:
+def keep_tokens() -> contextlib.AbstractContextManager[None]:
     """Trace with the tokens of effects where arguments become one."""
-    module = importlib.import_module(_MODULE)
-    found = getattr(module, _FUNCTION, None)
-    if found is None:  # another torch may do this elsewhere
-        yield
-        return
-    with KERNELS_LOCK:
-        setattr(module, _FUNCTION, in_this_thread(_with_tokens(found), found))
-        try:
-            yield
-        finally:
-            setattr(module, _FUNCTION, found)
+    names = vars(importlib.import_module(_MODULE))
+    if _FUNCTION not in names:  # another torch may do this elsewhere
+        return contextlib.nullcontext()
+    return swapped(names, {_FUNCTION: _with_tokens})
 
 
 def _with_tokens(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,16 +7,14 @@ first class for each target behind the -1 that ends a row, and adds up those mar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
-
-__all__ = ["DEFECT", "correct_margin_loss", "corrected", "present"]
+from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, replaced
 
 DEFECT = Defect(
     operators="multilabel_margin_loss",
@@ -33,17 +31,14 @@ DEFECT = Defect(
 Decomposition = Callable[..., Any]
 
 _OP = torch.ops.aten.multilabel_margin_loss_forward.default
-_AUTOGRAD = AUTOGRAD_KEYS[:1]
 
 _MEAN, _SUM = 1, 2
 """``at::Reduction``; none is 0."""
 
 
-@contextlib.contextmanager
-def correct_margin_loss() -> Iterator[None]:
+def correct_margin_loss() -> contextlib.AbstractContextManager[None]:
     """Trace the loss with the margins of targets alone, where it is differentiated."""
-    with KERNELS_LOCK, replaced(_OP, _margin_loss, _AUTOGRAD):
-        yield
+    return replaced({_OP: _margin_loss}, AUTOGRAD_KEYS[:1])
 
 
 def corrected(decompositions: Mapping[Any, Decomposition]) -> dict[Any, Decomposition]:

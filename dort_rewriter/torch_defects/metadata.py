@@ -17,8 +17,6 @@ from dort_rewriter.aten import is_same_size
 from dort_rewriter.torch_defects.count_types import COUNTING, with_count_types
 from dort_rewriter.torch_defects.defect import Defect
 
-__all__ = ["DEFECT", "correct_metadata", "present"]
-
 DEFECT = Defect(
     operators="layer_norm, group_norm, batch_norm of 16-bit numbers with weights of 32 bits",
     effect=(

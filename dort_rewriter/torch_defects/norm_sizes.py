@@ -16,9 +16,7 @@ from torch._decomp import decomposition_table
 from torch._subclasses import FakeTensorMode, fake_impls
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, forget_records, in_this_thread
-
-__all__ = ["DEFECT", "correct_norm_sizes", "present"]
+from dort_rewriter.torch_defects.python_kernels import swapped
 
 DEFECT = Defect(
     operators="linalg.vector_norm",
@@ -40,25 +38,14 @@ _NORM = torch.ops.aten.linalg_vector_norm.default
 @contextlib.contextmanager
 def correct_norm_sizes() -> Iterator[None]:
     """Trace norms with the sizes that kernels give, where torch does not (:func:`present`)."""
-    with KERNELS_LOCK:
-        # What has symbolic sizes asks the table, before it asks for a kernel.
-        kernels, decompose = fake_impls.op_implementations_dict, decomposition_table[_NORM]
-        forget_records(FakeTensorMode.cache, _NORM)
-        kernels[_NORM] = in_this_thread(_call, _no_kernel)
-        decomposition_table[_NORM] = in_this_thread(
-            functools.partial(_decomposed, decompose), decompose
-        )
-        try:
-            yield
-        finally:
-            del kernels[_NORM]
-            decomposition_table[_NORM] = decompose
-            # Other compilers stay with torch's sizes, all of them.
-            forget_records(FakeTensorMode.cache, _NORM)
-
-
-def _no_kernel(*_: Any, **__: Any) -> Any:
-    return NotImplemented
+    kernels, caches = fake_impls.op_implementations_dict, [FakeTensorMode.cache]
+    # What has symbolic sizes asks the table, before it asks for a kernel.
+    decompose = {_NORM: lambda own: functools.partial(_decomposed, own)}
+    with (
+        swapped(kernels, {_NORM: lambda _: _call}, caches),
+        swapped(decomposition_table, decompose),
+    ):
+        yield
 
 
 def _call(mode: Any, _: Any, *args: Any, **kwargs: Any) -> Any:

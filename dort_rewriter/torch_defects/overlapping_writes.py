@@ -15,17 +15,6 @@ import torch
 from dort_rewriter.aten import hint_of, is_mutation, overlaps
 from dort_rewriter.torch_defects.defect import Defect
 
-__all__ = [
-    "DEFECT",
-    "REASON",
-    "is_in_place",
-    "name_of",
-    "overlapping_writes",
-    "present",
-    "raises_in_eager_mode",
-    "traced_value",
-]
-
 DEFECT = Defect(
     operators="in-place mutation of an expanded tensor",
     effect=(

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dort_rewriter.forks import SafeLock
-
-__all__ = ["AUTOGRAD_KEYS", "KERNELS_LOCK", "forget_records", "in_this_thread", "replaced"]
 
 AUTOGRAD_KEYS = (
     torch._C.DispatchKey.Autograd,
@@ -42,32 +40,62 @@ def in_this_thread(
 
 
 @contextlib.contextmanager
+def swapped(
+    table: dict[Any, Any],
+    others: Mapping[Any, Callable[[Any], Callable[..., Any]]],
+    forget: Sequence[dict[Any, Any]] = (),
+) -> Iterator[None]:
+    """Put functions in the place of those of a table of torch's, for the calling thread.
+
+    ``others`` makes each of the one that is there, None if none is. What was recorded of them in
+    caches of fake tensors is forgotten, before and after: other compilers stay with torch's.
+    NOTE: whoever uses it holds :data:`KERNELS_LOCK`, and so with :func:`replaced`.
+    """
+    found = {key: table[key] for key in others if key in table}
+    _forget(forget, others)
+    for key, make in others.items():
+        table[key] = in_this_thread(make(found.get(key)), found.get(key, _no_kernel))
+    try:
+        yield
+    finally:
+        for key in others:
+            del table[key]
+        table.update(found)
+        _forget(forget, others)
+
+
+def _no_kernel(*_: Any, **__: Any) -> Any:
+    return NotImplemented
+
+
+def _forget(caches: Sequence[dict[Any, Any]], ops: Container[Any]) -> None:
+    for cache in caches:
+        for key in [k for k in cache if getattr(k, "key", (None,))[0] in ops]:
+            del cache[key]
+
+
+@contextlib.contextmanager
 def replaced(
-    op: torch._ops.OpOverload,
-    kernel: Callable[..., Any] | None,
+    kernels: Mapping[torch._ops.OpOverload, Callable[..., Any] | None],
     keys: Sequence[Any] = AUTOGRAD_KEYS,
 ) -> Iterator[None]:
-    """Put a kernel (or none) in the place of an operator's Python kernels.
+    """Put kernels (or none) in the place of the Python kernels of operators.
 
     NOTE: without one, other threads have none either: nothing says "as if there was none" to
     torch from inside of a kernel.
     """
-    found = {key: op.py_kernels[key] for key in keys if key in op.py_kernels}
-    for key in keys:
-        before = op.py_kernels.pop(key, functools.partial(op._op_dk, key))
-        if kernel is not None:
-            op.py_kernels[key] = in_this_thread(kernel, before)
-    op._dispatch_cache.clear()
+    found = {op: {k: op.py_kernels[k] for k in keys if k in op.py_kernels} for op in kernels}
+    for op, kernel in kernels.items():
+        for key in keys:
+            before = op.py_kernels.pop(key, functools.partial(op._op_dk, key))
+            if kernel is not None:
+                op.py_kernels[key] = in_this_thread(kernel, before)
+        op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for key in keys:
-            op.py_kernels.pop(key, None)
-        op.py_kernels.update(found)
-        op._dispatch_cache.clear()
-
-
-def forget_records(cache: dict[Any, Any], op: torch._ops.OpOverload) -> None:
-    """Forget what was recorded of an operator in a cache of fake tensors."""
-    for key in [k for k in cache if getattr(k, "key", (None,))[0] is op]:
-        del cache[key]
+        for op, own in found.items():
+            for key in keys:
+                op.py_kernels.pop(key, None)
+            op.py_kernels.update(own)
+            op._dispatch_cache.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +16,7 @@ from torch._subclasses import FakeTensorMode, fake_impls
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, forget_records, in_this_thread
-
-__all__ = ["DEFECT", "correct_quotient_types", "present"]
+from dort_rewriter.torch_defects.python_kernels import swapped
 
 DEFECT = Defect(
     operators="div of integers",
@@ -37,26 +35,18 @@ DEFECT = Defect(
 _QUOTIENT = torch.ops.aten.div.Tensor
 
 
-@contextlib.contextmanager
-def correct_quotient_types(traced: torch.fx.GraphModule | None = None) -> Iterator[None]:
+def correct_quotient_types(
+    traced: torch.fx.GraphModule | None = None,
+) -> contextlib.AbstractContextManager[None]:
     """Trace quotients of whole numbers as floating-point numbers, where torch does not.
 
     ``traced`` is the graph that is traced again, if it is one.
     """
-    with KERNELS_LOCK:
-        kernels = _kernels()
-        kernel = kernels[_QUOTIENT]
-        kernels[_QUOTIENT] = in_this_thread(functools.partial(_divided, kernel), kernel)
-        # What Dynamo recorded of quotients before.
-        forget_records(FakeTensorMode.cache, _QUOTIENT)
-        symbols = None if traced is None else _symbols_of(traced)
-        forget_records(getattr(symbols, "fake_tensor_cache", {}), _QUOTIENT)
-        try:
-            yield
-        finally:
-            kernels[_QUOTIENT] = kernel
-            # Other compilers stay with torch's types, all of them.
-            forget_records(FakeTensorMode.cache, _QUOTIENT)
+    symbols = None if traced is None else _symbols_of(traced)
+    # What Dynamo recorded of quotients before is of other types.
+    caches = [FakeTensorMode.cache, getattr(symbols, "fake_tensor_cache", {})]
+    others = {_QUOTIENT: lambda own: functools.partial(_divided, own)}
+    return swapped(_kernels(), others, caches)
 
 
 @functools.cache

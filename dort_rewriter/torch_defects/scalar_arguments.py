@@ -18,9 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import KERNELS_LOCK, in_this_thread
-
-__all__ = ["DEFECT", "keep_scalar_writes", "present"]
+from dort_rewriter.torch_defects.python_kernels import swapped
 
 DEFECT = Defect(
     operators="in-place mutation of an argument of float64 without dimensions",
@@ -42,11 +40,9 @@ _CALLERS = ("graph_compile", "jit_compile_runtime_wrappers")
 @contextlib.contextmanager
 def keep_scalar_writes() -> Iterator[None]:
     """Trace without starting again for numbers that no node of the graph reads."""
-    with KERNELS_LOCK, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for caller in _callers():
-            found = getattr(caller, _PASS)
-            setattr(caller, _PASS, in_this_thread(_of_what_is_read(found), found))
-            stack.callback(setattr, caller, _PASS, found)
+            stack.enter_context(swapped(vars(caller), {_PASS: _of_what_is_read}))
         yield
 
 

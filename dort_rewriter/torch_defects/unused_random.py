@@ -17,8 +17,6 @@ from dort_rewriter.aten import results_of
 from dort_rewriter.torch_defects.defect import Defect
 from dort_rewriter.torch_defects.overlapping_writes import is_in_place, name_of, traced_value
 
-__all__ = ["DEFECT", "present", "return_unused_random", "without_last"]
-
 DEFECT = Defect(
     operators="dropout and all random operators",
     effect=(
@@ -54,9 +52,8 @@ def return_unused_random(
 
     NOTE: what is drawn in place and overwritten later is dropped all the same.
     """
-    if not any(map(_draws, graph_module.graph.nodes)):
-        return graph_module, 0
-    unread = [n for n in _unread(graph_module.graph) if _draws(n)]
+    drawing = _drawing(graph_module.graph)
+    unread = [n for n in _unread(graph_module.graph) if n in drawing] if drawing else []
     if not unread:
         return graph_module, 0
     copied: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -87,13 +84,22 @@ def without_last(run: Callable[..., Any], count: int) -> Callable[..., Any]:
     return run if not count else lambda *args: run(*args)[:-count]
 
 
-def _draws(node: torch.fx.Node) -> bool:
-    value = traced_value(node)
-    if not isinstance(value, torch.Tensor) or is_functorch_wrapped_tensor(value):
-        return False  # what is wrapped is of a part of the graph that cannot return it
-    if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags
-    return name_of(node) in _DRAWING
+def _drawing(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes that draw a tensor of random numbers."""
+    names, found = list(map(name_of, graph.nodes)), set()
+    for node, name in zip(graph.nodes, names, strict=True):
+        if name not in _DRAWING and not _is_seeded(node.target):
+            continue
+        value = traced_value(node)
+        # What is wrapped is of a part of the graph that cannot return it.
+        if isinstance(value, torch.Tensor) and not is_functorch_wrapped_tensor(value):
+            found.add(node)
+    return found
+
+
+def _is_seeded(target: Any) -> bool:
+    is_operator = isinstance(target, torch._ops.OpOverload)
+    return is_operator and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _unread(graph: torch.fx.Graph) -> list[torch.fx.Node]:

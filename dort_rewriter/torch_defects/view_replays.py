@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dort_rewriter.aten import lineage, results_of
 from dort_rewriter.torch_defects.defect import Defect
 
-__all__ = ["DEFECT", "drop_wrong_replays", "present", "share_memory", "view_written_arguments"]
-
 DEFECT = Defect(
     operators=(
         "results that are views of other results, of mutated arguments, of arguments that "

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import dort_rewriter
 from dort_rewriter import OrtBackend
+from dort_rewriter.compiler import autotune
 from dort_rewriter.compiler.autotune import MEASURES, Autotuned
 
 
@@ -70,6 +72,25 @@ def test_training_is_the_same_while_candidates_are_tried(
         torch.testing.assert_close(p, q)
     chosen = [r for r in caplog.records if "from now on" in r.message]
     assert len(chosen) == 2  # forward and backward
+
+
+@pytest.mark.parametrize("fastest", [0, -1])
+def test_the_plan_says_what_was_chosen(fastest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the fastest, with the times of all; what is explained is what runs on."""
+    median = iter(range(1, 100) if fastest == 0 else range(100, 0, -1))
+    monkeypatch.setattr(autotune.statistics, "median", lambda _: next(median) * 1e-6)
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    found = dort_rewriter.explain(module, torch.randn(3, 4), backend_options={"autotune": True})
+    graphs = [graph for captured in found.graphs for graph in captured.lowered]
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
+    for graph in graphs:
+        chosen = list(graph.timed)[fastest]
+        assert chosen == ["ONNX Runtime", "torch"][fastest]
+        assert f"{chosen}, chosen by autotune: ONNX Runtime " in str(found)
+        counts = graph.counts()
+        total = sum(graph.ops.values())
+        assert counts["in ONNX Runtime" if fastest == 0 else "in torch"] == total
+        assert len(graph.models) == (1 if fastest == 0 else 0)
 
 
 @pytest.mark.parametrize("how", ["compile", "mode"])

@@ -22,7 +22,7 @@ from dort_rewriter.runtime import providers
 from dort_rewriter.runtime.disk_cache import DiskCache
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import create_session, session_options
-from tests.backends import killed_while_writing
+from tests.backends.lifetime import killed_while_writing
 from tests.backends.ways import compile_strictly
 from tests.gates.sources import ROOT
 from tests.runtime.graphs import parse, result, signature, tensor
@@ -228,7 +228,7 @@ def test_what_a_killed_process_wrote_is_whole(tmp_path: Path) -> None:
 
     NOTE: the library of kernels has a test of its own, where it is compiled.
     """
-    command = [sys.executable, "-m", "tests.backends.killed_while_writing", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.backends.lifetime.killed_while_writing", str(tmp_path)]
     for moment in range(4):
         with subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -37,7 +37,7 @@ def _output(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _view(op: str, *kwargs: Any, args: tuple[Any, ...] = ()) -> list[Any]:
-    return ["tuple", ["ViewStep", op, ["tuple", *args], ["tuple", *kwargs]]]
+    return [["ViewStep", op, ["tuple", *args], ["tuple", *kwargs]]]
 
 
 def _strided(op: str, size: list[int], stride: list[int], offset: Any = None) -> Any:
@@ -89,7 +89,7 @@ FORGED_GRAPHS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "an unknown record": lambda c: _output(c).update(size=["Popen", "true"]),
     "another field": lambda c: _output(c).update(code="print(1)"),
-    "an unknown type": lambda c: _output(c).update(dtype=["dtype", "__name__"]),
+    "an unknown type": lambda c: _output(c).update(dtype="__name__"),
     "a list for a dictionary": lambda c: _call(c)["graph"].update(signature=[]),
 }
 """Those of the graph."""
@@ -120,7 +120,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
         views=_view("aten::t", ["tuple", "class", 1])
     ),
     "a size that divides by zero": lambda c: _arguments(c)["relations"].append(
-        ["eq", ["SizeExpression", "floordiv", ["InputDim", 4, 0], 0], 3]
+        {"op": "eq", "left": ["SizeExpression", "floordiv", ["InputDim", 4, 0], 0], "right": 3}
     ),
     "a large number": lambda c: _arguments(c)["tensors"][0].update(shape=[10**400, 4]),
     "no device": lambda c: c["tensors"][0].update(device="nowhere"),
@@ -129,9 +129,9 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a tensor of another type": lambda c: c["tensors"][0].update(dtype="float64"),
     "sizes beyond a product": lambda c: c["tensors"][0].update(shape=[2**40, 2**40]),
     "no settings": lambda c: c.update(settings={}),
-    "no tree": lambda c: _arguments(c).update(trees=[]),
-    "an unknown kind of parameter": lambda c: _arguments(c)["parameters"][0].__setitem__(1, 1),
-    "a default that is none": lambda c: _arguments(c)["parameters"][0].__setitem__(2, "x"),
+    "no tree": lambda c: _arguments(c)["parameters"][0].update(tree=[]),
+    "an unknown kind of parameter": lambda c: _arguments(c)["parameters"][0].update(kind=1),
+    "a default that is none": lambda c: _arguments(c)["parameters"][0].update(default="x"),
     "a field more": lambda c: c.update(more=1),
     "another mode": lambda c: c.update(training="no"),
     "weights elsewhere": lambda c: c.update(weights="reference"),

@@ -81,7 +81,7 @@ def test_frozen_weights_are_on_disk_once(weights: Any, tmp_path: Path) -> None:
         x = torch.randn(rows, 256)
         assert_same(loaded(x), compiled(x))
     shown, alone = (read_saved(tmp_path / name) for name in ("all", "one"))
-    assert shown.calls[1].forward.insertions
+    assert shown.saved.calls[1].graph.insertions
     assert sum(shown.nodes.values()) >= sum(alone.nodes.values()) > 0
     assert main(["show", str(tmp_path / "all"), "--count"]) == 0
 
@@ -90,13 +90,15 @@ def test_frozen_weights_are_on_disk_once(weights: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c["parts"][0].__setitem__(0, 2**40),
-        lambda c: c["parts"][0].__setitem__(1, 2**40),
-        lambda c: c["parts"][0].__setitem__(2, 1),
+        lambda c: c["parts"][0].update(offset=2**40),
+        lambda c: c["parts"][0].update(bytes=2**40),
+        lambda c: c["parts"][0].update(digest=1),
         lambda c: c["parts"].clear(),
         lambda c: c["calls"][0]["graph"]["insertions"].reverse(),
-        lambda c: c["calls"][0]["graph"]["insertions"][0].__setitem__(0, 0),
-        lambda c: c["calls"][0]["graph"]["insertions"].extend([[10**6, 0]] * 10**5),
+        lambda c: c["calls"][0]["graph"]["insertions"][0].update(position=0),
+        lambda c: c["calls"][0]["graph"]["insertions"].extend(
+            [{"position": 10**6, "part": 0}] * 10**5
+        ),
         lambda c: c["calls"][0]["graph"].update(insertions=None),
         lambda c: c["files"].pop("parts"),
     ],
@@ -395,6 +397,6 @@ def test_a_damaged_graph_is_refused(place: int, damage: str, tmp_path: Path) -> 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     compiled = torch.compile(nn.Linear(4, 2), backend=OrtBackend())
     dort_rewriter.save(compiled, tmp_path, torch.ones(3, 4))
-    rewrite(tmp_path, lambda content: content.update(format=3))
-    with pytest.raises(ExecutionError, match="is of format 3, this dort_rewriter reads 4"):
+    rewrite(tmp_path, lambda content: content.update(format=4))
+    with pytest.raises(ExecutionError, match="is of format 4, this dort_rewriter reads 5"):
         dort_rewriter.load(tmp_path)

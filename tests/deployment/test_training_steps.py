@@ -317,6 +317,22 @@ def test_forged_graphs_of_gradients_run_nothing(
     assert capsys.readouterr().out == ""
 
 
+def test_a_gradient_of_another_shape_than_its_argument(tmp_path: Path) -> None:
+    """It is inside of the memory that it reads; autograd has an error of its own for it."""
+    x = torch.randn(3, 4, requires_grad=True)
+    dort_rewriter.save(compiled_of(lambda x: x.exp().sum()), tmp_path, x, training=True)
+    part = ["ViewStep", "aten::slice.Tensor", ["tuple", 0, 0, 2, 1], ["tuple"]]
+
+    def change(content: dict[str, Any]) -> None:
+        (gradient,) = content["calls"][0]["backward"]["signature"]["outputs"]
+        gradient.update(views=[part])
+
+    rewrite(tmp_path, change)
+    result = dort_rewriter.load(tmp_path)(x)
+    with pytest.raises(ExecutionError, match=r"argument 0 .*\[2, 4\]"):
+        result.backward()
+
+
 def test_a_result_that_is_none_of_the_call(tmp_path: Path) -> None:
     """What the backward graph needs is a result of the forward graph, too."""
     x = torch.randn(3, 4, requires_grad=True)

@@ -83,11 +83,11 @@ def test_blocks_have_a_language() -> None:
 
 
 def test_no_variable_is_declared_twice() -> None:
-    declared = [
-        ast.literal_eval(node.args[0])
+    (declared,) = (
+        [ast.literal_eval(key) for key in node.value.keys if key is not None]
         for node in nodes(PACKAGE / "env.py")
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Variable"
-    ]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    )
     assert declared == list(env.VARIABLES)
 
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from dort_rewriter import UnsupportedOpError, to_onnx
-from dort_rewriter.export import converters
-from dort_rewriter.export.registry import builtin_converters
 from dort_rewriter.hook.versions import PATCHES, PRISTINE, ships_backend
 from dort_rewriter.kernels.operators import OPERATORS
 from dort_rewriter.optimize.patterns import kernels, onnxruntime, standard
-from tests.backends.test_every_backend import BACKENDS
+from tests.backends.interface.test_every_backend import BACKENDS
 from tests.gates.sources import PACKAGE, ROOT
 from tests.gates.test_generated_docs import make_docs
 from tests.gates.test_readme import nox_sessions
@@ -70,20 +68,6 @@ def test_every_kernel_went_through_each_step(name: str) -> None:
     assert f'"{name}"' in text_of("scripts/kernel_cases.py")
     tests = [p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py")]
     assert any(name in t for t in tests)
-
-
-def test_every_family_of_converters_is_registered() -> None:
-    assert list(converters.FAMILIES) == sorted(set(converters.FAMILIES))
-    registered = {c.function.__module__.rpartition(".")[2] for c in builtin_converters().values()}
-    assert registered <= set(converters.FAMILIES)
-    folder = PACKAGE / "export" / "converters"
-    deciding = {
-        p.stem
-        for p in folder.glob("*.py")
-        if re.search(r"^@converter\(", p.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    }
-    missing = deciding - set(converters.FAMILIES)
-    assert missing == set(), "a family is listed in FAMILIES of export/converters/__init__.py"
 
 
 def test_the_operator_of_the_guide_has_no_converter() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.gates.sources import ROOT, nodes, python_files
+
+ELSEWHERE = {
+    *("build", "diffusers", "griffe", "playwright", "timm", "torch_geometric", "torchaudio"),
+    "torchvision",
+}
+"""What single programs need and the tests do not install."""
 
 
 @pytest.mark.parametrize(
@@ -22,3 +29,13 @@ def test_what_is_imported_is_there(program: Path) -> None:
             for name in (alias.name for alias in node.names):
                 if not hasattr(module, name):
                     importlib.import_module(f"{node.module}.{name}")
+        roots = {name.partition(".")[0] for name in imported(node)} - ELSEWHERE
+        for root in roots - sys.stdlib_module_names:
+            assert program.with_name(f"{root}.py").exists() or importlib.util.find_spec(root), root
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from dort_rewriter.optimize.openvino import KEEPING, keep_special_numbers
+from dort_rewriter.optimize.provider_fit import KEEPING, keep_special_numbers
 from tests.optimize.rewrites import model_of, run_onnxruntime
 
 NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, -0.3, -2.7, 6e4]

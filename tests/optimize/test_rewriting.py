@@ -351,3 +351,61 @@ def test_what_onnxruntime_computes_wrongly_is_never_written(
     report = _optimize(model, rule)
     assert dict(report.rules[rule.__name__].refusals) == {reason: 1}
     assert [n.op_type for n in model.graph] == [node[:3]]
+
+
+class Shown(Rule):
+    """Notes what it is shown, and matches nothing."""
+
+    roots = ("Add",)
+
+    def __init__(self, **filters: Any) -> None:
+        self.__dict__.update(filters)
+        self.nodes: dict[str, None] = {}
+
+    def match(self, node: ir.Node, graph: GraphView) -> None:
+        self.nodes[str(node.outputs[0].name)] = None
+
+
+@pytest.mark.parametrize(
+    ("filters", "shown"),
+    [
+        ({}, "abcd"),
+        ({"reads": ("Constant",)}, "bd"),
+        ({"reads": ("Neg", "Mul")}, "c"),
+        ({"of_type": ir.DataType.INT64}, "d"),
+        ({"of_type": ir.DataType.INT64, "reads": ("Neg",)}, ""),
+    ],
+)
+def test_a_rule_says_what_it_is_shown(filters: dict[str, Any], shown: str) -> None:
+    """By what is read, and by what is given."""
+    rule = Shown(**filters)
+    model = model_of(
+        """(float[N] x, int64[N] i) => (float[N] a, float[N] b, float[N] c, int64[N] d)
+        <float one = {1.0}, int64 two = {2}> {
+            a = Add(x, x) b = Add(one, x) n = Neg(x) c = Add(x, n) d = Add(i, two)
+        }"""
+    )
+    _optimize(model, rule)
+    assert "".join(rule.nodes) == shown
+
+
+class Reversed(GraphPass):
+    """Notes how many nodes there are when it runs."""
+
+    last = True
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def run(self, graph: GraphView) -> int:
+        self.seen.append(graph.graph.num_nodes())
+        return 1
+
+
+def test_the_last_pass_runs_once_when_all_is_done() -> None:
+    """What it changes is no reason to begin again."""
+    work = Reversed()
+    model = model_of("(float[N] x) => (float[N] y) {q = Mul(x, x) n = Neg(q) y = Neg(n)}")
+    report = _optimize(model, work, NegOfSquare)
+    assert work.seen == [model.graph.num_nodes()]
+    assert report.rules["Reversed"].tried == 1

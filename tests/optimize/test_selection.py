@@ -8,7 +8,7 @@ import pytest
 
 from dort_rewriter import OptionError, get_pattern_list
 from dort_rewriter.optimize.patterns.standard.arithmetic import CastCast
-from dort_rewriter.optimize.pipeline import SETS, asks_for_kernels
+from dort_rewriter.optimize.pipeline import RETIRED, SETS, asks_for_kernels
 
 
 def _names(*args: object) -> list[str]:
@@ -84,3 +84,10 @@ def test_whether_the_exporter_writes_own_operators(patterns: Any, wanted: bool) 
 def test_experimental_is_another_name_of_kernels() -> None:
     names = [[r.name for r in get_pattern_list(s)] for s in ("kernels", "experimental")]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("name", sorted(RETIRED))
+def test_a_published_name_that_is_gone_does_nothing(name: str) -> None:
+    assert _names(f"default+{name}") == _names("default")
+    assert _names(f"default-{name}") == _names("default")
+    assert name not in {kind.__name__ for kinds in SETS.values() for kind in kinds}

@@ -21,7 +21,7 @@ from dort_rewriter.plan.graph_plan import plan_graph
 from dort_rewriter.plan.placement import CONVOLUTIONS, TIES, choose_place, work_of
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
-from tests.backends.test_own_kernels import compiled
+from tests.backends.kernels.test_own_kernels import compiled
 
 SOFTMAX = "aten::_softmax_backward_data"
 

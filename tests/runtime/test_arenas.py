@@ -20,7 +20,7 @@ from dort_rewriter.runtime.arenas import Arena, give_back
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import create_session, session_options, session_settings
-from tests.backends.forks import in_child
+from tests.backends.lifetime.forks import in_child
 from tests.runtime.graphs import parse, result, signature, tensor
 
 BODY = "(float[N] x) => (float[N] y) { a = Exp(x) b = Neg(a) y = Add(b, a) }"

@@ -9,12 +9,8 @@ from onnx.reference.op_run import OpRun
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.executor import Executor
-from dort_rewriter.runtime.reference import (
-    ReferenceExecutor,
-    ReferenceModel,
-    array_to_tensor,
-    tensor_to_array,
-)
+from dort_rewriter.runtime.ort_values import array_to_tensor, tensor_to_array
+from dort_rewriter.runtime.reference import ReferenceExecutor, ReferenceModel
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.signature import InputSize, OutputSlot, ViewStep
 from tests.runtime.graphs import number, parse, result, signature, tensor

@@ -43,9 +43,9 @@ def test_a_model_is_measured(tmp_path: Path) -> None:
 @pytest.fixture(name="subjects")
 def load_subjects(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    import bench_subjects  # type: ignore[import-not-found]
+    import bench_patterns  # type: ignore[import-not-found]
 
-    return bench_subjects
+    return bench_patterns
 
 
 def test_a_wrong_result_is_seen(subjects: ModuleType) -> None:

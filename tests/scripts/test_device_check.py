@@ -28,7 +28,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_check_holds_on_the_cpu(script: ModuleType, tmp_path: Path) -> None:
-    script.CHECKS.pop("a layer of llama trains")  # tests/backends/test_transformers.py
+    script.CHECKS.pop("a layer of llama trains")  # tests/backends/programs/test_transformers.py
     file = tmp_path / "results.json"
     assert script.main(["--device", "cpu", "--json", str(file)]) == 0
     results = json.loads(file.read_text())

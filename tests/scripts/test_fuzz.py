@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends import program_check
+from tests.backends.programs import program_check
 
 pytestmark = pytest.mark.alternating
 

@@ -187,4 +187,3 @@ def test_the_command_has_a_model_of_its_own_and_says_what_is_wrong(
     assert "NO" in capsys.readouterr().out
     assert cli.main(["bench", "--modes", "both"]) == 1
     assert "Unknown mode 'both'" in capsys.readouterr().err
-    assert len(benchmark._built_in()[1]) == 1

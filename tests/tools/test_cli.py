@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
 from types import ModuleType
@@ -32,8 +31,7 @@ def test_each_option_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch)
         parsers.append(parser)
         raise SystemExit(0)
 
-    module, _, function = cli.COMMANDS[name][0].partition(":")
-    run = getattr(importlib.import_module(module), function)
+    run = cli.find_command(name)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     with pytest.raises(SystemExit):
         run([])
@@ -60,7 +58,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     text = capsys.readouterr().out
-    for name, (_, line) in cli.COMMANDS.items():
+    for name, line in cli.COMMANDS.items():
         assert name in text
         assert line in text
 
@@ -84,9 +82,7 @@ def test_a_failure_on_purpose_ends_with_1_and_one_message(
     def fail(arguments: list[str]) -> int:
         raise HookError(f"no: {arguments}")
 
-    monkeypatch.setattr(
-        importlib.import_module("dort_rewriter.tools.hook_command"), "run_patch", fail
-    )
+    monkeypatch.setattr(cli, "find_command", lambda name: fail)
     assert cli.main(["patch", "--check"]) == 1
     assert capsys.readouterr().err == "dort-rewriter patch: no: ['--check']\n"
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, compare_exporters
-from dort_rewriter.tools import comparison, other_runtimes
+from dort_rewriter.tools import comparison
 from dort_rewriter.tools import judgment as judgment_module
 from dort_rewriter.tools.cli import main
 
@@ -67,7 +67,7 @@ def test_data_and_page() -> None:
     page = found.to_html()
     assert found._repr_html_() == page
     Reader().feed(page)
-    assert tags == ["meta"], "every other tag is closed"
+    assert tags == ["meta", "meta", "link"], "every other tag is closed"
     assert "<td>Relu</td>" in page
 
 
@@ -234,13 +234,13 @@ def test_other_runtimes_run_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """One agrees, one does not, one fails: neither is the fault of the file."""
 
     def wrong(proto: onnx.ModelProto, feeds: Any) -> Any:
-        return lambda: [v + 0.5 for v in other_runtimes.RUNTIMES["reference"](proto, feeds)()]
+        return lambda: [v + 0.5 for v in comparison.RUNTIMES["reference"](proto, feeds)()]
 
     def absent(proto: onnx.ModelProto, feeds: Any) -> Any:
         raise NotImplementedError("no such operator")
 
-    monkeypatch.setitem(other_runtimes.RUNTIMES, "wrong", wrong)
-    monkeypatch.setitem(other_runtimes.RUNTIMES, "openvino", absent)
+    monkeypatch.setitem(comparison.RUNTIMES, "wrong", wrong)
+    monkeypatch.setitem(comparison.RUNTIMES, "openvino", absent)
     found = compare(exporters=["dort_rewriter"], runtimes=["reference", "wrong", "openvino"])
     result = found["dort_rewriter"]
     assert result.agrees

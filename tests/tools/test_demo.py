@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dort_rewriter.tools import cli, demo_command, demo_worker
-from dort_rewriter.tools.demo import Competitor, DemoResult, Times, catches_up, run_demo
+from dort_rewriter.tools.demo import Competitor, DemoResult, Times, catches_up, demonstrate
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.demo_page import overtaking, write_page
 
@@ -49,10 +49,10 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     made: list[DemoResult] = []
 
     def kept(*args: Any, **options: Any) -> DemoResult:
-        made.append(run_demo(*args, **options))
+        made.append(demonstrate(*args, **options))
         return made[0]
 
-    monkeypatch.setattr(demo_command, "run_demo", kept)
+    monkeypatch.setattr(demo_command, "demonstrate", kept)
     assert cli.main(["demo", *SMALL, "--backends", "onnxrt", "--folder", "here"]) == 0
     text = capsys.readouterr().out
     for competitor in made[0].competitors:  # the time was over: fewer steps than asked for
@@ -139,7 +139,7 @@ def test_an_answer_after_the_end_of_a_process_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    result = run_demo(tmp_path, backends=[], steps=2, size=TINY)
+    result = demonstrate(tmp_path, backends=[], steps=2, size=TINY)
     assert result.eager.failure == "Its process ended."
 
 
@@ -174,7 +174,7 @@ WRONG = DemoResult(
 
 @pytest.fixture
 def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_command, "run_demo", lambda *args, **options: WRONG)
+    monkeypatch.setattr(demo_command, "demonstrate", lambda *args, **options: WRONG)
     Path("dort_demo").mkdir()
 
 
@@ -205,10 +205,12 @@ def test_times_leave_the_first_steps_out() -> None:
     assert Times(seconds=[9.0]).usual == 9.0
 
 
-def test_without_tqdm_progress_is_plain(
+def test_progress_is_shown_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert list(demo_command._progress(range(3))) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(demo_command._progress(range(3))) == [0, 1, 2]
     assert capsys.readouterr().err.endswith("training 3/3\n")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dort_rewriter import OrtBackend
-from tests.backends.aliases import Program, observe
+from tests.backends.memory.aliases import Program, observe
 
 Tensor = torch.Tensor
 

@@ -7,12 +7,18 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.comparison import maximum
-from dort_rewriter.export.converters.opmath import cast_like, is_float, like, store, widen
+from dort_rewriter.export.converters.opmath import (
+    cast_like,
+    is_float,
+    like,
+    store,
+    wide_converter,
+    widen,
+)
 from dort_rewriter.export.converters.powers import logistic, softplus_curve
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = ["is_exact_attribute"]
@@ -106,15 +112,13 @@ def _gelu_argument(op: Recorder, x: Value) -> Value:
     return op.Mul(op.Add(x, op.Mul(cube, _GELU_CUBE)), _GELU_SCALE)
 
 
-@converter("aten::gelu_backward")
+@wide_converter("aten::gelu_backward")
 def gelu_backward(
     op: Recorder, grad_output: Value, x: Value, *, approximate: str = "none"
 ) -> Value:
     """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
-    grad, x = widen(op, grad_output), widen(op, x)
-    if op.takes_own(grad, x):
-        found = own_kernels.gelu_gradient(op, grad, x, tanh=approximate == "tanh")
-        return store(op, found)
+    if op.takes_own(grad_output, x):
+        return op.own("GeluGrad", grad_output, x, tanh=int(approximate == "tanh"))
     if approximate == "tanh":
         gate = op.Tanh(_gelu_argument(op, x))
         inner = op.Add(op.Mul(op.Mul(x, x), 3 * _GELU_CUBE * _GELU_SCALE), _GELU_SCALE)
@@ -123,53 +127,47 @@ def gelu_backward(
         gate = _erf(op, x)
         bell = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
     share = op.Mul(op.Add(gate, 1.0), 0.5)
-    return store(op, op.Mul(grad, op.Add(share, op.Mul(x, bell))))
+    return op.Mul(grad_output, op.Add(share, op.Mul(x, bell)))
 
 
-@converter("aten::silu")
+@wide_converter("aten::silu")
 def silu(op: Recorder, x: Value) -> Value:
     """silu(Tensor self) -> Tensor"""
-    wide = widen(op, x)
-    return store(op, op.Mul(wide, logistic(op, wide)))
+    return op.Mul(x, logistic(op, x))
 
 
-@converter("aten::silu_backward")
+@wide_converter("aten::silu_backward")
 def silu_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     """silu_backward(Tensor grad_output, Tensor self) -> Tensor"""
-    grad, x = widen(op, grad_output), widen(op, x)
     gate = logistic(op, x)
     slope = op.Add(op.Mul(x, op.Sub(1.0, gate)), 1.0)
-    return store(op, op.Mul(op.Mul(grad, gate), slope))
+    return op.Mul(op.Mul(grad_output, gate), slope)
 
 
-@converter("aten::mish")
+@wide_converter("aten::mish")
 def mish(op: Recorder, x: Value) -> Value:
     """mish(Tensor self) -> Tensor"""
-    wide = widen(op, x)
-    return store(op, op.Mul(wide, op.Tanh(softplus_curve(op, wide))))
+    return op.Mul(x, op.Tanh(softplus_curve(op, x)))
 
 
-@converter("aten::mish_backward")
+@wide_converter("aten::mish_backward")
 def mish_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     """mish_backward(Tensor grad_output, Tensor self) -> Tensor"""
-    grad, x = widen(op, grad_output), widen(op, x)
     gate = op.Tanh(softplus_curve(op, x))
     curve = op.Mul(op.Mul(x, logistic(op, x)), op.Sub(1.0, op.Mul(gate, gate)))
-    return store(op, op.Mul(grad, op.Add(gate, curve)))
+    return op.Mul(grad_output, op.Add(gate, curve))
 
 
-@converter("aten::sigmoid_backward")
+@wide_converter("aten::sigmoid_backward")
 def sigmoid_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
     """sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor"""
-    grad, output = widen(op, grad_output), widen(op, output)
-    return store(op, op.Mul(op.Mul(grad, op.Sub(1.0, output)), output))
+    return op.Mul(op.Mul(grad_output, op.Sub(1.0, output)), output)
 
 
-@converter("aten::tanh_backward")
+@wide_converter("aten::tanh_backward")
 def tanh_backward(op: Recorder, grad_output: Value, output: Value) -> Value:
     """tanh_backward(Tensor grad_output, Tensor output) -> Tensor"""
-    grad, output = widen(op, grad_output), widen(op, output)
-    return store(op, op.Mul(grad, op.Sub(1.0, op.Mul(output, output))))
+    return op.Mul(grad_output, op.Sub(1.0, op.Mul(output, output)))
 
 
 @converter("aten::log_sigmoid_forward")
@@ -189,26 +187,24 @@ def log_sigmoid_backward(op: Recorder, grad_output: Value, x: Value, buffer: Val
     return store(op, op.Mul(grad, logistic(op, op.Neg(x))))
 
 
-@converter("aten::softplus")
+@wide_converter("aten::softplus")
 def softplus(op: Recorder, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
     """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
-    wide = widen(op, x)
-    beta, threshold = like(op, beta, wide), like(op, threshold, wide)
-    scaled = op.Mul(wide, beta)
+    beta, threshold = like(op, beta, x), like(op, threshold, x)
+    scaled = op.Mul(x, beta)
     curve = op.Div(softplus_curve(op, scaled), beta)
-    return store(op, op.Where(op.Greater(scaled, threshold), wide, curve))
+    return op.Where(op.Greater(scaled, threshold), x, curve)
 
 
-@converter("aten::softplus_backward")
+@wide_converter("aten::softplus_backward")
 def softplus_backward(
     op: Recorder, grad_output: Value, x: Value, beta: Any, threshold: Any
 ) -> Value:
     """softplus_backward(Tensor grad_output, Tensor self, Scalar beta, Scalar threshold) -> Tensor"""
-    grad, x = widen(op, grad_output), widen(op, x)
     beta, threshold = like(op, beta, x), like(op, threshold, x)
     scaled = op.Mul(x, beta)
-    curve = op.Mul(grad, logistic(op, scaled))
-    return store(op, op.Where(op.Greater(scaled, threshold), grad, curve))
+    curve = op.Mul(grad_output, logistic(op, scaled))
+    return op.Where(op.Greater(scaled, threshold), grad_output, curve)
 
 
 @converter("aten::elu")
@@ -223,20 +219,15 @@ def elu(op: Recorder, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any
 
 
 @converter("aten::elu_backward")
-def elu_backward(
-    op: Recorder,
-    grad_output: Value,
-    alpha: Any,
-    scale: Any,
-    input_scale: Any,
-    is_result: bool,
-    self_or_result: Value,
-) -> Value:
+@by_name
+def elu_backward(op: Recorder, given: Arguments) -> Value:
     """elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result, Tensor self_or_result) -> Tensor"""
-    grad, y = widen(op, grad_output), widen(op, self_or_result)
-    alpha, scale, input_scale = (like(op, v, y) for v in (alpha, scale, input_scale))
+    grad, y = widen(op, given.grad_output), widen(op, given.self_or_result)
+    alpha, scale, input_scale = (
+        like(op, v, y) for v in (given.alpha, given.scale, given.input_scale)
+    )
     coefficient = op.Mul(cast_like(op, alpha, y), scale)
-    if is_result:
+    if given.is_result:
         curve = op.Add(y, coefficient)
     else:
         curve = op.Mul(op.Exp(op.Mul(y, input_scale)), coefficient)
@@ -244,16 +235,15 @@ def elu_backward(
     return store(op, op.Mul(grad, slope))
 
 
-@converter("aten::celu")
+@wide_converter("aten::celu")
 def celu(op: Recorder, x: Value, alpha: Any = 1.0) -> Value:
     """celu(Tensor self, Scalar alpha=1.0) -> Tensor"""
     if isinstance(alpha, int | float) and alpha == 0:
         raise Refused("alpha is zero, which torch refuses")
-    wide = widen(op, x)
-    alpha = like(op, alpha, wide)
-    ratio = op.Div(wide, alpha)
+    alpha = like(op, alpha, x)
+    ratio = op.Div(x, alpha)
     growth = op.Elu(ratio)
     if isinstance(alpha, Value) or alpha < 0:  # the ratio may be positive below zero
         growth = op.Where(op.Greater(ratio, 0), op.Sub(op.Exp(ratio), 1), growth)
     curve = op.Mul(growth, alpha)
-    return store(op, op.Where(op.Greater(wide, 0), wide, curve))
+    return op.Where(op.Greater(x, 0), x, curve)

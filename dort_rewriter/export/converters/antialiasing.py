@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
 _TYPES = (torch.float32, torch.float64)
@@ -38,51 +38,30 @@ def _weights(resize: Any, source: int, target: int, corners: bool, scale: Any) -
         return found.view(source, target)
 
 
-def _matrices(
-    op: Recorder, resize: Any, sizes: Sequence[Sequence[int]], corners: bool, scales: Sequence[Any]
-) -> list[Value]:
-    assert op.dtype is not None
-    return [
-        op.constant(_weights(resize, source, target, corners, scale).numpy(), op.dtype)
-        for source, target, scale in zip(*sizes, scales, strict=True)
-    ]
-
-
 def _register(name: str) -> None:
     resize = getattr(torch.ops.aten, name).default
 
-    def forward(
-        op: Recorder,
-        x: Value,
-        output_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:
+    def matrices(op: Recorder, given: Arguments, sides: Sequence[Any]) -> list[Value]:
+        scales = (given.scales_h, given.scales_w)
+        return [
+            op.constant(_weights(resize, n, m, given.align_corners, scale).numpy(), op.dtype)
+            for n, m, scale in zip(sides, given.output_size, scales, strict=True)
+        ]
+
+    @converter(f"aten::{name}", when=_has_weights)
+    @by_name
+    def forward(op: Recorder, given: Arguments) -> Value:
         """_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
-        sizes = [[n for n in x.dims[-2:] if isinstance(n, int)], list(output_size)]
-        scales = (scales_h, scales_w)
-        rows, columns = _matrices(op, resize, sizes, align_corners, scales)
-        return op.MatMul(op.Transpose(rows, perm=[1, 0]), op.MatMul(x, columns))
+        rows, columns = matrices(op, given, given.x.dims[-2:])
+        return op.MatMul(op.Transpose(rows, perm=[1, 0]), op.MatMul(given.x, columns))
 
-    def backward(
-        op: Recorder,
-        grad_output: Value,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:
+    @converter(f"aten::{name}_backward", when=_has_weights)
+    @by_name
+    def backward(op: Recorder, given: Arguments) -> Value:
         """_upsample_bilinear2d_aa_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
-        sizes = [list(input_size[-2:]), list(output_size)]
-        scales = (scales_h, scales_w)
-        rows, columns = _matrices(op, resize, sizes, align_corners, scales)
+        rows, columns = matrices(op, given, given.input_size[-2:])
         columns = op.Transpose(columns, perm=[1, 0])
-        return op.MatMul(rows, op.MatMul(grad_output, columns))
-
-    converter(f"aten::{name}", when=_has_weights)(forward)
-    converter(f"aten::{name}_backward", when=_has_weights)(backward)
+        return op.MatMul(rows, op.MatMul(given.grad_output, columns))
 
 
 for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):

@@ -18,14 +18,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.export.converters.opmath import HALVES
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, arguments, by_name, converter
 from dort_rewriter.graph import shapes
 from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.values import Value
 
 _SWAP = [0, 1, 3, 2]
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,13 @@ class _Attention:
     """Heads of queries that share a head of keys."""
 
 
-def _prepare(
-    op: Recorder,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    is_causal: bool,
-    scale: float | None,
-) -> _Attention:
-    dtype = ir.DataType.FLOAT if query.dtype in _HALVES else query.dtype
-    assert dtype is not None
-    q, k, v = (op.cast(x, dtype) for x in (query, key, value))
+def _prepare(op: Recorder, given: Arguments, mask: Value | None) -> _Attention:
+    query = given.query
+    dtype = ir.DataType.FLOAT if query.dtype in HALVES else query.dtype
+    q, k, v = (op.cast(x, dtype) for x in (query, given.key, given.value))
     repeats = _repeats(op, q, k)
     bias = []
-    if is_causal:
+    if given.is_causal:
         lengths = op.vector([op.size(q, 2), op.size(k, 2)])
         low = ir.tensor([-math.inf], dtype=dtype)
         bias.append(op.Trilu(op.ConstantOfShape(lengths, value=low), 1, upper=1))
@@ -66,7 +58,7 @@ def _prepare(
         is_bool = mask.dtype is ir.DataType.BOOL
         zero = op.constant(0.0, dtype)
         bias.append(op.Where(mask, zero, -math.inf) if is_bool else op.cast(mask, dtype))
-    factor = _scale(op, q, scale)
+    factor = _scale(op, q, given.scale)
     return _Attention(
         query=op.Mul(q, factor),
         key=_repeat_heads(op, k, repeats),
@@ -119,17 +111,9 @@ def _scores(op: Recorder, attention: _Attention) -> Value:
     return scores
 
 
-def attend(
-    op: Recorder,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Value, Value]:
+def attend(op: Recorder, given: Arguments, mask: Value | None = None) -> tuple[Value, Value]:
     """The output, and the logsumexp of shape [batch, heads, queries]."""
-    attention = _prepare(op, query, key, value, mask, is_causal, scale)
+    attention = _prepare(op, given, mask)
     scores = _scores(op, attention)
     probabilities = op.Softmax(scores, axis=-1)
     highest = op.ReduceMax(scores, [-1], keepdims=1)
@@ -139,7 +123,7 @@ def attend(
         is_hidden = hides_all(op, scores)
         probabilities, log_sum = (op.Where(is_hidden, 0.0, x) for x in (probabilities, log_sum))
     output = op.MatMul(probabilities, attention.value)
-    return op.CastLike(output, query), op.Squeeze(log_sum, [-1])
+    return op.CastLike(output, given.query), op.Squeeze(log_sum, [-1])
 
 
 def _probabilities(op: Recorder, attention: _Attention, log_sum: Value, is_masked: bool) -> Value:
@@ -153,20 +137,11 @@ def _probabilities(op: Recorder, attention: _Attention, log_sum: Value, is_maske
 
 
 def attend_backward(
-    op: Recorder,
-    grad: Value,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    output: Value,
-    log_sum: Value,
-    is_causal: bool,
-    scale: float | None,
+    op: Recorder, given: Arguments, grad: Value, mask: Value | None, log_sum: Value
 ) -> tuple[Value, Value, Value, Value]:
     """The gradients of query, key, value, and of the scores."""
-    attention = _prepare(op, query, key, value, mask, is_causal, scale)
-    grad, output = (op.cast(x, attention.dtype) for x in (grad, output))
+    attention = _prepare(op, given, mask)
+    grad, output = (op.cast(x, attention.dtype) for x in (grad, given.out))
     probabilities = _probabilities(op, attention, log_sum, mask is not None)
     grad_p = op.MatMul(grad, op.Transpose(attention.value, perm=_SWAP))
     delta = op.ReduceSum(grad * output, [-1], keepdims=1)
@@ -175,70 +150,36 @@ def attend_backward(
     grad_key = op.MatMul(op.Transpose(grad_scores, perm=_SWAP), attention.query)
     grad_value = op.MatMul(op.Transpose(probabilities, perm=_SWAP), grad)
     return (
-        op.CastLike(grad_query, query),
-        op.CastLike(_sum_heads(op, grad_key, attention.repeats), key),
-        op.CastLike(_sum_heads(op, grad_value, attention.repeats), value),
+        op.CastLike(grad_query, given.query),
+        op.CastLike(_sum_heads(op, grad_key, attention.repeats), given.key),
+        op.CastLike(_sum_heads(op, grad_value, attention.repeats), given.value),
         grad_scores,
     )
 
 
 def has_four_axes(node: torch.fx.Node) -> bool:
     """its inputs have not batch, heads, positions and sizes, or it drops some"""
-    inputs = [a.meta["val"] for a in node.args[:3] if isinstance(a, torch.fx.Node)]
-    dropped = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return all(x.ndim == 4 for x in inputs) and not dropped
+    given = arguments(node.target, node.args, node.kwargs)
+    ranks = {x.meta["val"].ndim for x in (given.query, given.key, given.value)}
+    return ranks == {4} and not given.dropout_p
 
 
 @converter("aten::scaled_dot_product_attention", when=has_four_axes)
-def scaled_dot_product_attention(
-    op: Recorder,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Value:
+@by_name
+def scaled_dot_product_attention(op: Recorder, given: Arguments) -> Value:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
-    return attend(op, query, key, value, attn_mask, is_causal, scale)[0]
+    return attend(op, given, given.attn_mask)[0]
 
 
 @converter("aten::_scaled_dot_product_flash_attention_for_cpu")
-def flash_attention_for_cpu(
-    op: Recorder,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, Value]:
+@by_name
+def flash_attention_for_cpu(op: Recorder, given: Arguments) -> tuple[Value, Value]:
     """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0.0, bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"""
-    return attend(op, query, key, value, attn_mask, is_causal, scale)
+    return attend(op, given, given.attn_mask)
 
 
 @converter("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
-def flash_attention_for_cpu_backward(
-    op: Recorder,
-    grad_out: Value,
-    query: Value,
-    key: Value,
-    value: Value,
-    out: Value,
-    logsumexp: Value,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, ...]:
+@by_name
+def flash_attention_for_cpu_backward(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """_scaled_dot_product_flash_attention_for_cpu_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"""
-    mask = attn_mask
-    return attend_backward(
-        op, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale
-    )[:3]
+    return attend_backward(op, given, given.grad_out, given.attn_mask, given.logsumexp)[:3]

@@ -28,7 +28,7 @@ from dort_rewriter.export.converters.windows import (
     window_parts,
 )
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = ["average_pool", "average_pool_backward"]
@@ -59,7 +59,7 @@ def _average(op: Recorder, x: Value, windows: Sequence[Windows], *, include_pad:
     """The averages over whole windows; `include_pad` counts the padding."""
     rank = len(windows)
     sizes = spatial_sizes(op, x, rank)
-    counts = [count_windows(op, n, *w) for n, w in zip(sizes, windows, strict=True)]
+    counts = [count_windows(op, n, w) for n, w in zip(sizes, windows, strict=True)]
     around = [margins(n, c, w) for n, c, w in zip(sizes, counts, windows, strict=True)]
     pads = [*(before for before, _ in around), *(after for _, after in around)]
     has_batch = x.rank == rank + 2
@@ -106,7 +106,7 @@ def _divisors(
 
 def _lengths(op: Recorder, size: Size, windows: Windows, include_pad: bool) -> Any:
     """How many elements of each window count, along one axis."""
-    count = count_windows(op, size, *windows)
+    count = count_windows(op, size, windows)
     if include_pad and not windows.ceil_mode:
         return np.full(1, windows.kernel)
     is_known = isinstance(count, int)
@@ -124,7 +124,7 @@ def _sum_windows(op: Recorder, x: Value, windows: Sequence[Windows]) -> Value:
     """The sum of each window in a type that onnxruntime does not pool."""
     for axis in reversed(range(-len(windows), 0)):
         size = op.size(x, axis)
-        count = count_windows(op, size, *windows[axis])
+        count = count_windows(op, size, windows[axis])
         around = margins(size, count, windows[axis])
         if any(around):
             x = pad_axes(op, x, around, [axis])
@@ -180,21 +180,10 @@ def _spread(
     op: Recorder, share: Value, x: Value, sizes: Sequence[Size], windows: Sequence[Windows]
 ) -> Value:
     """Add up windows that overlap, plane by plane."""
-    rank = len(windows)
-    counts = spatial_sizes(op, share, rank)
+    counts = spatial_sizes(op, share, len(windows))
     planes = op.Reshape(share, op.vector([-1, 1, *counts]))
-    kernel = [w.kernel for w in windows]
-    added = transposed_convolution(
-        op,
-        planes,
-        op.constant(np.ones((1, 1, *kernel)), ir.DataType.FLOAT),
-        sizes,
-        counts,
-        kernel,
-        [w.stride for w in windows],
-        [w.padding for w in windows],
-        [1] * rank,
-    )
+    ones = op.constant(np.ones((1, 1, *(w.kernel for w in windows))), ir.DataType.FLOAT)
+    added = transposed_convolution(op, planes, ones, sizes, windows)
     return op.Reshape(added, op.sizes(x))
 
 
@@ -217,55 +206,25 @@ def _spread_axis(op: Recorder, share: Value, axis: int, size: Size, windows: Win
     return op.Slice(whole, [windows.padding], op.vector([end]), [place])
 
 
-@converter("aten::avg_pool1d")
-def avg_pool1d(
-    op: Recorder,
-    x: Value,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Value:
-    """avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"""
-    windows = make_windows(1, kernel_size, stride, padding, ceil_mode=ceil_mode)
-    return average_pool(op, x, windows, count_include_pad)
-
-
 def _register(rank: int) -> None:
     @converter(f"aten::avg_pool{rank}d")
-    def pool(
-        op: Recorder,
-        x: Value,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Value:
+    @by_name
+    def pool(op: Recorder, given: Arguments) -> Value:
         """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
-        windows = make_windows(rank, kernel_size, stride, padding, ceil_mode=ceil_mode)
-        return average_pool(op, x, windows, count_include_pad, divisor_override)
+        divisor = getattr(given, "divisor_override", None)  # that of one axis has none
+        windows = make_windows(rank, given)
+        return average_pool(op, given.x, windows, given.count_include_pad, divisor)
+
+    if rank == 1:
+        return  # torch computes its gradient as that of two axes
 
     @converter(f"aten::avg_pool{rank}d_backward")
-    def pool_backward(
-        op: Recorder,
-        grad_output: Value,
-        x: Value,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> Value:
+    @by_name
+    def pool_backward(op: Recorder, given: Arguments) -> Value:
         """avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"""
-        windows = make_windows(rank, kernel_size, stride, padding, ceil_mode=ceil_mode)
-        return average_pool_backward(
-            op, grad_output, x, windows, count_include_pad, divisor_override
-        )
+        how = (make_windows(rank, given), given.count_include_pad, given.divisor_override)
+        return average_pool_backward(op, given.grad_output, given.x, *how)
 
 
-for _rank in (2, 3):
+for _rank in (1, 2, 3):
     _register(_rank)

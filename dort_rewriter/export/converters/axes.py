@@ -23,6 +23,7 @@ __all__ = [
     "OUTSIDE",
     "at_least_1d",
     "broadcast_sizes",
+    "count_along",
     "flatten",
     "from_front",
     "normalize_position",
@@ -34,6 +35,7 @@ __all__ = [
     "result_dims",
     "size_names",
     "to_front",
+    "zeros",
 ]
 
 END = 2**63 - 1
@@ -147,6 +149,12 @@ def _may_crop_all(before: Any, after: Any, size: int | ir.SymbolicDim) -> bool:
     return crop < 0 < added and (not isinstance(size, int) or size <= -crop)
 
 
+def zeros(op: Recorder, sizes: Sequence[Any] | Value, dtype: ir.DataType | None = None) -> Value:
+    """Zeros, of the type of the operator's result unless it is said."""
+    shape = sizes if isinstance(sizes, Value) else op.vector(sizes)
+    return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=dtype or op.dtype))
+
+
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
     """The product of sizes: a number when they are, a rank-1 result otherwise."""
     result: int | Value = math.prod(s for s in sizes if isinstance(s, int))
@@ -154,6 +162,14 @@ def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
         if not isinstance(size, int):
             result = size if result == 1 else op.Mul(size, result)
     return result
+
+
+def count_along(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
+    """How many elements axes have together: a number, or an int64 of rank 0."""
+    sizes = [op.size(x, axis) for axis in axes]
+    if all(isinstance(s, int) for s in sizes):
+        return product(op, sizes)
+    return op.ReduceProd(op.vector(sizes), keepdims=0)
 
 
 def broadcast_sizes(op: Recorder, values: Sequence[Value]) -> list[int | Value]:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dort_rewriter.export.converters import expansions
-from dort_rewriter.export.converters.opmath import cosine, horner, is_narrow, store, to_double
+from dort_rewriter.export.converters.opmath import cosine, double_converter, horner
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
 _MOST = float(np.finfo(np.float32).max)
@@ -36,10 +35,8 @@ def _inverted(op: Recorder, x: Value, edge: float) -> Value:
 
 def _scaled_i(op: Recorder, x: Value, order: int) -> Value:
     """exp(-x) I(x) of numbers that are not negative."""
-    near, far = (
-        (expansions.I0_NEAR, expansions.I0_FAR),
-        (expansions.I1_NEAR, expansions.I1_FAR),
-    )[order]
+    terms = ((expansions.I0_NEAR, expansions.I0_FAR), (expansions.I1_NEAR, expansions.I1_FAR))
+    near, far = terms[order]
     small = horner(op, op.Sub(op.Mul(x, 0.25), 1.0), near)
     small = op.Mul(small, x) if order else small
     large = op.Div(horner(op, _inverted(op, x, _EDGE), far), op.Sqrt(x))
@@ -50,41 +47,15 @@ def _with_sign(op: Recorder, x: Value, value: Value, order: int) -> Value:
     return op.Where(op.Less(x, 0.0), op.Neg(value), value) if order else value
 
 
-def _i(op: Recorder, x: Value, order: int, *, scaled: bool) -> Value:
-    x = to_double(op, x)
+def _i(op: Recorder, x: Value, order: int, scaled: bool) -> Value:
     size = op.Abs(x)
     value = _scaled_i(op, size, order)
     value = value if scaled else op.Mul(value, op.Exp(size))
-    return store(op, _with_sign(op, x, value, order))
+    return _with_sign(op, x, value, order)
 
 
-@converter("aten::i0", "aten::special_i0", "aten::special_modified_bessel_i0", when=is_narrow)
-def i0(op: Recorder, x: Value) -> Value:
-    """i0(Tensor self) -> Tensor"""
-    return _i(op, x, 0, scaled=False)
-
-
-@converter("aten::special_i0e", when=is_narrow)
-def i0e(op: Recorder, x: Value) -> Value:
-    """special_i0e(Tensor self) -> Tensor"""
-    return _i(op, x, 0, scaled=True)
-
-
-@converter("aten::special_i1", "aten::special_modified_bessel_i1", when=is_narrow)
-def i1(op: Recorder, x: Value) -> Value:
-    """special_i1(Tensor self) -> Tensor"""
-    return _i(op, x, 1, scaled=False)
-
-
-@converter("aten::special_i1e", when=is_narrow)
-def i1e(op: Recorder, x: Value) -> Value:
-    """special_i1e(Tensor self) -> Tensor"""
-    return _i(op, x, 1, scaled=True)
-
-
-def _k(op: Recorder, x: Value, order: int, *, scaled: bool) -> Value:
+def _k(op: Recorder, x: Value, order: int, scaled: bool) -> Value:
     """K, or exp(x) K: infinite at 0, NaN below."""
-    x = to_double(op, x)
     grown = op.Exp(x)
     log_i = op.Mul(op.Log(op.Mul(x, 0.5)), op.Mul(_scaled_i(op, x, order), grown))
     u = _squared(op, x, 2.0)
@@ -99,31 +70,7 @@ def _k(op: Recorder, x: Value, order: int, *, scaled: bool) -> Value:
     else:
         large = op.Mul(large, op.Exp(op.Neg(x)))
     value = op.Where(op.LessOrEqual(x, 2.0), small, large)
-    return store(op, op.Where(op.Equal(x, 0.0), math.inf, value))
-
-
-@converter("aten::special_modified_bessel_k0", when=is_narrow)
-def k0(op: Recorder, x: Value) -> Value:
-    """special_modified_bessel_k0(Tensor self) -> Tensor"""
-    return _k(op, x, 0, scaled=False)
-
-
-@converter("aten::special_modified_bessel_k1", when=is_narrow)
-def k1(op: Recorder, x: Value) -> Value:
-    """special_modified_bessel_k1(Tensor self) -> Tensor"""
-    return _k(op, x, 1, scaled=False)
-
-
-@converter("aten::special_scaled_modified_bessel_k0", when=is_narrow)
-def scaled_k0(op: Recorder, x: Value) -> Value:
-    """special_scaled_modified_bessel_k0(Tensor x) -> Tensor"""
-    return _k(op, x, 0, scaled=True)
-
-
-@converter("aten::special_scaled_modified_bessel_k1", when=is_narrow)
-def scaled_k1(op: Recorder, x: Value) -> Value:
-    """special_scaled_modified_bessel_k1(Tensor x) -> Tensor"""
-    return _k(op, x, 1, scaled=True)
+    return op.Where(op.Equal(x, 0.0), math.inf, value)
 
 
 # -- plain: J and Y --------------------------------------------------------------------------------
@@ -138,10 +85,8 @@ def _near_j(op: Recorder, x: Value, order: int) -> Value:
 
 def _waves(op: Recorder, x: Value, order: int) -> tuple[Value, Value]:
     """J and Y beyond the edge: sqrt(2 / (pi x)) (P cos - Q sin, P sin + Q cos)."""
-    p_terms, q_terms = (
-        (expansions.P0, expansions.Q0),
-        (expansions.P1, expansions.Q1),
-    )[order]
+    terms = ((expansions.P0, expansions.Q0), (expansions.P1, expansions.Q1))
+    p_terms, q_terms = terms[order]
     v = op.Div(_EDGE, x)
     u = op.Sub(op.Mul(op.Mul(v, v), 2.0), 1.0)
     p, q = horner(op, u, p_terms), op.Mul(v, horner(op, u, q_terms))
@@ -153,31 +98,17 @@ def _waves(op: Recorder, x: Value, order: int) -> tuple[Value, Value]:
 
 
 def _j(op: Recorder, x: Value, order: int) -> Value:
-    x = to_double(op, x)
     size = op.Abs(x)
     value = op.Where(
         op.LessOrEqual(size, _EDGE), _near_j(op, size, order), _waves(op, size, order)[0]
     )
     if order:  # -0.0 too
         value = op.Where(op.Equal(x, 0.0), x, _with_sign(op, x, value, order))
-    return store(op, value)
-
-
-@converter("aten::special_bessel_j0", when=is_narrow)
-def j0(op: Recorder, x: Value) -> Value:
-    """special_bessel_j0(Tensor self) -> Tensor"""
-    return _j(op, x, 0)
-
-
-@converter("aten::special_bessel_j1", when=is_narrow)
-def j1(op: Recorder, x: Value) -> Value:
-    """special_bessel_j1(Tensor self) -> Tensor"""
-    return _j(op, x, 1)
+    return value
 
 
 def _y(op: Recorder, x: Value, order: int) -> Value:
     """Y: minus infinity at 0, NaN below."""
-    x = to_double(op, x)
     log_j = op.Mul(op.Log(x), _near_j(op, x, order))
     rest = horner(op, _squared(op, x, _EDGE), expansions.Y1_NEAR if order else expansions.Y0_NEAR)
     if order:
@@ -187,27 +118,31 @@ def _y(op: Recorder, x: Value, order: int) -> Value:
     # torch divides in float32, where one by a denormal number is infinite.
     is_infinite = op.Greater(op.Reciprocal(op.Abs(x)), _MOST) if order else op.Equal(x, 0.0)
     value = op.Where(is_infinite, -math.inf, value)
-    return store(op, op.Where(op.Less(x, 0.0), math.nan, value))
+    return op.Where(op.Less(x, 0.0), math.nan, value)
 
 
-@converter("aten::special_bessel_y0", when=is_narrow)
-def y0(op: Recorder, x: Value) -> Value:
-    """special_bessel_y0(Tensor self) -> Tensor"""
-    return _y(op, x, 0)
+for _names, _formula, *_how in (
+    ("aten::i0 aten::special_i0 aten::special_modified_bessel_i0", _i, 0, False),
+    ("aten::special_i0e", _i, 0, True),
+    ("aten::special_i1 aten::special_modified_bessel_i1", _i, 1, False),
+    ("aten::special_i1e", _i, 1, True),
+    ("aten::special_modified_bessel_k0", _k, 0, False),
+    ("aten::special_modified_bessel_k1", _k, 1, False),
+    ("aten::special_scaled_modified_bessel_k0", _k, 0, True),
+    ("aten::special_scaled_modified_bessel_k1", _k, 1, True),
+    ("aten::special_bessel_j0", _j, 0),
+    ("aten::special_bessel_j1", _j, 1),
+    ("aten::special_bessel_y0", _y, 0),
+    ("aten::special_bessel_y1", _y, 1),
+):
+    double_converter(*_names.split())(lambda op, x, f=_formula, how=_how: f(op, x, *how))
 
 
-@converter("aten::special_bessel_y1", when=is_narrow)
-def y1(op: Recorder, x: Value) -> Value:
-    """special_bessel_y1(Tensor self) -> Tensor"""
-    return _y(op, x, 1)
-
-
-@converter("aten::special_spherical_bessel_j0", when=is_narrow)
+@double_converter("aten::special_spherical_bessel_j0")
 def spherical_j0(op: Recorder, x: Value) -> Value:
     """special_spherical_bessel_j0(Tensor x) -> Tensor"""
-    x = to_double(op, x)
     value = op.Where(op.Equal(x, 0.0), 1.0, op.Div(op.Sin(x), x))
-    return store(op, op.Where(op.IsInf(x), 0.0, value))
+    return op.Where(op.IsInf(x), 0.0, value)
 
 
 # -- Airy ------------------------------------------------------------------------------------------
@@ -221,10 +156,9 @@ def _bounded(op: Recorder, x: Value, coefficients: Sequence[float]) -> Value:
     return horner(op, op.Min(op.Max(x, -1.0), 1.0), coefficients)
 
 
-@converter("aten::special_airy_ai", when=is_narrow)
+@double_converter("aten::special_airy_ai")
 def airy_ai(op: Recorder, x: Value) -> Value:
     """special_airy_ai(Tensor x) -> Tensor"""
-    x = to_double(op, x)
     size = op.Max(op.Abs(x), _AIRY_EDGE)
     root = op.Sqrt(size)
     power = op.Mul(size, root)
@@ -243,4 +177,4 @@ def airy_ai(op: Recorder, x: Value) -> Value:
     value = op.Where(op.Greater(x, _AIRY_EDGE), decay, middle)
     value = op.Where(op.Less(x, -_AIRY_EDGE), wave, value)
     # NOTE: of infinity torch makes NaN, in every wave but that of sin(x) / x.
-    return store(op, op.Where(op.Or(op.IsNaN(x), op.IsInf(x)), math.nan, value))
+    return op.Where(op.Or(op.IsNaN(x), op.IsInf(x)), math.nan, value)

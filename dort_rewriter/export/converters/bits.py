@@ -19,24 +19,6 @@ def _truth(op: Recorder, value: Any) -> Value:
     return op.cast(value, ir.DataType.BOOL)
 
 
-@converter("aten::logical_and")
-def logical_and(op: Recorder, x: Value, other: Value) -> Value:
-    """logical_and(Tensor self, Tensor other) -> Tensor"""
-    return op.And(_truth(op, x), _truth(op, other))
-
-
-@converter("aten::logical_or")
-def logical_or(op: Recorder, x: Value, other: Value) -> Value:
-    """logical_or(Tensor self, Tensor other) -> Tensor"""
-    return op.Or(_truth(op, x), _truth(op, other))
-
-
-@converter("aten::logical_xor")
-def logical_xor(op: Recorder, x: Value, other: Value) -> Value:
-    """logical_xor(Tensor self, Tensor other) -> Tensor"""
-    return op.Xor(_truth(op, x), _truth(op, other))
-
-
 @converter("aten::logical_not")
 def logical_not(op: Recorder, x: Value) -> Value:
     """logical_not(Tensor self) -> Tensor"""
@@ -58,10 +40,17 @@ def _bitwise(onnx_op: str) -> Callable[..., Value]:
     return convert
 
 
-for _name, _onnx_op in (("and", "And"), ("or", "Or"), ("xor", "Xor")):
-    converter(*(f"aten::bitwise_{_name}.{o}" for o in ("Tensor", "Scalar", "Scalar_Tensor")))(
-        _bitwise(_onnx_op)
-    )
+def _logical(onnx_op: str) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value, other: Value) -> Value:
+        return op.call(onnx_op, _truth(op, x), _truth(op, other))
+
+    return convert
+
+
+for _name in ("And", "Or", "Xor"):
+    converter(f"aten::logical_{_name.lower()}")(_logical(_name))
+    for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
+        converter(f"aten::bitwise_{_name.lower()}.{_overload}")(_bitwise(_name))
 
 
 def _shift(op: Recorder, x: Any, places: Any, direction: str) -> Value:
@@ -102,10 +91,7 @@ def right_shift(op: Recorder, x: Any, other: Any) -> Value:
 
 
 for _direction, _convert in (("left", left_shift), ("right", right_shift)):
-    converter(
-        *(
-            f"aten::bitwise_{_direction}_shift.{o}"
-            for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
-        ),
-        *(f"aten::__{_direction[0]}shift__.{o}" for o in ("Tensor", "Scalar")),
-    )(_convert)
+    for _overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        converter(f"aten::bitwise_{_direction}_shift.{_overload}")(_convert)
+    for _overload in ("Tensor", "Scalar"):
+        converter(f"aten::__{_direction[0]}shift__.{_overload}")(_convert)

@@ -16,34 +16,36 @@ from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
 
+@converter("aten::alias", "aten::clone", "aten::detach", "aten::alias_copy", "aten::detach_copy")
 @converter(
-    "aten::alias",
-    "aten::clone",
-    "aten::detach",
-    "aten::lift_fresh",  # its decomposition fails on constants under a fake mode
-    "aten::lift_fresh_copy",
-)
+    "aten::lift_fresh", "aten::lift_fresh_copy"
+)  # torch's fail on constants under a fake mode
+@converter("prims::view_of")
 def clone(op: Recorder, x: Value) -> Value:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
     return x
 
 
-@converter("prims::view_of")
-def view_of(op: Recorder, a: Value) -> Value:
-    """view_of(Tensor(a) a) -> Tensor(a)"""
-    return a
+@converter("aten::_to_copy", "prims::convert_element_type")
+def to_copy(op: Recorder, x: Value, dtype: Any = None) -> Value:
+    """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None) -> Tensor
 
-
-@converter("aten::_to_copy")
-def to_copy(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None) -> Tensor"""
-    return _rounded(op, x)
-
-
-@converter("prims::convert_element_type")
-def convert_element_type(op: Recorder, a: Value, dtype: Any) -> Value:
-    """convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
-    return _rounded(op, a)
+    NOTE: ORT rounds some numbers beyond the largest one of a float8 type otherwise than torch, of
+    which each version has its own way, and 1.19 small ones to NaN where there is no -0.0.
+    """
+    made = op.result.dtype
+    if made not in FLOAT8 or x.dtype == op.dtype:
+        return op.cast(x, op.dtype)
+    limit, is_beyond, instead = _limit(made)
+    x = op.cast(x, ir.DataType.FLOAT)
+    size = op.Abs(x)
+    beyond = op.GreaterOrEqual(size, limit) if is_beyond else op.Greater(size, limit)
+    x = op.Where(beyond, op.Where(op.Less(x, 0.0), -instead, instead), x)
+    if op.dtype.name.endswith("UZ"):
+        ends = torch.finfo(made)
+        x = op.Where(op.LessOrEqual(size, ends.smallest_normal * ends.eps / 2), 0.0, x)
+    result: Value = op.Cast(x, to=op.dtype, saturate=0)
+    return result
 
 
 def _has_as_many_bits(node: torch.fx.Node) -> bool:
@@ -56,27 +58,6 @@ def _has_as_many_bits(node: torch.fx.Node) -> bool:
 def view_dtype(op: Recorder, x: Value, dtype: Any) -> Value:
     """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
     return x if x.dtype == op.dtype else op.BitCast(x, to=int(op.dtype))
-
-
-def _rounded(op: Recorder, x: Value) -> Value:
-    """A tensor in the type of the result.
-
-    NOTE: ORT rounds some numbers beyond the largest one of a float8 type otherwise than torch, of
-    which each version has its own way, and 1.19 small ones to NaN where there is no -0.0.
-    """
-    dtype = op.result.dtype
-    if dtype not in FLOAT8 or x.dtype == op.dtype:
-        return op.cast(x, op.dtype)
-    limit, is_beyond, instead = _limit(dtype)
-    x = op.cast(x, ir.DataType.FLOAT)
-    size = op.Abs(x)
-    beyond = op.GreaterOrEqual(size, limit) if is_beyond else op.Greater(size, limit)
-    x = op.Where(beyond, op.Where(op.Less(x, 0.0), -instead, instead), x)
-    if op.dtype.name.endswith("UZ"):
-        ends = torch.finfo(dtype)
-        x = op.Where(op.LessOrEqual(size, ends.smallest_normal * ends.eps / 2), 0.0, x)
-    result: Value = op.Cast(x, to=op.dtype, saturate=0)
-    return result
 
 
 @functools.cache

@@ -7,6 +7,7 @@ the end of a row. ONNX leaves it open, and no model follows torch there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -14,7 +15,7 @@ import torch
 
 from dort_rewriter.export.converters.opmath import HALVES, is_bool, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = ["maximum", "minimum", "select"]
@@ -76,10 +77,6 @@ def select(op: Recorder, condition: Value, a: Any, b: Any) -> Value:
     return op.Where(condition, a, b)
 
 
-def _is_everywhere(op: Recorder, x: Value, value: bool) -> Value:
-    return op.Expand(op.cast(value, ir.DataType.BOOL), op.sizes(x))
-
-
 @converter("aten::eq.Tensor", "aten::eq.Scalar")
 def eq(op: Recorder, x: Value, other: Any) -> Value:
     """eq.Tensor(Tensor self, Tensor other) -> Tensor"""
@@ -92,52 +89,35 @@ def ne(op: Recorder, x: Value, other: Any) -> Value:
     return op.Not(op.Equal(x, other))
 
 
-@converter("aten::lt.Tensor", "aten::lt.Scalar")
-def lt(op: Recorder, x: Value, other: Any) -> Value:
-    """lt.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.Less(*_ordered(op, x, other))
+def _ordering(onnx_op: str) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value, other: Any) -> Value:
+        return op.call(onnx_op, *_ordered(op, x, other))
+
+    return convert
 
 
-@converter("aten::le.Tensor", "aten::le.Scalar")
-def le(op: Recorder, x: Value, other: Any) -> Value:
-    """le.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.LessOrEqual(*_ordered(op, x, other))
+for _name, _onnx_op in (
+    *(("lt", "Less"), ("le", "LessOrEqual")),
+    *(("gt", "Greater"), ("ge", "GreaterOrEqual")),
+):
+    converter(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar")(_ordering(_onnx_op))
 
 
-@converter("aten::gt.Tensor", "aten::gt.Scalar")
-def gt(op: Recorder, x: Value, other: Any) -> Value:
-    """gt.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.Greater(*_ordered(op, x, other))
+def _tells(test: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
+    """The converter of a test of floating-point numbers, which no other number passes."""
+
+    def convert(op: Recorder, x: Value) -> Value:
+        if is_float(x):
+            return test(op, x)
+        return op.Expand(op.constant(False), op.sizes(x))
+
+    return convert
 
 
-@converter("aten::ge.Tensor", "aten::ge.Scalar")
-def ge(op: Recorder, x: Value, other: Any) -> Value:
-    """ge.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return op.GreaterOrEqual(*_ordered(op, x, other))
-
-
-@converter("aten::isnan")
-def isnan(op: Recorder, x: Value) -> Value:
-    """isnan(Tensor self) -> Tensor"""
-    return op.IsNaN(x) if is_float(x) else _is_everywhere(op, x, False)
-
-
-@converter("aten::isinf")
-def isinf(op: Recorder, x: Value) -> Value:
-    """isinf(Tensor self) -> Tensor"""
-    return op.Equal(op.Abs(x), math.inf) if is_float(x) else _is_everywhere(op, x, False)
-
-
-@converter("aten::isposinf")
-def isposinf(op: Recorder, x: Value) -> Value:
-    """isposinf(Tensor self) -> Tensor"""
-    return op.Equal(x, math.inf) if is_float(x) else _is_everywhere(op, x, False)
-
-
-@converter("aten::isneginf")
-def isneginf(op: Recorder, x: Value) -> Value:
-    """isneginf(Tensor self) -> Tensor"""
-    return op.Equal(x, -math.inf) if is_float(x) else _is_everywhere(op, x, False)
+converter("aten::isnan")(_tells(lambda op, x: op.IsNaN(x)))
+converter("aten::isinf")(_tells(lambda op, x: op.Equal(op.Abs(x), math.inf)))
+converter("aten::isposinf")(_tells(lambda op, x: op.Equal(x, math.inf)))
+converter("aten::isneginf")(_tells(lambda op, x: op.Equal(x, -math.inf)))
 
 
 @converter("aten::where.self")
@@ -153,15 +133,15 @@ def masked_fill(op: Recorder, x: Value, mask: Value, value: Any) -> Value:
     return select(op, op.cast(mask, ir.DataType.BOOL), fill, op.cast(x, op.dtype))
 
 
-# The parameters are called min and max in the schemas.
-@converter("aten::clamp")
-def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
+@converter("aten::clamp", "aten::clamp_min", "aten::clamp_max")
+@by_name
+def clamp(op: Recorder, given: Arguments) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
-    bounds = [min, max]
+    x, bounds = given.x, [getattr(given, name, None) for name in ("min", "max")]
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         return op.Mul(x, math.nan)
     if None in bounds and not is_float(x):
-        return clamp_tensor(op, x, min, max)
+        return _clamp(op, x, *bounds)
     # NOTE: ORT's Clip without one of its bounds turns infinity into the largest number. Its Max
     # and Min have any of two equal zeros, where torch leaves x as it is.
     low, high = (
@@ -170,36 +150,17 @@ def clamp(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
     return op.Clip(x, like(op, low, x), like(op, high, x))
 
 
-@converter("aten::clamp.Tensor")
-def clamp_tensor(op: Recorder, x: Value, min: Any = None, max: Any = None) -> Value:
+@converter("aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor")
+@by_name
+def clamp_tensor(op: Recorder, given: Arguments) -> Value:
     """clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"""
-    if min is not None:
-        x = maximum(op, x, op.cast(min, op.dtype))
-    return x if max is None else minimum(op, x, op.cast(max, op.dtype))
+    return _clamp(op, given.x, getattr(given, "min", None), getattr(given, "max", None))
 
 
-@converter("aten::clamp_min")
-def clamp_min(op: Recorder, x: Value, min: Any) -> Value:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
-    return clamp(op, x, min)
-
-
-@converter("aten::clamp_min.Tensor")
-def clamp_min_tensor(op: Recorder, x: Value, min: Value) -> Value:
-    """clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"""
-    return maximum(op, x, min)
-
-
-@converter("aten::clamp_max")
-def clamp_max(op: Recorder, x: Value, max: Any) -> Value:
-    """clamp_max(Tensor self, Scalar max) -> Tensor"""
-    return clamp(op, x, None, max)
-
-
-@converter("aten::clamp_max.Tensor")
-def clamp_max_tensor(op: Recorder, x: Value, max: Value) -> Value:
-    """clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"""
-    return minimum(op, x, max)
+def _clamp(op: Recorder, x: Value, low: Any, high: Any) -> Value:
+    if low is not None:
+        x = maximum(op, x, op.cast(low, op.dtype))
+    return x if high is None else minimum(op, x, op.cast(high, op.dtype))
 
 
 @converter("aten::nan_to_num")

@@ -15,7 +15,7 @@ import torch
 from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.subgraphs import as_value, subgraph
+from dort_rewriter.export.subgraphs import as_value, loop, subgraph
 from dort_rewriter.graph.values import Value
 
 Body = torch.fx.GraphModule
@@ -49,12 +49,10 @@ def while_loop(
         return recorder.Reshape(as_value(recorder, answer), [])
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
-        state = inner.inline(body_fn, [*given[2:], *additional_inputs])
+        state = inner.inline(body_fn, [*given, *additional_inputs])
         return [goes_on(inner, state), *state]
 
-    formals = [0, True, *op.result]
-    body = subgraph(op, formals, step)
-    return _results(op, "Loop", None, goes_on(op, carried), *carried, body=body)
+    return loop(op, goes_on(op, carried), carried, op.result, step)
 
 
 @converter("higher_order::scan")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dort_rewriter.export.converters import own_kernels
+from dort_rewriter.export.converters.axes import product
 from dort_rewriter.export.converters.windows import (
     Windows,
     group_count,
@@ -17,7 +19,7 @@ from dort_rewriter.export.converters.windows import (
     unfold,
 )
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
 
@@ -36,38 +38,29 @@ def _kernel(weight: Value) -> list[int]:
 
 
 @converter("aten::convolution", when=_is_floating)
-def convolution(
-    op: Recorder,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: Any,
-) -> Value:
+@by_name
+def convolution(op: Recorder, given: Arguments) -> Value:
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
-    rank = weight.rank - 2
-    pads = spread(padding, rank)
-    attributes: dict[str, Any] = {
-        "strides": spread(stride, rank),
-        "pads": [*pads, *pads],
-        "dilations": spread(dilation, rank),
-        "group": group_count(groups),
-    }
-    if not transposed:
-        return op.Conv(input, weight, bias, **attributes)
-    extra = spread(output_padding, rank)
-    for more, step, gap in zip(extra, attributes["strides"], attributes["dilations"], strict=True):
-        if more >= max(step, gap):
-            raise Refused("output padding that torch refuses")
-    if _is_beyond(extra, attributes["strides"]):
-        return _padded_behind(op, input, weight, bias, extra, attributes)
-    return op.ConvTranspose(
-        input, weight, bias, output_padding=extra if any(extra) else None, **attributes
+    rank = given.weight.rank - 2
+    pads = spread(given.padding, rank)
+    strides, gaps, extra = (
+        spread(v, rank) for v in (given.stride, given.dilation, given.output_padding)
     )
+    attributes: dict[str, Any] = {
+        "strides": strides,
+        "pads": [*pads, *pads],
+        "dilations": gaps,
+        "group": group_count(given.groups),
+    }
+    operands = (given.input, given.weight, given.bias)
+    if not given.transposed:
+        return op.Conv(*operands, **attributes)
+    if any(more >= max(step, gap) for more, step, gap in zip(extra, strides, gaps, strict=True)):
+        raise Refused("output padding that torch refuses")
+    if _is_beyond(extra, strides):
+        return _padded_behind(op, *operands, extra, attributes)
+    added = extra if any(extra) else None
+    return op.ConvTranspose(*operands, output_padding=added, **attributes)
 
 
 def _is_beyond(extra: Sequence[int], strides: Sequence[int]) -> bool:
@@ -96,60 +89,37 @@ def _padded_behind(
 
 
 @converter("aten::convolution_backward", when=_is_floating)
-def convolution_backward(
-    op: Recorder,
-    grad_output: Value,
-    input: Value,
-    weight: Value,
-    bias_sizes: Sequence[Any] | None,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: Any,
-    output_mask: Sequence[bool],
-) -> tuple[Value | None, Value | None, Value | None]:
+@by_name
+def convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, ...]:
     """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
-    rank = weight.rank - 2
-    kernel, groups = _kernel(weight), group_count(groups)
-    strides, pads, dilations = (spread(v, rank) for v in (stride, padding, dilation))
+    grad, input, weight = given.grad_output, given.input, given.weight
+    rank, groups = weight.rank - 2, group_count(given.groups)
+    kernel = _kernel(weight)
+    strides, pads, dilations = (
+        spread(v, rank) for v in (given.stride, given.padding, given.dilation)
+    )
     of_input = of_weight = of_bias = None
-    seen = grad_output
-    if transposed and _is_beyond(extra := spread(output_padding, rank), strides):
+    seen = grad
+    if given.transposed and _is_beyond(extra := spread(given.output_padding, rank), strides):
         # What is behind the last window has terms of none.
         behind = [p - e for p, e in zip(pads, extra, strict=True)]
-        seen, pads = op.Pad(grad_output, [0, 0, *pads, 0, 0, *behind]), [0] * rank
-    if output_mask[0] and transposed:
-        of_input = op.Conv(
-            seen, weight, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups
-        )
-    elif output_mask[0] and rank == 2 and groups == 1 and op.takes_own(grad_output, weight):
-        windows = _windows(kernel, strides, pads, dilations)
-        of_input = _input_gradient(op, grad_output, input, weight, windows)
-    elif output_mask[0]:
-        of_input = transposed_convolution(
-            op,
-            grad_output,
-            weight,
-            spatial_sizes(op, input, rank),
-            spatial_sizes(op, grad_output, rank),
-            kernel,
-            strides,
-            pads,
-            dilations,
-            groups,
-        )
-    if output_mask[1]:
-        source, seeds = (seen, input) if transposed else (input, grad_output)
-        of_weight = _weight_gradient(op, source, seeds, weight, strides, pads, dilations, groups)
-    if output_mask[2]:
-        of_bias = op.ReduceSum(grad_output, [0, *range(2, 2 + rank)], keepdims=0)
+        seen, pads = op.Pad(grad, [0, 0, *pads, 0, 0, *behind]), [0] * rank
+    windows = [Windows(*n) for n in zip(kernel, strides, pads, dilations, strict=True)]
+    if given.output_mask[0] and given.transposed:
+        around = [*pads, *pads]
+        how = {"strides": strides, "pads": around, "dilations": dilations, "group": groups}
+        of_input = op.Conv(seen, weight, **how)
+    elif given.output_mask[0] and rank == 2 and groups == 1 and op.takes_own(grad, weight):
+        of_input = _input_gradient(op, grad, input, weight, windows)
+    elif given.output_mask[0]:
+        sizes = spatial_sizes(op, input, rank)
+        of_input = transposed_convolution(op, grad, weight, sizes, windows, groups)
+    if given.output_mask[1]:
+        source, seeds = (seen, input) if given.transposed else (input, grad)
+        of_weight = _weight_gradient(op, source, seeds, weight, windows, groups)
+    if given.output_mask[2]:
+        of_bias = op.ReduceSum(grad, [0, *range(2, 2 + rank)], keepdims=0)
     return of_input, of_weight, of_bias
-
-
-def _windows(*lists: Sequence[int]) -> list[Windows]:
-    return [Windows(*numbers) for numbers in zip(*lists, strict=True)]
 
 
 def _are_points(windows: Sequence[Windows]) -> bool:
@@ -170,7 +140,8 @@ def _input_gradient(
         flat = op.Reshape(grad, op.vector([op.size(grad, 0), outs, -1]))
         return op.Reshape(op.MatMul(matrix, flat), op.sizes(input))
     flat = op.Reshape(op.Transpose(grad, perm=[1, 0, 2, 3]), [outs, -1])
-    return own_kernels.columns_gradient(op, op.MatMul(matrix, flat), op.sizes(input), windows)
+    product, how = op.MatMul(matrix, flat), own_kernels.numbers(windows)
+    return op.own("ColumnsGrad", product, op.sizes(input), windows=how)
 
 
 def _weight_gradient(
@@ -178,9 +149,7 @@ def _weight_gradient(
     source: Value,
     seeds: Value,
     weight: Value,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    windows: Sequence[Windows],
     groups: int,
 ) -> Value:
     """Sum over windows of seeds x window: one product of matrices per group.
@@ -188,39 +157,19 @@ def _weight_gradient(
     The batch is moved into the summed axis before the windows are unfolded, so that only the two
     small tensors are transposed, and never the unfolded one.
     """
-    rank, kernel = weight.rank - 2, _kernel(weight)
-    channels_first = [1, 0, *range(2, 2 + rank)]
-    windows = spatial_sizes(op, seeds, rank)
-    own = _windows(kernel, stride, padding, dilation)
-    if rank == 2 and not _are_points(own) and op.takes_own(source, seeds):
-        columns = own_kernels.columns(op, source, own)
+    kernel = [w.kernel for w in windows]
+    channels_first = [1, 0, *range(2, weight.rank)]
+    counts = spatial_sizes(op, seeds, len(windows))
+    if len(windows) == 2 and not _are_points(windows) and op.takes_own(source, seeds):
+        columns = op.own("Columns", source, windows=own_kernels.numbers(windows))
     else:
-        columns = unfold(
-            op,
-            op.Transpose(source, perm=channels_first),
-            windows,
-            kernel,
-            stride,
-            padding,
-            dilation,
-            axis=1,
-        )
+        columns = unfold(op, op.Transpose(source, perm=channels_first), counts, windows, axis=1)
     outs, ins = (int(d) for d in weight.dims[:2])  # type: ignore[arg-type]
-    taps = ins
-    for k in kernel:
-        taps *= k
     lead = [groups] if groups > 1 else []
-    length = _total(op, [op.size(seeds, 0), *windows])
-    columns = op.Reshape(columns, op.vector([*lead, taps, length]))
+    length = product(op, [op.size(seeds, 0), *counts])
+    columns = op.Reshape(columns, op.vector([*lead, ins * math.prod(kernel), length]))
     rows = op.Reshape(
         op.Transpose(seeds, perm=channels_first), op.vector([*lead, outs // groups, length])
     )
     swapped = [0, 2, 1] if groups > 1 else [1, 0]
     return op.Reshape(op.MatMul(rows, op.Transpose(columns, perm=swapped)), [outs, ins, *kernel])
-
-
-def _total(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
-    result: int | Value = 1
-    for size in sizes:
-        result = size * result
-    return result

@@ -5,7 +5,7 @@ What torch leaves uninitialized is filled with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,106 +13,68 @@ import onnx_ir as ir
 
 from dort_rewriter.export.converters.symbolic import are_natural
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
+Fill = Callable[[Recorder, Any, Any], Value]
+"""Makes a tensor of the result's type, of given sizes or those of a tensor, of one number."""
 
-def _fill(op: Recorder, size: Sequence[Any] | Value, value: Any) -> Value:
-    """A tensor of the result's type, holding one value."""
-    shape = size if isinstance(size, Value) else op.vector(size)
+
+def fillers(fill: Fill) -> dict[str, Callable[..., Value]]:
+    """The converters, by operator, of what makes tensors of one number."""
+
+    def full(op: Recorder, size: Any, fill_value: Any, *, dtype: Any = None) -> Value:
+        return fill(op, size, fill_value)
+
+    def full_like(op: Recorder, x: Any, fill_value: Any, *, dtype: Any = None) -> Value:
+        return fill(op, x, fill_value)
+
+    def new_full(op: Recorder, x: Any, size: Any, fill_value: Any, *, dtype: Any = None) -> Value:
+        return fill(op, size, fill_value)
+
+    def filled(number: int) -> Sequence[Callable[..., Value]]:
+        def made(op: Recorder, size: Any, *strides: Any, dtype: Any = None) -> Value:
+            return fill(op, size, number)
+
+        def like(op: Recorder, x: Any, *, dtype: Any = None) -> Value:
+            return fill(op, x, number)
+
+        def new(op: Recorder, x: Any, size: Any, *strides: Any, dtype: Any = None) -> Value:
+            return fill(op, size, number)
+
+        return made, like, new
+
+    (zeros, zeros_like, new_zeros), (ones, ones_like, new_ones) = filled(0), filled(1)
+    return {
+        "aten::full": full,
+        "aten::full_like": full_like,
+        "aten::new_full": new_full,
+        **dict.fromkeys(("aten::zeros", "aten::empty.memory_format"), zeros),
+        **dict.fromkeys(("aten::empty_strided", "aten::empty_permuted"), zeros),
+        **dict.fromkeys(("aten::zeros_like", "aten::empty_like"), zeros_like),
+        **dict.fromkeys(("aten::new_zeros", "aten::new_empty"), new_zeros),
+        "aten::new_empty_strided": new_zeros,
+        "aten::zero": lambda op, x: fill(op, x, 0),
+        "aten::ones": ones,
+        "aten::ones_like": ones_like,
+        "aten::new_ones": new_ones,
+    }
+
+
+def _fill(op: Recorder, like: Sequence[Any] | Value, value: Any) -> Value:
+    shape = op.sizes(like) if isinstance(like, Value) else op.vector(like)
     return op.Expand(op.cast(value, op.dtype), shape)
 
 
-@converter("aten::full")
-def full(op: Recorder, size: Sequence[Any], fill_value: Any, *, dtype: Any = None) -> Value:
-    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, fill_value)
-
-
-@converter("aten::full_like")
-def full_like(op: Recorder, x: Value, fill_value: Any, *, dtype: Any = None) -> Value:
-    """full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, op.sizes(x), fill_value)
-
-
-@converter("aten::new_full")
-def new_full(
-    op: Recorder, x: Value, size: Sequence[Any], fill_value: Any, *, dtype: Any = None
-) -> Value:
-    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, fill_value)
-
-
-@converter("aten::zeros", "aten::_efficientzerotensor", "aten::empty.memory_format")
-def zeros(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
-    """zeros(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 0)
-
-
-@converter("aten::ones")
-def ones(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
-    """ones(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 1)
-
-
-@converter("aten::zeros_like", "aten::empty_like")
-def zeros_like(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """zeros_like(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, op.sizes(x), 0)
-
-
-@converter("aten::zero")
-def zero(op: Recorder, x: Value) -> Value:
-    """zero(Tensor self) -> Tensor"""
-    return _fill(op, op.sizes(x), 0)
-
-
-@converter("aten::ones_like")
-def ones_like(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """ones_like(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, op.sizes(x), 1)
-
-
-@converter("aten::new_zeros", "aten::new_empty")
-def new_zeros(op: Recorder, x: Value, size: Sequence[Any], *, dtype: Any = None) -> Value:
-    """new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 0)
-
-
-@converter("aten::new_ones")
-def new_ones(op: Recorder, x: Value, size: Sequence[Any], *, dtype: Any = None) -> Value:
-    """new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 1)
-
-
-@converter("aten::empty_strided")
-def empty_strided(
-    op: Recorder, size: Sequence[Any], stride: Sequence[Any], *, dtype: Any = None
-) -> Value:
-    """empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 0)
-
-
-@converter("aten::new_empty_strided")
-def new_empty_strided(
-    op: Recorder, x: Value, size: Sequence[Any], stride: Sequence[Any], *, dtype: Any = None
-) -> Value:
-    """new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 0)
-
-
-@converter("aten::empty_permuted")
-def empty_permuted(
-    op: Recorder, size: Sequence[Any], physical_layout: Sequence[int], *, dtype: Any = None
-) -> Value:
-    """empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None) -> Tensor"""
-    return _fill(op, size, 0)
+for _name, _function in fillers(_fill).items():
+    converter(_name)(_function)
+converter("aten::_efficientzerotensor")(fillers(_fill)["aten::zeros"])
 
 
 @converter("aten::fill.Scalar", "aten::fill.Tensor")
 def fill(op: Recorder, x: Value, value: Any) -> Value:
     """fill.Scalar(Tensor self, Scalar value) -> Tensor"""
-    return _fill(op, op.sizes(x), value)
+    return _fill(op, x, value)
 
 
 @converter("aten::scalar_tensor")
@@ -121,21 +83,11 @@ def scalar_tensor(op: Recorder, s: Any, *, dtype: Any = None) -> Value:
     return op.cast(s, op.dtype)
 
 
-@converter("aten::arange")
-def arange(op: Recorder, end: Any, *, dtype: Any = None) -> Value:
-    """arange(Scalar end, *, ScalarType? dtype=None) -> Tensor"""
-    return arange_step(op, 0, end, 1)
-
-
-@converter("aten::arange.start")
-def arange_start(op: Recorder, start: Any, end: Any, *, dtype: Any = None) -> Value:
-    """arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None) -> Tensor"""
-    return arange_step(op, start, end, 1)
-
-
-@converter("aten::arange.start_step")
-def arange_step(op: Recorder, start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> Value:
+@converter("aten::arange", "aten::arange.start", "aten::arange.start_step")
+@by_name
+def arange(op: Recorder, given: Arguments) -> Value:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None) -> Tensor"""
+    start, end, step = getattr(given, "start", 0), given.end, getattr(given, "step", 1)
     wide = ir.DataType.INT64
     if all(_is_integer(v) for v in (start, end, step)):
         return op.cast(_count(op, start, end, step), op.dtype)
@@ -174,41 +126,32 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int)
 
 
-@converter("aten::eye")
-def eye(op: Recorder, n: Any, *, dtype: Any = None) -> Value:
-    """eye(SymInt n, *, ScalarType? dtype=None) -> Tensor"""
-    return eye_m(op, n, n)
-
-
-@converter("aten::eye.m")
-def eye_m(op: Recorder, n: Any, m: Any, *, dtype: Any = None) -> Value:
+@converter("aten::eye", "aten::eye.m")
+def eye(op: Recorder, n: Any, m: Any = None, *, dtype: Any = None) -> Value:
     """eye.m(SymInt n, SymInt m, *, ScalarType? dtype=None) -> Tensor"""
     wide = ir.DataType.INT64
     rows, columns = (
-        op.Range(op.cast(0, wide), op.cast(s, wide), op.cast(1, wide)) for s in (n, m)
+        op.Range(op.cast(0, wide), op.cast(s, wide), op.cast(1, wide))
+        for s in (n, n if m is None else m)
     )
     return op.cast(op.Equal(op.Unsqueeze(rows, [1]), columns), op.dtype)
 
 
-@converter("aten::tril")
-def tril(op: Recorder, x: Value, diagonal: Any = 0) -> Value:
-    """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
-    return op.Trilu(x, op.cast(diagonal, ir.DataType.INT64), upper=0)
+def _triangle(upper: int) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value, diagonal: Any = 0) -> Value:
+        return op.Trilu(x, op.cast(diagonal, ir.DataType.INT64), upper=upper)
+
+    return convert
 
 
-@converter("aten::triu")
-def triu(op: Recorder, x: Value, diagonal: Any = 0) -> Value:
-    """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
-    return op.Trilu(x, op.cast(diagonal, ir.DataType.INT64), upper=1)
+def _places(find: Callable[..., Any]) -> Callable[..., Value]:
+    def convert(op: Recorder, row: int, col: int, offset: int = 0, *, dtype: Any = None) -> Value:
+        return op.constant(np.stack(find(row, offset, col)), op.dtype)
+
+    return convert
 
 
-@converter("aten::tril_indices")
-def tril_indices(op: Recorder, row: int, col: int, offset: int = 0, *, dtype: Any = None) -> Value:
-    """tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=None) -> Tensor"""
-    return op.constant(np.stack(np.tril_indices(row, offset, col)), op.dtype)
-
-
-@converter("aten::triu_indices")
-def triu_indices(op: Recorder, row: int, col: int, offset: int = 0, *, dtype: Any = None) -> Value:
-    """triu_indices(int row, int col, int offset=0, *, ScalarType? dtype=None) -> Tensor"""
-    return op.constant(np.stack(np.triu_indices(row, offset, col)), op.dtype)
+converter("aten::tril")(_triangle(0))
+converter("aten::triu")(_triangle(1))
+converter("aten::tril_indices")(_places(np.tril_indices))
+converter("aten::triu_indices")(_places(np.triu_indices))

@@ -13,12 +13,11 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import to_torch
-from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.converters.opmath import is_bool, is_float, store, widen
 from dort_rewriter.export.converters.windows import count_up
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
-from dort_rewriter.export.subgraphs import subgraph
+from dort_rewriter.export.registry import arguments, converter
+from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 
 
@@ -39,11 +38,9 @@ def _summed(op: Recorder, x: Value) -> Value:
 
 def has_known_size(node: torch.fx.Node) -> bool:
     """the size along the axis is not known at export"""
-    source, dim = node.args[0], node.args[1] if len(node.args) > 1 else -1
-    assert isinstance(source, torch.fx.Node)
-    assert isinstance(dim, int)
-    value = source.meta["val"]
-    return value.ndim == 0 or isinstance(value.shape[dim], int)
+    given = arguments(node.target, node.args, node.kwargs)
+    value: torch.Tensor = given.x.meta["val"]
+    return value.ndim == 0 or isinstance(value.shape[given.dim], int)
 
 
 Parts = tuple[Value, ...]
@@ -84,26 +81,20 @@ def _loop(op: Recorder, parts: Parts, axis: int, combine: Combine, size: Value) 
         return recorder.Squeeze(recorder.Less(reach, size), [0])
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
-        reach, held = given[2], tuple(given[3:])
-        doubled = _double(inner, held, axis, combine, reach, size, inner.Sub(size, reach))
+        reach, *held = given
+        doubled = _double(inner, tuple(held), axis, combine, reach, size, inner.Sub(size, reach))
         further = inner.Add(reach, reach)
         return [goes_on(inner, further), further, *doubled]
 
-    one = op.vector([1])
-    body = subgraph(op, [0, True, torch.ones(1, dtype=torch.int64), *metas], step)
-    results = op.call(
-        "Loop", None, goes_on(op, one), one, *parts, outputs=len(parts) + 1, body=body
-    )
-    for result, meta in zip(results[1:], metas, strict=True):
-        annotate(result, meta)
-    return tuple(results[1:])
+    one, reach = op.vector([1]), torch.ones(1, dtype=torch.int64)
+    _, *results = loop(op, goes_on(op, one), [one, *parts], [reach, *metas], step)
+    return tuple(results)
 
 
 def _meta(op: Recorder, part: Value) -> torch.Tensor:
     """A fake tensor like a part: of the shape of the results."""
-    assert op.fx_node is not None
     assert part.dtype is not None
-    made = op.fx_node.meta["val"]
+    made = op.result
     first: torch.Tensor = made[0] if isinstance(made, list | tuple) else made
     return first.to(to_torch(part.dtype))
 
@@ -144,34 +135,29 @@ def running_maximum(op: Recorder, x: Value, axis: int) -> Value:
     return _scan(op, (x,), axis, lambda op, a, b: (op.Max(a[0], b[0]),))[0]
 
 
-def _extreme(op: Recorder, x: Value, dim: int, onnx_op: str) -> tuple[Value, Value]:
+def _extreme(onnx_op: str) -> Callable[..., tuple[Value, Value]]:
     """The running extremum and its last position; NaN wins over every number."""
-    if x.rank == 0:
-        return x, op.cast(0, ir.DataType.INT64)
-    axis = dim % x.rank
-    values = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
-    column = [-1 if i == axis else 1 for i in range(x.rank)]
-    positions = op.Reshape(count_up(op, op.size(x, axis)), column)
-    positions = op.Expand(positions, op.sizes(x))
 
     def combine(op: Recorder, a: Parts, b: Parts) -> Parts:
         takes_later = op.call(onnx_op, b[0], a[0])
-        if is_float(x):
+        if is_float(a[0]):
             is_number = op.Not(op.IsNaN(a[0]))
             takes_later = op.Or(op.And(takes_later, is_number), op.IsNaN(b[0]))
         return (op.Where(takes_later, b[0], a[0]), op.Where(takes_later, b[1], a[1]))
 
-    best, where = _scan(op, (values, positions), axis, combine)
-    return op.cast(best, op.dtype), where
+    def convert(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
+        if x.rank == 0:
+            return x, op.cast(0, ir.DataType.INT64)
+        axis = dim % x.rank
+        values = op.cast(x, ir.DataType.INT32) if is_bool(x) else x
+        column = [-1 if i == axis else 1 for i in range(x.rank)]
+        positions = op.Reshape(count_up(op, op.size(x, axis)), column)
+        positions = op.Expand(positions, op.sizes(x))
+        best, where = _scan(op, (values, positions), axis, combine)
+        return op.cast(best, op.dtype), where
+
+    return convert
 
 
-@converter("aten::cummax")
-def cummax(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
-    """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return _extreme(op, x, dim, "GreaterOrEqual")
-
-
-@converter("aten::cummin")
-def cummin(op: Recorder, x: Value, dim: int) -> tuple[Value, Value]:
-    """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return _extreme(op, x, dim, "LessOrEqual")
+converter("aten::cummax")(_extreme("GreaterOrEqual"))
+converter("aten::cummin")(_extreme("LessOrEqual"))

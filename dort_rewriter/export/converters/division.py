@@ -6,13 +6,12 @@ fmod.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.converters.opmath import (
     HALVES,
     has_any,
@@ -24,7 +23,7 @@ from dort_rewriter.export.converters.opmath import (
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.subgraphs import subgraph
+from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import signed_one
 
@@ -36,22 +35,16 @@ def truncate(op: Recorder, x: Value) -> Value:
     return op.Mul(op.Floor(op.Abs(x)), signed_one(op, x))
 
 
-@converter("aten::ceil")
-def ceil(op: Recorder, x: Value) -> Value:
-    """ceil(Tensor self) -> Tensor"""
-    return op.Ceil(x) if is_float(x) else x
+def _to_whole(function: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value) -> Value:
+        return function(op, x) if is_float(x) else x
+
+    return convert
 
 
-@converter("aten::floor")
-def floor(op: Recorder, x: Value) -> Value:
-    """floor(Tensor self) -> Tensor"""
-    return op.Floor(x) if is_float(x) else x
-
-
-@converter("aten::trunc")
-def trunc(op: Recorder, x: Value) -> Value:
-    """trunc(Tensor self) -> Tensor"""
-    return truncate(op, x) if is_float(x) else x
+converter("aten::ceil")(_to_whole(lambda op, x: op.Ceil(x)))
+converter("aten::floor")(_to_whole(lambda op, x: op.Floor(x)))
+converter("aten::trunc")(_to_whole(truncate))
 
 
 @converter("aten::frac")
@@ -60,14 +53,8 @@ def frac(op: Recorder, x: Value) -> Value:
     return op.Sub(x, truncate(op, x))
 
 
-@converter("aten::round")
-def round_(op: Recorder, x: Value) -> Value:
-    """round(Tensor self) -> Tensor"""
-    return op.Round(x) if is_float(x) else x
-
-
-@converter("aten::round.decimals")
-def round_decimals(op: Recorder, x: Value, *, decimals: int) -> Value:
+@converter("aten::round", "aten::round.decimals")
+def round_(op: Recorder, x: Value, *, decimals: int = 0) -> Value:
     """round.decimals(Tensor self, *, int decimals) -> Tensor"""
     if not is_float(x):
         return x
@@ -270,20 +257,16 @@ def gcd(op: Recorder, x: Value, other: Value) -> Value:
     """gcd(Tensor self, Tensor other) -> Tensor"""
     a, b = (_size(op, v) for v in (x, other))
     a, b = op.Add(a, op.Mul(b, 0)), op.Add(b, op.Mul(a, 0))  # of one shape
-    assert op.fx_node is not None
-    result: torch.Tensor = op.fx_node.meta["val"]
-    meta = result.to(torch.int64)
+    meta = op.result.to(torch.int64)
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
-        divisor, number = given[2:]
+        divisor, number = given
         is_done = inner.Equal(divisor, 0)
         safe = inner.Where(is_done, 1, divisor)
         rest = inner.Sub(number, inner.Mul(inner.Div(number, safe), safe))
         return [has_any(inner, rest), rest, inner.Where(is_done, number, divisor)]
 
-    body = subgraph(op, [0, True, meta, meta], step)
-    found: tuple[Value, Value] = op.call("Loop", None, has_any(op, a), a, b, outputs=2, body=body)
-    annotate(found[1], meta)
+    found = loop(op, has_any(op, a), [a, b], [meta, meta], step)
     return op.cast(found[1], op.dtype)
 
 

@@ -7,19 +7,18 @@ operators to torch; only ``to_onnx`` asks for these.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
 
-def _place(op: Recorder, size: Sequence[Any]) -> Value:
-    """A tensor of some size: the operators that draw into any size take one."""
-    return op.ConstantOfShape(op.vector(size))
+def _place(op: Recorder, given: Arguments) -> Value:
+    """A tensor of the size of the result: the operators that draw into any size take one."""
+    return given.x if hasattr(given, "x") else op.ConstantOfShape(op.vector(given.size))
 
 
 def _uniform(op: Recorder, like: Value, low: float = 0.0, high: float = 1.0) -> Value:
@@ -32,52 +31,34 @@ def _normal(op: Recorder, like: Value, mean: Any = 0.0, std: Any = 1.0) -> Value
     return op.cast(op.Add(op.Mul(drawn, std), mean), op.dtype)
 
 
-@converter("aten::rand")
-def rand(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
+@converter("aten::rand", "aten::rand_like")
+@by_name
+def rand(op: Recorder, given: Arguments) -> Value:
     """rand(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
-    return _uniform(op, _place(op, size))
+    return _uniform(op, _place(op, given))
 
 
-@converter("aten::rand_like")
-def rand_like(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """rand_like(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return _uniform(op, x)
-
-
-@converter("aten::randn")
-def randn(op: Recorder, size: Sequence[Any], *, dtype: Any = None) -> Value:
+@converter("aten::randn", "aten::randn_like")
+@by_name
+def randn(op: Recorder, given: Arguments) -> Value:
     """randn(SymInt[] size, *, ScalarType? dtype=None) -> Tensor"""
-    return _normal(op, _place(op, size))
-
-
-@converter("aten::randn_like")
-def randn_like(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """randn_like(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return _normal(op, x)
+    return _normal(op, _place(op, given))
 
 
 @converter("prims::uniform")
-def uniform(
-    op: Recorder, shape: Sequence[Any], *, low: Any, high: Any, dtype: Any, stride: Any = None
-) -> Value:
+@by_name
+def uniform(op: Recorder, given: Arguments) -> Value:
     """uniform(SymInt[] shape, *, Scalar low, Scalar high, ScalarType dtype, Device device, SymInt[] stride, Generator? generator=None) -> Tensor"""
-    if isinstance(low, Value) or isinstance(high, Value):
+    if isinstance(given.low, Value) or isinstance(given.high, Value):
         raise Refused("its bounds are not known when it is exported")
-    return _uniform(op, _place(op, shape), low, high)
+    return _uniform(op, op.ConstantOfShape(op.vector(given.shape)), given.low, given.high)
 
 
 @converter("prims::normal")
-def normal(
-    op: Recorder,
-    shape: Sequence[Any],
-    *,
-    mean: Any,
-    std: Any,
-    dtype: Any,
-    requires_grad: bool = False,
-) -> Value:
+@by_name
+def normal(op: Recorder, given: Arguments) -> Value:
     """normal(SymInt[] shape, *, Scalar mean, Scalar std, ScalarType dtype, Device device, bool requires_grad, Generator? generator=None) -> Tensor"""
-    return _normal(op, _place(op, shape), mean, std)
+    return _normal(op, op.ConstantOfShape(op.vector(given.shape)), given.mean, given.std)
 
 
 @converter("aten::uniform")
@@ -92,16 +73,11 @@ def normal_functional(op: Recorder, x: Value, mean: float = 0, std: float = 1) -
     return _normal(op, x, mean, std)
 
 
-@converter("aten::bernoulli")
-def bernoulli(op: Recorder, x: Value) -> Value:
-    """bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"""
-    return op.cast(op.Less(_between(op, x), op.cast(x, ir.DataType.FLOAT)), op.dtype)
-
-
-@converter("aten::bernoulli.p")
-def bernoulli_p(op: Recorder, x: Value, p: float) -> Value:
+@converter("aten::bernoulli", "aten::bernoulli.p")
+def bernoulli(op: Recorder, x: Value, p: float | None = None) -> Value:
     """bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
-    return op.cast(op.Less(_between(op, x), p), op.dtype)
+    share = op.cast(x, ir.DataType.FLOAT) if p is None else p
+    return op.cast(op.Less(_between(op, x), share), op.dtype)
 
 
 def _between(op: Recorder, like: Value) -> Value:
@@ -140,7 +116,11 @@ def log_normal(op: Recorder, x: Value, mean: float = 1, std: float = 2) -> Value
     return op.cast(op.Exp(op.Add(op.Mul(drawn, std), mean)), op.dtype)
 
 
-def _integers(op: Recorder, like: Value, low: Any, high: Any) -> Value:
+@converter("aten::randint", "aten::randint.low", "aten::randint_like")
+@by_name
+def randint(op: Recorder, given: Arguments) -> Value:
+    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long) -> Tensor"""
+    low, high, like = getattr(given, "low", 0), given.high, _place(op, given)
     if isinstance(low, Value) or isinstance(high, Value):
         raise Refused("its bounds are not known when it is exported")
     if high - low > 1 << 24:
@@ -150,30 +130,10 @@ def _integers(op: Recorder, like: Value, low: Any, high: Any) -> Value:
     return op.cast(op.Min(op.Floor(drawn), float(high - 1)), op.dtype)
 
 
-@converter("aten::randint")
-def randint(op: Recorder, high: Any, size: Sequence[Any], *, dtype: Any = None) -> Value:
-    """randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long) -> Tensor"""
-    return _integers(op, _place(op, size), 0, high)
-
-
-@converter("aten::randint.low")
-def randint_low(
-    op: Recorder, low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None
-) -> Value:
-    """randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long) -> Tensor"""
-    return _integers(op, _place(op, size), low, high)
-
-
-@converter("aten::randint_like")
-def randint_like(op: Recorder, x: Value, high: Any, *, dtype: Any = None) -> Value:
-    """randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None) -> Tensor"""
-    return _integers(op, x, 0, high)
-
-
 @converter("aten::randperm")
 def randperm(op: Recorder, n: Any, *, dtype: Any = None) -> Value:
     """randperm(SymInt n, *, ScalarType? dtype=long) -> Tensor"""
-    keys = op.RandomUniformLike(_place(op, [n]), dtype=ir.DataType.FLOAT)
+    keys = _between(op, op.ConstantOfShape(op.vector([n])))
     return op.cast(op.TopK(keys, op.Shape(keys))[1], op.dtype)
 
 

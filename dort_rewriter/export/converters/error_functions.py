@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 from dort_rewriter.export.converters import expansions
-from dort_rewriter.export.converters.opmath import horner, is_narrow, store, to_double
+from dort_rewriter.export.converters.opmath import double_converter, horner
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
 _SMALL = 0.05
@@ -25,22 +24,20 @@ def _scaled_complement(op: Recorder, x: Value) -> Value:
     return op.Mul(t, op.Exp(horner(op, u, expansions.ERFCX)))
 
 
-@converter("aten::erfc", "aten::special_erfc", when=is_narrow)
+@double_converter("aten::erfc", "aten::special_erfc")
 def erfc(op: Recorder, x: Value) -> Value:
     """erfc(Tensor self) -> Tensor"""
-    x = to_double(op, x)
     size = op.Abs(x)
     tail = op.Mul(_scaled_complement(op, size), op.Exp(op.Neg(op.Mul(x, x))))
-    return store(op, op.Where(op.Less(x, 0.0), op.Sub(2.0, tail), tail))
+    return op.Where(op.Less(x, 0.0), op.Sub(2.0, tail), tail)
 
 
-@converter("aten::special_erfcx", when=is_narrow)
+@double_converter("aten::special_erfcx")
 def erfcx(op: Recorder, x: Value) -> Value:
     """special_erfcx(Tensor self) -> Tensor"""
-    x = to_double(op, x)
     scaled = _scaled_complement(op, op.Abs(x))
     reflected = op.Sub(op.Mul(op.Exp(op.Mul(x, x)), 2.0), scaled)
-    return store(op, op.Where(op.Less(x, 0.0), reflected, scaled))
+    return op.Where(op.Less(x, 0.0), reflected, scaled)
 
 
 def _inverse_complement(op: Recorder, q: Value) -> Value:
@@ -58,23 +55,21 @@ def _inverse_complement(op: Recorder, q: Value) -> Value:
     return op.Where(op.Equal(q, 0.0), math.inf, x)
 
 
-@converter("aten::erfinv", when=is_narrow)
+@double_converter("aten::erfinv")
 def erfinv(op: Recorder, x: Value) -> Value:
     """erfinv(Tensor self) -> Tensor"""
-    x = to_double(op, x)
     size = op.Abs(x)
     # NOTE: near 0 the complement does not tell numbers apart.
     far = op.Mul(op.Sign(x), _inverse_complement(op, op.Sub(1.0, size)))
     terms = (1.0, math.pi / 12, 7 * math.pi**2 / 480, 127 * math.pi**3 / 40320)
     series = [math.sqrt(math.pi) / 2 * t for t in terms]
     near = op.Mul(x, horner(op, op.Mul(x, x), series))
-    return store(op, op.Where(op.Less(size, _SMALL), near, far))
+    return op.Where(op.Less(size, _SMALL), near, far)
 
 
-@converter("aten::special_ndtri", when=is_narrow)
+@double_converter("aten::special_ndtri")
 def ndtri(op: Recorder, x: Value) -> Value:
     """special_ndtri(Tensor self) -> Tensor"""
-    x = to_double(op, x)
     tail = op.Min(x, op.Sub(1.0, x))
     size = op.Mul(_inverse_complement(op, op.Mul(tail, 2.0)), math.sqrt(2))
-    return store(op, op.Where(op.Less(x, 0.5), op.Neg(size), size))
+    return op.Where(op.Less(x, 0.5), op.Neg(size), size)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import math
 
-from dort_rewriter.export.converters.opmath import cosine, horner, is_narrow, store, to_double
+from dort_rewriter.export.converters.opmath import (
+    cosine,
+    double_converter,
+    horner,
+    is_narrow,
+    store,
+    to_double,
+)
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
@@ -41,10 +48,9 @@ def _log_gamma(op: Recorder, x: Value) -> Value:
     return op.Where(is_small, op.Sub(result, op.Log(factor)), result)
 
 
-@converter("aten::lgamma", when=is_narrow)
+@double_converter("aten::lgamma")
 def lgamma(op: Recorder, x: Value) -> Value:
     """lgamma(Tensor self) -> Tensor"""
-    x = to_double(op, x)
     is_negative, positive, distance = _reflected(op, x)
     value = _log_gamma(op, positive)
     sine = op.Abs(op.Sin(op.Mul(distance, math.pi)))
@@ -52,7 +58,7 @@ def lgamma(op: Recorder, x: Value) -> Value:
     result = op.Where(is_negative, reflected, value)
     is_root = op.Or(op.Equal(x, 1.0), op.Equal(x, 2.0))  # where rounding would be all there is
     result = op.Where(is_root, 0.0, result)
-    return store(op, op.Where(op.IsInf(x), math.inf, result))
+    return op.Where(op.IsInf(x), math.inf, result)
 
 
 def _digamma(op: Recorder, x: Value) -> Value:
@@ -68,16 +74,15 @@ def _digamma(op: Recorder, x: Value) -> Value:
     return result
 
 
-@converter("aten::digamma", "aten::special_digamma", when=is_narrow)
+@double_converter("aten::digamma", "aten::special_digamma")
 def digamma(op: Recorder, x: Value) -> Value:
     """digamma(Tensor self) -> Tensor"""
-    x = to_double(op, x)
     is_negative, positive, distance = _reflected(op, x)
     value = _digamma(op, positive)
     # NOTE: torch gives NaN for a negative integer, and the infinity of the other side for zero.
     slope = op.Div(op.Div(_cosine_of_turn(op, distance), _sine_of_turn(op, distance)), 1 / math.pi)
     slope = op.Where(op.Equal(distance, 0.0), math.nan, slope)
-    return store(op, op.Where(is_negative, op.Sub(value, slope), value))
+    return op.Where(is_negative, op.Sub(value, slope), value)
 
 
 def _sine_of_turn(op: Recorder, x: Value) -> Value:

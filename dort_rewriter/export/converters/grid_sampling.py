@@ -20,17 +20,11 @@ from dort_rewriter.export.converters.opmath import store, widen
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.converters.windows import Size, spatial_sizes
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
 _NEAREST, _CUBIC = 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
-
-
-class _Mode(NamedTuple):
-    interpolation: int
-    padding: int
-    align_corners: bool
 
 
 class _Tap(NamedTuple):
@@ -53,9 +47,9 @@ class _Sampler(NamedTuple):
     sizes: list[Size]
 
 
-def _sampler(op: Recorder, x: Value, grid: Value, mode: _Mode) -> _Sampler:
+def _sampler(op: Recorder, x: Value, grid: Value, given: Arguments) -> _Sampler:
     rank = x.rank - 2
-    if mode.interpolation == _CUBIC and rank != 2:
+    if given.interpolation_mode == _CUBIC and rank != 2:
         raise Refused("bicubic sampling of three axes")
     sizes = spatial_sizes(op, x, rank)
     batch = op.size(grid, 0)
@@ -64,24 +58,26 @@ def _sampler(op: Recorder, x: Value, grid: Value, mode: _Mode) -> _Sampler:
         coordinate = op.Gather(grid, rank - 1 - axis, axis=grid.rank - 1)
         flat = op.Reshape(coordinate, op.vector([batch, -1]))
         length = op.cast(op.vector([size]), flat.dtype or op.dtype)
-        place, scale = _place(op, flat, length, mode)
-        taps.append(_taps(op, place, length, mode))
+        place, scale = _place(op, flat, length, given)
+        taps.append(_taps(op, place, length, given))
         scales.append(scale)
     return _Sampler(taps, scales, sizes)
 
 
-def _place(op: Recorder, coordinate: Value, length: Value, mode: _Mode) -> tuple[Value, Value]:
+def _place(
+    op: Recorder, coordinate: Value, length: Value, given: Arguments
+) -> tuple[Value, Value]:
     """The place along an axis, and its derivative by the coordinate."""
-    if mode.align_corners:
+    if given.align_corners:
         scale = (length - 1.0) / 2.0
         place = op.Mul((coordinate + 1.0) / 2.0, length - 1.0)
     else:
         scale = length / 2.0
         place = (op.Mul(coordinate + 1.0, length) - 1.0) / 2.0
-    if mode.interpolation == _CUBIC or mode.padding == _ZEROS:
+    if given.interpolation_mode == _CUBIC or given.padding_mode == _ZEROS:
         return place, scale
-    if mode.padding == _REFLECTION:
-        place, sign = _reflect(op, place, length, mode.align_corners)
+    if given.padding_mode == _REFLECTION:
+        place, sign = _reflect(op, place, length, given.align_corners)
         scale = op.Mul(scale, sign)
     inside = op.And(op.Greater(place, 0.0), op.Less(place, length - 1.0))
     return _clip(op, place, length), op.Where(inside, scale, op.constant(0, place.dtype))
@@ -112,12 +108,12 @@ def _reflect(
     return op.Where(alone, zero, reflected), op.Where(alone, zero, sign)
 
 
-def _taps(op: Recorder, place: Value, length: Value, mode: _Mode) -> list[_Tap]:
-    if mode.interpolation == _NEAREST:
+def _taps(op: Recorder, place: Value, length: Value, given: Arguments) -> list[_Tap]:
+    if given.interpolation_mode == _NEAREST:
         return [_tap(op, op.Round(place), length)]
     first = op.Floor(place)
     t = place - first
-    if mode.interpolation != _CUBIC:
+    if given.interpolation_mode != _CUBIC:
         one = op.constant(1, place.dtype)
         return [
             _tap(op, first, length, 1.0 - t, op.Neg(one)),
@@ -127,9 +123,9 @@ def _taps(op: Recorder, place: Value, length: Value, mode: _Mode) -> list[_Tap]:
     taps = []
     for i, weight, slope in zip(range(-1, 3), weights, slopes, strict=True):
         there = first + float(i)
-        if mode.padding == _REFLECTION:
-            there = _reflect(op, there, length, mode.align_corners)[0]
-        if mode.padding != _ZEROS:
+        if given.padding_mode == _REFLECTION:
+            there = _reflect(op, there, length, given.align_corners)[0]
+        if given.padding_mode != _ZEROS:
             there = _clip(op, there, length)
         taps.append(_tap(op, there, length, weight, slope))
     return taps
@@ -191,17 +187,18 @@ def _found(op: Recorder, planes: Value, corner: _Corner) -> Value:
     return op.Where(corner.is_inside, found, op.constant(0, planes.dtype))
 
 
-def _sample(op: Recorder, x: Value, grid: Value, mode: _Mode) -> Value:
+def _sample(op: Recorder, x: Value, grid: Value, given: Arguments) -> Value:
     rank = x.rank - 2
     wide, places = widen(op, x), widen(op, grid)
-    sampler = _sampler(op, wide, places, mode)
+    sampler = _sampler(op, wide, places, given)
     planes = _planes(op, wide, rank)
-    total: Any = None
-    for corner in _corners(op, sampler):
+
+    def part(corner: _Corner) -> Value:
         weight = _weight(op, corner.taps)
         found = _found(op, planes, corner)
-        part = found if weight is None else op.Mul(found, weight)
-        total = part if total is None else op.Add(total, part)
+        return found if weight is None else op.Mul(found, weight)
+
+    total = functools.reduce(op.Add, map(part, _corners(op, sampler)))
     sizes = [op.size(x, 0), op.size(x, 1), *(op.size(grid, i) for i in range(1, rank + 1))]
     return store(op, op.Reshape(total, op.vector(sizes)))
 
@@ -210,18 +207,18 @@ def _sample(op: Recorder, x: Value, grid: Value, mode: _Mode) -> Value:
 
 
 def _sample_backward(
-    op: Recorder, grad: Value, x: Value, grid: Value, mode: _Mode, output_mask: Sequence[bool]
+    op: Recorder, grad: Value, x: Value, grid: Value, given: Arguments
 ) -> tuple[Value | None, Value | None]:
     rank = x.rank - 2
     wide, places, slope = (widen(op, v) for v in (x, grid, grad))
-    sampler = _sampler(op, wide, places, mode)
+    sampler = _sampler(op, wide, places, given)
     corners = _corners(op, sampler)
     flat = _planes(op, slope, rank)
-    of_x = _of_input(op, flat, wide, corners) if output_mask[0] else None
+    of_x = _of_input(op, flat, wide, corners) if given.output_mask[0] else None
     of_grid = None
-    if output_mask[1] and mode.interpolation == _NEAREST:
+    if given.output_mask[1] and given.interpolation_mode == _NEAREST:
         of_grid = op.Expand(op.constant(0, grid.dtype), op.sizes(grid))
-    elif output_mask[1]:
+    elif given.output_mask[1]:
         of_grid = _of_grid(op, flat, wide, sampler, corners, op.sizes(grid))
     return (
         None if of_x is None else op.cast(of_x, x.dtype or op.dtype),
@@ -271,31 +268,16 @@ def _of_grid(
 
 def _register(rank: int) -> None:
     @converter(f"aten::grid_sampler_{rank}d")
-    def sample(
-        op: Recorder,
-        input: Value,
-        grid: Value,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-    ) -> Value:
+    @by_name
+    def sample(op: Recorder, given: Arguments) -> Value:
         """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"""
-        return _sample(op, input, grid, _Mode(interpolation_mode, padding_mode, align_corners))
+        return _sample(op, given.input, given.grid, given)
 
     @converter(f"aten::grid_sampler_{rank}d_backward")
-    def sample_backward(
-        op: Recorder,
-        grad_output: Value,
-        input: Value,
-        grid: Value,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-        output_mask: Sequence[bool],
-    ) -> tuple[Value | None, Value | None]:
+    @by_name
+    def sample_backward(op: Recorder, given: Arguments) -> tuple[Value | None, Value | None]:
         """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)"""
-        mode = _Mode(interpolation_mode, padding_mode, align_corners)
-        return _sample_backward(op, grad_output, input, grid, mode, output_mask)
+        return _sample_backward(op, given.grad_output, given.input, given.grid, given)
 
 
 for _rank in (2, 3):

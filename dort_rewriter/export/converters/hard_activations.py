@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dort_rewriter.export.converters.opmath import cast_like, like, store, widen
+from dort_rewriter.export.converters.opmath import cast_like, like, wide_converter
 from dort_rewriter.export.converters.powers import logistic
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -33,10 +33,10 @@ def _hard_gate(op: Recorder, x: Value) -> Value:
     return op.Div(op.Clip(op.Add(x, 3.0), 0.0, 6.0), 6.0)
 
 
-@converter("aten::hardsigmoid")
+@wide_converter("aten::hardsigmoid")
 def hardsigmoid(op: Recorder, x: Value) -> Value:
     """hardsigmoid(Tensor self) -> Tensor"""
-    return store(op, _hard_gate(op, widen(op, x)))
+    return _hard_gate(op, x)
 
 
 @converter("aten::hardsigmoid_backward")
@@ -46,28 +46,25 @@ def hardsigmoid_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     return op.Where(is_steep, op.Mul(grad_output, 1 / 6), 0.0)
 
 
-@converter("aten::hardswish")
+@wide_converter("aten::hardswish")
 def hardswish(op: Recorder, x: Value) -> Value:
     """hardswish(Tensor self) -> Tensor"""
-    wide = widen(op, x)
-    return store(op, op.Mul(wide, _hard_gate(op, wide)))
+    return op.Mul(x, _hard_gate(op, x))
 
 
-@converter("aten::hardswish_backward")
+@wide_converter("aten::hardswish_backward")
 def hardswish_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     """hardswish_backward(Tensor grad_output, Tensor self) -> Tensor"""
-    grad, x = widen(op, grad_output), widen(op, x)
     slope = op.Add(op.Div(x, 3.0), 0.5)
-    above = op.Where(op.Less(x, 3.0), op.Mul(grad, slope), grad)
-    return store(op, op.Where(op.LessOrEqual(x, -3.0), 0.0, above))
+    above = op.Where(op.Less(x, 3.0), op.Mul(grad_output, slope), grad_output)
+    return op.Where(op.LessOrEqual(x, -3.0), 0.0, above)
 
 
-@converter("aten::softshrink")
+@wide_converter("aten::softshrink")
 def softshrink(op: Recorder, x: Value, lambd: Any = 0.5) -> Value:
     """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
-    x = widen(op, x)
     lambd = cast_like(op, lambd, x)
-    return store(op, op.Sub(x, op.Clip(x, op.Neg(lambd), lambd)))
+    return op.Sub(x, op.Clip(x, op.Neg(lambd), lambd))
 
 
 @converter("aten::hardshrink")
@@ -85,22 +82,22 @@ def softshrink_backward(op: Recorder, grad_output: Value, x: Value, lambd: Any) 
 @converter("aten::hardshrink_backward")
 def hardshrink_backward(op: Recorder, grad_out: Value, x: Value, lambd: Any) -> Value:
     """hardshrink_backward(Tensor grad_out, Tensor self, Scalar lambd) -> Tensor"""
-    return op.Where(op.LessOrEqual(op.Abs(x), like(op, lambd, x)), 0, grad_out)
+    return softshrink_backward(op, grad_out, x, lambd)
 
 
-@converter("aten::glu")
+@wide_converter("aten::glu")
 def glu(op: Recorder, x: Value, dim: int = -1) -> Value:
     """glu(Tensor self, int dim=-1) -> Tensor"""
-    a, b = op.Split(widen(op, x), axis=dim % x.rank, num_outputs=2)
-    return store(op, op.Mul(a, logistic(op, b)))
+    a, b = op.Split(x, axis=dim % x.rank, num_outputs=2)
+    return op.Mul(a, logistic(op, b))
 
 
-@converter("aten::glu_backward")
+@wide_converter("aten::glu_backward")
 def glu_backward(op: Recorder, grad_output: Value, x: Value, dim: int) -> Value:
     """glu_backward(Tensor grad_output, Tensor self, int dim) -> Tensor"""
     axis = dim % x.rank
-    a, b = op.Split(widen(op, x), axis=axis, num_outputs=2)
+    a, b = op.Split(x, axis=axis, num_outputs=2)
     gate = logistic(op, b)
-    to_a = op.Mul(widen(op, grad_output), gate)
+    to_a = op.Mul(grad_output, gate)
     to_b = op.Mul(op.Mul(to_a, op.Sub(1.0, gate)), a)
-    return store(op, op.Concat(to_a, to_b, axis=axis))
+    return op.Concat(to_a, to_b, axis=axis)

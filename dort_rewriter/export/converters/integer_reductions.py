@@ -87,9 +87,7 @@ def integer_product(op: Recorder, x: Value, dim: int | None, keepdim: bool) -> V
 
 def _multiplied_in_turn(op: Recorder, x: Value, axis: int, keepdim: bool) -> Value:
     """One element after the other, where nobody knows how many there are."""
-    assert op.fx_node is not None
-    result: torch.Tensor = op.fx_node.meta["val"]
-    meta = result.to(torch.int64)
+    meta = op.result.to(torch.int64)
     rows = op.Transpose(x, perm=[axis, *(i for i in range(x.rank) if i != axis)]) if axis else x
     rows = op.Unsqueeze(rows, [axis + 1]) if keepdim else rows
     start = op.Expand(op.constant(1), op.vector([op.size(rows, i) for i in range(1, rows.rank)]))

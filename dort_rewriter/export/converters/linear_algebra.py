@@ -6,13 +6,12 @@ NOTE: a 1-D MatMul is never emitted: onnxruntime computes MatMul(Transpose(A), v
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
@@ -160,16 +159,13 @@ def addr(
 def linear(op: Recorder, input: Value, weight: Value, bias: Value | None = None) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     assert input.dtype is not None
-    if weight.rank == 1:
-        rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
-        result = op.Squeeze(product(op, rows, _column(op, weight)), [-1])
-        result = result if input.rank > 1 else op.Squeeze(result, [0])
-        return result if bias is None else op.Add(result, bias)
-    is_float = input.dtype.is_floating_point()
-    if input.rank == 2 and is_float and not may_be_zero(input.dims[1]):
+    is_float, is_vector = input.dtype.is_floating_point(), weight.rank == 1
+    if input.rank == 2 and is_float and not is_vector and not may_be_zero(input.dims[1]):
         return op.Gemm(input, weight, bias, transB=1)
     rows = input if input.rank > 1 else op.Unsqueeze(input, [0])
-    result = product(op, rows, op.Transpose(weight, perm=[1, 0]))
+    factor = _column(op, weight) if is_vector else op.Transpose(weight, perm=[1, 0])
+    result = product(op, rows, factor)
+    result = op.Squeeze(result, [-1]) if is_vector else result
     result = result if input.rank > 1 else op.Squeeze(result, [0])
     return result if bias is None else op.Add(result, bias)
 
@@ -184,21 +180,12 @@ def linalg_cross(op: Recorder, x: Value, other: Value, *, dim: int = -1) -> Valu
 
 
 @converter("aten::_trilinear")
-def trilinear(
-    op: Recorder,
-    i1: Value,
-    i2: Value,
-    i3: Value,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> Value:
+@by_name
+def trilinear(op: Recorder, given: Arguments) -> Value:
     """_trilinear(Tensor i1, Tensor i2, Tensor i3, int[] expand1, int[] expand2, int[] expand3, int[] sumdim, int unroll_dim=1) -> Tensor"""
-    letters = string.ascii_lowercase[: i1.rank + len(expand1)]
+    letters = string.ascii_lowercase[: given.i1.rank + len(given.expand1)]
     terms = [
         "".join(c for axis, c in enumerate(letters) if axis not in missing)
-        for missing in (expand1, expand2, expand3, sumdim)
+        for missing in (given.expand1, given.expand2, given.expand3, given.sumdim)
     ]
-    return op.Einsum(i1, i2, i3, equation=f"{','.join(terms[:3])}->{terms[3]}")
+    return op.Einsum(given.i1, given.i2, given.i3, equation=f"{','.join(terms[:3])}->{terms[3]}")

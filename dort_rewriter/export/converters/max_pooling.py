@@ -30,7 +30,7 @@ from dort_rewriter.export.converters.windows import (
     window_parts,
 )
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = [
@@ -92,7 +92,7 @@ def _pool_axis(
     size = op.size(value, axis)
     if windows.kernel > _LONG and size == windows.kernel and not windows.padding:
         return _whole_axis(op, value, place, axis)
-    count = count_windows(op, size, *windows)
+    count = count_windows(op, size, windows)
     before, after = margins(size, count, windows)
     assert value.dtype is not None
     if before or after:
@@ -213,74 +213,37 @@ def _is_used(op: Recorder, index: int) -> bool:
 
 def _register(rank: int) -> None:
     @converter(f"aten::max_pool{rank}d")
-    def pool(
-        op: Recorder,
-        x: Value,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> Value:
+    @by_name
+    def pool(op: Recorder, given: Arguments) -> Value:
         """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"""
-        windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
-        return max_pool(op, x, windows, indexed=False)[0]
+        return max_pool(op, given.x, make_windows(rank, given), indexed=False)[0]
 
     @converter(f"aten::max_pool{rank}d_with_indices")
-    def pool_with_indices(
-        op: Recorder,
-        x: Value,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> tuple[Value, Value | None]:
+    @by_name
+    def pool_with_indices(op: Recorder, given: Arguments) -> tuple[Value, Value | None]:
         """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"""
-        windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
-        return max_pool(op, x, windows, indexed=_is_used(op, 1))
+        return max_pool(op, given.x, make_windows(rank, given), indexed=_is_used(op, 1))
 
     if rank == 1:
         return  # torch computes its gradient as that of two axes
 
     @converter(f"aten::max_pool{rank}d_with_indices_backward")
-    def pool_backward(
-        op: Recorder,
-        grad_output: Value,
-        x: Value,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        ceil_mode: bool,
-        indices: Value,
-    ) -> Value:
+    @by_name
+    def pool_backward(op: Recorder, given: Arguments) -> Value:
         """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"""
-        wide = widen(op, grad_output)
+        wide = widen(op, given.grad_output)
         if rank == 2 and op.takes_own(wide):
-            return store(op, own_kernels.max_pool_gradient(op, wide, x, indices))
-        windows = make_windows(rank, kernel_size, stride, padding, dilation, ceil_mode)
-        overlap = any(w.overlap for w in windows)
-        return scatter_gradient(op, grad_output, x, indices, rank, overlap=overlap)
+            return store(op, op.own("MaxPoolGrad", wide, given.indices, op.sizes(given.x)))
+        overlap = any(w.overlap for w in make_windows(rank, given))
+        read = (given.grad_output, given.x, given.indices)
+        return scatter_gradient(op, *read, rank, overlap=overlap)
 
 
-@converter("aten::max_unpool2d")
-def max_unpool2d(op: Recorder, x: Value, indices: Value, output_size: Sequence[Any]) -> Value:
+@converter("aten::max_unpool2d", "aten::max_unpool3d")
+@by_name
+def max_unpool(op: Recorder, given: Arguments) -> Value:
     """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"""
-    return _put(op, x, refuse_negative(op, indices), output_size)
-
-
-@converter("aten::max_unpool3d")
-def max_unpool3d(
-    op: Recorder,
-    x: Value,
-    indices: Value,
-    output_size: Sequence[Any],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> Value:
-    """max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"""
-    return _put(op, x, refuse_negative(op, indices), output_size)
+    return _put(op, given.x, refuse_negative(op, given.indices), given.output_size)
 
 
 for _rank in (1, 2, 3):

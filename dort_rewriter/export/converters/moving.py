@@ -17,6 +17,7 @@ from dort_rewriter.export.converters.axes import (
     refuse_negative,
     result_dims,
     to_front,
+    zeros,
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -91,8 +92,7 @@ def _split(op: Recorder, x: Value, sizes: Sequence[Any], axis: int) -> Sequence[
 def gather(op: Recorder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
     if 0 in index.dims:  # its rank may be another than that of the data
-        zero = op.constant([0], op.dtype).const_value
-        return op.ConstantOfShape(op.sizes(index), value=zero)
+        return zeros(op, op.sizes(index))
     data, places = at_least_1d(op, x), at_least_1d(op, refuse_negative(op, index))
     found = op.GatherElements(data, places, axis=dim % data.rank)
     return op.Squeeze(found, [0]) if index.rank == 0 else found
@@ -217,11 +217,7 @@ def diagonal(op: Recorder, x: Value, offset: int = 0, dim1: int = 0, dim2: int =
     moved = op.Transpose(x, perm=[*batch, *axes])
     rows, columns = op.size(moved, -2), op.size(moved, -1)
     if 0 in result_dims(op) or 0 in x.dims:
-        zero = op.constant([0], op.dtype).const_value
-        return op.ConstantOfShape(
-            op.vector([*(op.size(moved, i) for i in range(len(batch))), op.result.shape[-1]]),
-            value=zero,
-        )
+        return zeros(op, [*(op.size(moved, i) for i in range(len(batch))), op.result.shape[-1]])
     flat = op.Reshape(moved, op.vector([*([0] * len(batch)), -1]))
     width, height = op.vector([columns]), op.vector([rows])
     start = op.vector([offset]) if offset >= 0 else op.Mul(width, -offset)

@@ -8,7 +8,7 @@ digits than torch's: it stays in torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused
+from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
 __all__ = [
@@ -24,17 +24,22 @@ __all__ = [
     "cast_like",
     "check_dimension",
     "cosine",
+    "double_converter",
     "horner",
     "is_bool",
     "is_float",
     "is_narrow",
     "like",
+    "returned",
     "rounded",
     "store",
     "to_double",
+    "wide_converter",
     "widen",
     "widen_beside",
 ]
+
+Formula = Callable[..., Value]
 
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -72,6 +77,18 @@ def rounded(number: float, dtype: ir.DataType) -> float:
 def store(op: Recorder, value: Any) -> Value:
     """A value in the element type of the operator's result."""
     return op.cast(value, op.dtype)
+
+
+def returned(op: Recorder, *values: Value | None) -> tuple[Value, ...]:
+    """What torch's kernel returns: nothing along an axis where its result is that."""
+    return tuple(
+        op.constant([], fake.dtype) if value is None or _is_nothing(fake) else value
+        for value, fake in zip(values, op.result, strict=True)
+    )
+
+
+def _is_nothing(fake: torch.Tensor) -> bool:
+    return fake.dim() == 1 and isinstance(fake.shape[0], int) and fake.shape[0] == 0
 
 
 def like(op: Recorder, number: Any, value: Any) -> Any:
@@ -112,6 +129,32 @@ def check_dimension(x: Value, dim: int) -> None:
     rank = max(x.rank or 0, 1)
     if x.rank is not None and not -rank <= dim < rank:
         raise Refused(f"torch has no dimension {dim} of {rank}")
+
+
+def wide_converter(*names: str) -> Callable[[Formula], Formula]:
+    """Register a formula that torch computes in float32 for 16-bit numbers, and rounds once."""
+
+    def register(formula: Formula) -> Formula:
+        @converter(*names)
+        def convert(op: Recorder, *args: Any, **how: Any) -> Value:
+            return store(op, formula(op, *(widen(op, a) for a in args), **how))
+
+        return convert
+
+    return register
+
+
+def double_converter(*names: str) -> Callable[[Formula], Formula]:
+    """Register a formula of one tensor that is right to float32, computed in float64."""
+
+    def register(formula: Formula) -> Formula:
+        @converter(*names, when=is_narrow)
+        def convert(op: Recorder, x: Value) -> Value:
+            return store(op, formula(op, to_double(op, x)))
+
+        return convert
+
+    return register
 
 
 def is_narrow(node: torch.fx.Node) -> bool:

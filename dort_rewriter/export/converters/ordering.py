@@ -84,30 +84,21 @@ def _arg(op: Recorder, onnx_op: str, x: Value, dim: int | None, keepdim: bool) -
     return op.Where(has_nan(op, x, axis, keepdim), first_nan, index)
 
 
-@converter("aten::argmax")
-def argmax(op: Recorder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
-    return _arg(op, "ArgMax", x, dim, keepdim)
+def _register_extremum(name: str) -> None:
+    @converter(f"aten::arg{name.lower()}")
+    def position(op: Recorder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+        return _arg(op, f"Arg{name}", x, dim, keepdim)
+
+    @converter(f"aten::{name.lower()}.dim")
+    def both(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+        values = extremum(op, f"Reduce{name}", x, dim, keepdim)
+        return values, _arg(op, f"Arg{name}", x, dim, keepdim)
 
 
-@converter("aten::argmin")
-def argmin(op: Recorder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
-    return _arg(op, "ArgMin", x, dim, keepdim)
-
-
-@converter("aten::max.dim")
-def max_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    values = extremum(op, "ReduceMax", x, dim, keepdim)
-    return values, _arg(op, "ArgMax", x, dim, keepdim)
-
-
-@converter("aten::min.dim")
-def min_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    """min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    values = extremum(op, "ReduceMin", x, dim, keepdim)
-    return values, _arg(op, "ArgMin", x, dim, keepdim)
+for _name in ("Max", "Min"):
+    _register_extremum(_name)
 
 
 @converter("aten::topk")
@@ -160,12 +151,6 @@ def _take(op: Recorder, x: Value, place: Value, axis: int, keepdim: bool) -> Val
     return taken if keepdim else op.Squeeze(taken, [axis])
 
 
-@converter("aten::median")
-def median(op: Recorder, x: Value) -> Value:
-    """median(Tensor self) -> Tensor"""
-    return _of_all(op, x, median_dim)
-
-
 @converter("aten::median.dim")
 def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
@@ -184,19 +169,6 @@ def median_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple
     return op.Where(is_nan, math.nan, value), op.Where(is_nan, first_nan, index)
 
 
-@converter("aten::nanmedian")
-def nanmedian(op: Recorder, x: Value) -> Value:
-    """nanmedian(Tensor self) -> Tensor"""
-    return _of_all(op, x, nanmedian_dim)
-
-
-def _of_all(op: Recorder, x: Value, median: Callable[..., tuple[Value, Value]]) -> Value:
-    if 0 not in x.dims:
-        return median(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
-    # Of integers it is what the processor makes of NaN, as in torch.
-    return op.cast(op.constant(math.nan, ir.DataType.FLOAT), op.dtype)
-
-
 @converter("aten::nanmedian.dim")
 def nanmedian_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
@@ -210,9 +182,29 @@ def nanmedian_dim(op: Recorder, x: Value, dim: int, keepdim: bool = False) -> tu
     known = op.ReduceSum(is_known, [axis], keepdims=1)
     middle = op.Div(op.Max(op.Sub(known, 1), 0), 2)
     values, indices = sort_stable(op, x, stable=True, dim=axis)
-    results = [op.GatherElements(v, middle, axis=axis) for v in (values, indices)]
-    value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
-    return value, index
+    return _picked(op, values, indices, middle, axis, keepdim)
+
+
+def _picked(
+    op: Recorder, values: Value, indices: Value, place: Value, axis: int, keepdim: bool
+) -> tuple[Value, Value]:
+    """The elements at a place along an axis, for each row another, of two tensors."""
+    value, index = (op.GatherElements(v, place, axis=axis) for v in (values, indices))
+    return (value, index) if keepdim else (op.Squeeze(value, [axis]), op.Squeeze(index, [axis]))
+
+
+def _of_all(median: Callable[..., tuple[Value, Value]]) -> Callable[..., Value]:
+    def convert(op: Recorder, x: Value) -> Value:
+        if 0 not in x.dims:
+            return median(op, op.Reshape(x, [-1]), 0)[0] if x.rank else x
+        # Of integers it is what the processor makes of NaN, as in torch.
+        return op.cast(op.constant(math.nan, ir.DataType.FLOAT), op.dtype)
+
+    return convert
+
+
+converter("aten::median")(_of_all(median_dim))
+converter("aten::nanmedian")(_of_all(nanmedian_dim))
 
 
 @converter("aten::mode", when=has_known_size)
@@ -237,6 +229,4 @@ def mode(op: Recorder, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[
     starts = op.Where(op.Concat(first, changes, axis=axis), places, 0)
     lengths = op.Sub(places, running_maximum(op, starts, axis))
     end = _arg(op, "ArgMax", lengths, axis, True)
-    results = [op.GatherElements(v, end, axis=axis) for v in (values, indices)]
-    value, index = results if keepdim else [op.Squeeze(r, [axis]) for r in results]
-    return value, index
+    return _picked(op, values, indices, end, axis, keepdim)

@@ -22,21 +22,18 @@ from dort_rewriter.graph.values import Value
 __all__ = [
     "batch_norm",
     "batch_norm_gradient",
-    "columns",
-    "columns_gradient",
-    "gelu_gradient",
     "layer_norm",
     "layer_norm_gradient",
     "max_pool",
-    "max_pool_gradient",
+    "numbers",
     "order",
-    "softmax_gradient",
     "variance",
     "write_rows",
 ]
 
 
-def _numbers(windows: Sequence[Windows]) -> list[int]:
+def numbers(windows: Sequence[Windows]) -> list[int]:
+    """The windows as an attribute: all numbers of each axis, one after the other."""
     return [int(n) for w in windows for n in w]
 
 
@@ -44,18 +41,12 @@ def max_pool(
     op: Recorder, x: Value, windows: Sequence[Windows], *, indexed: bool
 ) -> tuple[Value, Value | None]:
     """The largest element of each window of two axes, and its place if asked."""
-    results = op.own("MaxPool", x, outputs=1 + indexed, windows=_numbers(windows))
+    results = op.own("MaxPool", x, outputs=1 + indexed, windows=numbers(windows))
     if not indexed:
         return results, None
     value, place = results
     place.type = ir.TensorType(ir.DataType.INT64)
     return value, place
-
-
-def max_pool_gradient(op: Recorder, grad: Value, x: Value, indices: Value) -> Value:
-    """Gradients added at the places their windows chose."""
-    result: Value = op.own("MaxPoolGrad", grad, indices, op.sizes(x))
-    return result
 
 
 def order(
@@ -86,18 +77,6 @@ def order(
     if to_last == list(range(x.rank)):
         return places
     return op.Transpose(places, perm=[to_last.index(i) for i in range(x.rank)])
-
-
-def columns(op: Recorder, x: Value, windows: Sequence[Windows]) -> Value:
-    """The elements of the windows of `x` [N, C, H, W] as [C * kernel, N * windows]."""
-    result: Value = op.own("Columns", x, windows=_numbers(windows))
-    return result
-
-
-def columns_gradient(op: Recorder, x: Value, shape: Value, windows: Sequence[Windows]) -> Value:
-    """A tensor of this shape, to which each window adds its column."""
-    result: Value = op.own("ColumnsGrad", x, shape, windows=_numbers(windows))
-    return result
 
 
 def _filled(op: Recorder, value: Value | None, sizes: Sequence[Any], number: float) -> Value:
@@ -203,18 +182,6 @@ def variance(
     if rows is not x:
         made = [op.Transpose(v, perm=[perm.index(i) for i in range(x.rank)]) for v in made]
     return made[0], made[1] if with_mean else None
-
-
-def softmax_gradient(op: Recorder, grad: Value, output: Value, *, log: bool) -> Value:
-    """The gradient of a softmax along the last axis, or of its logarithm."""
-    result: Value = op.own("SoftmaxGrad", grad, output, log=int(log))
-    return result
-
-
-def gelu_gradient(op: Recorder, grad: Value, x: Value, *, tanh: bool) -> Value:
-    """The gradient of a Gelu with an error function, or its approximation by a tanh."""
-    result: Value = op.own("GeluGrad", grad, x, tanh=int(tanh))
-    return result
 
 
 def write_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from dort_rewriter.export.converters.opmath import (
     is_float,
     like,
     store,
+    wide_converter,
     widen,
     widen_beside,
 )
@@ -23,36 +25,19 @@ from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import is_negative, signed_one
 
 
-def _same_as(onnx_op: str, *names: str) -> None:
-    """Register operators that are one ONNX operator with the same inputs."""
+def _same_as(onnx_op: str) -> Callable[..., Value]:
+    """The converter of an operator that is one of ONNX with the same inputs."""
 
     def convert(op: Recorder, *args: Any) -> Value:
         return op.call(onnx_op, *args)
 
-    converter(*names)(convert)
+    return convert
 
 
-for _onnx_op, _names in {
-    "Acos": ("aten::acos",),
-    "Acosh": ("aten::acosh",),
-    "Asin": ("aten::asin",),
-    "Asinh": ("aten::asinh",),
-    "Atan": ("aten::atan",),
-    "Atanh": ("aten::atanh",),
-    "Cos": ("aten::cos",),
-    "Cosh": ("aten::cosh",),
-    "Erf": ("aten::erf",),
-    "Exp": ("aten::exp",),
-    "Log": ("aten::log",),
-    "Neg": ("aten::neg",),
-    "Reciprocal": ("aten::reciprocal",),
-    "Sin": ("aten::sin",),
-    "Sinh": ("aten::sinh",),
-    "Sqrt": ("aten::sqrt",),
-    "Tan": ("aten::tan",),
-    "Tanh": ("aten::tanh",),
-}.items():
-    _same_as(_onnx_op, *_names)
+for _name in (
+    "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Neg Reciprocal Sin Sinh Sqrt Tan Tanh"
+).split():
+    converter(f"aten::{_name.lower()}")(_same_as(_name))
 
 
 def _scale(op: Recorder, factor: Any, value: Any) -> Any:
@@ -112,18 +97,16 @@ def mul(op: Recorder, x: Any, other: Any) -> Value:
     return op.Mul(widen_beside(op, x, other), other)
 
 
-@converter("aten::addcmul")
+@wide_converter("aten::addcmul")
 def addcmul(op: Recorder, x: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
     """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
-    start, a, b = (widen(op, v) for v in (x, tensor1, tensor2))
-    return store(op, op.Add(start, op.Mul(_scale(op, value, a), b)))
+    return op.Add(x, op.Mul(_scale(op, value, tensor1), tensor2))
 
 
-@converter("aten::addcdiv")
+@wide_converter("aten::addcdiv")
 def addcdiv(op: Recorder, x: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
     """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
-    start, a, b = (widen(op, v) for v in (x, tensor1, tensor2))
-    return store(op, op.Add(start, op.Div(_scale(op, value, a), b)))
+    return op.Add(x, op.Div(_scale(op, value, tensor1), tensor2))
 
 
 @converter("prims::fma")
@@ -138,19 +121,18 @@ def fma(op: Recorder, x: Value, y: Value, z: Value) -> Value:
     return store(op, op.Add(op.Mul(a, b), c))
 
 
-@converter("aten::lerp.Scalar", "aten::lerp.Tensor")
+@wide_converter("aten::lerp.Scalar", "aten::lerp.Tensor")
 def lerp(op: Recorder, x: Value, end: Value, weight: Any) -> Value:
     """lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor"""
-    start, stop, w = (widen(op, v) for v in (x, end, weight))
-    way = op.Sub(stop, start)
-    if not isinstance(w, Value):
-        is_near = abs(w) < 0.5
-        change = op.Mul(way, w if is_near else 1 - w)
-        return store(op, op.Add(start, change) if is_near else op.Sub(stop, change))
+    way = op.Sub(end, x)
+    if not isinstance(weight, Value):
+        if abs(weight) < 0.5:
+            return op.Add(x, op.Mul(way, weight))
+        return op.Sub(end, op.Mul(way, 1 - weight))
     # The end is reached exactly for a weight of 1, the start for 0.
-    from_start = op.Add(start, op.Mul(w, way))
-    from_stop = op.Sub(stop, op.Mul(way, op.Sub(1, w)))
-    return store(op, op.Where(op.Less(op.Abs(w), 0.5), from_start, from_stop))
+    from_start = op.Add(x, op.Mul(weight, way))
+    from_end = op.Sub(end, op.Mul(way, op.Sub(1, weight)))
+    return op.Where(op.Less(op.Abs(weight), 0.5), from_start, from_end)
 
 
 @converter("aten::abs")
@@ -170,29 +152,28 @@ def sign(op: Recorder, x: Value) -> Value:
     return op.Where(op.IsNaN(x), 0, op.Sign(x))
 
 
-@converter("aten::atan2")
+@wide_converter("aten::atan2")
 def atan2(op: Recorder, x: Value, other: Value) -> Value:
     """atan2(Tensor self, Tensor other) -> Tensor"""
-    y, x = widen(op, x), widen(op, other)
-    rise, run = op.Abs(y), op.Abs(x)
+    rise, run = op.Abs(x), op.Abs(other)
     # Sign gives the slope of 0/0 (0) and of inf/inf (1).
     slope = op.Where(op.Equal(rise, run), op.Sign(rise), op.Div(rise, run))
     angle = op.Atan(slope)
-    angle = op.Where(is_negative(op, x), op.Sub(math.pi, angle), angle)
-    return store(op, op.Mul(angle, signed_one(op, y)))
+    angle = op.Where(is_negative(op, other), op.Sub(math.pi, angle), angle)
+    return op.Mul(angle, signed_one(op, x))
 
 
-@converter("aten::hypot")
+@wide_converter("aten::hypot")
 def hypot(op: Recorder, x: Value, other: Value) -> Value:
     """hypot(Tensor self, Tensor other) -> Tensor"""
-    a, b = op.Abs(widen(op, x)), op.Abs(widen(op, other))
+    a, b = op.Abs(x), op.Abs(other)
     long = op.Max(a, b)
     # NOTE: the squares of the operands themselves would overflow.
     ratio = op.Div(op.Min(a, b), long)
     length = op.Mul(long, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1)))
     has_infinity = op.Or(op.Equal(a, math.inf), op.Equal(b, math.inf))
     length = op.Where(op.Equal(long, 0), long, length)
-    return store(op, op.Where(has_infinity, math.inf, length))
+    return op.Where(has_infinity, math.inf, length)
 
 
 @converter("aten::copysign.Tensor", "aten::copysign.Scalar")

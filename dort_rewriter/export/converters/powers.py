@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from dort_rewriter.export.converters.opmath import (
     like,
     store,
     to_double,
+    wide_converter,
     widen,
 )
 from dort_rewriter.export.recorder import Recorder
@@ -97,35 +99,33 @@ def pow_tensor(op: Recorder, x: Any, exponent: Value) -> Value:
     return store(op, op.Pow(widen(op, base), widen(op, exponent)))
 
 
-@converter("aten::rsqrt")
+@wide_converter("aten::rsqrt")
 def rsqrt(op: Recorder, x: Value) -> Value:
     """rsqrt(Tensor self) -> Tensor"""
-    return store(op, op.Reciprocal(op.Sqrt(widen(op, x))))
+    return op.Reciprocal(op.Sqrt(x))
 
 
-@converter("aten::exp2")
+@wide_converter("aten::exp2")
 def exp2(op: Recorder, x: Value) -> Value:
     """exp2(Tensor self) -> Tensor"""
-    wide = widen(op, x)
-    return store(op, op.Pow(cast_like(op, 2, wide), wide))
+    return op.Pow(cast_like(op, 2, x), x)
 
 
-@converter("aten::expm1")
+@wide_converter("aten::expm1")
 def expm1(op: Recorder, x: Value) -> Value:
     """expm1(Tensor self) -> Tensor"""
-    x = widen(op, x)
     power = op.Exp(x)
     # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), which keeps the digits of a small x. Far below zero it
     # rounds past -1, of which there is no logarithm.
     near = op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(power, 1.0))
     least = op.Where(op.Less(x, -0.5), op.Sub(power, 1.0), -1.0)
-    return store(op, op.Max(near, least))
+    return op.Max(near, least)
 
 
-@converter("aten::log1p")
+@wide_converter("aten::log1p")
 def log1p(op: Recorder, x: Value) -> Value:
     """log1p(Tensor self) -> Tensor"""
-    return store(op, log1p_curve(op, widen(op, x)))
+    return log1p_curve(op, x)
 
 
 def log1p_curve(op: Recorder, x: Value) -> Value:
@@ -155,53 +155,45 @@ def logistic(op: Recorder, x: Value) -> Value:
     return op.Reciprocal(op.Add(op.Exp(op.Neg(x)), 1.0))
 
 
-@converter("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
-def xlogy(op: Recorder, x: Any, other: Any) -> Value:
-    """xlogy.Tensor(Tensor self, Tensor other) -> Tensor"""
-    factor, argument = op.cast(x, op.dtype), op.cast(other, op.dtype)
-    return _times_logarithm(op, factor, argument, store(op, op.Log(widen(op, argument))))
+def _times_logarithm(logarithm: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
+    """A factor times a logarithm, zero where the factor is; torch keeps 16 bits of the logarithm."""
+
+    def convert(op: Recorder, x: Any, other: Any) -> Value:
+        factor, argument = (widen(op, op.cast(v, op.dtype)) for v in (x, other))
+        result = widen(op, store(op, logarithm(op, argument)))
+        product = op.Where(op.Equal(factor, 0), 0, op.Mul(factor, result))
+        return store(op, op.Where(op.IsNaN(argument), argument, product))
+
+    return convert
 
 
-@converter(
+_xlogy = _times_logarithm(lambda op, x: op.Log(x))
+converter("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")(_xlogy)
+converter(
     "aten::special_xlog1py",
     "aten::special_xlog1py.self_scalar",
     "aten::special_xlog1py.other_scalar",
-)
-def special_xlog1py(op: Recorder, x: Any, other: Any) -> Value:
-    """special_xlog1py(Tensor self, Tensor other) -> Tensor"""
-    factor, argument = op.cast(x, op.dtype), op.cast(other, op.dtype)
-    return _times_logarithm(op, factor, argument, log1p(op, argument))
+)(_times_logarithm(log1p_curve))
 
 
-def _times_logarithm(op: Recorder, x: Value, argument: Value, logarithm: Value) -> Value:
-    """A factor times a logarithm, zero where the factor is; torch keeps 16 bits of the logarithm."""
-    wide, argument = widen(op, x), widen(op, argument)
-    product = op.Where(op.Equal(wide, 0), 0, op.Mul(wide, widen(op, logarithm)))
-    return store(op, op.Where(op.IsNaN(argument), argument, product))
-
-
-@converter("aten::log2")
-def log2(op: Recorder, x: Value) -> Value:
-    """log2(Tensor self) -> Tensor"""
-    return _logarithm(op, x, 2)
-
-
-@converter("aten::log10")
-def log10(op: Recorder, x: Value) -> Value:
-    """log10(Tensor self) -> Tensor"""
-    return _logarithm(op, x, 10)
-
-
-def _logarithm(op: Recorder, x: Value, base: int) -> Value:
+def _logarithm(base: int) -> Callable[..., Value]:
     """The logarithm of a base, of powers of it a whole number: who asks for it takes the floor."""
-    if x.dtype in HALVES:
-        return store(op, op.Div(op.Log(widen(op, x)), math.log(base)))
-    wide = op.cast(x, ir.DataType.DOUBLE)
-    result = op.Div(op.Log(wide), math.log(base))
-    if x.dtype == ir.DataType.DOUBLE:
-        whole = op.Round(result)
-        result = op.Where(op.Equal(op.Pow(cast_like(op, base, x), whole), x), whole, result)
-    return store(op, result)
+
+    def convert(op: Recorder, x: Value) -> Value:
+        if x.dtype in HALVES:
+            return store(op, op.Div(op.Log(widen(op, x)), math.log(base)))
+        wide = op.cast(x, ir.DataType.DOUBLE)
+        result = op.Div(op.Log(wide), math.log(base))
+        if x.dtype == ir.DataType.DOUBLE:
+            whole = op.Round(result)
+            result = op.Where(op.Equal(op.Pow(cast_like(op, base, x), whole), x), whole, result)
+        return store(op, result)
+
+    return convert
+
+
+for _base in (2, 10):
+    converter(f"aten::log{_base}")(_logarithm(_base))
 
 
 @converter("aten::logit")
@@ -219,13 +211,12 @@ def logit(op: Recorder, x: Value, eps: Any = None) -> Value:
     return store(op, op.Log(step(op.Div(x, step(op.Sub(1.0, x))))))
 
 
-@converter("aten::logaddexp")
+@wide_converter("aten::logaddexp")
 def logaddexp(op: Recorder, x: Value, other: Value) -> Value:
     """logaddexp(Tensor self, Tensor other) -> Tensor"""
-    a, b = widen(op, x), widen(op, other)
     # Equal infinities have no difference.
-    gap = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
-    return store(op, op.Add(op.Max(a, b), softplus_curve(op, op.Neg(gap))))
+    gap = op.Where(op.Equal(x, other), 0.0, op.Abs(op.Sub(x, other)))
+    return op.Add(op.Max(x, other), softplus_curve(op, op.Neg(gap)))
 
 
 @converter("aten::frexp.Tensor", when=is_narrow)

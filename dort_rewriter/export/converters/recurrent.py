@@ -6,15 +6,12 @@ inference (and in training when its input needs no gradient).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import onnx_ir as ir
 import torch
 
 from dort_rewriter.dtypes import to_onnx_type
+from dort_rewriter.export.converters.axes import zeros
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
 _LSTM = 2
@@ -33,47 +30,35 @@ def _reorder_gates(op: Recorder, x: Value) -> Value:
 
 
 @converter("aten::mkldnn_rnn_layer", when=_is_inference)
-def mkldnn_rnn_layer(
-    op: Recorder,
-    input: Value,
-    weight0: Value,
-    weight1: Value,
-    weight2: Value,
-    weight3: Value,
-    hx_: Value,
-    cx_: Value,
-    reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    train: bool,
-) -> tuple[Value, ...]:
+@by_name
+def mkldnn_rnn_layer(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """mkldnn_rnn_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx_, Tensor cx_, bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"""
-    if mode != _LSTM or batch_sizes or bidirectional or batch_first or num_layers != 1:
+    if (
+        given.mode != _LSTM
+        or given.batch_sizes
+        or given.bidirectional
+        or given.batch_first
+        or given.num_layers != 1
+    ):
         raise Refused("only one direction of one LSTM layer over whole sequences is converted")
-    gates = [op.Unsqueeze(_reorder_gates(op, w), [0]) for w in (weight0, weight1)]
+    gates = [op.Unsqueeze(_reorder_gates(op, w), [0]) for w in (given.weight0, given.weight1)]
     bias = None
-    if has_biases:
-        both = [_reorder_gates(op, b) for b in (weight2, weight3)]
+    if given.has_biases:
+        both = [_reorder_gates(op, b) for b in (given.weight2, given.weight3)]
         bias = op.Unsqueeze(op.Concat(*both, axis=0), [0])
-    states = [op.Reshape(s, op.vector([1, op.size(input, 1), hidden_size])) for s in (hx_, cx_)]
+    states = [
+        op.Reshape(s, op.vector([1, op.size(given.input, 1), given.hidden_size]))
+        for s in (given.hx_, given.cx_)
+    ]
     y, h, c = op.LSTM(
-        input,
+        given.input,
         *gates,
         bias,
         None,
         *states,
-        hidden_size=hidden_size,
-        direction="reverse" if reverse else "forward",
+        hidden_size=given.hidden_size,
+        direction="reverse" if given.reverse else "forward",
     )
-    last = [op.Reshape(s, op.Shape(like)) for s, like in ((h, hx_), (c, cx_))]
-    return op.Squeeze(y, [1]), *last, _empty(op, op.result[3])
-
-
-def _empty(op: Recorder, fake: Any) -> Value:
-    shape = op.constant([int(d) for d in fake.shape], ir.DataType.INT64)
-    return op.ConstantOfShape(shape, value=ir.tensor([0], dtype=to_onnx_type(fake.dtype)))
+    last = [op.Reshape(s, op.Shape(like)) for s, like in ((h, given.hx_), (c, given.cx_))]
+    workspace = op.result[3]
+    return op.Squeeze(y, [1]), *last, zeros(op, workspace.shape, to_onnx_type(workspace.dtype))

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dort_rewriter.export.converters import own_kernels
+from dort_rewriter.export.converters.axes import count_along
 from dort_rewriter.export.converters.integer_reductions import integer_product, integer_sum
 from dort_rewriter.export.converters.opmath import (
     HALVES,
@@ -62,24 +63,9 @@ def total(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Va
     return op.cast(integer_sum(op, x, _axes(x, dim), keepdim), op.dtype)
 
 
-def _count(op: Recorder, x: Value, axes: Sequence[int]) -> int | Value:
-    """How many elements are reduced into one: a number, or an int64 of rank 0."""
-    sizes = [op.size(x, axis) for axis in axes]
-    numbers = [s for s in sizes if isinstance(s, int)]
-    if len(numbers) == len(sizes):
-        return math.prod(numbers)
-    return op.ReduceProd(op.vector(sizes), keepdims=0)
-
-
-@converter("aten::sum")
-def sum_(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return sum_dim(op, x, None)
-
-
-@converter("aten::sum.dim_IntList")
-def sum_dim(
-    op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
+@converter("aten::sum", "aten::sum.dim_IntList")
+def sum_(
+    op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     if op.dtype == ir.DataType.BOOL:
@@ -96,41 +82,25 @@ def nansum(
     return total(op, known, dim, keepdim)
 
 
-@converter("aten::mean")
-def mean(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return mean_dim(op, x, None)
-
-
-@converter("aten::mean.dim")
-def mean_dim(
-    op: Recorder, x: Value, dim: Dims, keepdim: bool = False, *, dtype: Any = None
+@converter("aten::mean", "aten::mean.dim")
+def mean(
+    op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     return _from_zero(reduce(op, "ReduceMean", op.cast(x, op.dtype), dim, keepdim))
 
 
-def _product(op: Recorder, x: Value, dim: int | None, keepdim: bool) -> Value:
+@converter("aten::prod", "aten::prod.dim_int")
+def prod(
+    op: Recorder, x: Value, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     if op.dtype == ir.DataType.BOOL:
         return _holds(op, x, dim, keepdim, everywhere=True)
     x = op.cast(x, op.dtype)
     if is_float(x):
         return reduce(op, "ReduceProd", x, dim, keepdim)
     return op.cast(integer_product(op, x, dim, keepdim), op.dtype)
-
-
-@converter("aten::prod")
-def prod(op: Recorder, x: Value, *, dtype: Any = None) -> Value:
-    """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return _product(op, x, None, False)
-
-
-@converter("aten::prod.dim_int")
-def prod_dim(
-    op: Recorder, x: Value, dim: int, keepdim: bool = False, *, dtype: Any = None
-) -> Value:
-    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return _product(op, x, dim, keepdim)
 
 
 def _variance(
@@ -163,7 +133,7 @@ def _two_passes(
     """The variance, or its root, and the mean, dimensions kept."""
     mean = reduce(op, "ReduceMean", x, axes, True)
     squares = reduce(op, "ReduceSumSquare", op.Sub(x, mean), axes, True)
-    count = _count(op, x, axes)
+    count = count_along(op, x, axes)
     if isinstance(count, int) and not isinstance(correction, Value):
         divisor: Any = float(max(0, count - correction))
     else:
@@ -173,36 +143,19 @@ def _two_passes(
     return op.Sqrt(variance) if root else variance, mean + (mean - mean)  # inf is NaN, as in torch
 
 
-@converter("aten::var.correction")
-def var(
-    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> Value:
-    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    return _variance(op, x, dim, correction, keepdim)[0]
+def _register_variance(name: str, *, root: bool, with_mean: bool) -> None:
+    @converter(f"aten::{name}.correction")
+    def convert(
+        op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Value | tuple[Value, ...]:
+        """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+        found = _variance(op, x, dim, correction, keepdim, root=root, with_mean=with_mean)
+        return found if with_mean else found[0]
 
 
-@converter("aten::var_mean.correction")
-def var_mean(
-    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Value, ...]:
-    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    return _variance(op, x, dim, correction, keepdim, with_mean=True)
-
-
-@converter("aten::std.correction")
-def std(
-    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> Value:
-    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    return _variance(op, x, dim, correction, keepdim, root=True)[0]
-
-
-@converter("aten::std_mean.correction")
-def std_mean(
-    op: Recorder, x: Value, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Value, ...]:
-    """std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"""
-    return _variance(op, x, dim, correction, keepdim, root=True, with_mean=True)
+for _name, _root in (("var", False), ("std", True)):
+    _register_variance(_name, root=_root, with_mean=False)
+    _register_variance(f"{_name}_mean", root=_root, with_mean=True)
 
 
 @converter("aten::linalg_vector_norm")
@@ -291,28 +244,16 @@ def extremum(op: Recorder, onnx_op: str, x: Value, dim: Dims, keepdim: bool) -> 
     return op.Where(has_nan(op, x, dim, keepdim), math.nan, result)
 
 
-@converter("aten::amax")
+@converter("aten::amax", "aten::max")
 def amax(op: Recorder, x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
     """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
     return extremum(op, "ReduceMax", x, dim, keepdim)
 
 
-@converter("aten::amin")
+@converter("aten::amin", "aten::min")
 def amin(op: Recorder, x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
     """amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
     return extremum(op, "ReduceMin", x, dim, keepdim)
-
-
-@converter("aten::max")
-def max_(op: Recorder, x: Value) -> Value:
-    """max(Tensor self) -> Tensor"""
-    return amax(op, x)
-
-
-@converter("aten::min")
-def min_(op: Recorder, x: Value) -> Value:
-    """min(Tensor self) -> Tensor"""
-    return amin(op, x)
 
 
 @converter("aten::aminmax")
@@ -334,39 +275,21 @@ def _holds(op: Recorder, x: Value, dim: Dims, keepdim: bool, *, everywhere: bool
     return op.cast(op.Not(found) if everywhere else found, op.dtype)
 
 
-@converter("aten::any")
-def any_(op: Recorder, x: Value) -> Value:
-    """any(Tensor self) -> Tensor"""
-    return _holds(op, x, None, False, everywhere=False)
-
-
-@converter("aten::any.dim", "aten::any.dims")
-def any_dim(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+@converter("aten::any", "aten::any.dim", "aten::any.dims")
+def any_(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"""
     return _holds(op, x, dim, keepdim, everywhere=False)
 
 
-@converter("aten::all")
-def all_(op: Recorder, x: Value) -> Value:
-    """all(Tensor self) -> Tensor"""
-    return _holds(op, x, None, False, everywhere=True)
-
-
-@converter("aten::all.dim", "aten::all.dims")
-def all_dim(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+@converter("aten::all", "aten::all.dim", "aten::all.dims")
+def all_(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"""
     return _holds(op, x, dim, keepdim, everywhere=True)
 
 
-@converter("aten::count_nonzero")
-def count_nonzero(op: Recorder, x: Value, dim: int | None = None) -> Value:
+@converter("aten::count_nonzero", "aten::count_nonzero.dim_IntList")
+def count_nonzero(op: Recorder, x: Value, dim: Dims = None) -> Value:
     """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
-    return count_nonzero_dims(op, x, None if dim is None else [dim])
-
-
-@converter("aten::count_nonzero.dim_IntList")
-def count_nonzero_dims(op: Recorder, x: Value, dim: Dims) -> Value:
-    """count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor"""
     return integer_sum(op, op.cast(x, ir.DataType.BOOL), _axes(x, dim), False)
 
 

@@ -11,15 +11,21 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import at_least_1d, flatten, refuse_negative, result_dims
+from dort_rewriter.export.converters.axes import (
+    at_least_1d,
+    flatten,
+    refuse_negative,
+    result_dims,
+    zeros,
+)
+from dort_rewriter.export.converters.opmath import HALVES
 from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.converters.slicing import SINCE, is_run, write_run
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_ONNX_REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}
+_ONNX_REDUCTIONS = {"none": "none", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}
 _ONNX_REDUCTIONS.update({"amax": "max", "amin": "min"})
 
 
@@ -39,8 +45,8 @@ def scatter(
     dtype = x.dtype
     assert dtype is not None
     wider = dtype
-    if reduction != "none" and dtype in (*_HALVES, ir.DataType.BOOL):
-        wider = ir.DataType.FLOAT if dtype in _HALVES else ir.DataType.INT32
+    if reduction != "none" and (dtype in HALVES or dtype == ir.DataType.BOOL):
+        wider = ir.DataType.FLOAT if dtype in HALVES else ir.DataType.INT32
     result = op.ScatterElements(
         op.cast(data, wider),
         index,
@@ -62,66 +68,44 @@ def _filled(op: Recorder, places: Value, value: Any) -> Value:
     return op.Expand(op.cast(value, op.dtype), op.sizes(places))
 
 
-@converter("aten::scatter.src")
-def scatter_src(op: Recorder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
-    return scatter(op, x, dim, refuse_negative(op, index), src)
-
-
-@converter("aten::scatter.value")
-def scatter_value(op: Recorder, x: Value, dim: int, index: Value, value: Any) -> Value:
-    """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
-    return scatter(op, x, dim, refuse_negative(op, index), _filled(op, index, value))
-
-
-@converter("aten::scatter.reduce")
-def scatter_reduce_src(
-    op: Recorder, x: Value, dim: int, index: Value, src: Value, *, reduce: str
+@converter("aten::scatter.src", "aten::scatter.reduce")
+def scatter_src(
+    op: Recorder, x: Value, dim: int, index: Value, src: Value, *, reduce: str = "none"
 ) -> Value:
     """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
     return scatter(op, x, dim, refuse_negative(op, index), src, _ONNX_REDUCTIONS[reduce])
 
 
-@converter("aten::scatter.value_reduce")
-def scatter_reduce_value(
-    op: Recorder, x: Value, dim: int, index: Value, value: Any, *, reduce: str
+@converter("aten::scatter.value", "aten::scatter.value_reduce")
+def scatter_value(
+    op: Recorder, x: Value, dim: int, index: Value, value: Any, *, reduce: str = "none"
 ) -> Value:
     """scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"""
-    places, source = refuse_negative(op, index), _filled(op, index, value)
-    return scatter(op, x, dim, places, source, _ONNX_REDUCTIONS[reduce])
+    return scatter_src(op, x, dim, index, _filled(op, index, value), reduce=reduce)
 
 
 @converter("aten::scatter_add")
 def scatter_add(op: Recorder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
-    return scatter(op, x, dim, refuse_negative(op, index), src, "add")
+    return scatter_src(op, x, dim, index, src, reduce="add")
 
 
 @converter("aten::scatter_reduce.two")
-def scatter_reduce(
-    op: Recorder,
-    x: Value,
-    dim: int,
-    index: Value,
-    src: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Value:
+@by_name
+def scatter_reduce(op: Recorder, given: Arguments) -> Value:
     """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"""
-    return _reduce(op, x, dim, refuse_negative(op, index), src, reduce, include_self)
+    return _reduce(op, given, refuse_negative(op, given.index), given.src)
 
 
-def _reduce(
-    op: Recorder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
-) -> Value:
+def _reduce(op: Recorder, given: Arguments, index: Value, src: Value) -> Value:
+    x, dim, reduce = given.x, given.dim, given.reduce
     if 0 in index.dims:
         return x
     start = x
-    if not include_self:
+    if not given.include_self:
         start = scatter(op, x, dim, index, _filled(op, index, _neutral(op, reduce)))
     if reduce == "mean":
-        return _mean(op, start, dim, index, src, include_self)
+        return _mean(op, start, dim, index, src, given.include_self)
     result = scatter(op, start, dim, index, src, _ONNX_REDUCTIONS[reduce])
     if reduce in ("amax", "amin") and op.dtype.is_floating_point():
         return _spread_nan(op, result, start, dim, index, src)
@@ -163,7 +147,7 @@ def _spread_nan(
     return op.Where(op.Greater(met, 0), op.constant(np.nan, op.dtype), result)
 
 
-def _along(op: Recorder, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
+def _along(op: Recorder, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
     """A 1-D index in the shape of the source it belongs to, and the source."""
     source, index = at_least_1d(op, source), refuse_negative(op, index)
     shape = [1] * source.rank
@@ -178,7 +162,7 @@ def index_add(
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
     if 0 in source.dims:
         return x
-    places, updates = _along(op, x, dim, index, source)
+    places, updates = _along(op, dim, index, source)
     if not (isinstance(alpha, int | float) and alpha == 1):
         if op.dtype == ir.DataType.BOOL:
             updates = op.And(updates, op.cast(alpha, op.dtype))
@@ -196,7 +180,7 @@ def index_copy(op: Recorder, x: Value, dim: int, index: Value, source: Value) ->
         return write_rows(op, x, index, source, dim % x.rank)
     if op.opset >= SINCE and source.rank == x.rank > 1 and dim % x.rank and _goes_on(op):
         return write_run(op, x, source, _first(op, index), dim % x.rank)
-    places, updates = _along(op, x, dim, index, source)
+    places, updates = _along(op, dim, index, source)
     return scatter(op, x, dim, places, updates)
 
 
@@ -211,21 +195,12 @@ def _first(op: Recorder, index: Value) -> Value:
 
 
 @converter("aten::index_reduce")
-def index_reduce(
-    op: Recorder,
-    x: Value,
-    dim: int,
-    index: Value,
-    source: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Value:
+@by_name
+def index_reduce(op: Recorder, given: Arguments) -> Value:
     """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"""
-    if 0 in source.dims:
-        return x
-    places, updates = _along(op, x, dim, index, source)
-    return _reduce(op, x, dim, places, updates, reduce, include_self)
+    if 0 in given.source.dims:
+        return given.x
+    return _reduce(op, given, *_along(op, given.dim, given.index, given.source))
 
 
 @converter("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor")
@@ -261,14 +236,13 @@ def masked_scatter_backward(op: Recorder, grad_output: Value, mask: Value, sizes
 
     The gradients of the true elements, in order, then zeros; the others go to a place of their own.
     """
-    zero = op.constant([0], op.dtype).const_value
     if 0 in grad_output.dims or 0 in result_dims(op):
-        return op.ConstantOfShape(op.vector(sizes), value=zero)
+        return zeros(op, sizes)
     shape = op.sizes(grad_output)
     where = flatten(op, op.Expand(op.cast(mask, ir.DataType.BOOL), shape))
     order = op.Sub(op.CumSum(op.cast(where, ir.DataType.INT64), 0), 1)
     length = op.ReduceProd(op.vector(sizes), keepdims=1)
     places = op.Where(where, order, length)
-    wide = op.ConstantOfShape(op.Add(length, 1), value=zero)
+    wide = zeros(op, op.Add(length, 1))
     found = op.ScatterElements(wide, places, flatten(op, grad_output), axis=0)
     return op.Reshape(op.Slice(found, [0], length, [0]), op.vector(sizes))

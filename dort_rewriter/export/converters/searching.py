@@ -9,11 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.converters.opmath import has_any
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.subgraphs import subgraph
+from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 
 
@@ -63,20 +62,14 @@ def _halve(
 
 def _loop(op: Recorder, edges: Value, x: Value, first: Value, last: Value, compare: str) -> Value:
     """The same for a number of edges that is known at run time."""
-    assert op.fx_node is not None
-    meta = op.fx_node.meta["val"].long()
+    meta = op.result.long()
 
     def step(inner: Recorder, given: Sequence[Value]) -> Sequence[Any]:
-        halves = _halve(inner, edges, x, given[2], given[3], compare)
+        halves = _halve(inner, edges, x, given[0], given[1], compare)
         return [has_any(inner, inner.Less(*halves)), *halves]
 
-    body = subgraph(op, [0, True, meta, meta], step)
-    condition = has_any(op, op.Less(first, last))
-    found: tuple[Value, Value] = op.call(
-        "Loop", None, condition, first, last, outputs=2, body=body
-    )
-    annotate(found[0], meta)
-    return found[0]
+    goes_on = has_any(op, op.Less(first, last))
+    return loop(op, goes_on, [first, last], [meta, meta], step)[0]
 
 
 @converter("aten::bucketize.Tensor")

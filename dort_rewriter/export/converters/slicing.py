@@ -19,6 +19,7 @@ from dort_rewriter.export.converters.axes import (
     result_dims,
     size_names,
     to_front,
+    zeros,
 )
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -161,8 +162,7 @@ def slice_backward(
     size = _as_size(op, input_sizes[axis])
     first = normalize_position(op, start, size)
     if 0 in grad_output.dims:
-        zero = op.constant([0], op.dtype).const_value
-        return op.ConstantOfShape(op.vector(input_sizes), value=zero)
+        return zeros(op, input_sizes)
     spread = grad_output
     if not (isinstance(step, int) and step == 1):
         spread = _spread(op, grad_output, axis, step)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 
-from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.opmath import check_dimension, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
@@ -55,35 +55,24 @@ def safe_softmax(op: Recorder, x: Value, dim: int, dtype: ir.DataType | None = N
     return op.Where(hides_all(op, x, dim % x.rank), 0.0, _along(op, "Softmax", x, dim))
 
 
-def _is_own(op: Recorder, grad: Value, output: Value, dim: int) -> bool:
-    """Whether our kernel takes a gradient: that along the last axis."""
-    return (
-        bool(output.rank) and dim % output.rank == output.rank - 1 and op.takes_own(grad, output)
-    )
+def _gradient(log: bool) -> Callable[..., Value]:
+    """The converter of the gradient of a softmax, or of its logarithm."""
+
+    def convert(
+        op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
+    ) -> Value:
+        grad, output = widen(op, grad_output), widen(op, output)
+        is_last = bool(output.rank) and dim % output.rank == output.rank - 1
+        if is_last and op.takes_own(grad, output):
+            found = op.own("SoftmaxGrad", grad, output, log=int(log))
+        elif log:
+            found = grad - op.Exp(output) * _sum_along(op, grad, dim)
+        else:
+            found = (grad - _sum_along(op, grad * output, dim)) * output
+        return op.cast(found, input_dtype)
+
+    return convert
 
 
-@converter("aten::_softmax_backward_data")
-def softmax_backward(
-    op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
-) -> Value:
-    """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
-    grad_output, output = widen(op, grad_output), widen(op, output)
-    if _is_own(op, grad_output, output, dim):
-        gradient = own_kernels.softmax_gradient(op, grad_output, output, log=False)
-        return op.cast(gradient, input_dtype)
-    weighted = grad_output * output
-    total = _sum_along(op, weighted, dim)
-    return op.cast((grad_output - total) * output, input_dtype)
-
-
-@converter("aten::_log_softmax_backward_data")
-def log_softmax_backward(
-    op: Recorder, grad_output: Value, output: Value, dim: int, input_dtype: ir.DataType
-) -> Value:
-    """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
-    grad_output, output = widen(op, grad_output), widen(op, output)
-    if _is_own(op, grad_output, output, dim):
-        gradient = own_kernels.softmax_gradient(op, grad_output, output, log=True)
-        return op.cast(gradient, input_dtype)
-    total = _sum_along(op, grad_output, dim)
-    return op.cast(grad_output - op.Exp(output) * total, input_dtype)
+converter("aten::_softmax_backward_data")(_gradient(log=False))
+converter("aten::_log_softmax_backward_data")(_gradient(log=True))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dort_rewriter.export.converters.axes import flatten
+from dort_rewriter.export.converters.axes import flatten, zeros
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.export.registry import Refused, arguments, converter
 from dort_rewriter.graph.values import Value
 
 LIMIT = 2**22
@@ -33,9 +33,7 @@ def _memory_order(base: torch.Tensor) -> list[int] | None:
     return order
 
 
-def _positions(
-    base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
-) -> np.ndarray[Any, Any]:
+def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray[Any, Any]:
     """The place of each element in the memory of the base."""
     places = np.full((), offset, dtype=np.int64)
     for length, step in zip(size, stride, strict=True):
@@ -45,25 +43,20 @@ def _positions(
 
 def _is_static(node: torch.fx.Node) -> bool:
     """as_strided is taken with known sizes, on a dense tensor and within it"""
-    base = node.args[0].meta["val"]  # type: ignore[union-attr]
-    scatters = "scatter" in node.target.name()  # type: ignore[union-attr]
-    size, stride, offset = _geometry(base, node.args[2 if scatters else 1 :], node.kwargs)
-    numbers = [*base.shape, *base.stride(), base.storage_offset(), *size, *stride, offset]
+    given = arguments(node.target, node.args, node.kwargs)
+    base, size, stride = given.x.meta["val"], given.size, given.stride
+    origin = base.storage_offset()
+    offset = origin if given.storage_offset is None else given.storage_offset
+    numbers = [*base.shape, *base.stride(), origin, *size, *stride, offset]
     if any(not isinstance(n, int) for n in numbers) or _memory_order(base) is None:
         return False
     if 0 in size:
         return True
     if int(np.prod(size)) > LIMIT or any(s < 0 for s in stride):
         return False
-    start = offset - base.storage_offset()
+    start = offset - origin
     last = start + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    return start >= 0 and last < base.numel()
-
-
-def _geometry(base: torch.Tensor, args: Sequence[Any], kwargs: Any) -> tuple[Any, Any, Any]:
-    size, stride = args[:2]
-    offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
-    return size, stride, base.storage_offset() if offset is None else offset
+    return bool(start >= 0 and last < base.numel())
 
 
 def _base(op: Recorder) -> torch.Tensor:
@@ -88,17 +81,13 @@ def as_strided(
     origin = int(base.storage_offset())
     offset: int = origin if storage_offset is None else storage_offset
     if 0 in size:
-        return op.ConstantOfShape(op.vector(size), value=_zero(op))
+        return zeros(op, size)
     if list(size) == list(base.shape) and offset == origin:
         matters = [i for i, n in enumerate(size) if n != 1]
         if all(stride[i] == base.stride(i) for i in matters):
             return x
     memory = _memory(op, x, base)
     return _read(op, memory, size, stride, offset - origin, base)
-
-
-def _zero(op: Recorder) -> Any:
-    return op.constant([0], op.dtype).const_value
 
 
 def _read(
@@ -110,7 +99,7 @@ def _read(
     expected = 1
     for axis in reversed(axes):
         if stride[axis] != expected:
-            places = _positions(base, size, stride, start)
+            places = _positions(size, stride, start)
             return op.Gather(memory, op.constant(places), axis=0)
         expected *= size[axis]
     part = memory
@@ -137,7 +126,7 @@ def as_strided_scatter(
     if 0 in size:
         return x
     src = op.cast(src, op.dtype)
-    places = _positions(base, size, stride, offset - origin).ravel()
+    places = _positions(size, stride, offset - origin).ravel()
     if len(np.unique(places)) != len(places):
         raise Refused("as_strided_scatter writes to the same element more than once")
     if len(places) == base.numel() and (places == np.arange(len(places))).all():

@@ -31,16 +31,11 @@ def _promote(op: Recorder, *numbers: Any) -> list[Any]:
     return [op.cast(n, dtype) for n in numbers]
 
 
-def _given(node: torch.fx.Node, position: int, name: str) -> Any:
-    """An argument given by position or by name, a number or a symbolic one."""
-    given = node.args[position] if len(node.args) > position else node.kwargs.get(name)
-    return given.meta["val"] if isinstance(given, torch.fx.Node) else given
-
-
 def are_natural(op: Recorder, *positions: int) -> bool:
     """Whether arguments of the FX node are known not to be negative."""
     assert op.fx_node is not None
-    values = [_given(op.fx_node, i, "") for i in positions]
+    given = [op.fx_node.args[i] for i in positions]
+    values: list[Any] = [g.meta["val"] if isinstance(g, torch.fx.Node) else g for g in given]
     return all(statically_known_true(v >= 0) for v in values)
 
 
@@ -77,15 +72,30 @@ def sym_stride(op: Recorder, x: Value, dim: int) -> Value:
 # -- arithmetic --------------------------------------------------------------------------------
 
 
-def _register_arithmetic(name: str, onnx_op: str) -> None:
-    def convert(op: Recorder, a: Any, b: Any) -> Value:
-        return op.call(onnx_op, *_promote(op, a, b))
+def _promoted(onnx_op: str) -> Callable[..., Value]:
+    """The converter of what one operator of ONNX makes of numbers of one type."""
 
-    converter(f"_operator::{name}")(convert)
+    def convert(op: Recorder, *numbers: Any) -> Value:
+        return op.call(onnx_op, *_promote(op, *numbers))
+
+    return convert
 
 
-for _name, _onnx_op in {"add": "Add", "sub": "Sub", "mul": "Mul"}.items():
-    _register_arithmetic(_name, _onnx_op)
+for _names, _onnx_op in {
+    "_operator::add": "Add",
+    "_operator::sub": "Sub",
+    "_operator::mul": "Mul",
+    "_operator::neg": "Neg",
+    "_operator::abs builtins::abs": "Abs",
+    "_operator::eq": "Equal",
+    "_operator::lt": "Less",
+    "_operator::le": "LessOrEqual",
+    "_operator::gt": "Greater",
+    "_operator::ge": "GreaterOrEqual",
+    "torch::sym_max builtins::max": "Max",
+    "torch::sym_min builtins::min": "Min",
+}.items():
+    converter(*_names.split())(_promoted(_onnx_op))
 
 
 @converter("torch::sym_sum")
@@ -94,22 +104,10 @@ def sym_sum(op: Recorder, args: Any) -> Value:
     return functools.reduce(lambda a, b: op.Add(a, b), _promote(op, *args))
 
 
-@converter("_operator::neg")
-def neg(op: Recorder, a: Any) -> Value:
-    """neg(a): the opposite of a number"""
-    return op.Neg(*_promote(op, a))
-
-
 @converter("_operator::pos")
 def pos(op: Recorder, a: Any) -> Value:
     """pos(a): the number itself"""
     return op.cast(a, op.dtype)
-
-
-@converter("_operator::abs", "builtins::abs")
-def abs_(op: Recorder, a: Any) -> Value:
-    """abs(a): the absolute value"""
-    return op.Abs(*_promote(op, a))
 
 
 @converter("_operator::floordiv")
@@ -144,23 +142,6 @@ def pow_(op: Recorder, a: Any, b: Any) -> Value:
 # -- comparisons and logic ---------------------------------------------------------------------
 
 
-def _register_comparison(name: str, onnx_op: str) -> None:
-    def convert(op: Recorder, a: Any, b: Any) -> Value:
-        return op.call(onnx_op, *_promote(op, a, b))
-
-    converter(f"_operator::{name}")(convert)
-
-
-for _name, _onnx_op in {
-    "eq": "Equal",
-    "lt": "Less",
-    "le": "LessOrEqual",
-    "gt": "Greater",
-    "ge": "GreaterOrEqual",
-}.items():
-    _register_comparison(_name, _onnx_op)
-
-
 @converter("_operator::ne")
 def ne(op: Recorder, a: Any, b: Any) -> Value:
     """ne(a, b): whether two numbers differ"""
@@ -176,9 +157,8 @@ def _logic(name: str) -> Callable[..., Value]:
     return convert
 
 
-for _name in ("And", "Or", "Xor"):
-    _names = [f"_operator::{_name.lower()}", f"_operator::{_name.lower()}_"]
-    converter(*_names[:1] if _name == "Xor" else _names[1:])(_logic(_name))
+for _name, _onnx_op in {"and_": "And", "or_": "Or", "xor": "Xor"}.items():
+    converter(f"_operator::{_name}")(_logic(_onnx_op))
 
 
 @converter("torch::sym_not", "_operator::not_")
@@ -191,18 +171,6 @@ def not_(op: Recorder, a: Any) -> Value:
 def sym_ite(op: Recorder, b: Any, t: Any, f: Any) -> Value:
     """sym_ite(b, t, f): t if b else f"""
     return op.Where(op.cast(b, _D.BOOL), *_promote(op, t, f))
-
-
-@converter("torch::sym_max", "builtins::max")
-def max_(op: Recorder, *numbers: Any) -> Value:
-    """sym_max(a, b): the larger number"""
-    return op.Max(*_promote(op, *numbers))
-
-
-@converter("torch::sym_min", "builtins::min")
-def min_(op: Recorder, *numbers: Any) -> Value:
-    """sym_min(a, b): the smaller number"""
-    return op.Min(*_promote(op, *numbers))
 
 
 # -- conversions and functions of floats -------------------------------------------------------
@@ -249,18 +217,5 @@ def _of_float(onnx_op: str) -> Callable[..., Value]:
     return convert
 
 
-for _name, _onnx_op in {
-    "sqrt": "Sqrt",
-    "cos": "Cos",
-    "sin": "Sin",
-    "tan": "Tan",
-    "cosh": "Cosh",
-    "sinh": "Sinh",
-    "tanh": "Tanh",
-    "acos": "Acos",
-    "asin": "Asin",
-    "atan": "Atan",
-    "log": "Log",
-    "exp": "Exp",
-}.items():
-    converter(f"math::{_name}", f"torch::_sym_{_name}")(_of_float(_onnx_op))
+for _name in "Sqrt Cos Sin Tan Cosh Sinh Tanh Acos Asin Atan Log Exp".split():
+    converter(f"math::{_name.lower()}", f"torch::_sym_{_name.lower()}")(_of_float(_name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from dort_rewriter.export.converters.interpolation import (
 from dort_rewriter.export.converters.opmath import store, widen
 from dort_rewriter.export.converters.windows import Size, spatial_sizes
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import converter
+from dort_rewriter.export.registry import Arguments, Predicate, by_name, converter
 from dort_rewriter.graph.values import Value
 
 _MakeTaps = Callable[[Recorder, Axis, ir.DataType], Taps]
@@ -156,72 +157,60 @@ def _interpolate_backward(
 # -- registration ------------------------------------------------------------------------------
 
 
-def _register_nearest(name: str, rank: int, *, exact: bool) -> None:
-    def resize(op: Recorder, x: Value, output_size: Any, *scales: float | None) -> Value:
-        """upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor"""
-        factors = [*scales, *[None] * (rank - len(scales))]
-        axes = _axes(op, spatial_sizes(op, x, rank), output_size, factors)
-        return _nearest(op, x, axes, exact=exact)
+_SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+"""The names of the factors of so many axes, which some overloads have in one list."""
 
-    def resize_vec(op: Recorder, input: Value, output_size: Any, scale_factors: Any) -> Value:
-        """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
-        factors = scale_factors or [None] * rank
-        axes = _axes(op, spatial_sizes(op, input, rank), output_size, factors)
-        return _nearest(op, input, axes, exact=exact)
-
-    def resize_backward(
-        op: Recorder, grad_output: Value, output_size: Any, input_size: Any, *scales: float | None
-    ) -> Value:
-        """upsample_nearest2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, float? scales_h=None, float? scales_w=None) -> Tensor"""
-        factors = [*scales, *[None] * (rank - len(scales))]
-        axes = _axes(op, input_size[-rank:], spatial_sizes(op, grad_output, rank), factors)
-        return _nearest_backward(op, grad_output, axes, exact=exact)
-
-    converter(f"aten::{name}")(resize)
-    converter(f"aten::{name}.vec")(resize_vec)
-    converter(f"aten::{name}_backward")(resize_backward)
+_Resize = Callable[[Recorder, Value, Sequence[Axis]], Value]
 
 
-def _register_interpolation(name: str, rank: int, make_taps: _MakeTaps) -> None:
-    def resize(
-        op: Recorder, x: Value, output_size: Any, align_corners: bool, *scales: float | None
-    ) -> Value:
+def _factors(given: Arguments, rank: int) -> Sequence[float | None]:
+    if hasattr(given, "scale_factors"):
+        return given.scale_factors or [None] * rank
+    return [getattr(given, name) for name in _SCALES[rank]]
+
+
+def _register(
+    name: str, rank: int, forward: _Resize, backward: _Resize, when: Predicate | None = None
+) -> None:
+    def axes(
+        op: Recorder, given: Arguments, sources: Sequence[Size], targets: Any
+    ) -> Sequence[Axis]:
+        corners = getattr(given, "align_corners", False)
+        return _axes(op, sources, targets, _factors(given, rank), corners)
+
+    @converter(f"aten::{name}", f"aten::{name}.vec", when=when)
+    @by_name
+    def resize(op: Recorder, given: Arguments) -> Value:
         """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
-        factors = [*scales, *[None] * (rank - len(scales))]
-        axes = _axes(op, spatial_sizes(op, x, rank), output_size, factors, align_corners)
-        return _interpolate(op, x, axes, make_taps)
+        x = given.x if hasattr(given, "x") else given.input
+        return forward(op, x, axes(op, given, spatial_sizes(op, x, rank), given.output_size))
 
-    def resize_vec(
-        op: Recorder, input: Value, output_size: Any, align_corners: bool, scale_factors: Any
-    ) -> Value:
-        """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
-        factors = scale_factors or [None] * rank
-        axes = _axes(op, spatial_sizes(op, input, rank), output_size, factors, align_corners)
-        return _interpolate(op, input, axes, make_taps)
-
-    def resize_backward(
-        op: Recorder,
-        grad_output: Value,
-        output_size: Any,
-        input_size: Any,
-        align_corners: bool,
-        *scales: float | None,
-    ) -> Value:
+    @converter(f"aten::{name}_backward", when=when)
+    @by_name
+    def resize_backward(op: Recorder, given: Arguments) -> Value:
         """upsample_bilinear2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
-        factors = [*scales, *[None] * (rank - len(scales))]
-        targets = spatial_sizes(op, grad_output, rank)
-        axes = _axes(op, input_size[-rank:], targets, factors, align_corners)
-        return _interpolate_backward(op, grad_output, axes, make_taps)
-
-    converter(f"aten::{name}", when=_is_floating)(resize)
-    converter(f"aten::{name}.vec", when=_is_floating)(resize_vec)
-    converter(f"aten::{name}_backward", when=_is_floating)(resize_backward)
+        grad, sources = given.grad_output, given.input_size[-rank:]
+        return backward(op, grad, axes(op, given, sources, spatial_sizes(op, grad, rank)))
 
 
 for _rank in (1, 2, 3):
-    _register_nearest(f"upsample_nearest{_rank}d", _rank, exact=False)
-    _register_nearest(f"_upsample_nearest_exact{_rank}d", _rank, exact=True)
-_register_interpolation("upsample_linear1d", 1, linear_taps)
-_register_interpolation("upsample_bilinear2d", 2, linear_taps)
-_register_interpolation("upsample_trilinear3d", 3, linear_taps)
-_register_interpolation("upsample_bicubic2d", 2, cubic_taps)
+    for _name, _exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
+        _register(
+            f"{_name}{_rank}d",
+            _rank,
+            functools.partial(_nearest, exact=_exact),
+            functools.partial(_nearest_backward, exact=_exact),
+        )
+for _name, _rank, _taps in (
+    ("upsample_linear1d", 1, linear_taps),
+    ("upsample_bilinear2d", 2, linear_taps),
+    ("upsample_trilinear3d", 3, linear_taps),
+    ("upsample_bicubic2d", 2, cubic_taps),
+):
+    _register(
+        _name,
+        _rank,
+        functools.partial(_interpolate, make_taps=_taps),
+        functools.partial(_interpolate_backward, make_taps=_taps),
+        when=_is_floating,
+    )

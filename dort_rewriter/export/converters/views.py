@@ -14,21 +14,10 @@ from dort_rewriter.graph.values import Value
 
 
 @converter("aten::view", "aten::_unsafe_view", "aten::view_copy", "aten::_reshape_copy")
-def view(op: Recorder, x: Value, size: Sequence[Any]) -> Value:
+@converter("aten::_reshape_alias", "aten::_reshape_alias_copy")
+def view(op: Recorder, x: Value, size: Sequence[Any], stride: Any = None) -> Value:
     """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
     return reshape(op, x, result_dims(op), size)
-
-
-@converter("aten::_reshape_alias", "aten::_reshape_alias_copy")
-def reshape_alias(op: Recorder, x: Value, size: Sequence[Any], stride: Any) -> Value:
-    """_reshape_alias(Tensor(a) self, SymInt[] size, SymInt[] stride) -> Tensor(a)"""
-    return reshape(op, x, result_dims(op), size)
-
-
-@converter("aten::alias_copy", "aten::detach_copy")
-def alias_copy(op: Recorder, x: Value) -> Value:
-    """alias_copy(Tensor self) -> Tensor"""
-    return x
 
 
 @converter("aten::t", "aten::t_copy")
@@ -72,25 +61,11 @@ def _is_minus_one(size: Any) -> bool:
     return isinstance(size, int) and size == -1
 
 
-@converter("aten::squeeze", "aten::squeeze_copy")
-def squeeze(op: Recorder, x: Value) -> Value:
-    """squeeze(Tensor(a) self) -> Tensor(a)"""
-    return _squeeze(op, x, range(x.rank))
-
-
-@converter("aten::squeeze.dim", "aten::squeeze_copy.dim")
-def squeeze_dim(op: Recorder, x: Value, dim: int) -> Value:
-    """squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"""
-    return _squeeze(op, x, [dim])
-
-
-@converter("aten::squeeze.dims", "aten::squeeze_copy.dims")
-def squeeze_dims(op: Recorder, x: Value, dim: Sequence[int]) -> Value:
+@converter("aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims")
+@converter("aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims")
+def squeeze(op: Recorder, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
-    return _squeeze(op, x, dim)
-
-
-def _squeeze(op: Recorder, x: Value, axes: Sequence[int]) -> Value:
+    axes = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = sorted({a % x.rank for a in axes if x.dims[a] == 1}) if x.rank else []
     return op.Squeeze(x, gone) if gone else x
 

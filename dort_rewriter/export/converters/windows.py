@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
-from dort_rewriter.export.registry import Refused
+from dort_rewriter.export.registry import Arguments, Refused
 from dort_rewriter.graph.values import Value
 
 Size = int | Value
 
 
-def spread(values: Sequence[Any] | int | None, rank: int, default: Any = None) -> list[int]:
+def spread(values: Sequence[Any] | int, rank: int) -> list[int]:
     """An argument that holds one number, or one an axis, as one an axis."""
-    if values is None or (isinstance(values, Sequence) and not values):
-        values = default
     items = list(values) if isinstance(values, Sequence) else [values]
     if not all(isinstance(v, int) for v in items):
         raise Refused("a kernel, stride, padding or dilation is symbolic")
@@ -35,11 +33,6 @@ def group_count(groups: Any) -> int:
     if not isinstance(groups, int):
         raise Refused("the number of groups is symbolic")
     return groups
-
-
-def extent(kernel: int, dilation: int) -> int:
-    """How many elements a dilated window spans."""
-    return dilation * (kernel - 1) + 1
 
 
 class Windows(NamedTuple):
@@ -54,7 +47,7 @@ class Windows(NamedTuple):
     @property
     def extent(self) -> int:
         """How many elements a window spans."""
-        return extent(self.kernel, self.dilation)
+        return self.dilation * (self.kernel - 1) + 1
 
     @property
     def overlap(self) -> bool:
@@ -62,18 +55,12 @@ class Windows(NamedTuple):
         return self.stride < self.extent
 
 
-def make_windows(
-    rank: int,
-    kernel: Any,
-    stride: Any,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> list[Windows]:
-    """The windows along each axis from the arguments of an operator."""
-    kernels = spread(kernel, rank)
-    others = (spread(v, rank) for v in (stride or kernels, padding, dilation))
-    return [Windows(k, s, p, d, ceil_mode) for k, s, p, d in zip(kernels, *others, strict=True)]
+def make_windows(rank: int, given: Arguments) -> list[Windows]:
+    """The windows along each axis from the arguments of a pooling."""
+    kernels = spread(given.kernel_size, rank)
+    settings = (given.stride or kernels, given.padding, getattr(given, "dilation", 1))
+    numbers = zip(kernels, *(spread(v, rank) for v in settings), strict=True)
+    return [Windows(k, s, p, d, given.ceil_mode) for k, s, p, d in numbers]
 
 
 def spatial_sizes(op: Recorder, x: Value, rank: int) -> list[Size]:
@@ -81,20 +68,13 @@ def spatial_sizes(op: Recorder, x: Value, rank: int) -> list[Size]:
     return [op.size(x, axis) for axis in range(-rank, 0)]
 
 
-def count_windows(
-    op: Recorder,
-    size: Size,
-    kernel: int,
-    stride: int,
-    padding: int,
-    dilation: int = 1,
-    ceil_mode: bool = False,
-) -> Size:
+def count_windows(op: Recorder, size: Size, windows: Windows) -> Size:
     """How many windows there are along an axis, as torch counts them.
 
     In `ceil_mode` the last window may reach over the end, but it starts within it.
     """
-    room: Any = size + (2 * padding - extent(kernel, dilation) + (stride - 1 if ceil_mode else 0))
+    _, stride, padding, _, ceil_mode = windows
+    room: Any = size + (2 * padding - windows.extent + (stride - 1 if ceil_mode else 0))
     if isinstance(room, int) and isinstance(size, int):
         whole = room // stride + 1
         return whole - (ceil_mode and (whole - 1) * stride >= size + padding)
@@ -132,48 +112,41 @@ def window_parts(op: Recorder, x: Value, axis: int, count: Size, windows: Window
 
 
 def unfold(
-    op: Recorder,
-    x: Value,
-    windows: Sequence[Size],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    axis: int,
+    op: Recorder, x: Value, counts: Sequence[Size], windows: Sequence[Windows], axis: int
 ) -> Value:
     """The elements of each window of `x` [A, B, *sizes], on a new axis in front of `axis`.
 
-    `windows` tells how many windows there are along each spatial axis.
+    `counts` tells how many windows there are along each spatial axis.
     """
-    rank = len(kernel)
-    tiles = [w * k for w, k in zip(windows, kernel, strict=True) if isinstance(w, int)]
-    side_by_side = list(kernel) == list(stride) and not any(padding) and max(dilation) == 1
+    kernel, stride, padding, dilation, _ = map(list, zip(*windows, strict=True))
+    tiles = [n * k for n, k in zip(counts, kernel, strict=True) if isinstance(n, int)]
+    side_by_side = kernel == stride and not any(padding) and max(dilation) == 1
     if side_by_side and tiles == list(x.dims[2:]):
-        return _untile(op, x, windows, kernel, axis)
+        return _untile(op, x, counts, kernel, axis)
     if any(padding):
         x = op.Pad(x, [0, 0, *padding, 0, 0, *padding])
-    spans = [(n - 1) * s + 1 for n, s in zip(windows, stride, strict=True)]
+    spans = [(n - 1) * s + 1 for n, s in zip(counts, stride, strict=True)]
     parts = []
     for place in itertools.product(*map(range, kernel)):
         starts = [i * d for i, d in zip(place, dilation, strict=True)]
         ends = [span + start for span, start in zip(spans, starts, strict=True)]
-        part = op.Slice(x, starts, op.vector(ends), list(range(2, 2 + rank)), list(stride))
+        part = op.Slice(x, starts, op.vector(ends), list(range(2, x.rank)), stride)
         parts.append(op.Unsqueeze(part, [axis]))
     return op.Concat(*parts, axis=axis)
 
 
 def _untile(
-    op: Recorder, x: Value, windows: Sequence[Size], kernel: Sequence[int], axis: int
+    op: Recorder, x: Value, counts: Sequence[Size], kernel: Sequence[int], axis: int
 ) -> Value:
     """Unfold windows that lie side by side and cover everything: patches of an image."""
     rank = len(kernel)
-    pairs = [n for pair in zip(windows, kernel, strict=True) for n in pair]
+    pairs = [n for pair in zip(counts, kernel, strict=True) for n in pair]
     inside = list(range(3, 3 + 2 * rank, 2))
     outside = list(range(2, 2 + 2 * rank, 2))
     tiles = op.Reshape(x, [0, 0, *pairs])
     order = [*range(axis), *inside, *range(axis, 2), *outside]
     places = op.Transpose(tiles, perm=order)
-    sizes = [op.size(x, 0), op.size(x, 1), *windows]
+    sizes = [op.size(x, 0), op.size(x, 1), *counts]
     sizes.insert(axis, math.prod(kernel))
     return op.Reshape(places, op.vector(sizes))
 
@@ -183,11 +156,7 @@ def transposed_convolution(
     g: Value,
     weight: Value,
     sizes: Sequence[Size],
-    windows: Sequence[Size],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    windows: Sequence[Windows],
     groups: int = 1,
 ) -> Value:
     """What each window of `g` adds to a result of the given spatial sizes.
@@ -195,13 +164,13 @@ def transposed_convolution(
     It is the gradient of a convolution. Windows may reach over the end of the result; what no
     window touches is zero.
     """
-    rank = len(kernel)
-    extents = [extent(k, d) for k, d in zip(kernel, dilation, strict=True)]
+    rank = len(windows)
+    _, stride, padding, dilation, _ = map(list, zip(*windows, strict=True))
     ends: list[int] = []
-    for n, w, s, p, e in zip(sizes, windows, stride, padding, extents, strict=True):
-        if isinstance(n, int) and isinstance(w, int):
-            ends.append((w - 1) * s + e - p - n)
-    common = {"strides": list(stride), "dilations": list(dilation), "group": groups}
+    for n, count, w in zip(sizes, g.dims[2:], windows, strict=True):
+        if isinstance(n, int) and isinstance(count, int):
+            ends.append((count - 1) * w.stride + w.extent - w.padding - n)
+    common = {"strides": stride, "dilations": dilation, "group": groups}
     if len(ends) == rank:
         return op.ConvTranspose(
             g,
@@ -211,8 +180,8 @@ def transposed_convolution(
             **common,
         )
     whole = op.ConvTranspose(g, weight, **common)
-    missing = [p + s - 1 for p, s in zip(padding, stride, strict=True)]
+    missing = [w.padding + w.stride - 1 for w in windows]
     if any(missing):
         whole = op.Pad(whole, [0] * (4 + rank) + missing)
     stops = [n + p for n, p in zip(sizes, padding, strict=True)]
-    return op.Slice(whole, list(padding), op.vector(stops), list(range(2, 2 + rank)))
+    return op.Slice(whole, padding, op.vector(stops), list(range(2, 2 + rank)))

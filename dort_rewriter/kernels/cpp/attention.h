@@ -31,28 +31,15 @@ struct Attended {
   }
 
   void check_mask(const Shape& mask) const {
-    const int64_t scores[] = {batch, heads, queries, keys};
-    bool fits = mask.size() == 2 || mask.size() == 4;
-    for (size_t d = 0; fits && d < mask.size(); ++d) {
-      fits = mask[d] == 1 || mask[d] == scores[4 - mask.size() + d];
+    const Shape scores{batch, heads, queries, keys};
+    if ((mask.size() != 2 && mask.size() != 4) || !broadcasts(mask, scores)) {
+      fail(kInvalidArgument, "the mask does not broadcast to the scores");
     }
-    if (!fits) fail(kInvalidArgument, "the mask does not broadcast to the scores");
   }
 
-  Shape of_query() const { return four(heads, queries); }
-  Shape of_key() const { return four(groups, keys); }
-  Shape of_sums() const {
-    Shape shape(3);
-    shape[0] = batch, shape[1] = heads, shape[2] = queries;
-    return shape;
-  }
-
- private:
-  Shape four(int64_t n, int64_t length) const {
-    Shape shape(4);
-    shape[0] = batch, shape[1] = n, shape[2] = length, shape[3] = width;
-    return shape;
-  }
+  Shape of_query() const { return {batch, heads, queries, width}; }
+  Shape of_key() const { return {batch, groups, keys, width}; }
+  Shape of_sums() const { return {batch, heads, queries}; }
 };
 
 // The inputs: a query, keys and values; for the gradient the one of the result before them, the

@@ -69,6 +69,10 @@ class AllFloats {
 class Written {
  public:
   Written(ElementType type, void* data) : type_(type), data_(data) {}
+  Written(const Context& context, size_t index, const Shape& shape, Arity arity = kRequired)
+      : Written(context.output_type(index), arity == kRequired
+                                                ? context.output(index, shape)
+                                                : context.optional_output(index, shape)) {}
   explicit operator bool() const { return data_ != nullptr; }
 
   // Call work(to), which writes the n numbers from `begin` on.

@@ -14,6 +14,13 @@ INLINED float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c);
 INLINED float fused(float a, float b, float c) { return a * b + c; }
 #endif
 
+// A polynomial of x, its coefficients from that of the highest power on.
+template <typename... C>
+INLINED float polynomial(float x, float highest, C... lower) {
+  ((highest = fused(highest, x, lower)), ...);
+  return highest;
+}
+
 INLINED float exponential(float x) {
   // e ** x = 2 ** n * e ** r with |r| <= ln(2) / 2, and the series of e ** r. Without a branch, so
   // that compilers use vectors. The sum with 3 * 2 ** 22 rounds, and leaves n in the last bits.
@@ -21,14 +28,8 @@ INLINED float exponential(float x) {
   float shifted = fused(x, 1.44269504088896341f, kRound);
   float n = shifted - kRound;
   float r = fused(n, 2.12194440054690583e-4f, fused(n, -0.693359375f, x));
-  float p = 1.0f / 5040;
-  p = fused(p, r, 1.0f / 720);
-  p = fused(p, r, 1.0f / 120);
-  p = fused(p, r, 1.0f / 24);
-  p = fused(p, r, 1.0f / 6);
-  p = fused(p, r, 0.5f);
-  p = fused(p, r, 1.0f);
-  p = fused(p, r, 1.0f);
+  float p = polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f,
+                       1.0f);
   uint32_t bits;
   std::memcpy(&bits, &shifted, 4);
   bits = (bits - 0x4b400000u + 127u) << 23;
@@ -47,24 +48,12 @@ INLINED float error_function(float x) {
   // Near zero x times a polynomial of its square; else 1 - e ** -p(|x|), which is 1 from 4 on.
   constexpr float kSmall = 0.98f, kLargest = 4.1f;
   float size = std::fabs(x), square = x * x;
-  float near = 7.88249711e-05f;
-  near = fused(near, square, -0.000801885499f);
-  near = fused(near, square, 0.00518931194f);
-  near = fused(near, square, -0.0268543288f);
-  near = fused(near, square, 0.112835975f);
-  near = fused(near, square, -0.376126269f);
-  near = fused(near, square, 1.12837917f);
+  float near = polynomial(square, 7.88249711e-05f, -0.000801885499f, 0.00518931194f, -0.0268543288f,
+                          0.112835975f, -0.376126269f, 1.12837917f);
   float t = size > kLargest ? kLargest : size;
-  float p = 7.36347166e-08f;
-  p = fused(p, t, -3.25758788e-06f);
-  p = fused(p, t, 6.1521422e-05f);
-  p = fused(p, t, -0.000680641617f);
-  p = fused(p, t, 0.00504367586f);
-  p = fused(p, t, -0.0270440009f);
-  p = fused(p, t, 0.110962429f);
-  p = fused(p, t, 0.631048259f);
-  p = fused(p, t, 1.13062028f);
-  p = fused(p, t, -0.000402833359f);
+  float p = polynomial(t, 7.36347166e-08f, -3.25758788e-06f, 6.1521422e-05f, -0.000680641617f,
+                       0.00504367586f, -0.0270440009f, 0.110962429f, 0.631048259f, 1.13062028f,
+                       -0.000402833359f);
   float far = std::copysign(1.0f - exponential(-p), x);
   return size < kSmall ? near * x : far;
 }
@@ -74,12 +63,8 @@ INLINED double error_function(double x) { return std::erf(x); }
 INLINED float hyperbolic_tangent(float x) {
   constexpr float kSmall = 0.64f;
   float size = std::fabs(x), square = x * x;
-  float p = 0.00224834851f;
-  p = fused(p, square, -0.00830420816f);
-  p = fused(p, square, 0.0217566424f);
-  p = fused(p, square, -0.0539577393f);
-  p = fused(p, square, 0.133332971f);
-  p = fused(p, square, -0.333333331f);
+  float p = polynomial(square, 0.00224834851f, -0.00830420816f, 0.0217566424f, -0.0539577393f,
+                       0.133332971f, -0.333333331f);
   float near = fused(p * square, size, size);
   float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
   return std::copysign(size < kSmall ? near : far, x);  // -0.0 too
@@ -100,15 +85,8 @@ INLINED float logarithm(float x) {
   float m;
   std::memcpy(&m, &bits, 4);
   m -= 1.0f;
-  float p = 0.0714788565f;
-  p = fused(p, m, -0.115707074f);
-  p = fused(p, m, 0.116619029f);
-  p = fused(p, m, -0.124111305f);
-  p = fused(p, m, 0.142499097f);
-  p = fused(p, m, -0.166684767f);
-  p = fused(p, m, 0.200007081f);
-  p = fused(p, m, -0.249999891f);
-  p = fused(p, m, 0.333333312f);
+  float p = polynomial(m, 0.0714788565f, -0.115707074f, 0.116619029f, -0.124111305f, 0.142499097f,
+                       -0.166684767f, 0.200007081f, -0.249999891f, 0.333333312f);
   float square = m * m;
   float rest = fused(p * square, m, fused(square, -0.5f, n * -2.12194440054690583e-4f));
   float result = fused(n, 0.693359375f, m + rest);

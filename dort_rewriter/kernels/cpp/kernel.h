@@ -16,21 +16,34 @@
 #include "tensors.h"
 #include "torch_threads.h"
 
+// How many there are, of what an object of ONNX Runtime tells.
+template <typename T>
+size_t number_of(OrtStatus* (*ask)(const T*, size_t*), const T* of) {
+  size_t n = 0;
+  check(ask(of, &n));
+  return n;
+}
+
+// How many of what takes so many numbers each are worth a thread.
+inline int64_t part_of(int64_t each, int64_t numbers = 16384) {
+  return std::max<int64_t>(1, numbers / std::max<int64_t>(each, 1));
+}
+
+// How many of some threads work is worth, where each is worth so much.
+inline int64_t threads_for(double work, double each, int64_t most) {
+  return std::max<int64_t>(1, static_cast<int64_t>(std::min(work / each, double(most))));
+}
+
 class Context {
  public:
-  Context(OrtKernelContext* context, const Threads& threads)
-      : context_(context), threads_(threads) {}
+  Context(OrtKernelContext* context, const Threads& threads, const ElementType* types)
+      : context_(context), threads_(threads), types_(types) {}
 
   size_t inputs() const {
-    size_t n = 0;
-    check(api.KernelContext_GetInputCount(context_, &n));
-    return n;
+    return number_of<OrtKernelContext>(api.KernelContext_GetInputCount, context_);
   }
-
   size_t outputs() const {
-    size_t n = 0;
-    check(api.KernelContext_GetOutputCount(context_, &n));
-    return n;
+    return number_of<OrtKernelContext>(api.KernelContext_GetOutputCount, context_);
   }
 
   ONCE Tensor input(size_t index) const {
@@ -60,6 +73,9 @@ class Context {
     return data;
   }
 
+  // The type of a result of an operator that is not variadic.
+  ElementType output_type(size_t index) const { return types_[index]; }
+
   // Null when nobody reads this result.
   ONCE void* optional_output(size_t index, const Shape& shape) const {
     if (index >= outputs()) return nullptr;
@@ -84,6 +100,14 @@ class Context {
   template <typename F>
   void parallel(int64_t total, int64_t part, F&& work) const {
     parallel_of(total, part, Work<int64_t, int64_t>(work));
+  }
+
+  // Call work(i) for 0..total, `part` of them in a row, by several threads.
+  template <typename F>
+  void each(int64_t total, int64_t part, F&& work) const {
+    parallel(total, part, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) work(i);
+    });
   }
 
   // Call work(i) for 0..parts, by several threads.
@@ -150,32 +174,19 @@ class Context {
 
   OrtKernelContext* context_;
   Threads threads_;
+  const ElementType* types_;
 };
 
 class Info {
  public:
   explicit Info(const OrtKernelInfo* info) : info_(info) {}
 
-  size_t inputs() const {
-    size_t n = 0;
-    check(api.KernelInfo_GetInputCount(info_, &n));
-    return n;
-  }
-
-  size_t outputs() const {
-    size_t n = 0;
-    check(api.KernelInfo_GetOutputCount(info_, &n));
-    return n;
-  }
+  size_t inputs() const { return number_of<OrtKernelInfo>(api.KernelInfo_GetInputCount, info_); }
+  size_t outputs() const { return number_of<OrtKernelInfo>(api.KernelInfo_GetOutputCount, info_); }
 
   ONCE int64_t integer(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
-    OrtStatus* status = api.KernelInfoGetAttribute_int64(info_, name, &value);
-    if (status != nullptr) {
-      api.ReleaseStatus(status);
-      return otherwise;
-    }
-    return value;
+    return is_there(api.KernelInfoGetAttribute_int64(info_, name, &value)) ? value : otherwise;
   }
 
   // An integer between two others.
@@ -208,19 +219,13 @@ class Info {
 
   ONCE double number(const char* name, double otherwise) const {
     float value = 0;
-    OrtStatus* status = api.KernelInfoGetAttribute_float(info_, name, &value);
-    if (status == nullptr) return value;
-    api.ReleaseStatus(status);
-    return otherwise;
+    return is_there(api.KernelInfoGetAttribute_float(info_, name, &value)) ? value : otherwise;
   }
 
   // Whether there is a list of integers of this name.
   ONCE bool has_integers(const char* name) const {
     size_t n = 0;
-    OrtStatus* status = api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n);
-    if (status == nullptr) return true;
-    api.ReleaseStatus(status);
-    return false;
+    return is_there(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &n));
   }
 
   // An order of axes.
@@ -243,15 +248,18 @@ class Info {
   // kAny for a result that nobody reads.
   ElementType output_type(size_t index) const {
     OrtTypeInfo* type = nullptr;
-    if (OrtStatus* status = api.KernelInfo_GetOutputTypeInfo(info_, index, &type)) {
-      api.ReleaseStatus(status);
-      return kAny;
-    }
-    return element_type(type);
+    const bool read = is_there(api.KernelInfo_GetOutputTypeInfo(info_, index, &type));
+    return read ? element_type(type) : kAny;
   }
 
  private:
   static constexpr size_t kMostNumbers = 5 * 512;
+
+  // Whether something was found; why not is of no interest.
+  static bool is_there(OrtStatus* status) {
+    if (status != nullptr) api.ReleaseStatus(status);
+    return status == nullptr;
+  }
 
   // The type of the elements of a tensor, of a rank that has a kernel.
   ONCE static ElementType element_type(OrtTypeInfo* type) {
@@ -295,11 +303,19 @@ constexpr bool is_floating(ElementType type) {
   return type == kFloat || type == kFloat16 || type == kBFloat16;
 }
 
-// Whether the last result of an operator may be left out: it says so with `last_optional`.
-template <typename K, typename = void>
-constexpr bool kLastOptional = false;
-template <typename K>
-constexpr bool kLastOptional<K, std::void_t<decltype(K::last_optional)>> = K::last_optional;
+// What an operator declares beside its name and the types of its inputs and results: its class
+// derives from this, and says what is otherwise.
+struct Operator {
+  static constexpr bool variadic = false;       // the last input, and result, may be several
+  static constexpr bool last_optional = false;  // the last result may be left out
+  static constexpr size_t most = kMost;         // inputs, or results, where they may be several
+  static constexpr size_t in_place = 0;         // inputs, or variadic ones, that may be written over
+  // Whether nothing but a lack of memory makes `compute` fail once its inputs have the right shapes,
+  // so that it may write over an argument of the program.
+  static constexpr bool never_fails = false;
+  static constexpr const char* layouts = "dense";  // strides that it reads without a copy
+  static constexpr const char* library = "own";    // what computes it
+};
 
 // Whether the inputs and results of an operator have a type each.
 //
@@ -320,20 +336,14 @@ constexpr bool fits(ElementType type, ElementType expected, ElementType any) {
   return type == (expected == kAny ? any : expected);
 }
 
-// How many inputs, or results, a variadic operator may have: it says so with `most`.
-template <typename K, typename = void>
-constexpr size_t kMostOf = kMost;
-template <typename K>
-constexpr size_t kMostOf<K, std::void_t<decltype(K::most)>> = K::most;
-
 // Check the numbers and the types of the inputs and results of a node of the class `K`.
 template <typename K>
 void check_signature(const Info& info) {
   constexpr size_t n = std::size(K::inputs), results = std::size(K::outputs);
   size_t given = info.inputs(), made = info.outputs();
-  size_t fewest = results - (kLastOptional<K> ? 1 : 0);
-  if (given < n || given > (K::variadic ? kMostOf<K> : n) || made < fewest ||
-      made > (K::variadic ? kMostOf<K> : results)) {
+  size_t fewest = results - (K::last_optional ? 1 : 0);
+  if (given < n || given > (K::variadic ? K::most : n) || made < fewest ||
+      made > (K::variadic ? K::most : results)) {
     fail(kInvalidArgument, "there are too few or too many inputs or results");
   }
   ElementType any = kAny;  // the type of the inputs, and results, that may have one of several
@@ -357,37 +367,19 @@ constexpr size_t count_any(const ElementType (&types)[n]) {
   return found;
 }
 
-// A kernel, and the threads that share its work.
+// A kernel, the threads that share its work, and the types of its results.
 template <typename K>
 struct Made {
-  explicit Made(const Info& info) : kernel(info) {}
+  explicit Made(const Info& info) : kernel(info) {
+    for (size_t i = 0; !K::variadic && i < std::size(K::outputs); ++i) types[i] = info.output_type(i);
+  }
   K kernel;
   Threads threads = threads_of_session;
+  ElementType types[std::size(K::outputs)];
 };
 
-// Whether nothing but a lack of memory makes `compute` fail once its inputs have the right shapes,
-// so that it may write over an argument of the program: an operator says so with `never_fails`.
-template <typename K, typename = void>
-constexpr bool kNeverFails = false;
-template <typename K>
-constexpr bool kNeverFails<K, std::void_t<decltype(K::never_fails)>> = K::never_fails;
-
-// Which strides an operator reads without a copy, by attributes: it says so with `layouts`.
-template <typename K, typename = void>
-constexpr const char* kLayouts = "dense";
-template <typename K>
-constexpr const char* kLayouts<K, std::void_t<decltype(K::layouts)>> = K::layouts;
-
-// What computes it: an operator says so with `library`.
-template <typename K, typename = void>
-constexpr const char* kLibrary = "own";
-template <typename K>
-constexpr const char* kLibrary<K, std::void_t<decltype(K::library)>> = K::library;
-
-// The operator of a class `K` with: name, inputs and outputs (types; kAny follows the first
-// input that is kAny, kFloating and kEach nothing), variadic (the last input), in_place (how many
-// inputs, or variadic ones), a constructor from Info, and compute(Context); and, where they are not
-// as above, last_optional, most, never_fails, layouts, library.
+// The operator of a class `K`, an Operator with: name, inputs and outputs (types; kAny follows the
+// first input that is kAny, kFloating and kEach nothing), a constructor from Info, compute(Context).
 template <typename K>
 const OrtCustomOp* operator_of() {
   // ONNX Runtime refuses the whole library otherwise.
@@ -413,7 +405,7 @@ const OrtCustomOp* operator_of() {
     };
     o.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
       if (K::variadic || kMixed<K>) return kVariadic;
-      return kLastOptional<K> && i + 1 == std::size(K::outputs) ? kOptional : kRequired;
+      return K::last_optional && i + 1 == std::size(K::outputs) ? kOptional : kRequired;
     };
     o.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
     auto one = [](const OrtCustomOp*) { return 1; };
@@ -438,7 +430,7 @@ const OrtCustomOp* operator_of() {
     o.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       return guarded([&] {
         const auto& made = *static_cast<const Made<K>*>(kernel);
-        made.kernel.compute(Context(context, made.threads));
+        made.kernel.compute(Context(context, made.threads, made.types));
       });
     };
     o.GetMayInplace = [](int** inputs, int** outputs) -> size_t {
@@ -463,24 +455,15 @@ const OrtCustomOp* operator_of() {
   return &op;
 }
 
-template <size_t n>
-std::string listed(const ElementType (&types)[n]) {
-  std::string all;
-  for (ElementType type : types) all += (all.empty() ? "" : ",") + std::to_string(type);
-  return "[" + all + "]";
-}
-
-// What an operator declares, as JSON.
+// What Python knows of an operator, as JSON.
 template <typename K>
 std::string declared() {
   auto flag = [](const char* key, bool value) {
     return std::string(",\"") + key + "\":" + (value ? "true" : "false");
   };
-  return std::string("{\"name\":\"") + K::name + "\",\"inputs\":" + listed(K::inputs) +
-         ",\"outputs\":" + listed(K::outputs) + flag("variadic", K::variadic) +
-         flag("last_optional", kLastOptional<K>) + ",\"in_place\":" + std::to_string(K::in_place) +
-         flag("never_fails", kNeverFails<K>) + flag("mixed_types", kMixed<K>) + ",\"layouts\":\"" +
-         kLayouts<K> + "\",\"library\":\"" + kLibrary<K> + "\"}";
+  return std::string("{\"name\":\"") + K::name + "\"" + flag("never_fails", K::never_fails) +
+         flag("mixed_types", kMixed<K> && !K::variadic) + ",\"layouts\":\"" + K::layouts +
+         "\",\"library\":\"" + K::library + "\"}";
 }
 
 struct Registered {

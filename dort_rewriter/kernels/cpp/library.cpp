@@ -62,8 +62,7 @@ EXPORTED int call_python(const void* const* addresses, size_t count) {
   return 1;
 }
 
-EXPORTED OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
-                                               const OrtApiBase* base) {
+EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const OrtApi* table = base->GetApi(kApiVersion);
   if (table == nullptr) {  // older than this library: there is no table to make a message with
     table = base->GetApi(1);

@@ -41,14 +41,9 @@ class OpenMp {
   }
 
  private:
-  OpenMp()
-      : run_(reinterpret_cast<Run*>(torch_library::optional_symbol("GOMP_parallel"))),
-        threads_(reinterpret_cast<Count*>(torch_library::optional_symbol("omp_get_max_threads"))) {}
-
   using Run = void(void (*work)(void*), void* data, unsigned threads, unsigned flags);
-  using Count = int();
-  Run* run_;
-  Count* threads_;
+  Run* run_ = torch_library::optional_function<Run>("GOMP_parallel");
+  int (*threads_)() = torch_library::optional_function<int()>("omp_get_max_threads");
 };
 
 // The threads of a session.

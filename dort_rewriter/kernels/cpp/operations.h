@@ -8,43 +8,46 @@
 #include "functions.h"
 #include "half.h"
 
-enum Operation : int64_t {
-  kAdd,
-  kSub,
-  kMul,
-  kDiv,
-  kMax,
-  kMin,
-  kNeg,
-  kAbs,
-  kSqrt,
-  kReciprocal,
-  kRelu,
-  kSigmoid,
-  kExp,
-  kEqual,
-  kLess,
-  kLessOrEqual,
-  kGreater,
-  kGreaterOrEqual,
-  kWhere,
-  kErf,
-  kTanh,
-  kLog,
-  kNot,
-  kPow,
-  kToFloat16,
-  kToBfloat16,
-  kGelu,
-  kOperations,
-};
+// The operators: how many operands each reads, and what it gives for numbers a, b and c.
+#define OPERATIONS(X)                                                                 \
+  X(kAdd, 2, a + b)                                                                   \
+  X(kSub, 2, a - b)                                                                   \
+  X(kMul, 2, a * b)                                                                   \
+  X(kDiv, 2, a / b)                                                                   \
+  X(kMax, 2, (a > b || a != a) ? a : b)                                               \
+  X(kMin, 2, (a < b || a != a) ? a : b)                                               \
+  X(kNeg, 1, -a)                                                                      \
+  X(kAbs, 1, std::fabs(a))                                                            \
+  X(kSqrt, 1, std::sqrt(a))                                                           \
+  X(kReciprocal, 1, C(1) / a)                                                         \
+  X(kRelu, 1, a < C(0) ? C(0) : a)                                                    \
+  X(kSigmoid, 1, C(1) / (C(1) + exponential(-a)))                                     \
+  X(kExp, 1, exponential(a))                                                          \
+  X(kEqual, 2, a == b ? C(1) : C(0))                                                  \
+  X(kLess, 2, a < b ? C(1) : C(0))                                                    \
+  X(kLessOrEqual, 2, a <= b ? C(1) : C(0))                                            \
+  X(kGreater, 2, a > b ? C(1) : C(0))                                                 \
+  X(kGreaterOrEqual, 2, a >= b ? C(1) : C(0))                                         \
+  X(kWhere, 3, a != C(0) ? b : c)                                                     \
+  X(kErf, 1, error_function(a))                                                       \
+  X(kTanh, 1, hyperbolic_tangent(a))                                                  \
+  X(kLog, 1, logarithm(a))                                                            \
+  X(kNot, 1, a == C(0) ? C(1) : C(0))                                                 \
+  X(kPow, 2, std::pow(a, b))                                                          \
+  X(kToFloat16, 1, a) /* see to_half */                                               \
+  X(kToBfloat16, 1, as_bfloat(a))                                                     \
+  X(kGelu, 1, a * (C(0.5) * (C(1) + error_function(a * C(0.70710678118654752440)))))
+
+#define NAMED(operation, arity, expression) operation,
+enum Operation : int64_t { OPERATIONS(NAMED) kOperations };
+#undef NAMED
 
 // How many operands an operation reads: what stands in the place of others is not looked at.
-constexpr size_t arity_of(int64_t operation) {
-  if (operation == kWhere) return 3;
-  bool single =
-      (operation >= kNeg && operation <= kExp) || (operation >= kErf && operation != kPow);
-  return single ? 1 : 2;
+inline size_t arity_of(int64_t operation) {
+#define COUNTED(operation, arity, expression) arity,
+  static constexpr size_t arities[] = {OPERATIONS(COUNTED)};
+#undef COUNTED
+  return operation >= 0 && operation < kOperations ? arities[operation] : 2;
 }
 
 template <typename C>
@@ -57,44 +60,19 @@ inline float as_bfloat(float value) {
 }
 inline double as_bfloat(double value) { return value; }  // refused when a program is read
 
-// The result may stand where an operand does: element i depends on element i only.
-#define ELEMENTWISE(name, expression)                                         \
-  template <typename C>                                                       \
-  void name(const C* a, const C* b, const C* c, C* out, int64_t n) {          \
-    (void)b, (void)c;                                                         \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) out[i] = expression; \
-  }
-ELEMENTWISE(add, a[i] + b[i])
-ELEMENTWISE(subtract, a[i] - b[i])
-ELEMENTWISE(multiply, a[i] * b[i])
-ELEMENTWISE(divide, a[i] / b[i])
-ELEMENTWISE(maximum, (a[i] > b[i] || a[i] != a[i]) ? a[i] : b[i])
-ELEMENTWISE(minimum, (a[i] < b[i] || a[i] != a[i]) ? a[i] : b[i])
-ELEMENTWISE(negate, -a[i])
-ELEMENTWISE(absolute, std::fabs(a[i]))
-ELEMENTWISE(square_root, std::sqrt(a[i]))
-ELEMENTWISE(reciprocal, C(1) / a[i])
-ELEMENTWISE(relu, a[i] < C(0) ? C(0) : a[i])
-ELEMENTWISE(sigmoid, C(1) / (C(1) + exponential(-a[i])))
-ELEMENTWISE(exp_all, exponential(a[i]))
-ELEMENTWISE(equal, a[i] == b[i] ? C(1) : C(0))
-ELEMENTWISE(less, a[i] < b[i] ? C(1) : C(0))
-ELEMENTWISE(less_or_equal, a[i] <= b[i] ? C(1) : C(0))
-ELEMENTWISE(greater, a[i] > b[i] ? C(1) : C(0))
-ELEMENTWISE(greater_or_equal, a[i] >= b[i] ? C(1) : C(0))
-ELEMENTWISE(choose, a[i] != C(0) ? b[i] : c[i])
-ELEMENTWISE(erf_all, error_function(a[i]))
-ELEMENTWISE(tanh_all, hyperbolic_tangent(a[i]))
-ELEMENTWISE(log_all, logarithm(a[i]))
-ELEMENTWISE(opposite, a[i] == C(0) ? C(1) : C(0))
-ELEMENTWISE(power, std::pow(a[i], b[i]))
-ELEMENTWISE(to_bfloat, as_bfloat(a[i]))
-ELEMENTWISE(gelu, a[i] * (C(0.5) * (C(1) + error_function(a[i] * C(0.70710678118654752440)))))
-#undef ELEMENTWISE
+// One operation on numbers.
+template <int64_t operation, typename C>
+INLINED C apply(C a, C b, C c = C()) {
+  (void)b, (void)c;
+#define CHOSEN(name, arity, expression) \
+  if constexpr (operation == name) return expression;
+  OPERATIONS(CHOSEN)
+#undef CHOSEN
+}
 
 // By way of a few of them: processors convert vectors.
 template <typename C>
-void to_half(const C* a, const C*, const C*, C* out, int64_t n) {
+void to_half(const C* a, C* out, int64_t n) {
   constexpr int64_t kFew = 64;
   Half few[kFew];
   for (int64_t i = 0; i < n; i += kFew) {
@@ -104,12 +82,16 @@ void to_half(const C* a, const C*, const C*, C* out, int64_t n) {
   }
 }
 
+// The result may stand where an operand does: element i depends on element i only.
+template <int64_t operation, typename C>
+void apply_all(const C* a, const C* b, const C* c, C* out, int64_t n) {
+  if constexpr (operation == kToFloat16) return to_half(a, out, n);
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {
+    out[i] = apply<operation>(a[i], b[i], c[i]);
+  }
+}
+
+#define LISTED(operation, arity, expression) apply_all<operation, C>,
 template <typename C>
-constexpr Step<C> kSteps[kOperations] = {
-    add<C>,         subtract<C>,   multiply<C>,      divide<C>,  maximum<C>,
-    minimum<C>,     negate<C>,     absolute<C>,      square_root<C>, reciprocal<C>,
-    relu<C>,        sigmoid<C>,    exp_all<C>,       equal<C>,   less<C>,
-    less_or_equal<C>, greater<C>,  greater_or_equal<C>, choose<C>,
-    erf_all<C>,     tanh_all<C>,   log_all<C>,       opposite<C>, power<C>,
-    to_half<C>,     to_bfloat<C>,  gelu<C>,
-};
+constexpr Step<C> kSteps[kOperations] = {OPERATIONS(LISTED)};
+#undef LISTED

@@ -6,15 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
-#if defined(_WIN32)
-#define ORT_CALL __stdcall
-#define EXPORTED extern "C" __declspec(dllexport)
-#else
-#define ORT_CALL
 #define EXPORTED extern "C" __attribute__((visibility("default")))
-#endif
 
 constexpr uint32_t kApiVersion = 18;
 
@@ -30,8 +23,8 @@ struct OrtCustomOpDomain;
 struct OrtShapeInferContext;
 
 struct OrtApiBase {
-  const OrtApi*(ORT_CALL* GetApi)(uint32_t version);
-  const char*(ORT_CALL* GetVersionString)();
+  const OrtApi* (*GetApi)(uint32_t version);
+  const char* (*GetVersionString)();
 };
 
 enum ElementType : int {
@@ -57,95 +50,74 @@ enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };
 // ONNX Runtime says so: from CreateKernel and KernelCompute, replaced by the V2 that return errors.
 struct OrtCustomOp {
   uint32_t version;
-  void*(ORT_CALL* CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
-  const char*(ORT_CALL* GetName)(const OrtCustomOp*);
-  const char*(ORT_CALL* GetExecutionProviderType)(const OrtCustomOp*);
-  ElementType(ORT_CALL* GetInputType)(const OrtCustomOp*, size_t);
-  size_t(ORT_CALL* GetInputTypeCount)(const OrtCustomOp*);
-  ElementType(ORT_CALL* GetOutputType)(const OrtCustomOp*, size_t);
-  size_t(ORT_CALL* GetOutputTypeCount)(const OrtCustomOp*);
-  void(ORT_CALL* KernelCompute)(void*, OrtKernelContext*);
-  void(ORT_CALL* KernelDestroy)(void*);
-  Arity(ORT_CALL* GetInputCharacteristic)(const OrtCustomOp*, size_t);
-  Arity(ORT_CALL* GetOutputCharacteristic)(const OrtCustomOp*, size_t);
-  int(ORT_CALL* GetInputMemoryType)(const OrtCustomOp*, size_t);
-  int(ORT_CALL* GetVariadicInputMinArity)(const OrtCustomOp*);
-  int(ORT_CALL* GetVariadicInputHomogeneity)(const OrtCustomOp*);
-  int(ORT_CALL* GetVariadicOutputMinArity)(const OrtCustomOp*);
-  int(ORT_CALL* GetVariadicOutputHomogeneity)(const OrtCustomOp*);
-  OrtStatus*(ORT_CALL* CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*,
-                                       void**);
-  OrtStatus*(ORT_CALL* KernelComputeV2)(void*, OrtKernelContext*);
-  OrtStatus*(ORT_CALL* InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
-  int(ORT_CALL* GetStartVersion)(const OrtCustomOp*);
-  int(ORT_CALL* GetEndVersion)(const OrtCustomOp*);
-  size_t(ORT_CALL* GetMayInplace)(int**, int**);
-  void(ORT_CALL* ReleaseMayInplace)(int*, int*);
-  size_t(ORT_CALL* GetAliasMap)(int**, int**);
-  void(ORT_CALL* ReleaseAliasMap)(int*, int*);
+  void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
+  const char* (*GetName)(const OrtCustomOp*);
+  const char* (*GetExecutionProviderType)(const OrtCustomOp*);
+  ElementType (*GetInputType)(const OrtCustomOp*, size_t);
+  size_t (*GetInputTypeCount)(const OrtCustomOp*);
+  ElementType (*GetOutputType)(const OrtCustomOp*, size_t);
+  size_t (*GetOutputTypeCount)(const OrtCustomOp*);
+  void (*KernelCompute)(void*, OrtKernelContext*);
+  void (*KernelDestroy)(void*);
+  Arity (*GetInputCharacteristic)(const OrtCustomOp*, size_t);
+  Arity (*GetOutputCharacteristic)(const OrtCustomOp*, size_t);
+  int (*GetInputMemoryType)(const OrtCustomOp*, size_t);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp*);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void**);
+  OrtStatus* (*KernelComputeV2)(void*, OrtKernelContext*);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
+  int (*GetStartVersion)(const OrtCustomOp*);
+  int (*GetEndVersion)(const OrtCustomOp*);
+  size_t (*GetMayInplace)(int**, int**);
+  void (*ReleaseMayInplace)(int*, int*);
+  size_t (*GetAliasMap)(int**, int**);
+  void (*ReleaseAliasMap)(int*, int*);
 };
 
-// The functions of the table, under the names ONNX Runtime gives them.
+// The functions of the table: their places, what they return, their names and what they take.
+#define ORT_FUNCTIONS(X) \
+  X(0, OrtStatus*, CreateStatus, (ErrorCode, const char*)) \
+  X(26, OrtStatus*, CreateCustomOpDomain, (const char*, OrtCustomOpDomain**)) \
+  X(27, OrtStatus*, CustomOpDomain_Add, (OrtCustomOpDomain*, const OrtCustomOp*)) \
+  X(28, OrtStatus*, AddCustomOpDomain, (OrtSessionOptions*, OrtCustomOpDomain*)) \
+  X(51, OrtStatus*, GetTensorMutableData, (OrtValue*, void**)) \
+  X(55, OrtStatus*, CastTypeInfoToTensorInfo, \
+     (const OrtTypeInfo*, const OrtTensorTypeAndShapeInfo**)) \
+  X(60, OrtStatus*, GetTensorElementType, (const OrtTensorTypeAndShapeInfo*, ElementType*)) \
+  X(61, OrtStatus*, GetDimensionsCount, (const OrtTensorTypeAndShapeInfo*, size_t*)) \
+  X(62, OrtStatus*, GetDimensions, (const OrtTensorTypeAndShapeInfo*, int64_t*, size_t)) \
+  X(65, OrtStatus*, GetTensorTypeAndShape, (const OrtValue*, OrtTensorTypeAndShapeInfo**)) \
+  X(85, OrtStatus*, KernelInfoGetAttribute_float, (const OrtKernelInfo*, const char*, float*)) \
+  X(86, OrtStatus*, KernelInfoGetAttribute_int64, (const OrtKernelInfo*, const char*, int64_t*)) \
+  X(88, OrtStatus*, KernelContext_GetInputCount, (const OrtKernelContext*, size_t*)) \
+  X(89, OrtStatus*, KernelContext_GetOutputCount, (const OrtKernelContext*, size_t*)) \
+  X(90, OrtStatus*, KernelContext_GetInput, (const OrtKernelContext*, size_t, const OrtValue**)) \
+  X(91, OrtStatus*, KernelContext_GetOutput, \
+     (OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**)) \
+  X(93, void, ReleaseStatus, (OrtStatus*)) \
+  X(98, void, ReleaseTypeInfo, (OrtTypeInfo*)) \
+  X(99, void, ReleaseTensorTypeAndShapeInfo, (OrtTensorTypeAndShapeInfo*)) \
+  X(163, OrtStatus*, KernelInfoGetAttributeArray_int64, \
+     (const OrtKernelInfo*, const char*, int64_t*, size_t*)) \
+  X(230, OrtStatus*, KernelInfo_GetInputCount, (const OrtKernelInfo*, size_t*)) \
+  X(231, OrtStatus*, KernelInfo_GetOutputCount, (const OrtKernelInfo*, size_t*)) \
+  X(234, OrtStatus*, KernelInfo_GetInputTypeInfo, (const OrtKernelInfo*, size_t, OrtTypeInfo**)) \
+  X(235, OrtStatus*, KernelInfo_GetOutputTypeInfo, (const OrtKernelInfo*, size_t, OrtTypeInfo**)) \
+  X(274, OrtStatus*, KernelContext_ParallelFor, \
+     (const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*))
+
 struct Api {
-  OrtStatus*(ORT_CALL* CreateStatus)(ErrorCode, const char*);
-  OrtStatus*(ORT_CALL* CreateCustomOpDomain)(const char*, OrtCustomOpDomain**);
-  OrtStatus*(ORT_CALL* CustomOpDomain_Add)(OrtCustomOpDomain*, const OrtCustomOp*);
-  OrtStatus*(ORT_CALL* AddCustomOpDomain)(OrtSessionOptions*, OrtCustomOpDomain*);
-  OrtStatus*(ORT_CALL* GetTensorMutableData)(OrtValue*, void**);
-  OrtStatus*(ORT_CALL* CastTypeInfoToTensorInfo)(const OrtTypeInfo*,
-                                                 const OrtTensorTypeAndShapeInfo**);
-  OrtStatus*(ORT_CALL* GetTensorElementType)(const OrtTensorTypeAndShapeInfo*, ElementType*);
-  OrtStatus*(ORT_CALL* GetDimensionsCount)(const OrtTensorTypeAndShapeInfo*, size_t*);
-  OrtStatus*(ORT_CALL* GetDimensions)(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t);
-  OrtStatus*(ORT_CALL* GetTensorTypeAndShape)(const OrtValue*, OrtTensorTypeAndShapeInfo**);
-  OrtStatus*(ORT_CALL* KernelInfoGetAttribute_float)(const OrtKernelInfo*, const char*, float*);
-  OrtStatus*(ORT_CALL* KernelInfoGetAttribute_int64)(const OrtKernelInfo*, const char*, int64_t*);
-  OrtStatus*(ORT_CALL* KernelContext_GetInputCount)(const OrtKernelContext*, size_t*);
-  OrtStatus*(ORT_CALL* KernelContext_GetOutputCount)(const OrtKernelContext*, size_t*);
-  OrtStatus*(ORT_CALL* KernelContext_GetInput)(const OrtKernelContext*, size_t, const OrtValue**);
-  OrtStatus*(ORT_CALL* KernelContext_GetOutput)(OrtKernelContext*, size_t, const int64_t*, size_t,
-                                                OrtValue**);
-  void(ORT_CALL* ReleaseStatus)(OrtStatus*);
-  void(ORT_CALL* ReleaseTypeInfo)(OrtTypeInfo*);
-  void(ORT_CALL* ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo*);
-  OrtStatus*(ORT_CALL* KernelInfoGetAttributeArray_int64)(const OrtKernelInfo*, const char*,
-                                                          int64_t*, size_t*);
-  OrtStatus*(ORT_CALL* KernelInfo_GetInputCount)(const OrtKernelInfo*, size_t*);
-  OrtStatus*(ORT_CALL* KernelInfo_GetOutputCount)(const OrtKernelInfo*, size_t*);
-  OrtStatus*(ORT_CALL* KernelInfo_GetInputTypeInfo)(const OrtKernelInfo*, size_t, OrtTypeInfo**);
-  OrtStatus*(ORT_CALL* KernelInfo_GetOutputTypeInfo)(const OrtKernelInfo*, size_t, OrtTypeInfo**);
-  OrtStatus*(ORT_CALL* KernelContext_ParallelFor)(const OrtKernelContext*, void (*)(void*, size_t),
-                                                  size_t, size_t, void*);
+#define DECLARED(place, result, name, given) result (*name) given;
+  ORT_FUNCTIONS(DECLARED)
+#undef DECLARED
 
   void load(const OrtApi* table) {
     auto entries = reinterpret_cast<void* const*>(table);
-    auto take = [&](auto& function, int position) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(entries[position]);
-    };
-    take(CreateStatus, 0);
-    take(CreateCustomOpDomain, 26);
-    take(CustomOpDomain_Add, 27);
-    take(AddCustomOpDomain, 28);
-    take(GetTensorMutableData, 51);
-    take(CastTypeInfoToTensorInfo, 55);
-    take(GetTensorElementType, 60);
-    take(GetDimensionsCount, 61);
-    take(GetDimensions, 62);
-    take(GetTensorTypeAndShape, 65);
-    take(KernelInfoGetAttribute_float, 85);
-    take(KernelInfoGetAttribute_int64, 86);
-    take(KernelContext_GetInputCount, 88);
-    take(KernelContext_GetOutputCount, 89);
-    take(KernelContext_GetInput, 90);
-    take(KernelContext_GetOutput, 91);
-    take(ReleaseStatus, 93);
-    take(ReleaseTypeInfo, 98);
-    take(ReleaseTensorTypeAndShapeInfo, 99);
-    take(KernelInfoGetAttributeArray_int64, 163);
-    take(KernelInfo_GetInputCount, 230);
-    take(KernelInfo_GetOutputCount, 231);
-    take(KernelInfo_GetInputTypeInfo, 234);
-    take(KernelInfo_GetOutputTypeInfo, 235);
-    take(KernelContext_ParallelFor, 274);
+#define TAKEN(place, result, name, given) name = reinterpret_cast<decltype(name)>(entries[place]);
+    ORT_FUNCTIONS(TAKEN)
+#undef TAKEN
   }
 };

@@ -23,18 +23,6 @@ constexpr std::array<std::pair<Operation, Side>, 6> kSecondOfPair = {{
 }};
 constexpr size_t kPairs = kFirstOfPair.size() * kSecondOfPair.size();
 
-// One operation on numbers, as operations.h has it for many.
-template <Operation operation, typename C>
-C apply(C a, C b) {
-  if constexpr (operation == kAdd) return a + b;
-  if constexpr (operation == kSub) return a - b;
-  if constexpr (operation == kMul) return a * b;
-  if constexpr (operation == kDiv) return a / b;
-  if constexpr (operation == kMax) return a > b || a != a ? a : b;
-  if constexpr (operation == kAbs) return std::fabs(a);
-  if constexpr (operation == kSqrt) return std::sqrt(a);
-}
-
 template <typename C, size_t pair>
 void both(const C* a, const C* b, const C* c, C* out, int64_t n) {
   constexpr Operation first = kFirstOfPair[pair / kSecondOfPair.size()];

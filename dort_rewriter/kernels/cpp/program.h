@@ -39,7 +39,7 @@ void by_storage(ElementType type, F&& work) {
 }
 
 // What the operators below share: a program, and how it runs over tiles.
-class Program {
+class Program : public Operator {
  public:
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
@@ -47,9 +47,9 @@ class Program {
 
   // With `entries` it runs over so many groups of inputs, one after the other, and all of them read
   // the last inputs, which are `shared`.
-  ONCE Program(const Info& info, Integers perm, size_t entries = 1, size_t shared = 0)
-      : Program(info, info.inputs() < shared ? 0 : (info.inputs() - shared) / entries, shared,
-                std::move(perm)) {
+  ONCE explicit Program(const Info& info, size_t entries = 1, size_t shared = 0)
+      : Program(Width{info.inputs() < shared ? 0 : (info.inputs() - shared) / entries, shared},
+                info) {
     if (results_.size() * entries != info.outputs() ||
         own_ * entries + shared != info.inputs()) {
       fail(kInvalidArgument, "the program is for other inputs or outputs");
@@ -68,13 +68,17 @@ class Program {
   }
 
  protected:
+  // How many inputs a program has alone, and with others.
+  struct Width {
+    size_t own, shared;
+  };
+
   // What a program runs over.
   struct Entry {
     Tensors inputs;
     Few<Reach, kMost> reaches;
     Few<void*, kMost> outputs;
     uint32_t direct;  // the results that are written by the instruction that computes them
-    Reach target;
     int64_t size;
   };
   static_assert(kMost <= 32, "a bit for each input and each result");
@@ -85,7 +89,7 @@ class Program {
   }
 
   // Over floats, which are no inputs and results of the node.
-  ONCE Program(const Info& info, size_t own, size_t shared) : Program(info, own, shared, {}) {
+  ONCE Program(const Info& info, Width width) : Program(width, info) {
     for (size_t i = 0; i < results_.size(); ++i) made_.push_back(kFloat);
     read_program();
   }
@@ -97,15 +101,11 @@ class Program {
     inputs.resize(width_);
     for (size_t i = 0; i < own_; ++i) inputs[i] = context.input(place * own_ + i);
     for (size_t i = 0; i < shared_; ++i) inputs[own_ + i] = shared[i];
-    Shape shape = broadcast(inputs), result = shape;
-    if (!perm_.empty()) {
-      if (perm_.size() != shape.size()) fail(kInvalidArgument, "the axes are not the inputs'");
-      for (size_t d = 0; d < perm_.size(); ++d) result[d] = shape[perm_[d]];
-    }
+    Shape shape = broadcast(inputs);
     size_t results = results_.size();
     entry.outputs.resize(results);
     for (size_t i = 0; i < results; ++i) {
-      entry.outputs[i] = context.output(place * results + i, result);
+      entry.outputs[i] = context.output(place * results + i, shape);
     }
     settle(entry, shape);
   }
@@ -115,7 +115,6 @@ class Program {
     entry.size = count(shape);
     entry.reaches.resize(0);
     for (const Tensor& input : entry.inputs) entry.reaches.push_back(Reach(input.shape, shape));
-    entry.target = perm_.empty() ? Reach() : Reach::transposed(shape, perm_);
     entry.direct = 0;
     for (size_t result : makes_) {
       if (result != kNone && !overwrites(entry, result)) entry.direct |= 1u << result;
@@ -321,7 +320,6 @@ class Program {
     if (converts_ && entry.reaches[-1 - program_[2]].whole) return convert<C>(entry, begin, end);
     const Few<Reach, kMost>& reaches = entry.reaches;
     const Few<void*, kMost>& outputs = entry.outputs;
-    const Reach& target = entry.target;
     static thread_local std::vector<C> memory;
     static thread_local std::vector<C*> places;  // of what the registers hold
     if (places.size() < static_cast<size_t>(registers_)) places.resize(registers_);
@@ -370,27 +368,11 @@ class Program {
         by_storage<C>(made_[i], [&](auto stored) {
           using T = decltype(stored);
           if constexpr (!std::is_same_v<T, Truth>) {
-            store(places[results_[i]], static_cast<T*>(outputs[i]), target, at, n);
+            narrow_all(places[results_[i]], static_cast<T*>(outputs[i]) + at, n);
           }
         });
       }
     }
-  }
-
-  template <typename C, typename T>
-  void store(const C* from, T* to, const Reach& target, int64_t at, int64_t n) const {
-    if (perm_.empty()) {
-      narrow_all(from, to + at, n);
-      return;
-    }
-    target.rows(at, n, [&](int64_t offset, int64_t step, int64_t length) {
-      if (step == 1) {
-        narrow_all(from, to + offset, length);
-      } else {
-        for (int64_t k = 0; k < length; ++k) narrow(from[k], to[offset + k * step]);
-      }
-      from += length;
-    });
   }
 
   // Return where the elements of a tile are: in the input itself when they are neighbours there.
@@ -415,13 +397,13 @@ class Program {
     return to;
   }
 
-  ONCE Program(const Info& info, size_t own, size_t shared, Integers perm)
+  // Without the types.
+  ONCE Program(Width width, const Info& info)
       : program_(info.integers("program")),
         results_(info.integers("results")),
-        perm_(std::move(perm)),
-        own_(own),
-        shared_(shared),
-        width_(own_ + shared),
+        own_(width.own),
+        shared_(width.shared),
+        width_(own_ + shared_),
         read_(width_),
         read_later_(results_.size()) {
     if (program_.empty() || program_.size() % 5 != 0) {
@@ -442,15 +424,15 @@ class Program {
         fail(kInvalidArgument, "a result is no register");
       }
     }
-    if (!wide_ && perm_.empty()) loop_ = formulas::find_optimizer_step(program_, results_);
+    if (!wide_) loop_ = formulas::find_optimizer_step(program_, results_);
     program_ = Pairs::of(std::move(program_), results_);
     makes_.assign(program_.size() / 5, kNone);
-    if (perm_.empty()) find_direct();
-    converts_ = perm_.empty() && results_.size() == 1 && program_.size() == 5 &&
+    find_direct();
+    converts_ = results_.size() == 1 && program_.size() == 5 &&
                 (program_[0] == kMax || program_[0] == kMin) && program_[2] == program_[3];
   }
 
-  Integers program_, results_, perm_;
+  Integers program_, results_;
   size_t own_, shared_, width_;   // how many inputs a program has: alone, with others, in all
   std::vector<bool> read_;        // of each input, whether the program reads it
   Few<ElementType, kMost> made_;  // the type of each result

@@ -1,4 +1,4 @@
-// Where the elements of tensors that broadcast, or change their axes, are found.
+// Where the elements of tensors that broadcast are found.
 #pragma once
 
 #include <algorithm>
@@ -14,30 +14,27 @@ struct Reach {
 
   Reach() = default;
   ONCE Reach(const Shape& from, const Shape& to) {
-    size_t missing = to.size() - from.size();
-    Shape steps(to.size(), 0);
+    const size_t missing = to.size() - from.size();
     int64_t stride = 1;
-    for (size_t d = to.size(); d-- > missing;) {
-      int64_t size = from[d - missing];
-      if (size != 1) steps[d] = stride;
+    for (size_t d = to.size(); d-- > 0;) {
+      const int64_t size = d < missing ? 1 : from[d - missing], step = size == 1 ? 0 : stride;
       stride *= size;
+      if (to[d] == 1) continue;
+      if (!sizes.empty() && step == strides.back() * sizes.back()) {
+        sizes.back() *= to[d];
+      } else {
+        sizes.push_back(to[d]);
+        strides.push_back(step);
+      }
     }
     single = count(from) == 1;
-    merge(to, steps);
-  }
-
-  // Where the elements of a tensor go when its axes change places: axis perm[d] becomes axis d.
-  ONCE static Reach transposed(const Shape& shape, const Integers& perm) {
-    Shape steps(shape.size(), 0);
-    int64_t stride = 1;
-    for (size_t d = shape.size(); d-- > 0;) {
-      steps[perm[d]] = stride;
-      stride *= shape[perm[d]];
+    whole = sizes.size() <= 1 && !single;
+    if (sizes.empty()) {
+      sizes.push_back(1);
+      strides.push_back(0);
     }
-    Reach reach;
-    reach.single = false;
-    reach.merge(shape, steps);
-    return reach;
+    std::reverse(sizes.begin(), sizes.end());
+    std::reverse(strides.begin(), strides.end());
   }
 
   // Call each(where in the input, its step, number of elements) for the rows of a range.
@@ -59,26 +56,6 @@ struct Reach {
       column = 0;
       ++row;
     }
-  }
-
- private:
-  ONCE void merge(const Shape& shape, const Shape& steps) {
-    for (size_t d = shape.size(); d-- > 0;) {
-      if (shape[d] == 1) continue;
-      if (!sizes.empty() && steps[d] == strides.back() * sizes.back()) {
-        sizes.back() *= shape[d];
-      } else {
-        sizes.push_back(shape[d]);
-        strides.push_back(steps[d]);
-      }
-    }
-    whole = sizes.size() <= 1 && !single;
-    if (sizes.empty()) {
-      sizes.push_back(1);
-      strides.push_back(0);
-    }
-    std::reverse(sizes.begin(), sizes.end());
-    std::reverse(strides.begin(), strides.end());
   }
 };
 

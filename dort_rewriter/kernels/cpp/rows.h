@@ -15,7 +15,7 @@ struct Rows {
     width = count(shape.end() - axes, shape.end());
   }
 
-  int64_t part() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(width, 1)); }
+  int64_t part() const { return part_of(width); }
 
   void expect(const Tensor& tensor, int64_t size) const {
     if (tensor.size() != size) fail(kInvalidArgument, "an input of other rows");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -47,6 +48,7 @@ class Few {
     resize(n);
     std::fill_n(values_, n, value);
   }
+  Few(std::initializer_list<T> values) : Few(values.begin(), values.end()) {}
   Few(const T* begin, const T* end) {
     resize(static_cast<size_t>(end - begin));
     std::copy(begin, end, values_);
@@ -108,6 +110,16 @@ inline int64_t count(const int64_t* begin, const int64_t* end) {
 }
 
 inline int64_t count(const Shape& shape) { return count(shape.begin(), shape.end()); }
+
+// Whether a shape is repeated along some axes, or has some more, to be another.
+inline bool broadcasts(const Shape& from, const Shape& to) {
+  if (from.size() > to.size()) return false;
+  const size_t missing = to.size() - from.size();
+  for (size_t d = 0; d < from.size(); ++d) {
+    if (from[d] != 1 && from[d] != to[d + missing]) return false;
+  }
+  return true;
+}
 
 struct Tensor {
   ElementType type;

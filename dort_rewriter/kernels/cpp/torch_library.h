@@ -16,22 +16,17 @@
 
 namespace torch_library {
 
-ONCE inline void* symbol(const char* name) {
-  if (loaded() == nullptr) {
-    fail(kNotImplemented,
-         "a kernel of torch runs only in a Python process that has imported torch");
-  }
-  void* found = optional_symbol(name);
-  if (found == nullptr) fail(kNotImplemented, std::string("this torch has no ") + name);
-  return found;
-}
-
 // A function of torch by its name.
 template <typename F>
 struct Function {
   F* call;
-  explicit Function(const std::string& name)
-      : call(reinterpret_cast<F*>(symbol(name.c_str()))) {}
+  explicit Function(const std::string& name) : call(optional_function<F>(name.c_str())) {
+    if (call != nullptr) return;
+    fail(kNotImplemented,
+         loaded() == nullptr
+             ? "a kernel of torch runs only in a Python process that has imported torch"
+             : "this torch has no " + name);
+  }
 };
 
 using Error = int32_t;
@@ -43,8 +38,8 @@ struct Interface {
                  int32_t, Handle*)>
       create{"aoti_torch_create_tensor_from_blob"};
   Function<Error(Handle)> remove{"aoti_torch_delete_tensor_object"};
-  const char* (*said)() = reinterpret_cast<const char* (*)()>(
-      optional_symbol("torch_exception_get_what_without_backtrace"));
+  const char* (*said)() =
+      optional_function<const char*()>("torch_exception_get_what_without_backtrace");
 
   void check(Error error, const std::string& name) const {
     if (error == 0) return;

@@ -29,15 +29,10 @@ class WorksAlone {
 
  private:
   struct Functions {
-    int (*ask)() = found<int (*)()>("_ZN2at15get_num_threadsEv");
-    int (*most)() = found<int (*)()>("omp_get_max_threads");
-    void (*set)(int) = found<void (*)(int)>("omp_set_num_threads");
-    int (*set_mkl)(int) = found<int (*)(int)>("MKL_Set_Num_Threads_Local");
-
-    template <typename F>
-    static F found(const char* name) {
-      return reinterpret_cast<F>(torch_library::optional_symbol(name));
-    }
+    int (*ask)() = torch_library::optional_function<int()>("_ZN2at15get_num_threadsEv");
+    int (*most)() = torch_library::optional_function<int()>("omp_get_max_threads");
+    void (*set)(int) = torch_library::optional_function<void(int)>("omp_set_num_threads");
+    int (*set_mkl)(int) = torch_library::optional_function<int(int)>("MKL_Set_Num_Threads_Local");
   };
 
   static const Functions& functions() {

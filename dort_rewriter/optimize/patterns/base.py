@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
+from dort_rewriter.optimize.view import take_place
 
 if TYPE_CHECKING:
-    from dort_rewriter.graph.writer import Writer
     from dort_rewriter.optimize.view import GraphView
-
-__all__ = ["Emitter", "GraphPass", "Match", "Refusal", "Rule"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,9 @@ class Rule(ABC):
     """Operators at which matching starts: ``"Add"``, ``"com.microsoft::FusedMatMul"``."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Operators, one of which has to make an input of the root: a node without is not shown to the
-    rule. () for a rule that has to see for itself."""
+    rule; ``"Constant"`` for any constant. () for a rule that has to see for itself."""
+    of_type: ClassVar[ir.DataType | None] = None
+    """The type of the first result of the nodes that are shown to the rule; None for any."""
     lowers: ClassVar[str] = "nodes"
     """What every application makes smaller, so that applying a set ends: ``"nodes"`` is checked
     by the tests of the rule, anything else is said in words."""
@@ -86,6 +86,8 @@ class GraphPass(ABC):
 
     late: ClassVar[bool] = False
     """Whether it runs once all else is at rest: what it writes is of no use to other rules."""
+    last: ClassVar[bool] = False
+    """Whether it runs at the very end: it changes the order of the nodes and nothing else."""
 
     @abstractmethod
     def run(self, graph: GraphView) -> int:
@@ -136,3 +138,39 @@ class Emitter(Writer):
         while (name := f"constant_{self._named}") in self.graph.initializers:
             self._named += 1
         return name
+
+
+class Replacer:
+    """Puts other nodes in the place of one, whatever graph of a model it stands in."""
+
+    def __init__(self, opset: int, **notes: str) -> None:
+        self.opset = opset
+        self.notes = notes
+        """Written on each node, beside what the one says that it replaces."""
+        self._emitters: dict[int, Emitter] = {}
+
+    def replace(self, node: ir.Node, write: Callable[[Emitter], Any]) -> bool:
+        """Put what a function writes in the place of a node, unless that is None.
+
+        It gives a result for each of those of the node, or for the first of them.
+        """
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        emitter = self._emitters.get(id(graph))
+        if emitter is None:
+            emitter = self._emitters[id(graph)] = Emitter(graph, self.opset)
+        emitter.begin({**node.metadata_props, **self.notes})
+        made = write(emitter)
+        if made is None:
+            return False
+        graph.insert_before(node, emitter.nodes)
+        results = made if isinstance(made, list | tuple) else (made,)
+        for old, new in zip(node.outputs, results, strict=False):
+            if not old.uses() and not old.is_graph_output():
+                continue
+            if new.producer() not in emitter.nodes:  # a value the graph has: keep its name
+                graph.insert_before(node, [copy := ir.node("Identity", [new])])
+                new = copy.outputs[0]
+            take_place(old, new)
+        graph.remove(node, safe=True)
+        return True

@@ -20,8 +20,6 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.operands import number_of
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = ["PatternOps", "Tree", "TreeRule"]
-
 _COMMUTATIVE = frozenset("Add And Equal Max Min Mul Or Xor".split())
 """Operators whose two inputs may stand in either order."""
 
@@ -121,7 +119,6 @@ class TreeRule(Rule):
             cls.reads = tuple(dict.fromkeys(op for ops in inner for op in ops))
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         refusal = None
         result = node.outputs[0]
         for tree in self._trees:

@@ -23,7 +23,7 @@ struct Channels {
   int64_t each() const { return batch * area; }
 
   // How many channels are worth a thread.
-  int64_t part() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(each(), 1)); }
+  int64_t part() const { return part_of(each()); }
 
   int64_t at(int64_t n, int64_t channel) const { return (n * channels + channel) * area; }
 
@@ -32,87 +32,76 @@ struct Channels {
   }
 };
 
-class BatchNorm {
+class BatchNorm : public Operator {
  public:
   static constexpr const char* name = "BatchNorm";
   // x, weight, bias; results: y, mean, reciprocal deviation, variance
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating, kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
-  explicit BatchNorm(const Info& info) : epsilon_(info.number("epsilon")) {
-    for (size_t i = 0; i < 4; ++i) made_[i] = info.output_type(i);
-  }
+  explicit BatchNorm(const Info& info) : epsilon_(info.number("epsilon")) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1), bias = context.input(2);
     Channels by(x.shape);
     by.expect(weight);
     by.expect(bias);
-    Written y(made_[0], context.output(0, x.shape));
-    Shape each;
-    each.push_back(by.channels);
-    Written means(made_[1], context.output(1, each)), rstds(made_[2], context.output(2, each));
-    Written variances(made_[3], context.output(3, each));
+    Written y(context, 0, x.shape);
+    const Shape each{by.channels};
+    Written means(context, 1, each), rstds(context, 2, each);
+    Written variances(context, 3, each);
     Floats planes(x);
     AllFloats weights(weight), shifts(bias);
-    context.parallel(by.channels, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t c = begin; c < end; ++c) {
-        double total = 0, squares = 0;
-        for (int64_t n = 0; n < by.batch; ++n) {
-          const float* from = planes.at(by.at(n, c), by.area, 0);
-          total += sum_of<double>(by.area, [=](int64_t i) { return from[i]; });
-        }
-        const auto mean = static_cast<float>(total / by.each());
-        for (int64_t n = 0; n < by.batch; ++n) {
-          const float* from = planes.at(by.at(n, c), by.area, 0);
-          squares += sum_of(by.area, [=](int64_t i) {
-            float d = from[i] - mean;
-            return d * d;
-          });
-        }
-        // torch keeps the sum as a float.
-        double variance = static_cast<float>(squares) / static_cast<double>(by.each());
-        double rstd = 1 / std::sqrt(variance + epsilon_);
-        means.put(c, mean);
-        rstds.put(c, static_cast<float>(rstd));
-        variances.put(c, static_cast<float>(variance));
-        const auto scale = static_cast<float>(rstd * weights[c]);
-        const float shift = shifts[c], moved = shift - mean * scale;
-        const bool is_finite = std::isfinite(moved) && std::isfinite(scale) && scale != 0;
-        for (int64_t n = 0; n < by.batch; ++n) {
-          const float* from = planes.at(by.at(n, c), by.area, 0);
-          y.put(by.at(n, c), by.area, 1, [=](float* to) {
-            if (!is_finite) {  // what torch computes: where it is infinite, where NaN, hangs on that
-              for (int64_t i = 0; i < by.area; ++i) to[i] = from[i] * scale + moved;
-              return;
-            }
-            for (int64_t i = 0; i < by.area; ++i) to[i] = (from[i] - mean) * scale + shift;
-          });
-        }
+    context.each(by.channels, by.part(), [&](int64_t c) {
+      double total = 0, squares = 0;
+      for (int64_t n = 0; n < by.batch; ++n) {
+        const float* from = planes.at(by.at(n, c), by.area, 0);
+        total += sum_of<double>(by.area, [=](int64_t i) { return from[i]; });
+      }
+      const auto mean = static_cast<float>(total / by.each());
+      for (int64_t n = 0; n < by.batch; ++n) {
+        const float* from = planes.at(by.at(n, c), by.area, 0);
+        squares += sum_of(by.area, [=](int64_t i) {
+          float d = from[i] - mean;
+          return d * d;
+        });
+      }
+      // torch keeps the sum as a float.
+      double variance = static_cast<float>(squares) / static_cast<double>(by.each());
+      double rstd = 1 / std::sqrt(variance + epsilon_);
+      means.put(c, mean);
+      rstds.put(c, static_cast<float>(rstd));
+      variances.put(c, static_cast<float>(variance));
+      const auto scale = static_cast<float>(rstd * weights[c]);
+      const float shift = shifts[c], moved = shift - mean * scale;
+      const bool is_finite = std::isfinite(moved) && std::isfinite(scale) && scale != 0;
+      for (int64_t n = 0; n < by.batch; ++n) {
+        const float* from = planes.at(by.at(n, c), by.area, 0);
+        y.put(by.at(n, c), by.area, 1, [=](float* to) {
+          if (!is_finite) {  // what torch computes: where it is infinite, where NaN, hangs on that
+            for (int64_t i = 0; i < by.area; ++i) to[i] = from[i] * scale + moved;
+            return;
+          }
+          for (int64_t i = 0; i < by.area; ++i) to[i] = (from[i] - mean) * scale + shift;
+        });
       }
     });
   }
 
  private:
   double epsilon_;
-  ElementType made_[4];
 };
 
-class BatchNormGrad {
+class BatchNormGrad : public Operator {
  public:
   static constexpr const char* name = "BatchNormGrad";
   // gradient, x, weight, mean, reciprocal deviation; results: gradients of weight, bias and x
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
 
   // Statistics of the batch depend on x, others do not.
-  explicit BatchNormGrad(const Info& info) : of_batch_(info.flag("training", true)) {
-    for (size_t i = 0; i < 3; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+  explicit BatchNormGrad(const Info& info) : of_batch_(info.flag("training", true)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), weight = context.input(2);
@@ -120,54 +109,50 @@ class BatchNormGrad {
     Channels by(x.shape);
     if (gradient.shape != x.shape) fail(kInvalidArgument, "the gradient has another shape than x");
     for (const Tensor* statistic : {&weight, &means, &rstds}) by.expect(*statistic);
-    Shape each;
-    each.push_back(by.channels);
-    Written of_weight(made_[0], context.output(0, each));
-    Written of_bias(made_[1], context.output(1, each));
-    Written of_x(made_[2], context.optional_output(2, x.shape));
+    const Shape each{by.channels};
+    Written of_weight(context, 0, each);
+    Written of_bias(context, 1, each);
+    Written of_x(context, 2, x.shape, kOptional);
     Floats gradients(gradient), planes(x);
     AllFloats all_means(means), all_rstds(rstds), weights(weight);
-    context.parallel(by.channels, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t c = begin; c < end; ++c) {
-        const float mean = all_means[c], rstd = all_rstds[c];
-        Two total;
-        for (int64_t n = 0; n < by.batch; ++n) {
-          const float* g = gradients.at(by.at(n, c), by.area, 0);
-          const float* from = planes.at(by.at(n, c), by.area, 1);
-          Two sums = sums_of(by.area, [=](int64_t i, float& a, float& b) {
-            a += g[i];
-            b += g[i] * (from[i] - mean);
-          });
-          total.a += sums.a;
-          total.b += sums.b;
-        }
-        of_bias.put(c, static_cast<float>(total.a));
-        of_weight.put(c, static_cast<float>(total.b * rstd));
-        if (!of_x) continue;
-        double share = of_batch_ ? 1.0 / by.each() : 0.0;
-        const auto average = static_cast<float>(of_batch_ ? total.a * share : 0.0);
-        const auto slope = static_cast<float>(of_batch_ ? total.b * share * rstd * rstd : 0.0);
-        const float factor = rstd * weights[c];
-        for (int64_t n = 0; n < by.batch; ++n) {
-          const float* g = gradients.at(by.at(n, c), by.area, 0);
-          const float* from = planes.at(by.at(n, c), by.area, 1);
-          of_x.put(by.at(n, c), by.area, 2, [=](float* to) {
-            if (!of_batch_) {
-              for (int64_t i = 0; i < by.area; ++i) to[i] = g[i] * factor;
-              return;
-            }
-            for (int64_t i = 0; i < by.area; ++i) {
-              to[i] = (g[i] - average - (from[i] - mean) * slope) * factor;
-            }
-          });
-        }
+    context.each(by.channels, by.part(), [&](int64_t c) {
+      const float mean = all_means[c], rstd = all_rstds[c];
+      Two total;
+      for (int64_t n = 0; n < by.batch; ++n) {
+        const float* g = gradients.at(by.at(n, c), by.area, 0);
+        const float* from = planes.at(by.at(n, c), by.area, 1);
+        Two sums = sums_of(by.area, [=](int64_t i, float& a, float& b) {
+          a += g[i];
+          b += g[i] * (from[i] - mean);
+        });
+        total.a += sums.a;
+        total.b += sums.b;
+      }
+      of_bias.put(c, static_cast<float>(total.a));
+      of_weight.put(c, static_cast<float>(total.b * rstd));
+      if (!of_x) return;
+      double share = of_batch_ ? 1.0 / by.each() : 0.0;
+      const auto average = static_cast<float>(of_batch_ ? total.a * share : 0.0);
+      const auto slope = static_cast<float>(of_batch_ ? total.b * share * rstd * rstd : 0.0);
+      const float factor = rstd * weights[c];
+      for (int64_t n = 0; n < by.batch; ++n) {
+        const float* g = gradients.at(by.at(n, c), by.area, 0);
+        const float* from = planes.at(by.at(n, c), by.area, 1);
+        of_x.put(by.at(n, c), by.area, 2, [=](float* to) {
+          if (!of_batch_) {
+            for (int64_t i = 0; i < by.area; ++i) to[i] = g[i] * factor;
+            return;
+          }
+          for (int64_t i = 0; i < by.area; ++i) {
+            to[i] = (g[i] - average - (from[i] - mean) * slope) * factor;
+          }
+        });
       }
     });
   }
 
  private:
   bool of_batch_;
-  ElementType made_[3];
 };
 
 static const Operators<BatchNorm, BatchNormGrad> batch_norm_operators;

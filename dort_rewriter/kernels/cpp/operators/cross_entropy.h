@@ -7,16 +7,14 @@
 #include "functions.h"
 #include "kernel.h"
 
-class CrossEntropyGrad {
+class CrossEntropyGrad : public Operator {
  public:
   static constexpr const char* name = "CrossEntropyGrad";
   // logarithms, the place chosen in each row, and minus its gradient, of each row or of all
   static constexpr ElementType inputs[] = {kFloating, kInt64, kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
-  explicit CrossEntropyGrad(const Info& info) : made_(info.output_type(0)) {}
+  explicit CrossEntropyGrad(const Info&) {}
 
   void compute(const Context& context) const {
     Tensor logarithms = context.input(0), places = context.input(1), gradient = context.input(2);
@@ -35,15 +33,12 @@ class CrossEntropyGrad {
     Floats from(logarithms);
     AllFloats slopes(gradient);
     bool same = gradient.size() == 1;
-    Written output(made_, context.output(0, shape));
-    int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(width, 1));
-    context.parallel(rows, part, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* x = from.at(r * width, width, 0);
-        const float slope = slopes[same ? 0 : r];
-        int64_t place = chosen[r] < 0 ? chosen[r] + width : chosen[r];
-        output.put(r * width, width, 1, [=](float* y) { row(x, slope, place, width, y); });
-      }
+    Written output(context, 0, shape);
+    context.each(rows, part_of(width), [&](int64_t r) {
+      const float* x = from.at(r * width, width, 0);
+      const float slope = slopes[same ? 0 : r];
+      int64_t place = chosen[r] < 0 ? chosen[r] + width : chosen[r];
+      output.put(r * width, width, 1, [=](float* y) { row(x, slope, place, width, y); });
     });
   }
 
@@ -58,8 +53,6 @@ class CrossEntropyGrad {
     for (int64_t i = 0; i < width; ++i) y[i] = exponential(x[i]) * slope;
     y[place] -= slope;
   }
-
-  ElementType made_;
 };
 
 static const Operators<CrossEntropyGrad> cross_entropy_operators;

@@ -14,13 +14,11 @@
 #include <immintrin.h>
 #endif
 
-class DepthwiseConv {
+class DepthwiseConv : public Operator {
  public:
   static constexpr const char* name = "DepthwiseConv";
   static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat};  // images, filters, biases
   static constexpr ElementType outputs[] = {kFloat};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit DepthwiseConv(const Info& info) : window_(info) {
     if (window_.high.ceil_mode || window_.wide.ceil_mode) {
@@ -45,8 +43,7 @@ class DepthwiseConv {
     if (count(shape) == 0) return;
     const Padded padded(window_, rows, columns);
     int64_t planes = x.shape[0] * channels, area = rows * columns;
-    int64_t part = std::max<int64_t>(1, 262144 / std::max<int64_t>(area, 1) / taps);
-    context.parallel(planes, part, [&](int64_t begin, int64_t end) {
+    context.parallel(planes, part_of(area, 262144 / taps), [&](int64_t begin, int64_t end) {
       static thread_local std::vector<float> memory;
       memory.assign(padded.size(), 0.0f);  // what is around a plane stays so
       for (int64_t p = begin; p < end; ++p) {
@@ -87,14 +84,6 @@ class DepthwiseConv {
   // Neighbouring windows at once, and several rows of them: a sum waits for the one before.
   static constexpr int64_t kVector = 8, kVectors = 2, kColumns = kVector * kVectors, kRows = 4;
   typedef float Floats __attribute__((vector_size(32)));
-
-  static Floats load(const float* from) {
-    Floats values;
-    std::memcpy(&values, from, sizeof(values));
-    return values;
-  }
-
-  static void store(Floats values, float* to) { std::memcpy(to, &values, sizeof(values)); }
 
   static Floats add_product(Floats sum, Floats a, Floats b) {
 #if defined(__FMA__)
@@ -163,7 +152,8 @@ class DepthwiseConv {
               for (int64_t k = 0; k < kRows; ++k) {
 #pragma GCC unroll 2
                 for (int64_t v = 0; v < kVectors; ++v) {
-                  sums[k][v] = add_product(sums[k][v], factor, load(at + starts[k] + v * kVector));
+                  const auto given = load<Floats>(at + starts[k] + v * kVector);
+                  sums[k][v] = add_product(sums[k][v], factor, given);
                 }
               }
             }
@@ -172,7 +162,9 @@ class DepthwiseConv {
 #pragma GCC unroll 4
           for (int64_t k = 0; k < kRows; ++k) {
 #pragma GCC unroll 2
-            for (int64_t v = 0; v < kVectors; ++v) store(sums[k][v], &done[k][v * kVector]);
+            for (int64_t v = 0; v < kVectors; ++v) {
+              std::memcpy(&done[k][v * kVector], &sums[k][v], sizeof(Floats));
+            }
           }
           int64_t n = std::min(kColumns, columns_ - column);
           for (int64_t k = 0; k < rows; ++k) {

@@ -1,4 +1,4 @@
-// The operators that run a program: over one group of tensors, several, or with axes changed.
+// The operators that run a program: over one group of tensors, or several.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ class Elementwise : public Program {
   static constexpr size_t in_place = 16;  // the most inputs that are written
   static constexpr bool never_fails = true;
 
-  explicit Elementwise(const Info& info) : Program(info, {}) {}
+  explicit Elementwise(const Info& info) : Program(info) {}
 };
 
 // A program run over several groups of inputs, which may have other shapes: what the nodes of an
@@ -21,12 +21,11 @@ class Elementwise : public Program {
 class ElementwiseList : public Program {
  public:
   static constexpr const char* name = "ElementwiseList";
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr size_t most = 2048;  // inputs, or results
 
   explicit ElementwiseList(const Info& info)
-      : Program(info, {}, entries(info), shared(info)), entries_(entries(info)) {}
+      : Program(info, entries(info), shared(info)), entries_(entries(info)) {}
 
   ONCE void compute(const Context& context) const {
     static thread_local std::vector<Entry> memory;  // too much for a stack
@@ -57,16 +56,4 @@ class ElementwiseList : public Program {
   size_t entries_;
 };
 
-// With results transposed as `perm` says.
-class TransposedElementwise : public Program {
- public:
-  static constexpr const char* name = "TransposedElementwise";
-  static constexpr size_t in_place = 0;  // what is written is not where it was read
-  static constexpr bool never_fails = true;
-
-  explicit TransposedElementwise(const Info& info) : Program(info, info.permutation("perm")) {
-    if (info.integers("perm").empty()) fail(kInvalidArgument, "there are no axes to transpose");
-  }
-};
-
-static const Operators<Elementwise, ElementwiseList, TransposedElementwise> elementwise_operators;
+static const Operators<Elementwise, ElementwiseList> elementwise_operators;

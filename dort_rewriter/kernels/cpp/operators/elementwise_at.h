@@ -29,11 +29,10 @@ inline int64_t key_of_addresses() {
 class ElementwiseListAt : public Program {
  public:
   static constexpr const char* name = "ElementwiseListAt";
-  static constexpr size_t in_place = 0;
   static constexpr size_t most = 2048;  // inputs, or results
 
   explicit ElementwiseListAt(const Info& info)
-      : Program(info, own(info), shared(info)),
+      : Program(info, Width{own(info), shared(info)}),
         count_(static_cast<size_t>(info.integer("count", 1, 1, most))),
         first_(static_cast<size_t>(info.integer("first", 0, 0, INT32_MAX))),
         sizes_(info.integers("sizes")),

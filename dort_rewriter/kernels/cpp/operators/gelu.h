@@ -13,15 +13,8 @@ INLINED float gelu_slope(float x) {
   float size = std::fabs(x);
   float bell = exponential(x * x * -0.5f);
   float t = 1.0f / fused(size, 0.282842712f, 1.0f);
-  float p = 0.0495512639f;
-  p = fused(p, t, -0.180123317f);
-  p = fused(p, t, 0.164688811f);
-  p = fused(p, t, -0.00199859065f);
-  p = fused(p, t, 0.139798177f);
-  p = fused(p, t, 0.168940986f);
-  p = fused(p, t, 0.207795183f);
-  p = fused(p, t, 0.225671733f);
-  p = fused(p, t, 0.225675847f);
+  float p = polynomial(t, 0.0495512639f, -0.180123317f, 0.164688811f, -0.00199859065f, 0.139798177f,
+                       0.168940986f, 0.207795183f, 0.225671733f, 0.225675847f);
   float tail = 0.5f * p * t * bell;
   float share = x > 0.0f ? 1.0f - tail : tail;
   return fused(x * bell, 0.398942280f, share);
@@ -40,23 +33,20 @@ INLINED float gelu_tanh_slope(float x) {
   return share + x * (power * inverse * inverse) * inner;
 }
 
-class GeluGrad {
+class GeluGrad : public Operator {
  public:
   static constexpr const char* name = "GeluGrad";
   static constexpr ElementType inputs[] = {kFloating, kFloating};  // gradient, x
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
-  explicit GeluGrad(const Info& info)
-      : tanh_(info.flag("tanh", false)), made_(info.output_type(0)) {}
+  explicit GeluGrad(const Info& info) : tanh_(info.flag("tanh", false)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1);
     if (gradient.shape != x.shape) fail(kInvalidArgument, "the gradient has another shape than x");
     Floats gradients(gradient), values(x);
-    Written output(made_, context.output(0, x.shape));
+    Written output(context, 0, x.shape);
     context.parallel(x.size(), 8 * kTile, [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end; at += kTile) {
         int64_t n = std::min(kTile, end - at);
@@ -80,7 +70,6 @@ class GeluGrad {
   }
 
   bool tanh_;
-  ElementType made_;
 };
 
 static const Operators<GeluGrad> gelu_operators;

@@ -13,13 +13,12 @@
 #include "mkl.h"
 #include "sums.h"
 
-class MklAttentionGrad {
+class MklAttentionGrad : public Operator {
  public:
   static constexpr const char* name = "MklAttentionGrad";
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* library = "mkl";
   static constexpr bool never_fails = true;
 
@@ -44,9 +43,8 @@ class MklAttentionGrad {
     const double work = double(of.batch) * double(of.heads) * double(of.queries) *
                         double(of.keys) * double(of.width) * 5;
     // Two parts for a thread, so that none waits long for another.
-    const double most = context.threads() > 1 ? 2.0 * double(context.threads()) : 1.0;
-    const double worth = std::max(1.0, std::min(work / kWorthAPart, most));
-    const int64_t parts = std::min(units, static_cast<int64_t>(worth));
+    const int64_t most = context.threads() > 1 ? 2 * context.threads() : 1;
+    const int64_t parts = std::min(units, threads_for(work, kWorthAPart, most));
     context.share(parts, [&](int64_t part) {
       const int64_t begin = part * units / parts, end = (part + 1) * units / parts;
       of_bfloat16_ ? differentiate<Bfloat>(call, begin, end)

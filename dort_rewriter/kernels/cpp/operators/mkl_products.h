@@ -8,13 +8,12 @@
 
 // alpha * op(a) op(b) + beta * c: what MatMul, FusedMatMul and Gemm compute. What is added is for
 // matrices, without batches.
-class MklProduct {
+class MklProduct : public Operator {
  public:
   static constexpr const char* name = "MklProduct";
   static constexpr ElementType inputs[] = {kFloat};
   static constexpr ElementType outputs[] = {kFloat};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* library = "mkl";
   static constexpr bool never_fails = true;
 
@@ -114,8 +113,7 @@ class MklProduct {
       const int64_t along = by_rows ? of.m : of.n;
       step = along;
       const double one = double(of.m) * double(of.n) * double(std::max<int64_t>(of.k, 1));
-      const double worth = one * double(of.batches) / kWorthAThread;
-      count = worth < double(threads) ? std::max<int64_t>(1, int64_t(worth)) : threads;
+      count = threads_for(one * double(of.batches), kWorthAThread, threads);
       if (of.batches < count) {
         const int64_t wanted = (count + of.batches - 1) / of.batches;
         step = (along + wanted - 1) / wanted;
@@ -136,8 +134,7 @@ class MklProduct {
       const size_t rank = c.shape.size();
       const int64_t columns = rank > 0 ? c.shape[rank - 1] : 1;
       const int64_t rows = rank > 1 ? c.shape[rank - 2] : 1;
-      if (of.shape.size() != 2 || rank > 2 || (columns != 1 && columns != of.n) ||
-          (rows != 1 && rows != of.m)) {
+      if (of.shape.size() != 2 || !broadcasts(c.shape, of.shape)) {
         fail(kInvalidArgument, "what is added does not broadcast to the product");
       }
       row = rows == 1 ? 0 : columns, column = columns == 1 ? 0 : 1;

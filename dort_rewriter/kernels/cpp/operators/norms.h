@@ -12,22 +12,18 @@
 #include "rows.h"
 #include "sums.h"
 
-class LayerNorm {
+class LayerNorm : public Operator {
  public:
   static constexpr const char* name = "LayerNorm";
   // x, weight, bias; results: y, mean, reciprocal deviation
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   explicit LayerNorm(const Info& info)
       : axes_(info.integer("axes", 1, 1, kMostAxes)),
         epsilon_(info.number("epsilon")),
-        apart_(info.flag("lanes_apart", true)) {
-    for (size_t i = 0; i < 3; ++i) made_[i] = info.output_type(i);
-  }
+        apart_(info.flag("lanes_apart", true)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1), bias = context.input(2);
@@ -36,32 +32,30 @@ class LayerNorm {
     by.expect(bias, by.width);
     Shape each = x.shape;
     for (int64_t d = 0; d < axes_; ++d) each[each.size() - 1 - d] = 1;
-    Written y(made_[0], context.output(0, x.shape)), means(made_[1], context.output(1, each));
-    Written rstds(made_[2], context.output(2, each));
+    Written y(context, 0, x.shape), means(context, 1, each);
+    Written rstds(context, 2, each);
     AllFloats weights(weight), shifts(bias);
     const float *w = weights.data(), *shift = shifts.data();
     Floats rows(x);
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * by.width, by.width, 0);
-        double total = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
-        auto mean = static_cast<float>(total / by.width);
-        double squares = sum_of(by.width, [=](int64_t i) {
-          float d = from[i] - mean;
-          return d * d;
-        });
-        if (!(squares < kHugeSquares && std::abs(mean) < kHugeMean)) {
-          const Moments moments = torch_moments(from, by.width, x.type != kFloat, apart_);
-          mean = moments.mean;
-          squares = moments.squares;
-        }
-        const auto rstd = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
-        means.put(r, mean);
-        rstds.put(r, rstd);
-        y.put(r * by.width, by.width, 1, [&](float* to) {
-          for (int64_t i = 0; i < by.width; ++i) to[i] = (from[i] - mean) * rstd * w[i] + shift[i];
-        });
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * by.width, by.width, 0);
+      double total = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
+      auto mean = static_cast<float>(total / by.width);
+      double squares = sum_of(by.width, [=](int64_t i) {
+        float d = from[i] - mean;
+        return d * d;
+      });
+      if (!(squares < kHugeSquares && std::abs(mean) < kHugeMean)) {
+        const Moments moments = torch_moments(from, by.width, x.type != kFloat, apart_);
+        mean = moments.mean;
+        squares = moments.squares;
       }
+      const auto rstd = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
+      means.put(r, mean);
+      rstds.put(r, rstd);
+      y.put(r * by.width, by.width, 1, [&](float* to) {
+        for (int64_t i = 0; i < by.width; ++i) to[i] = (from[i] - mean) * rstd * w[i] + shift[i];
+      });
     });
   }
 
@@ -69,53 +63,47 @@ class LayerNorm {
   int64_t axes_;
   double epsilon_;
   bool apart_;  // whether torch joins vectors in an order of their own
-  ElementType made_[3];
 };
 
 // The variance of rows, or its root, as torch moves both it and the mean from number to number.
-class Variance {
+class Variance : public Operator {
  public:
   static constexpr const char* name = "Variance";
   // x; results: variance, mean
   static constexpr ElementType inputs[] = {kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
   explicit Variance(const Info& info)
       : axes_(info.integer("axes", 1, 1, kMostAxes)),
         correction_(info.number("correction")),
         root_(info.flag("root", false)),
-        of_float_(info.flag("float_mean", false)) {
-    for (size_t i = 0; i < 2; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+        of_float_(info.flag("float_mean", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
     Rows by(x.shape, axes_);
     Shape each = x.shape;
     for (int64_t d = 0; d < axes_; ++d) each[each.size() - 1 - d] = 1;
-    Written variances(made_[0], context.output(0, each));
-    Written means(made_[1], context.optional_output(1, each));
+    Written variances(context, 0, each);
+    Written means(context, 1, each, kOptional);
     Floats rows(x);
     const double degrees = std::max(0.0, static_cast<double>(by.width) - correction_);
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * by.width, by.width, 0);
-        double mean = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
-        // torch's mean of all numbers, without their variance, is a float, and so is its sum.
-        if (of_float_) mean = static_cast<float>(mean);
-        mean = mean / static_cast<double>(by.width) + 0.0;
-        double squares = sum_of<double>(by.width, [=](int64_t i) {
-          const double d = from[i] - mean;
-          return d * d;
-        });
-        if (!std::isfinite(squares) && !of_float_) mean = moved(from, by.width);
-        const double variance = squares / degrees;
-        variances.put(r, static_cast<float>(root_ ? std::sqrt(variance) : variance));
-        if (means) means.put(r, static_cast<float>(mean));
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * by.width, by.width, 0);
+      double mean = sum_of<double>(by.width, [=](int64_t i) { return from[i]; });
+      // torch's mean of all numbers, without their variance, is a float, and so is its sum.
+      if (of_float_) mean = static_cast<float>(mean);
+      mean = mean / static_cast<double>(by.width) + 0.0;
+      double squares = sum_of<double>(by.width, [=](int64_t i) {
+        const double d = from[i] - mean;
+        return d * d;
+      });
+      if (!std::isfinite(squares) && !of_float_) mean = moved(from, by.width);
+      const double variance = squares / degrees;
+      variances.put(r, static_cast<float>(root_ ? std::sqrt(variance) : variance));
+      if (means) means.put(r, static_cast<float>(mean));
     });
   }
 
@@ -130,22 +118,18 @@ class Variance {
   int64_t axes_;
   double correction_;
   bool root_, of_float_;
-  ElementType made_[2];
 };
 
-class LayerNormGrad {
+class LayerNormGrad : public Operator {
  public:
   static constexpr const char* name = "LayerNormGrad";
   // gradient, x, mean, reciprocal deviation, weight; results: gradients of weight, bias and x
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
-  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {
-    for (size_t i = 0; i < 3; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+  explicit LayerNormGrad(const Info& info) : axes_(info.integer("axes", 1, 1, kMostAxes)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), mean = context.input(2);
@@ -156,9 +140,9 @@ class LayerNormGrad {
     by.expect(rstd, by.rows);
     by.expect(weight, by.width);
     Shape inner(x.shape.end() - axes_, x.shape.end());
-    Written of_weight(made_[0], context.output(0, inner));
-    Written of_bias(made_[1], context.output(1, inner));
-    Written of_x(made_[2], context.optional_output(2, x.shape));
+    Written of_weight(context, 0, inner);
+    Written of_bias(context, 1, inner);
+    Written of_x(context, 2, x.shape, kOptional);
     if (by.width == 0) return;
     const int64_t n = by.width;
     Floats gradients(gradient), values(x);
@@ -238,23 +222,19 @@ class LayerNormGrad {
   }
 
   int64_t axes_;
-  ElementType made_[3];
 };
 
 // A norm by the root of the mean square, along the last axis.
-class RmsNorm {
+class RmsNorm : public Operator {
  public:
   static constexpr const char* name = "RmsNorm";
   // x, weight; results: y, reciprocal root
   static constexpr ElementType inputs[] = {kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating, kFloating};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
   static constexpr bool never_fails = true;
 
-  explicit RmsNorm(const Info& info) : epsilon_(info.number("epsilon")) {
-    for (size_t i = 0; i < 2; ++i) made_[i] = i < info.outputs() ? info.output_type(i) : kFloat;
-  }
+  explicit RmsNorm(const Info& info) : epsilon_(info.number("epsilon")) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0), weight = context.input(1);
@@ -262,42 +242,37 @@ class RmsNorm {
     by.expect(weight, by.width);
     Shape each = x.shape;
     each.back() = 1;
-    Written y(made_[0], context.output(0, x.shape));
-    Written roots(made_[1], context.optional_output(1, each));
+    Written y(context, 0, x.shape);
+    Written roots(context, 1, each, kOptional);
     if (by.width == 0 && !roots) return;  // however many rows of nothing
     AllFloats weights(weight);
     const float* w = weights.data();
     Floats rows(x);
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * by.width, by.width, 0);
-        double squares = sum_of(by.width, [=](int64_t i) { return from[i] * from[i]; });
-        const auto root = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
-        if (roots) roots.put(r, root);
-        y.put(r * by.width, by.width, 1, [&](float* to) {
-          for (int64_t i = 0; i < by.width; ++i) to[i] = from[i] * root * w[i];
-        });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * by.width, by.width, 0);
+      double squares = sum_of(by.width, [=](int64_t i) { return from[i] * from[i]; });
+      const auto root = static_cast<float>(1 / std::sqrt(squares / by.width + epsilon_));
+      if (roots) roots.put(r, root);
+      y.put(r * by.width, by.width, 1, [&](float* to) {
+        for (int64_t i = 0; i < by.width; ++i) to[i] = from[i] * root * w[i];
+      });
     });
   }
 
  private:
   double epsilon_;
-  ElementType made_[2];
 };
 
 // The gradient of a norm by the root of the mean square, along the last axis.
-class RmsNormGrad {
+class RmsNormGrad : public Operator {
  public:
   static constexpr const char* name = "RmsNormGrad";
   // gradient, x, reciprocal root, weight; result: the gradient of x
   static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
-  explicit RmsNormGrad(const Info& info) : made_(info.output_type(0)) {}
+  explicit RmsNormGrad(const Info&) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), x = context.input(1), root = context.input(2);
@@ -308,24 +283,19 @@ class RmsNormGrad {
     by.expect(weight, by.width);
     Floats gradients(gradient), rows(x);
     AllFloats roots(root), weights(weight);
-    Written output(made_, context.output(0, x.shape));
+    Written output(context, 0, x.shape);
     const float* w = weights.data();
     const int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float *g = gradients.at(r * n, n, 0), *values = rows.at(r * n, n, 1);
-        const float scale = roots[r];
-        double total = sum_of(n, [=](int64_t i) { return g[i] * w[i] * values[i]; });
-        const auto slope = static_cast<float>(total * scale * scale * scale / n);
-        output.put(r * n, n, 2, [=](float* to) {
-          for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
-        });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float *g = gradients.at(r * n, n, 0), *values = rows.at(r * n, n, 1);
+      const float scale = roots[r];
+      double total = sum_of(n, [=](int64_t i) { return g[i] * w[i] * values[i]; });
+      const auto slope = static_cast<float>(total * scale * scale * scale / n);
+      output.put(r * n, n, 2, [=](float* to) {
+        for (int64_t i = 0; i < n; ++i) to[i] = g[i] * w[i] * scale - values[i] * slope;
+      });
     });
   }
-
- private:
-  ElementType made_;
 };
 
 static const Operators<LayerNorm, Variance, LayerNormGrad, RmsNorm, RmsNormGrad> norms_operators;

@@ -9,13 +9,11 @@
 
 #include "kernel.h"
 
-class Order {
+class Order : public Operator {
  public:
   static constexpr const char* name = "Order";
   static constexpr ElementType inputs[] = {kAny, kInt64};  // elements, how many of each row
   static constexpr ElementType outputs[] = {kInt64};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit Order(const Info& info)
       : largest_(info.flag("largest", true)),
@@ -39,7 +37,7 @@ class Order {
     by_type(x.type, [&](auto zero) {
       using T = decltype(zero);
       const T* from = x.as<T>();
-      context.parallel(rows, std::max<int64_t>(1, 4096 / n), [=](int64_t begin, int64_t end) {
+      context.parallel(rows, part_of(n, 4096), [=](int64_t begin, int64_t end) {
         std::vector<std::pair<T, int64_t>> row(n);
         for (int64_t r = begin; r < end; ++r) {
           for (int64_t i = 0; i < n; ++i) row[i] = {from[r * n + i], i};

@@ -10,13 +10,11 @@
 
 // Sums or means over axes that come first or last, of numbers or their squares: what is kept lies
 // in between, or before axes that are followed by others.
-class Sum {
+class Sum : public Operator {
  public:
   static constexpr const char* name = "Sum";
   static constexpr ElementType inputs[] = {kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   // `leading` and `trailing` are how many axes are summed at each end; the leading ones come after
@@ -27,8 +25,7 @@ class Sum {
         trailing_(info.integer("trailing", 0, 0, kMostAxes)),
         keep_(info.flag("keepdims", true)),
         mean_(info.flag("mean", false)),
-        square_(info.flag("square", false)),
-        made_(info.output_type(0)) {}
+        square_(info.flag("square", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
@@ -48,7 +45,7 @@ class Sum {
     int64_t outer = count(sizes, sizes + leading_);
     int64_t kept = count(sizes + leading_, sizes + rank - trailing_);
     int64_t inner = count(sizes + rank - trailing_, sizes + rank);
-    Written y(made_, context.output(0, shape));
+    Written y(context, 0, shape);
     if (outer * inner == 0) outer = 0;  // nothing to go through, however many times
     double divisor = mean_ ? static_cast<double>(outer * inner) : 1.0;
     Floats from(x);
@@ -63,13 +60,10 @@ class Sum {
       }
       return;
     }
-    int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(outer * inner, 1));
-    context.parallel(kept, part, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        double total = 0;
-        for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
-        y.put(k, static_cast<float>(total / divisor));
-      }
+    context.each(kept, part_of(outer * inner), [&](int64_t k) {
+      double total = 0;
+      for (int64_t o = 0; o < outer; ++o) total += sum_row(from, (o * kept + k) * inner, inner);
+      y.put(k, static_cast<float>(total / divisor));
     });
   }
 
@@ -98,35 +92,31 @@ class Sum {
   static void columns(const Context& context, const Floats& from, int64_t batch, int64_t rows,
                       int64_t width, double divisor, const Written& y, F&& term) {
     int64_t blocks = (width + kColumns - 1) / kColumns;
-    int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(rows * kColumns, 1));
-    context.parallel(batch * blocks, part, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) {
-        int64_t above = b / blocks * rows, first = b % blocks * kColumns;
-        int64_t n = std::min(kColumns, width - first);
-        double total[kColumns] = {};
-        for (int64_t row = 0; row < rows; row += kRows) {
-          Lane sums[kColumns] = {};
-          int64_t high = std::min(kRows, rows - row);
-          for (int64_t r = 0; r < high; ++r) {
-            const float* at = from.at((above + row + r) * width + first, n, 0);
-            if (n == kColumns) {  // a number that compilers know
-              for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(at[k]);
-            } else {
-              for (int64_t k = 0; k < n; ++k) sums[k] += term(at[k]);
-            }
+    context.each(batch * blocks, part_of(rows * kColumns), [&](int64_t b) {
+      int64_t above = b / blocks * rows, first = b % blocks * kColumns;
+      int64_t n = std::min(kColumns, width - first);
+      double total[kColumns] = {};
+      for (int64_t row = 0; row < rows; row += kRows) {
+        Lane sums[kColumns] = {};
+        int64_t high = std::min(kRows, rows - row);
+        for (int64_t r = 0; r < high; ++r) {
+          const float* at = from.at((above + row + r) * width + first, n, 0);
+          if (n == kColumns) {  // a number that compilers know
+            for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(at[k]);
+          } else {
+            for (int64_t k = 0; k < n; ++k) sums[k] += term(at[k]);
           }
-          for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
         }
-        y.put(b / blocks * width + first, n, 0, [&](float* to) {
-          for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] / divisor);
-        });
+        for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
       }
+      y.put(b / blocks * width + first, n, 0, [&](float* to) {
+        for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] / divisor);
+      });
     });
   }
 
   int64_t before_, leading_, trailing_;
   bool keep_, mean_, square_;
-  ElementType made_;
 };
 
 static const Operators<Sum> reductions_operators;

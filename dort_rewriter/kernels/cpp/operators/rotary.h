@@ -7,22 +7,19 @@
 #include "operations.h"
 #include "reach.h"
 
-class Rotary {
+class Rotary : public Operator {
  public:
   static constexpr const char* name = "Rotary";
   static constexpr ElementType inputs[] = {kEach, kEach, kEach};  // x, cos, sin
   static constexpr ElementType outputs[] = {kEach};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
   explicit Rotary(const Info& info)
       : gradient_(info.flag("gradient", false)),
         rounding_(static_cast<ElementType>(info.integer("rounding", kFloat, kFloat, kBFloat16))),
-        made_(info.output_type(0)),
         wide_(info.input_type(0) == kDouble) {
     for (size_t i = 0; i < 4; ++i) {
-      ElementType type = i < 3 ? info.input_type(i) : made_;
+      ElementType type = i < 3 ? info.input_type(i) : info.output_type(0);
       if (wide_ ? type != kDouble : !is_floating(type)) {
         fail(kInvalidArgument, "Rotary of other types");
       }
@@ -49,13 +46,10 @@ class Rotary {
     if (total == 0) return;
     Reach cos(given[1].shape, shape), sin(given[2].shape, shape);
     auto in_rows = [&](auto&& each) {
-      context.parallel(total / size, std::max<int64_t>(1, 16384 / size),
-                       [&](int64_t begin, int64_t end) {
-                         for (int64_t row = begin; row < end; ++row) {
-                           int64_t at = row * size;
-                           each(at, start(cos, at), start(sin, at));
-                         }
-                       });
+      context.each(total / size, part_of(size), [&](int64_t row) {
+        int64_t at = row * size;
+        each(at, start(cos, at), start(sin, at));
+      });
     };
     if (wide_) {
       in_rows([&](int64_t at, int64_t c, int64_t s) {
@@ -65,7 +59,7 @@ class Rotary {
       return;
     }
     Floats x(given[0]), cosines(given[1]), sines(given[2]);
-    Written y(made_, output);
+    Written y(context.output_type(0), output);
     in_rows([&](int64_t at, int64_t c, int64_t s) {
       const float *values = x.at(at, size, 0), *of_cos = cosines.at(c, size, 1);
       const float* of_sin = sines.at(s, size, 2);
@@ -109,14 +103,14 @@ class Rotary {
     for (int64_t i = 0; i < 2 * half; ++i) y[i] = x[i] * c[i];
     for (int64_t i = 0; i < half; ++i) other[i] = -sign * x[i + half] * first[i];
     for (int64_t i = 0; i < half; ++i) other[i + half] = sign * x[i] * second[i];
-    Step<float> round = rounding_ == kFloat16 ? to_half<float> : to_bfloat<float>;
+    const Step<float> round = kSteps<float>[rounding_ == kFloat16 ? kToFloat16 : kToBfloat16];
     round(y, y, y, y, 2 * half);
     round(other, other, other, other, 2 * half);
     for (int64_t i = 0; i < 2 * half; ++i) y[i] += other[i];
   }
 
   bool gradient_;
-  ElementType rounding_, made_;
+  ElementType rounding_;
   bool wide_;
 };
 

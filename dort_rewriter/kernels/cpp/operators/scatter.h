@@ -1,21 +1,15 @@
-// ScatterZeros: updates added to (or written into) zeros of a given shape, as ScatterND does. With
-// the attribute `masked`, those at the index `skip` are left out.
+// ScatterZeros: updates added to (or written into) zeros of a given shape, as ScatterND does.
 #pragma once
 
 #include "kernel.h"
 
-class ScatterZeros {
+class ScatterZeros : public Operator {
  public:
   static constexpr const char* name = "ScatterZeros";
   static constexpr ElementType inputs[] = {kInt64, kInt64, kAny};  // shape, indices, updates
   static constexpr ElementType outputs[] = {kAny};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
-  explicit ScatterZeros(const Info& info)
-      : add_(info.flag("add", false)),
-        masked_(info.flag("masked", false)),
-        skip_(info.integer("skip", 0)) {
+  explicit ScatterZeros(const Info& info) : add_(info.flag("add", false)) {
     dispatch(info.input_type(2), [](auto, auto) {});
   }
 
@@ -34,9 +28,7 @@ class ScatterZeros {
     if (length == 0) places = 0;  // there is no element to write, and no limit to the places
     std::vector<int64_t> starts(places);
     for (int64_t i = 0; i < places; ++i) {
-      const int64_t* index = indices.as<int64_t>() + i * depth;
-      bool left_out = masked_ && depth == 1 && *index == skip_;
-      starts[i] = left_out ? kNowhere : start(shape, index, depth) * length;
+      starts[i] = start(shape, indices.as<int64_t>() + i * depth, depth) * length;
     }
     void* output = context.output(0, shape);
     dispatch(updates.type, [&](auto stored, auto computed) {
@@ -46,7 +38,6 @@ class ScatterZeros {
       if (count(shape) == 0) return;
       std::memset(static_cast<void*>(to), 0, count(shape) * sizeof(T));
       for (int64_t i = 0; i < places; ++i) {
-        if (starts[i] == kNowhere) continue;
         const T* from = updates.as<T>() + i * length;
         T* row = to + starts[i];
         if (add_) {
@@ -59,8 +50,6 @@ class ScatterZeros {
   }
 
  private:
-  static constexpr int64_t kNowhere = -1;
-
   static int64_t start(const Shape& shape, const int64_t* index, int64_t depth) {
     int64_t place = 0;
     for (int64_t d = 0; d < depth; ++d) {
@@ -71,8 +60,7 @@ class ScatterZeros {
     return place;
   }
 
-  bool add_, masked_;
-  int64_t skip_;
+  bool add_;
 };
 
 static const Operators<ScatterZeros> scatter_operators;

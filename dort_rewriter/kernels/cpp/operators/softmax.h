@@ -13,30 +13,27 @@
 #include "sums.h"
 
 // A softmax, or its logarithm, along the last axis.
-class Softmax {
+class Softmax : public Operator {
  public:
   static constexpr const char* name = "Softmax";
   static constexpr ElementType inputs[] = {kFloating};
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
   static constexpr size_t in_place = 1;
   static constexpr bool never_fails = true;
 
-  explicit Softmax(const Info& info) : log_(info.flag("log", false)), made_(info.output_type(0)) {}
+  explicit Softmax(const Info& info) : log_(info.flag("log", false)) {}
 
   void compute(const Context& context) const {
     Tensor x = context.input(0);
     Rows by(x.shape, 1);
-    Written output(made_, context.output(0, x.shape));
+    Written output(context, 0, x.shape);
     if (by.width == 0) return;
     Floats rows(x);
     const int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float* from = rows.at(r * n, n, 0);
-        const float most = largest(from, n);
-        output.put(r * n, n, 1, [=](float* to) { row(from, most, n, to); });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float* from = rows.at(r * n, n, 0);
+      const float most = largest(from, n);
+      output.put(r * n, n, 1, [=](float* to) { row(from, most, n, to); });
     });
   }
 
@@ -74,35 +71,29 @@ class Softmax {
   }
 
   bool log_;
-  ElementType made_;
 };
 
 // The gradient of a softmax, or of its logarithm, along the last axis.
-class SoftmaxGrad {
+class SoftmaxGrad : public Operator {
  public:
   static constexpr const char* name = "SoftmaxGrad";
   static constexpr ElementType inputs[] = {kFloating, kFloating};  // gradient, result
   static constexpr ElementType outputs[] = {kFloating};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
 
-  explicit SoftmaxGrad(const Info& info)
-      : log_(info.flag("log", false)), made_(info.output_type(0)) {}
+  explicit SoftmaxGrad(const Info& info) : log_(info.flag("log", false)) {}
 
   void compute(const Context& context) const {
     Tensor gradient = context.input(0), result = context.input(1);
     if (gradient.shape != result.shape) fail(kInvalidArgument, "the gradient has another shape");
     Rows by(result.shape, 1);
-    Written output(made_, context.output(0, result.shape));
+    Written output(context, 0, result.shape);
     if (by.width == 0) return;
     Floats gradients(gradient), results(result);
     const int64_t n = by.width;
-    context.parallel(by.rows, by.part(), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const float *g = gradients.at(r * n, n, 0), *y = results.at(r * n, n, 1);
-        output.put(r * n, n, 2, [=](float* to) { row(g, y, n, to); });
-      }
+    context.each(by.rows, by.part(), [&](int64_t r) {
+      const float *g = gradients.at(r * n, n, 0), *y = results.at(r * n, n, 1);
+      output.put(r * n, n, 2, [=](float* to) { row(g, y, n, to); });
     });
   }
 
@@ -119,7 +110,6 @@ class SoftmaxGrad {
   }
 
   bool log_;
-  ElementType made_;
 };
 
 static const Operators<Softmax, SoftmaxGrad> softmax_operators;

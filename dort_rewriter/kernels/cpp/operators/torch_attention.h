@@ -17,11 +17,7 @@ inline bool shares_heads() {
     constexpr int64_t kWidth = 16;
     float query[2 * kWidth] = {}, values[2 * kWidth], result[2 * kWidth] = {};
     for (int64_t i = 0; i < 2 * kWidth; ++i) values[i] = i < kWidth ? 1.0f : 2.0f;
-    auto sizes = [](int64_t heads) {
-      Shape shape(4);
-      shape[0] = shape[2] = 1, shape[1] = heads, shape[3] = kWidth;
-      return shape;
-    };
+    auto sizes = [](int64_t heads) { return Shape{1, heads, 1, kWidth}; };
     const View view(kFloat, number_of(kFloat));
     const Function<FlashForward> attend(std::string("aoti_torch_cpu_") + kFlash);
     const Copy copy("aoti_torch_copy_");
@@ -36,7 +32,7 @@ inline bool shares_heads() {
 }
 
 template <bool gradient>
-class Attention {
+class Attention : public Operator {
  public:
   static constexpr const char* name =
       gradient ? "_scaled_dot_product_flash_attention_for_cpu_backward"
@@ -44,7 +40,6 @@ class Attention {
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr const char* layouts = "last axis";
   static constexpr const char* library = "torch";
@@ -83,8 +78,7 @@ class Attention {
     Parts(const Attended& of, int64_t threads) {
       const double work = double(of.batch) * double(of.heads) * double(of.queries) *
                           double(of.keys) * double(of.width) * 2;
-      const double worth = std::max(1.0, std::min(work / kWorthAThread, double(threads)));
-      count = static_cast<int64_t>(worth);
+      count = threads_for(work, kWorthAThread, threads);
       auto longest = [&](int64_t n) { return double((n + count - 1) / count) / double(n); };
       axis = longest(of.groups) < longest(of.batch) ? 1 : 0;
       size = axis == 0 ? of.batch : of.groups;

@@ -6,13 +6,12 @@
 
 #include "python.h"
 
-class TorchCall {
+class TorchCall : public Operator {
  public:
   static constexpr const char* name = "TorchCall";
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* library = "python";
   static constexpr size_t most = 1000;
 

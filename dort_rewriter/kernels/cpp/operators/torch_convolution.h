@@ -4,6 +4,8 @@
 // where it is told.
 #pragma once
 
+#include <cstring>
+
 #include "torch_library.h"
 #include "torch_threads.h"
 
@@ -81,13 +83,12 @@ struct Windows {
 // Reads an image, weights and perhaps a bias; the gradient reads that of the result, the image and the
 // weights, and makes those of image, weights and bias of which somebody reads.
 template <bool gradient>
-class Convolution {
+class Convolution : public Operator {
  public:
   static constexpr const char* name = gradient ? "convolution_backward" : "convolution";
   static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr const char* layouts = "any";
   static constexpr const char* library = "torch";
 
@@ -114,8 +115,7 @@ class Convolution {
     }
     const Shape &image = call.shapes[kImage], &weight = call.shapes[kImage + 1];
     const Shape result = windows_.result(image, weight);
-    Shape bias(1);
-    bias[0] = result[1];
+    const Shape bias{result[1]};
     if (gradient ? call.shapes[0] != result : call.shapes.size() > kFixed && call.shapes[kFixed] != bias) {
       fail(kInvalidArgument, "the sizes of what is given do not fit");
     }
@@ -124,10 +124,16 @@ class Convolution {
       call.places.push_back(results_[i].place(context, shape));
       call.wanted[i] = call.places[i].data != nullptr;
     }
-    if (!gradient && count(result) == 0) return;
+    if (count(result) == 0 || (gradient && count(image) == 0)) {
+      // NOTE: torch 2.8 has freed the sizes of a bias by the time it makes zeros of them.
+      for (const Result::Place& place : call.places) {
+        if (place.data != nullptr) std::memset(place.data, 0, count(place.lies) * views_[0].width());
+      }
+      return;
+    }
     const double work = double(count(result)) * double(count(weight)) / double(result[1]);
-    const bool parted = context.works_alone() && work >= 2 * kWorthAThread;
-    const int64_t threads = parted ? std::min(context.threads(), int64_t(work / kWorthAThread)) : 1;
+    const int64_t most = context.works_alone() ? context.threads() : 1;
+    const int64_t threads = threads_for(work, kWorthAThread, most);
     const auto parts = shared_by(threads, call, image[0], result[1]);
     if (parts.empty()) return;  // nobody reads a result
     if (!context.works_alone()) return convolve(call, parts[0]);

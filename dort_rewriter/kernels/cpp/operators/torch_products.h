@@ -12,7 +12,7 @@
 #include "torch_threads.h"
 
 template <bool batched, bool added>
-class TorchProduct {
+class TorchProduct : public Operator {
  public:
   static constexpr const char* name =
       batched ? (added ? "baddbmm" : "bmm") : (added ? "addmm" : "mm");
@@ -21,7 +21,6 @@ class TorchProduct {
   static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr size_t in_place = 0;
   static constexpr bool never_fails = true;
   static constexpr const char* layouts = "transposed";
   static constexpr const char* library = "torch";
@@ -61,7 +60,9 @@ class TorchProduct {
     }
     Shape shape = left;
     shape[rank - 1] = right[rank - 1];
-    if (added) check_addend(views_[0].sizes(given[0].shape), shape);
+    if (added && !broadcasts(views_[0].sizes(given[0].shape), shape)) {
+      fail(kInvalidArgument, "what is added does not broadcast to the product");
+    }
     void* y = context.output(0, shape);
     if (count(shape) == 0) return;
     if (!context.works_alone()) return multiply(given, y, shape, nullptr);
@@ -91,8 +92,7 @@ class TorchProduct {
 
     Parts(const Shape& shape, int64_t inner, int64_t threads) {
       const double work = double(::count(shape)) * double(std::max<int64_t>(inner, 1));
-      const double worth = std::max(1.0, std::min(work / kWorthAThread, double(threads)));
-      count = static_cast<int64_t>(worth);
+      count = threads_for(work, kWorthAThread, threads);
       int64_t block = 1;
       if (!batched || shape[0] < count) {
         axis = shape[batched] >= shape[batched + 1] ? batched : batched + 1;
@@ -200,15 +200,6 @@ class TorchProduct {
 
   static std::string named(const char* suffix) {
     return std::string("aoti_torch_cpu_") + name + suffix;
-  }
-
-  static void check_addend(const Shape& addend, const Shape& shape) {
-    size_t missing = shape.size() - std::min(shape.size(), addend.size());
-    bool fits = addend.size() <= shape.size();
-    for (size_t d = 0; fits && d < addend.size(); ++d) {
-      fits = addend[d] == 1 || addend[d] == shape[d + missing];
-    }
-    if (!fits) fail(kInvalidArgument, "what is added does not broadcast to the product");
   }
 
   torch_library::Function<Out> out_;

@@ -122,14 +122,12 @@ class Transposition {
   static void rows(const Context& context, const In* from, Out* to, const Axes& axes) {
     size_t last = axes.sizes.size() - 1;
     int64_t size = axes.sizes[last], n = count(axes.sizes) / size;
-    context.parallel(n, std::max<int64_t>(1, kPart / size), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        int64_t offset = 0, rest = row;
-        for (size_t d = last; d-- > 0; rest /= axes.sizes[d]) {
-          offset += rest % axes.sizes[d] * axes.from[d];
-        }
-        convert(from + offset, to + row * size, size);
+    context.each(n, part_of(size), [&](int64_t row) {
+      int64_t offset = 0, rest = row;
+      for (size_t d = last; d-- > 0; rest /= axes.sizes[d]) {
+        offset += rest % axes.sizes[d] * axes.from[d];
       }
+      convert(from + offset, to + row * size, size);
     });
   }
 
@@ -140,21 +138,19 @@ class Transposition {
     int64_t high = (axes.sizes[first] + kBlock - 1) / kBlock;
     int64_t outer = count(axes.sizes) / axes.sizes[last] / axes.sizes[first];
     int64_t part = kPart / (kBlock * kBlock);
-    context.parallel(outer * high * wide, part, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        int64_t column = task % wide * kBlock, row = task / wide % high * kBlock;
-        int64_t rest = task / wide / high, source = row + column * axes.from[last];
-        int64_t target = row * axes.to[first] + column;
-        for (size_t d = last; d-- > 0;) {
-          if (d == first) continue;
-          source += rest % axes.sizes[d] * axes.from[d];
-          target += rest % axes.sizes[d] * axes.to[d];
-          rest /= axes.sizes[d];
-        }
-        int64_t rows = std::min(kBlock, axes.sizes[first] - row);
-        int64_t columns = std::min(kBlock, axes.sizes[last] - column);
-        block(from + source, to + target, rows, columns, axes.from[last], axes.to[first]);
+    context.each(outer * high * wide, part, [&](int64_t task) {
+      int64_t column = task % wide * kBlock, row = task / wide % high * kBlock;
+      int64_t rest = task / wide / high, source = row + column * axes.from[last];
+      int64_t target = row * axes.to[first] + column;
+      for (size_t d = last; d-- > 0;) {
+        if (d == first) continue;
+        source += rest % axes.sizes[d] * axes.from[d];
+        target += rest % axes.sizes[d] * axes.to[d];
+        rest /= axes.sizes[d];
       }
+      int64_t rows = std::min(kBlock, axes.sizes[first] - row);
+      int64_t columns = std::min(kBlock, axes.sizes[last] - column);
+      block(from + source, to + target, rows, columns, axes.from[last], axes.to[first]);
     });
   }
 
@@ -184,12 +180,13 @@ class Transposition {
 
 // The operators, by the type they return.
 template <typename Out, ElementType in, ElementType out>
-class Transposing {
+class Transposing : public Operator {
  public:
+  static constexpr const char* name = out == kFloat     ? "TransposeToFloat"
+                                      : out == kFloat16 ? "TransposeToFloat16"
+                                                        : "TransposeToBfloat16";
   static constexpr ElementType inputs[] = {in};
   static constexpr ElementType outputs[] = {out};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit Transposing(const Info& info) : perm_(info.permutation("perm")) {
     if (info.input_type(0) == info.output_type(0)) fail(kInvalidArgument, "there is no other type");
@@ -216,25 +213,6 @@ class Transposing {
   Integers perm_;
 };
 
-class TransposeToFloat : public Transposing<float, kFloating, kFloat> {
- public:
-  static constexpr const char* name = "TransposeToFloat";
-  using Transposing::Transposing;
-};
-
-class TransposeToFloat16 : public Transposing<Half, kFloat, kFloat16> {
- public:
-  static constexpr const char* name = "TransposeToFloat16";
-  using Transposing::Transposing;
-};
-
-class TransposeToBfloat16 : public Transposing<Bfloat, kFloat, kBFloat16> {
- public:
-  static constexpr const char* name = "TransposeToBfloat16";
-  using Transposing::Transposing;
-};
-
-static const Operators<TransposeToFloat,
-                       TransposeToFloat16,
-                       TransposeToBfloat16>
+static const Operators<Transposing<float, kFloating, kFloat>, Transposing<Half, kFloat, kFloat16>,
+                       Transposing<Bfloat, kFloat, kBFloat16>>
     transpose_operators;

@@ -49,14 +49,21 @@ struct Window {
   }
 };
 
+// A vector of the numbers from a place on, wherever that is.
+template <typename V, typename T>
+V load(const T* from) {
+  V vector;
+  std::memcpy(&vector, from, sizeof(V));
+  return vector;
+}
+
 // Largest elements of windows: the first of equal ones, the last NaN; and their places.
-class MaxPool {
+class MaxPool : public Operator {
  public:
   static constexpr const char* name = "MaxPool";
   static constexpr ElementType inputs[] = {kFloat};
   static constexpr ElementType outputs[] = {kFloat, kInt64};
-  static constexpr bool variadic = false, last_optional = true;
-  static constexpr size_t in_place = 0;
+  static constexpr bool last_optional = true;
 
   explicit MaxPool(const Info& info) : window_(info) {
     for (const Axis& axis : {window_.high, window_.wide}) {
@@ -87,27 +94,24 @@ class MaxPool {
     }
     std::vector<int32_t> starts((columns + kVector - 1) / kVector * kVector);
     for (size_t c = 0; c < starts.size(); ++c) starts[c] = static_cast<int32_t>(start(wide, c));
-    int64_t part = std::max<int64_t>(1, 16384 / area);
-    context.parallel(planes, part, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) {
-        const float* plane = x.as<float>() + p * height * width;
-        for (int64_t row = 0; row < rows; ++row) {
-          auto top = static_cast<int32_t>(start(high, row) * width);
-          for (int64_t column = 0; column < columns; column += kVector) {
-            Best best{{}, top + load<Ints>(&starts[column])};
-            best.values -= HUGE_VALF;
-            for (int64_t i = 0; i < high.kernel; ++i) {
-              int64_t y = row * high.stride - high.padding + i * high.dilation;
-              if (y < 0 || y >= height) continue;
-              for (int64_t j = 0; j < wide.kernel; ++j) {
-                int64_t place = y * width + j * wide.dilation - wide.padding + column * wide.stride;
-                take(plane, place, column, taps[j], best);
-              }
+    context.each(planes, part_of(area), [&](int64_t p) {
+      const float* plane = x.as<float>() + p * height * width;
+      for (int64_t row = 0; row < rows; ++row) {
+        auto top = static_cast<int32_t>(start(high, row) * width);
+        for (int64_t column = 0; column < columns; column += kVector) {
+          Best best{{}, top + load<Ints>(&starts[column])};
+          best.values -= HUGE_VALF;
+          for (int64_t i = 0; i < high.kernel; ++i) {
+            int64_t y = row * high.stride - high.padding + i * high.dilation;
+            if (y < 0 || y >= height) continue;
+            for (int64_t j = 0; j < wide.kernel; ++j) {
+              int64_t place = y * width + j * wide.dilation - wide.padding + column * wide.stride;
+              take(plane, place, column, taps[j], best);
             }
-            int64_t at = p * area + row * columns + column, n = std::min(kVector, columns - column);
-            store(best.values, n, values + at);
-            if (places != nullptr) store(best.places, n, places + at);
           }
+          int64_t at = p * area + row * columns + column, n = std::min(kVector, columns - column);
+          store(best.values, n, values + at);
+          if (places != nullptr) store(best.places, n, places + at);
         }
       }
     });
@@ -127,13 +131,6 @@ class MaxPool {
     Floats values;
     Ints places;
   };
-
-  template <typename V, typename T>
-  static V load(const T* from) {
-    V vector;
-    std::memcpy(&vector, from, sizeof(V));
-    return vector;
-  }
 
   template <typename V, typename T>
   static void store(const V& from, int64_t n, T* to) {
@@ -185,13 +182,11 @@ class MaxPool {
 };
 
 // The gradient of MaxPool: each element added at its place in planes of zeros.
-class MaxPoolGrad {
+class MaxPoolGrad : public Operator {
  public:
   static constexpr const char* name = "MaxPoolGrad";
   static constexpr ElementType inputs[] = {kFloat, kInt64, kInt64};  // gradient, places, shape
   static constexpr ElementType outputs[] = {kFloat};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit MaxPoolGrad(const Info&) {}
 
@@ -209,29 +204,24 @@ class MaxPoolGrad {
     if (count(shape) == 0) return;
     int64_t planes = count(shape.begin(), shape.end() - 2), area = shape[rank - 2] * shape[rank - 1];
     int64_t windows = gradient.shape[rank - 2] * gradient.shape[rank - 1];
-    int64_t part = std::max<int64_t>(1, 16384 / std::max<int64_t>(area, 1));
-    context.parallel(planes, part, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) {
-        float* plane = output + p * area;
-        std::fill_n(plane, area, 0.0f);
-        const float* from = gradient.as<float>() + p * windows;
-        const int64_t* place = places.as<int64_t>() + p * windows;
-        for (int64_t i = 0; i < windows; ++i) {
-          if (place[i] >= 0 && place[i] < area) plane[place[i]] += from[i];
-        }
+    context.each(planes, part_of(area), [&](int64_t p) {
+      float* plane = output + p * area;
+      std::fill_n(plane, area, 0.0f);
+      const float* from = gradient.as<float>() + p * windows;
+      const int64_t* place = places.as<int64_t>() + p * windows;
+      for (int64_t i = 0; i < windows; ++i) {
+        if (place[i] >= 0 && place[i] < area) plane[place[i]] += from[i];
       }
     });
   }
 };
 
 // The elements of windows side by side: [N, C, H, W] becomes [C * kernel, N * windows].
-class Columns {
+class Columns : public Operator {
  public:
   static constexpr const char* name = "Columns";
   static constexpr ElementType inputs[] = {kFloat};
   static constexpr ElementType outputs[] = {kFloat};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit Columns(const Info& info) : window_(info) {}
 
@@ -242,34 +232,29 @@ class Columns {
     int64_t batch = x.shape[0], channels = x.shape[1], height = x.shape[2], width = x.shape[3];
     int64_t rows = high.count(height), columns = wide.count(width), area = times(rows, columns);
     int64_t taps = high.kernel * wide.kernel, length = times(batch, area);
-    Shape shape;
-    shape.push_back(times(channels, taps));
-    shape.push_back(length);
+    const Shape shape{times(channels, taps), length};
     float* output = static_cast<float*>(context.output(0, shape));
     if (count(shape) == 0) return;
-    int64_t part = std::max<int64_t>(1, 32768 / length);
-    context.parallel(channels * taps, part, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        int64_t channel = r / taps, i = r % taps / wide.kernel, j = r % wide.kernel;
-        int64_t first, last, top, bottom;
-        wide.inside(j, width, columns, first, last);
-        high.inside(i, height, rows, top, bottom);
-        for (int64_t n = 0; n < batch; ++n) {
-          const float* plane = x.as<float>() + (n * channels + channel) * height * width;
-          float* to = output + r * length + n * area;
-          std::fill(to, to + top * columns, 0.0f);
-          std::fill(to + bottom * columns, to + area, 0.0f);
-          if (high.stride == 1 && wide.stride == 1 && columns == width && first < last) {
-            copy_block(plane + (i * high.dilation - high.padding) * width + j * wide.dilation -
-                           wide.padding,
-                       to, top, bottom, first, last, width);
-            continue;
-          }
-          for (int64_t y = top; y < bottom; ++y) {
-            const float* from = plane + (y * high.stride - high.padding + i * high.dilation) * width +
-                                j * wide.dilation - wide.padding;
-            copy_row(from, to + y * columns, first, last, columns, wide.stride);
-          }
+    context.each(channels * taps, part_of(length, 32768), [&](int64_t r) {
+      int64_t channel = r / taps, i = r % taps / wide.kernel, j = r % wide.kernel;
+      int64_t first, last, top, bottom;
+      wide.inside(j, width, columns, first, last);
+      high.inside(i, height, rows, top, bottom);
+      for (int64_t n = 0; n < batch; ++n) {
+        const float* plane = x.as<float>() + (n * channels + channel) * height * width;
+        float* to = output + r * length + n * area;
+        std::fill(to, to + top * columns, 0.0f);
+        std::fill(to + bottom * columns, to + area, 0.0f);
+        if (high.stride == 1 && wide.stride == 1 && columns == width && first < last) {
+          copy_block(plane + (i * high.dilation - high.padding) * width + j * wide.dilation -
+                         wide.padding,
+                     to, top, bottom, first, last, width);
+          continue;
+        }
+        for (int64_t y = top; y < bottom; ++y) {
+          const float* from = plane + (y * high.stride - high.padding + i * high.dilation) * width +
+                              j * wide.dilation - wide.padding;
+          copy_row(from, to + y * columns, first, last, columns, wide.stride);
         }
       }
     });
@@ -303,13 +288,11 @@ class Columns {
 };
 
 // The sum of what windows hold: [C * kernel, N * windows] becomes [N, C, H, W].
-class ColumnsGrad {
+class ColumnsGrad : public Operator {
  public:
   static constexpr const char* name = "ColumnsGrad";
   static constexpr ElementType inputs[] = {kFloat, kInt64};  // columns, shape of the result
   static constexpr ElementType outputs[] = {kFloat};
-  static constexpr bool variadic = false;
-  static constexpr size_t in_place = 0;
 
   explicit ColumnsGrad(const Info& info) : window_(info) {}
 
@@ -326,22 +309,19 @@ class ColumnsGrad {
     }
     float* output = static_cast<float*>(context.output(0, shape));
     if (count(shape) == 0) return;
-    int64_t part = std::max<int64_t>(1, 32768 / plane / taps);
-    context.parallel(batch * channels, part, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) {
-        int64_t n = p / channels, channel = p % channels;
-        float* to = output + p * plane;
-        std::fill_n(to, plane, 0.0f);
-        for (int64_t tap = 0; tap < taps; ++tap) {
-          int64_t i = tap / wide.kernel, j = tap % wide.kernel, first, last, top, bottom;
-          wide.inside(j, width, columns, first, last);
-          high.inside(i, height, rows, top, bottom);
-          const float* from = given.as<float>() + (channel * taps + tap) * length + n * area;
-          for (int64_t y = top; y < bottom; ++y) {
-            float* row = to + (y * high.stride - high.padding + i * high.dilation) * width +
-                         j * wide.dilation - wide.padding;
-            add_row(from + y * columns, row, first, last, wide.stride);
-          }
+    context.each(batch * channels, part_of(plane, 32768 / taps), [&](int64_t p) {
+      int64_t n = p / channels, channel = p % channels;
+      float* to = output + p * plane;
+      std::fill_n(to, plane, 0.0f);
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        int64_t i = tap / wide.kernel, j = tap % wide.kernel, first, last, top, bottom;
+        wide.inside(j, width, columns, first, last);
+        high.inside(i, height, rows, top, bottom);
+        const float* from = given.as<float>() + (channel * taps + tap) * length + n * area;
+        for (int64_t y = top; y < bottom; ++y) {
+          float* row = to + (y * high.stride - high.padding + i * high.dilation) * width +
+                       j * wide.dilation - wide.padding;
+          add_row(from + y * columns, row, first, last, wide.stride);
         }
       }
     });

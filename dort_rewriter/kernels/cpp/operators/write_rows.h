@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-class WriteRows {
+class WriteRows : public Operator {
  public:
   static constexpr const char* name = "WriteRows";
   static constexpr ElementType inputs[] = {kInt64, kAny};  // index; data and rows of one type
@@ -56,12 +56,10 @@ class WriteRows {
       int64_t inner = count(data.shape.begin() + axis + 1, data.shape.end());
       int64_t written = count_of * inner;
       if (written == 0) return;
-      context.parallel(outer, kPart / written + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t o = begin; o < end; ++o) {
-          for (int64_t i = 0; i < count_of; ++i) {
-            const T* from = rows.as<T>() + (o * count_of + i) * inner;
-            copy(from, to + (o * size + places[i]) * inner, inner);
-          }
+      context.each(outer, kPart / written + 1, [&](int64_t o) {
+        for (int64_t i = 0; i < count_of; ++i) {
+          const T* from = rows.as<T>() + (o * count_of + i) * inner;
+          copy(from, to + (o * size + places[i]) * inner, inner);
         }
       });
     });

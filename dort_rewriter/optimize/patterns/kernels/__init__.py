@@ -22,24 +22,15 @@ from dort_rewriter.optimize.patterns.kernels.reductions import (
     RmsNormGrad,
     Sums,
 )
-from dort_rewriter.optimize.patterns.kernels.scatter import (
-    ConstantOfShapeScatterND,
-    MaskedShapeScatterND,
-)
+from dort_rewriter.optimize.patterns.kernels.scatter import ConstantOfShapeScatterND
 from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
-from dort_rewriter.optimize.patterns.kernels.transposes import (
-    AddMulTranspose,
-    TransposeCast,
-)
-from dort_rewriter.optimize.patterns.kernels.tri_matrix import TriMatrix
+from dort_rewriter.optimize.patterns.kernels.transposes import TransposeCast
 
 __all__ = ["RULES"]
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Rotary,
     ConstantOfShapeScatterND,
-    MaskedShapeScatterND,
-    TriMatrix,
     DepthwiseConv,
     BatchNormProduct,
     CrossEntropyGrad,
@@ -55,7 +46,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     TransposeRotary,
     RotaryTranspose,
     ElementwiseChains,
-    AddMulTranspose,
     ElementwiseLists,
 )
 """In the order they are tried; measured on whole models. What they compute differs from the

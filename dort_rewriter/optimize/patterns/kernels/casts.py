@@ -10,12 +10,16 @@ import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OPERATORS, OWN_DOMAIN, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.recognize.operands import NARROW, after_cast, before_cast
+from dort_rewriter.optimize.patterns.recognize.operands import (
+    after_cast,
+    before_cast,
+    reads_or_makes_narrow,
+)
 from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]
 
-_MIXED = [o.name for o in OPERATORS.values() if o.mixed_types and not o.variadic]
+_MIXED = [o.name for o in OPERATORS.values() if o.mixed_types]
 """Kernels whose inputs and outputs have a type each."""
 
 
@@ -55,7 +59,7 @@ class NarrowNorms(Rule):
         """What to replace."""
         x, *parameters = node.inputs
         axes = _axes(node, graph)
-        if x is None or axes is None or not _is_narrow(node, graph):
+        if x is None or axes is None or not reads_or_makes_narrow(node, graph):
             return None
         full = node.op_type == "LayerNormalization"
         expected = 2 if full else 1
@@ -89,7 +93,7 @@ class NarrowSoftmax(Rule):
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace."""
         rank, made = graph.rank(node.inputs[0]), list(node.outputs)
-        if not rank or not _is_narrow(node, graph):
+        if not rank or not reads_or_makes_narrow(node, graph):
             return None
         if (axis := graph.attribute(node, "axis", -1)) % rank != rank - 1:
             return Refusal("not along the last axis", axis)
@@ -101,15 +105,6 @@ class NarrowSoftmax(Rule):
             return _typed(op.call("Softmax", *node.inputs, **how), made)
 
         return Match(made, build)
-
-
-def _is_narrow(node: ir.Node, graph: GraphView) -> bool:
-    """Whether a node computes 16-bit numbers: they are its own, or casts are around it."""
-    x, y = node.inputs[0], node.outputs[0]
-    if x is None or x.dtype != y.dtype:
-        return False
-    around = before_cast(x, graph) is not x or after_cast(y, graph) is not y
-    return x.dtype in NARROW or around
 
 
 def _axes(node: ir.Node, graph: GraphView) -> int | None:

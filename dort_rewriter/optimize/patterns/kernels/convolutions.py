@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from dort_rewriter.graph.shapes import Dim
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.view import Dim, GraphView
+from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["DepthwiseConv"]
 

@@ -1,4 +1,4 @@
-"""Transposes that our kernels do while they compute or convert, instead of one more copy.
+"""Transposes that our kernels do while they convert, instead of one more copy.
 
 NOTE: only those that were measured to be faster than the nodes they stand for: onnxruntime's own
 transposes are fast where one axis moves, and where there are a few numbers in a row, ours are not.
@@ -14,7 +14,7 @@ from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = ["AddMulTranspose", "TransposeCast"]
+__all__ = ["TransposeCast"]
 
 _TYPES = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT): "TransposeToFloat",
@@ -26,40 +26,6 @@ _ANY_ORDER = frozenset(own_roots(TORCH_KERNELS))
 """Kernels of torch, which read tensors in any order of the axes."""
 _ROW, _BLOCK = 32, 8
 """How many numbers have to be neighbours, in rows that are copied and on both axes of a block."""
-
-
-class AddMulTranspose(Rule):
-    """``Transpose(Elementwise(...), perm) -> TransposedElementwise<perm>(...)``   of two
-    instructions or more and one result, when the last axis, of 32 numbers or more, stays last."""
-
-    roots = ("Transpose",)
-    reads = (f"{OWN_DOMAIN}::Elementwise",)
-
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        value = node.inputs[0]
-        before = graph.producer(value, f"{OWN_DOMAIN}::Elementwise")
-        if before is None or value is None or not graph.used_once(value):
-            return None
-        program = list(graph.attribute(before, "program"))
-        perm = graph.order(node)
-        if perm is None or len(before.outputs) != 1 or len(program) < 10:
-            return None
-        dims = graph.dims(value) or ()
-        if perm[-1:] != [len(perm) - 1] or not isinstance(dims[-1], int) or dims[-1] < _ROW:
-            return Refusal("onnxruntime's transpose is faster", (perm, dims))
-        results = list(graph.attribute(before, "results"))
-        how: dict[str, Any] = {"program": program, "results": results, "perm": perm}
-        how["domain"] = OWN_DOMAIN
-        if not graph.runs("TransposedElementwise", before.inputs, outputs=[value], **how):
-            return Refusal("no kernel", value.dtype)
-
-        def build(op: Any) -> ir.Value:
-            result = op.call("TransposedElementwise", *before.inputs, **how)
-            result.type = value.type
-            return result
-
-        return Match([node.outputs[0]], build)
 
 
 class TransposeCast(Rule):

@@ -17,17 +17,6 @@ from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "Located",
-    "hide",
-    "is_causal",
-    "is_for_all_heads",
-    "locate_attention",
-    "shared_heads",
-    "without_hidden_rows",
-    "without_repeats",
-]
-
 _LIMIT = 1 << 22
 """Elements above which a constant is not looked at."""
 _MASKED = -1e30
@@ -51,7 +40,7 @@ def _seen(bias: ir.Value, graph: GraphView) -> np.ndarray[Any, Any] | None:
     where = graph.producer(bias, "Where")
     if where is not None:
         condition, first, second = where.inputs
-        chosen = _small_constant(condition, graph)
+        chosen = graph.constant(condition, _LIMIT)
         numbers = graph.scalar(first), graph.scalar(second)
         if chosen is None or None in numbers:
             return None
@@ -61,7 +50,7 @@ def _seen(bias: ir.Value, graph: GraphView) -> np.ndarray[Any, Any] | None:
     upper = graph.producer(bias, "Trilu")
     if upper is not None:
         return _seen_below(upper, graph)
-    array = _small_constant(bias, graph)
+    array = graph.constant(bias, _LIMIT)
     if array is None:
         return None
     seen: np.ndarray[Any, Any] = array == 0
@@ -81,12 +70,6 @@ def _seen_below(upper: ir.Node, graph: GraphView) -> np.ndarray[Any, Any] | None
     if not number.numpy().item() < _MASKED:
         return None
     return np.tri(dims[-2], dims[-1], int(first) - 1, dtype=np.bool_)
-
-
-def _small_constant(value: ir.Value | None, graph: GraphView) -> np.ndarray[Any, Any] | None:
-    if value is None or value.const_value is None or value.const_value.size > _LIMIT:
-        return None
-    return graph.constant(value)
 
 
 def _find_repeated_heads(value: ir.Value, graph: GraphView) -> ir.Value | None:
@@ -131,8 +114,7 @@ def without_repeats(op: Writer, source: ir.Value, graph: GraphView) -> ir.Value:
     before = graph.producer(source, "Unsqueeze")
     if before is not None and graph.axes(before, 5) == [2] and before.inputs[0] is not None:
         return before.inputs[0]
-    squeezed: ir.Value = op.Squeeze(source, [2])
-    return squeezed
+    return op.Squeeze(source, [2])
 
 
 def is_for_all_heads(mask: ir.Value, graph: GraphView) -> bool:

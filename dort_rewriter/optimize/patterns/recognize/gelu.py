@@ -12,8 +12,6 @@ from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Gelu", "find_gelu"]
-
 _SLOPE = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
 _CUBE = 0.044715
 _TOLERANCE = 1e-3

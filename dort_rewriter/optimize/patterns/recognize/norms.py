@@ -12,8 +12,6 @@ from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognize.operands import factors
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["RmsNorm", "RootMeanSquare", "find_rms_norm", "find_root_mean_square"]
-
 
 @dataclass(frozen=True)
 class RootMeanSquare:

@@ -10,19 +10,6 @@ import onnx_ir as ir
 
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = [
-    "NARROW",
-    "Piece",
-    "after_cast",
-    "before_cast",
-    "before_rounding",
-    "factors",
-    "filling",
-    "number_of",
-    "scaled",
-    "slice_of",
-]
-
 
 def factors(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value]]:
     """The inputs of a commutative node in both orders; none of no node."""
@@ -96,11 +83,7 @@ def filling(value: ir.Value | None, graph: GraphView, limit: int | None = None) 
     if (shaped := graph.producer(value, "ConstantOfShape")) is not None:
         held = graph.attribute(shaped, "value")
         return 0.0 if held is None else float(held.numpy().ravel()[0])
-    if value is None or value.const_value is None:
-        return None
-    if limit is not None and value.const_value.size > limit:
-        return None
-    array = graph.constant(value)
+    array = graph.constant(value, limit)
     if array is None or not array.size or not (array == array.ravel()[0]).all():
         return None
     return float(array.ravel()[0])
@@ -132,3 +115,12 @@ def slice_of(node: ir.Node | None, graph: GraphView) -> Piece | None:
     if step != 1 or start < 0 or end < start:
         return None
     return Piece(source, axis % rank, start, end)
+
+
+def reads_or_makes_narrow(node: ir.Node, graph: GraphView) -> bool:
+    """Whether a node computes 16-bit numbers: they are its own, or casts are around it."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.dtype != y.dtype:
+        return False
+    around = before_cast(x, graph) is not x or after_cast(y, graph) is not y
+    return x.dtype in NARROW or around

@@ -18,8 +18,6 @@ from dort_rewriter.optimize.patterns.recognize.operands import (
 )
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["Rotary", "Turn", "find_rotary", "find_turn"]
-
 _OF_TABLES = ("Concat", "Cos", "Sin", "Mul", "Cast", "Unsqueeze")
 _STEPS = 16
 """Nodes between a table and its halves; models have about four."""
@@ -193,6 +191,5 @@ def _build_half(
 ) -> ir.Value:
     """Do to half of a table what was done to the whole."""
     for node, rest in steps:
-        attributes = {name: a.value for name, a in node.attributes.items()}
-        part = op.call(node.op_type, part, *rest, **attributes)
+        part = op.again(node, part, *rest)
     return part

@@ -7,14 +7,10 @@ from dort_rewriter.optimize.patterns.standard.arithmetic import (
     AddNeg,
     CastCast,
     CastOpCast,
-    ClipClip,
     DivToMul,
     MulMulMul,
     MulMulScalar,
     NeutralElement,
-    NotNot,
-    NotWhere,
-    PowToMul,
     ScaleSmaller,
     WhereConstant,
 )
@@ -41,8 +37,8 @@ from dort_rewriter.optimize.patterns.standard.layers import (
 )
 from dort_rewriter.optimize.patterns.standard.moves import (
     ExpandBroadcast,
-    ExpandExpand,
     ExpandSwap,
+    PadPadAdd,
     TransposeElementwise,
     TransposeEqualReshape,
     TransposeTranspose,
@@ -52,13 +48,6 @@ from dort_rewriter.optimize.patterns.standard.passes import (
     LeavesLast,
     ReshapeElementwise,
     SlicesSplit,
-)
-from dort_rewriter.optimize.patterns.standard.slices import (
-    ConcatConcat,
-    ConcatSlice,
-    PadPadAdd,
-    SliceSlice,
-    SplitConcat,
 )
 from dort_rewriter.optimize.patterns.standard.views import (
     ReduceReshape,
@@ -70,8 +59,6 @@ from dort_rewriter.optimize.patterns.standard.views import (
     StaticSizes,
 )
 
-__all__ = ["RULES"]
-
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Identity,
     Dropout,
@@ -80,11 +67,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ShapeOfInput,
     CastCast,
     CastOpCast,
-    ClipClip,
     AddNeg,
     NeutralElement,
-    NotNot,
-    NotWhere,
     WhereConstant,
     ShapeBasedIdentity,
     ReshapeTarget,
@@ -92,12 +76,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     ReshapeMatMulReshape,
     ReduceReshape,
     GatherNDRange,
-    SliceSlice,
-    ConcatSlice,
-    SplitConcat,
-    ConcatConcat,
     PadPadAdd,
-    ExpandExpand,
     ExpandBroadcast,
     ExpandSwap,
     TransposeTranspose,
@@ -106,7 +85,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     GemmTranspose,
     TransposeMatMul,
     MatMulAdd,
-    PowToMul,
     DivToMul,
     MulMulScalar,
     MulMulMul,

@@ -8,8 +8,7 @@ numbers below the normal ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -22,36 +21,18 @@ from dort_rewriter.optimize.patterns.recognize.operands import factors, number_o
 from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "AddNeg",
-    "CastCast",
-    "CastOpCast",
-    "ClipClip",
-    "DivToMul",
-    "MulMulMul",
-    "MulMulScalar",
-    "NeutralElement",
-    "NotNot",
-    "NotWhere",
-    "PowToMul",
-    "ScaleSmaller",
-    "WhereConstant",
-]
-
 
 class CastCast(TreeRule):
     """``Cast(Cast(x)) -> Cast(x)``   when the type between holds every value of the first."""
 
     @staticmethod
     def pattern(op: PatternOps, x: ir.Value) -> Tree:
-        """Two casts."""
         return op.Cast(op.named("first", op.Cast(x)))
 
     @staticmethod
     def check(
         graph: GraphView, x: ir.Value, first: ir.Node, result: ir.Value
     ) -> Refusal | bool | None:
-        """Types are known, and the one between rounds nothing."""
         between = first.outputs[0].dtype
         if x.dtype is None or between is None or result.dtype is None:
             return False
@@ -61,7 +42,6 @@ class CastCast(TreeRule):
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, result: ir.Value) -> ir.Value:
-        """One cast."""
         assert result.dtype is not None
         return op.cast(x, result.dtype)
 
@@ -79,7 +59,6 @@ class CastOpCast(Rule):
     reads = _MOVES
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         moved = node.inputs[0]
         move = graph.producer(moved, *_MOVES)
         first = None if move is None else graph.producer(move.inputs[0], "Cast")
@@ -92,88 +71,7 @@ class CastOpCast(Rule):
             return Refusal("the type between rounds", f"{x.dtype} -> {between}")
         if not graph.used_once(moved):
             return Refusal("the result of the type between is needed", moved.name)
-        rest = move.inputs[1:]
-        attributes = {k: a.value for k, a in move.attributes.items()}
-        name = move.op_type
-        return Match([node.outputs[0]], lambda op: op.call(name, x, *rest, **attributes))
-
-
-class _Bounds(NamedTuple):
-    source: ir.Value
-    low: float | None
-    high: float | None
-
-
-class ClipClip(Rule):
-    """``Clip(Clip(x, a, b), c, d) -> Clip(x, max(a, c), min(b, d))``   when the ranges meet.
-
-    Also ``Relu(Relu(x)) -> Relu(x)``, ``Max(Max(x, a), b) -> Max(x, max(a, b))`` and Min likewise.
-    NOTE: Relu, Clip and Max are not mixed: what they make of a NaN is not the same everywhere.
-    """
-
-    roots = ("Clip", "Relu", "Max", "Min")
-    reads = ("Clip", "Relu", "Max", "Min")
-
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        value = node.inputs[0]
-        producer = graph.producer(value, node.op_type)
-        if value is None or producer is None:
-            return None
-        if node.op_type == "Relu":
-            return Match.of_known(node, value)
-        if node.op_type in ("Max", "Min"):
-            return _extremum(node, producer, graph)
-        outer, inner = _bounds(node, graph), _bounds(producer, graph)
-        if outer is None or inner is None:
-            return Refusal("a bound is computed", node.name)
-        if not graph.used_once(value):
-            return Refusal("the inner result is needed", value.name)
-        low = _meet(max, inner.low, outer.low)
-        high = _meet(min, inner.high, outer.high)
-        if low is not None and high is not None and low > high:
-            return Refusal("the ranges do not meet", (low, high))
-        x = inner.source
-        return Match([node.outputs[0]], lambda op: op.Clip(x, low, high))
-
-
-def _extremum(node: ir.Node, producer: ir.Node, graph: GraphView) -> Match | Refusal | None:
-    """Match a largest of a largest, or a smallest of a smallest, each with a number."""
-    value, outer = node.inputs[0], _number(node, graph)
-    inner, x = _number(producer, graph), producer.inputs[0]
-    if outer is None or inner is None or value is None or x is None:
-        return None
-    if not graph.used_once(value):
-        return Refusal("the inner result is needed", value.name)
-    if not graph.same_shape(x, node.outputs[0]):
-        return Refusal("a number makes the result larger", str(node.outputs[0].shape))
-    number = max(inner, outer) if node.op_type == "Max" else min(inner, outer)
-    return Match([node.outputs[0]], lambda op: op.call(node.op_type, x, number))
-
-
-def _number(node: ir.Node, graph: GraphView) -> float | None:
-    """The number that is the second of two inputs."""
-    number = graph.scalar(node.inputs[1]) if len(node.inputs) == 2 else None
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _bounds(node: ir.Node, graph: GraphView) -> _Bounds | None:
-    source = node.inputs[0]
-    if source is None:
-        return None
-    given = [*node.inputs[1:], None, None][:2]
-    numbers = [graph.scalar(v) for v in given]
-    if any(v is not None and n is None for v, n in zip(given, numbers, strict=True)):
-        return None
-    return _Bounds(source, *numbers)
-
-
-def _meet(
-    choose: Callable[[float, float], float], a: float | None, b: float | None
-) -> float | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return choose(a, b)
+        return Match([node.outputs[0]], lambda op: op.again(move, x, *move.inputs[1:]))
 
 
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "And": True, "Or": False, "Xor": False}
@@ -190,9 +88,9 @@ class NeutralElement(Rule):
     """
 
     roots = tuple(_NEUTRAL)
+    reads = ("Constant",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         neutral = _NEUTRAL[node.op_type]
         a, b = node.inputs
         pairs = [(a, b)] if node.op_type in _ON_THE_RIGHT else [(a, b), (b, a)]
@@ -239,26 +137,11 @@ def _changes_zeros(
     return result.is_graph_output() or not blind
 
 
-class NotNot(TreeRule):
-    """``Not(Not(x)) -> x``   and ``Neg(Neg(x)) -> x``."""
-
-    @staticmethod
-    def pattern(op: PatternOps, x: ir.Value) -> Sequence[Tree]:
-        """Two of one operator."""
-        return op.Not(op.Not(x)), op.Neg(op.Neg(x))
-
-    @staticmethod
-    def replacement(op: Writer, x: ir.Value) -> ir.Value:
-        """The value itself."""
-        return x
-
-
 class AddNeg(TreeRule):
     """``Add(x, Neg(y)) -> Sub(x, y)``   and ``Sub(x, Neg(y)) -> Add(x, y)``."""
 
     @staticmethod
     def pattern(op: PatternOps, x: ir.Value, y: ir.Value) -> Sequence[Tree]:
-        """A sum or a difference, whose negative nothing else reads."""
         return (
             op.named("root", op.Add(x, op.alone(op.Neg(y)))),
             op.named("root", op.Sub(x, op.alone(op.Neg(y)))),
@@ -266,36 +149,16 @@ class AddNeg(TreeRule):
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, y: ir.Value, root: ir.Node) -> ir.Value:
-        """The other of the two."""
-        result: ir.Value = op.Sub(x, y) if root.op_type == "Add" else op.Add(x, y)
-        return result
-
-
-class NotWhere(Rule):
-    """``Where(Not(c), a, b) -> Where(c, b, a)``   when nothing else reads ``Not(c)``."""
-
-    roots = ("Where",)
-    reads = ("Not",)
-
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        condition, a, b = node.inputs
-        negation = graph.producer(condition, "Not")
-        if negation is None or condition is None or (c := negation.inputs[0]) is None:
-            return None
-        readers = graph.consumers(condition)
-        if condition.is_graph_output() or any(n.op_type != "Where" for n in readers):
-            return Refusal("the negation is needed anyway", condition.name)
-        return Match([node.outputs[0]], lambda op: op.Where(c, b, a))
+        return op.Sub(x, y) if root.op_type == "Add" else op.Add(x, y)
 
 
 class WhereConstant(Rule):
     """``Where(True, a, b) -> a``   and so on, when the result is no larger."""
 
     roots = ("Where",)
+    reads = ("Constant",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         condition, a, b = node.inputs
         for chosen, x in ((True, a), (False, b)):
             if x is not None and _is_filled(condition, chosen, graph):
@@ -307,77 +170,8 @@ class WhereConstant(Rule):
 
 def _is_filled(value: ir.Value | None, number: float, graph: GraphView) -> bool:
     """Whether a value is a constant made of one number."""
-    if value is None or value.const_value is None or value.const_value.size > _LIMIT:
-        return False
-    array = graph.constant(value)
+    array = graph.constant(value, _LIMIT)
     return array is not None and array.size > 0 and bool(np.all(array == number))
-
-
-def _square(op: Writer, x: ir.Value) -> ir.Value:
-    result: ir.Value = op.Mul(x, x)
-    return result
-
-
-_BUILD: dict[float, Callable[[Writer, ir.Value], Any]] = {
-    1.0: lambda op, x: x,
-    2.0: lambda op, x: op.Mul(x, x),
-    3.0: lambda op, x: op.Mul(op.Mul(x, x), x),
-    4.0: lambda op, x: _square(op, op.Mul(x, x)),
-    0.5: lambda op, x: op.Sqrt(x),
-    -1.0: lambda op, x: op.Reciprocal(x),
-    1.5: lambda op, x: op.Mul(x, op.Sqrt(x)),
-    -0.5: lambda op, x: op.Reciprocal(op.Sqrt(x)),
-}
-
-
-_SUMS = ("ReduceMean", "ReduceSum")
-_DEPTH = 8
-"""How far back a sign is looked for."""
-
-
-class PowToMul(Rule):
-    """``Pow(x, 2) -> Mul(x, x)``   and so on for the exponents 1, 3, 4, -1; the roots 1/2, 3/2,
-    -1/2 of what is never below zero.
-
-    NOTE: the powers of -0.0 and of minus infinity to a root are those of their opposites, 0.0 and
-    infinity; roots have -0.0 and NaN.
-    """
-
-    roots = ("Pow",)
-    lowers = "Pow nodes"
-
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        x, exponent = node.inputs
-        number = graph.scalar(exponent)
-        if x is None or number is None or x.dtype is None or (graph.rank(exponent) or 0) > 0:
-            return None
-        build = _BUILD.get(float(number))
-        if build is None:
-            return Refusal("the exponent is none of 1, 2, 3, 4, 1/2, 3/2, -1, -1/2", number)
-        if not x.dtype.is_floating_point() and number not in (1, 2, 3, 4):
-            return Refusal("a root of integers", x.dtype)
-        if not float(number).is_integer() and not _is_never_below_zero(x, graph):
-            return Refusal("a root of what may be -0.0 or minus infinity", x.name)
-        return Match([node.outputs[0]], lambda op: build(op, x))
-
-
-def _is_never_below_zero(x: ir.Value | None, graph: GraphView, depth: int = _DEPTH) -> bool:
-    """Whether all numbers are 0.0, more, or NaN: squares, their sums, and the like."""
-    node = graph.producer(x)
-    if node is None:
-        constant = graph.constant(x)
-        return constant is not None and not np.signbit(constant).any()
-    a, b = (*node.inputs, None, None)[:2]
-    kind = "" if node.domain else node.op_type
-    if kind in ("Abs", "Exp", "ReduceSumSquare"):
-        return True
-    if kind == "Mul" and a is b:
-        return True
-    if kind == "Pow":
-        return graph.scalar(b) == 2
-    known = [a, b] if kind == "Add" else [a] if kind in _SUMS else []
-    return bool(known and depth) and all(_is_never_below_zero(v, graph, depth - 1) for v in known)
 
 
 _LARGEST = 2.0**60
@@ -391,14 +185,12 @@ class DivToMul(TreeRule):
 
     @staticmethod
     def pattern(op: PatternOps, x: ir.Value, divisor: float) -> Tree:
-        """A quotient by a number."""
         return op.named("quotient", op.Div(x, divisor))
 
     @staticmethod
     def check(
         graph: GraphView, x: ir.Value, divisor: float, quotient: ir.Node
     ) -> Refusal | bool | None:
-        """The product is the same number, and no larger."""
         if not _is_float(x):
             return False
         if not _is_power_of_two(divisor):
@@ -409,9 +201,7 @@ class DivToMul(TreeRule):
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, divisor: float) -> ir.Value:
-        """A product."""
-        result: ir.Value = op.Mul(x, 1.0 / divisor)
-        return result
+        return op.Mul(x, 1.0 / divisor)
 
 
 class MulMulScalar(Rule):
@@ -421,7 +211,6 @@ class MulMulScalar(Rule):
     reads = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if (outer := scaled(node, graph)) is None:
             return None
         product, c = outer
@@ -442,7 +231,6 @@ class MulMulMul(Rule):
     reads = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if (outer := scaled(node, graph)) is None:
             return None
         value, c = outer
@@ -474,7 +262,6 @@ class ScaleSmaller(Rule):
     lowers = "elements multiplied by a constant"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         for a, operand in factors(node):
             if (found := scaled(graph.producer(operand, "Mul"), graph)) is None:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from dort_rewriter.graph.hidden_rows import hides_all
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.attention import (
@@ -20,9 +20,7 @@ from dort_rewriter.optimize.patterns.recognize.attention import (
     without_repeats,
 )
 from dort_rewriter.optimize.patterns.recognize.rotary import Rotary, find_rotary
-from dort_rewriter.optimize.view import Dim, GraphView
-
-__all__ = ["Attention", "RotaryEmbedding", "SharedHeads"]
+from dort_rewriter.optimize.view import GraphView
 
 
 class RotaryEmbedding(Rule):
@@ -37,7 +35,6 @@ class RotaryEmbedding(Rule):
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.opset < 23:
             return None
         found = find_rotary(node, graph)
@@ -58,8 +55,7 @@ class RotaryEmbedding(Rule):
                 shape = op.Concat(op.Shape(x, start=0, end=1), op.constant([1, 1]), axis=0)
             if batch != 1:
                 tables = [op.Expand(table, shape) for table in tables]
-            result: ir.Value = op.RotaryEmbedding(x, *tables)
-            return result
+            return op.RotaryEmbedding(x, *tables)
 
         return Match([node.outputs[0]], build)
 
@@ -77,7 +73,6 @@ class Attention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.opset < 23:
             return None
         found = locate_attention(node, graph)
@@ -162,7 +157,6 @@ class SharedHeads(Rule):
     lowers = "bytes of keys and values"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = locate_attention(node, graph)
         return _fold(found, graph) if isinstance(found, Located) else found
 
@@ -195,7 +189,6 @@ def _fold(found: Located, graph: GraphView) -> Match | Refusal | None:
         probabilities = op.Softmax(scores, axis=-1)
         if found.is_masked:
             probabilities = op.Where(hides_all(op, scores), 0.0, probabilities)
-        result: ir.Value = op.Reshape(op.MatMul(probabilities, v), [0, heads, 1, sizes[1]])
-        return result
+        return op.Reshape(op.MatMul(probabilities, v), [0, heads, 1, sizes[1]])
 
     return Match([found.result], build)

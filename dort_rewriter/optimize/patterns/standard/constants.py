@@ -12,8 +12,6 @@ from dort_rewriter.graph.writer import FOLDABLE
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["ConstantFolding", "Dropout", "Identity"]
-
 
 class Identity(Rule):
     """``Identity(x) -> x``   unless the model returns its input under another name."""
@@ -21,7 +19,6 @@ class Identity(Rule):
     roots = ("Identity",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """What to replace."""
         (x,) = node.inputs
         if x is None:
             return None
@@ -34,7 +31,6 @@ class Dropout(Rule):
     roots = ("Dropout",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x = node.inputs[0]
         training = node.inputs[2] if len(node.inputs) > 2 else None
         if x is None or (training is not None and graph.scalar(training) is not False):
@@ -124,12 +120,12 @@ class ConstantFolding(Rule):
     """
 
     roots = tuple(_OF_NUMBERS)
+    reads = ("Constant",)
 
     def __init__(self, everything: bool = False) -> None:
         self.everything = everything
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if any(v is None or v.const_value is None for v in node.inputs) or not node.inputs:
             return None
         result = node.outputs[0]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
-from dort_rewriter.optimize.view import Dim, GraphView
+from dort_rewriter.optimize.view import GraphView
 
 __all__ = ["GatherNDRange"]
 
@@ -30,7 +30,6 @@ class GatherNDRange(Rule):
     lowers = "GatherND nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x, indices = node.inputs
         dims, result = graph.dims(x), graph.dims(node.outputs[0])
         if x is None or dims is None or result is None or graph.attribute(node, "batch_dims", 0):
@@ -54,8 +53,8 @@ def _axes(
     indices: ir.Value | None, result: Sequence[Dim], graph: GraphView
 ) -> list[int | None] | None:
     """For each axis of the data the one of the result along which it is counted."""
-    if indices is not None and (constant := indices.const_value) is not None:
-        array = graph.constant(indices) if constant.size < _LIMIT else None
+    if indices is not None and indices.const_value is not None:
+        array = graph.constant(indices, _LIMIT)
         if array is None or array.ndim != len(result) + 1:
             return None
         return [_counted_axis(array[..., i]) for i in range(array.shape[-1])]
@@ -77,7 +76,7 @@ def _counted_axis(array: np.ndarray[Any, Any]) -> int | None:
 def _structural_axis(value: ir.Value | None, rank: int, graph: GraphView) -> int | None:
     """The axis of ``Unsqueeze(Expand(Unsqueeze(Range)), -1)``."""
     if value is not None and value.const_value is not None:
-        array = graph.constant(value) if value.const_value.size < _LIMIT else None
+        array = graph.constant(value, _LIMIT)
         return None if array is None or array.ndim <= rank else _counted_axis(array[..., 0])
     outer = graph.producer(value, "Unsqueeze")
     if outer is None or graph.axes(outer, rank + 1) != [rank]:
@@ -97,7 +96,7 @@ def _structural_axis(value: ir.Value | None, rank: int, graph: GraphView) -> int
 def _is_range(value: ir.Value | None, graph: GraphView) -> bool:
     """Whether the elements of a value are 0, 1, 2..."""
     if value is not None and value.const_value is not None:
-        array = graph.constant(value) if value.const_value.size < _LIMIT else None
+        array = graph.constant(value, _LIMIT)
         return array is not None and bool(np.all(array.ravel() == np.arange(array.size)))
     node = graph.producer(value, "Range")
     return node is not None and [graph.scalar(node.inputs[i]) for i in (0, 2)] == [0, 1]

@@ -14,8 +14,6 @@ from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["GemmTranspose", "MatMulAdd", "TransposeMatMul"]
-
 
 class TransposeMatMul(Rule):
     """``MatMul(Transpose(a), b) -> Gemm(a, b, transA=1)``   and so on, for matrices.
@@ -28,7 +26,6 @@ class TransposeMatMul(Rule):
     lowers = "products of a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         a, b = node.inputs[:2]
         if a is None or b is None:
             return None
@@ -57,7 +54,6 @@ class MatMulAdd(Rule):
     reads = ("MatMul", "Gemm")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         product, c = node.inputs
         if not _is_product(product, graph):
             product, c = c, product
@@ -86,7 +82,6 @@ class GemmTranspose(Rule):
     reads = ("MatMul", "Gemm")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         product = node.inputs[0]
         found = graph.producer(product)
         if found is None or product is None or not _is_product(product, graph):

@@ -11,24 +11,13 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize import gelu
 from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_norm
 from dort_rewriter.optimize.patterns.recognize.operands import factors, filling, scaled
 from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
-from dort_rewriter.optimize.view import GraphView
-
-__all__ = [
-    "CrossEntropyScatter",
-    "Gelu",
-    "LogSoftmax",
-    "RMSNormalization",
-    "Softmax",
-    "SwiGLU",
-    "Swish",
-]
+from dort_rewriter.optimize.view import GraphView, same_sizes
 
 
 class Gelu(Rule):
@@ -40,7 +29,6 @@ class Gelu(Rule):
     roots = ("Erf", "Tanh")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = gelu.find_gelu(node, graph)
         if not isinstance(found, gelu.Gelu):
             return found
@@ -58,7 +46,6 @@ class Swish(Rule):
     roots = ("Sigmoid",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         gate, argument = node.outputs[0], node.inputs[0]
         readers = graph.consumers(gate)
         if graph.opset < 24 or argument is None:
@@ -89,7 +76,6 @@ class SwiGLU(Rule):
     reads = ("Swish",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.opset < 28:
             return None
         for gate, b in factors(node):
@@ -108,8 +94,7 @@ class SwiGLU(Rule):
 
 
 def _swiglu(a: ir.Value, b: ir.Value, alpha: float, op: Writer) -> ir.Value:
-    result: ir.Value = op.SwiGLU(a, b, alpha=alpha)
-    return result
+    return op.SwiGLU(a, b, alpha=alpha)
 
 
 class Softmax(TreeRule):
@@ -118,7 +103,6 @@ class Softmax(TreeRule):
 
     @staticmethod
     def pattern(op: PatternOps, x: ir.Value) -> Tree:
-        """The quotient, which reads the exponentials twice."""
         highest = op.named("highest", op.ReduceMax(x, ...))
         e = op.named("shared", op.Exp(op.Sub(x, highest)))
         return op.Div(e, op.named("total", op.ReduceSum(e, ...)))
@@ -127,14 +111,11 @@ class Softmax(TreeRule):
     def check(
         graph: GraphView, x: ir.Value, highest: ir.Node, shared: ir.Node, total: ir.Node
     ) -> Refusal | bool | None:
-        """It is over one axis, and nothing reads what is inside."""
         return _check("Softmax", graph, x, highest, shared, total)
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, total: ir.Node) -> ir.Value:
-        """One node."""
-        result: ir.Value = op.Softmax(x, axis=_axis(total, x))
-        return result
+        return op.Softmax(x, axis=_axis(total, x))
 
 
 class LogSoftmax(TreeRule):
@@ -143,7 +124,6 @@ class LogSoftmax(TreeRule):
 
     @staticmethod
     def pattern(op: PatternOps, x: ir.Value) -> Tree:
-        """The difference, which reads the centred numbers twice."""
         c = op.named("shared", op.Sub(x, op.named("highest", op.ReduceMax(x, ...))))
         return op.Sub(c, op.Log(op.named("total", op.ReduceSum(op.Exp(c), ...))))
 
@@ -158,9 +138,7 @@ class LogSoftmax(TreeRule):
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, total: ir.Node) -> ir.Value:
-        """One node."""
-        result: ir.Value = op.LogSoftmax(x, axis=_axis(total, x))
-        return result
+        return op.LogSoftmax(x, axis=_axis(total, x))
 
 
 def _check(
@@ -184,16 +162,9 @@ def _check(
 
 def _axis(reduction: ir.Node, x: ir.Value) -> int:
     """The only axis of a reduction of x."""
-    assert x.shape is not None
-    given = reduction.attributes.get("axes")
-    if given is not None:
-        (axis,) = given.as_ints()
-    else:
-        tensor = reduction.inputs[1]
-        assert tensor is not None
-        assert tensor.const_value is not None
-        (axis,) = tensor.const_value.numpy().ravel().tolist()
-    return int(axis) % len(x.shape)
+    axes = GraphView.axes(reduction, GraphView.rank(x))
+    assert axes is not None
+    return axes[0]
 
 
 class RMSNormalization(Rule):
@@ -208,7 +179,6 @@ class RMSNormalization(Rule):
     reads = ("Mul", "Div", "Cast")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.opset < 23:
             return None
         norm = find_rms_norm(node, graph)
@@ -251,7 +221,6 @@ class CrossEntropyScatter(Rule):
     reads = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = _of_parts(node, graph)
         if found is None:
             return None
@@ -293,7 +262,7 @@ def _rewrite(
     if not all(graph.same_shape(output, v) for v in (found.gradient, node.outputs[0])):
         return Refusal("the gradient has another shape", str(dims))
     wanted = (*dims[:axis], 1, *dims[axis + 1 :])
-    if len(indices) != len(wanted) or not all(map(same, indices, wanted)):
+    if not same_sizes(indices, wanted):
         return Refusal("not one class of each sample", str(indices))
     if updates is None or not graph.same_shape(updates, target):
         return Refusal("the gradient is not one for each sample", graph.dims(updates))
@@ -315,7 +284,6 @@ def _rewrite(
 
     def build(op: Writer) -> ir.Value:
         scaled = op.Mul(op.Exp(output), op.Neg(updates))
-        result: ir.Value = op.ScatterElements(scaled, target, updates, axis=axis, reduction="add")
-        return result
+        return op.ScatterElements(scaled, target, updates, axis=axis, reduction="add")
 
     return Match([node.outputs[0]], build)

@@ -1,71 +1,29 @@
-"""Expand and Transpose: joined, left out, and moved past elementwise operators."""
+"""Expand, Transpose and Pad: joined, left out, and moved past elementwise operators."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import broadcast, same
-from dort_rewriter.graph.writer import Writer
+from dort_rewriter.graph.shapes import Dim, broadcast, same
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.standard.views import reshape_target
-from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
-from dort_rewriter.optimize.view import Dim, GraphView
+from dort_rewriter.optimize.view import GraphView, same_sizes
 
-__all__ = [
-    "BROADCASTING",
-    "UNARY",
-    "ExpandBroadcast",
-    "ExpandExpand",
-    "ExpandSwap",
-    "TransposeElementwise",
-    "TransposeEqualReshape",
-    "TransposeTranspose",
-]
-
-UNARY = (
-    "Abs",
-    "Cast",
-    "Ceil",
-    "Cos",
-    "Erf",
-    "Exp",
-    "Floor",
-    "IsInf",
-    "IsNaN",
-    "LeakyRelu",
-    "Log",
-    "Neg",
-    "Not",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Softplus",
-    "Sqrt",
-    "Tanh",
+UNARY = tuple(
+    (
+        "Abs Cast Ceil Cos Erf Exp Floor IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu "
+        "Round Sigmoid Sign Sin Softplus Sqrt Tanh"
+    ).split()
 )
 """With one input, and with attributes that do not depend on shapes."""
 
-BROADCASTING = (
-    "Add",
-    "And",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Max",
-    "Min",
-    "Mod",
-    "Mul",
-    "Or",
-    "Pow",
-    "Sub",
-    "Where",
-    "Xor",
+BROADCASTING = tuple(
+    (
+        "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Or Pow Sub "
+        "Where Xor"
+    ).split()
 )
 """With inputs that broadcast to the shape of the result."""
 
@@ -81,7 +39,6 @@ class ExpandBroadcast(Rule):
     lowers = "elementwise operators that read an Expand"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         sources = [_before_expand(v, graph) for v in node.inputs]
         if all(s is v for s, v in zip(sources, node.inputs, strict=True)):
             return None
@@ -89,9 +46,7 @@ class ExpandBroadcast(Rule):
             sources = _drop_one(node, sources, graph)
         if not sources:
             return Refusal("the result would be smaller", str(node.outputs[0].shape))
-        attributes = {k: a.value for k, a in node.attributes.items()}
-        name = node.op_type
-        return Match([node.outputs[0]], lambda op: op.call(name, *sources, **attributes))
+        return Match([node.outputs[0]], lambda op: op.again(node, *sources))
 
 
 class ExpandSwap(Rule):
@@ -103,7 +58,6 @@ class ExpandSwap(Rule):
     lowers = "elements computed"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         places = [i for i, v in enumerate(node.inputs) if graph.producer(v, "Expand") is not None]
         if len(places) != 1:
             return None
@@ -118,46 +72,14 @@ class ExpandSwap(Rule):
         inputs = [*node.inputs[:at], x, *node.inputs[at + 1 :]]
         if not graph.same_shape(value, result) or not _is_shape(x, inputs, graph):
             return Refusal("another input makes the result larger", str(result.shape))
-        attributes = {k: a.value for k, a in node.attributes.items()}
-        name = node.op_type
-        return Match([result], lambda op: op.Expand(op.call(name, *inputs, **attributes), target))
-
-
-class ExpandExpand(TreeRule):
-    """``Expand(Expand(x, s), t) -> Expand(x, t)``   when ``t`` alone says the shape."""
-
-    @staticmethod
-    def pattern(op: PatternOps, x: ir.Value, s: ir.Value, t: ir.Value) -> Tree:
-        """Two of them."""
-        return op.Expand(op.named("first", op.Expand(x, s)), t)
-
-    @staticmethod
-    def check(
-        graph: GraphView, x: ir.Value, t: ir.Value, first: ir.Node, result: ir.Value
-    ) -> Refusal | None:
-        """The second shape is that of the result."""
-        dims, sizes = graph.dims(x), graph.sizes(t)
-        if dims is None or sizes is None or not _equal(broadcast([dims, sizes]), result):
-            return Refusal("the first shape is needed", first.outputs[0].name)
-        return None
-
-    @staticmethod
-    def replacement(op: Writer, x: ir.Value, t: ir.Value) -> ir.Value:
-        """The second one."""
-        result: ir.Value = op.Expand(x, t)
-        return result
+        return Match([result], lambda op: op.Expand(op.again(node, *inputs), target))
 
 
 def _is_shape(value: ir.Value, inputs: list[ir.Value | None], graph: GraphView) -> bool:
     """Whether some inputs broadcast to the shape of a value."""
     shapes = [graph.dims(v) for v in inputs]
     known = [s for s in shapes if s is not None]
-    return len(known) == len(shapes) and _equal(broadcast(known), value)
-
-
-def _equal(dims: tuple[Dim, ...], value: ir.Value) -> bool:
-    wanted = value.shape
-    return wanted is not None and len(wanted) == len(dims) and all(map(same, dims, wanted))
+    return len(known) == len(shapes) and same_sizes(broadcast(known), value.shape)
 
 
 def _before_expand(value: ir.Value | None, graph: GraphView) -> ir.Value | None:
@@ -189,12 +111,11 @@ class TransposeTranspose(Rule):
     roots = ("Transpose",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         first = graph.producer(node.inputs[0], "Transpose")
-        perm = outer = _permutation(node, graph)
+        perm = outer = graph.order(node)
         x = node.inputs[0]
         if first is not None:
-            inner = _permutation(first, graph)
+            inner = graph.order(first)
             perm = None if perm is None or inner is None else [inner[i] for i in perm]
             x = first.inputs[0]
         if perm is None or x is None or (first is None and perm != sorted(perm)):
@@ -221,8 +142,7 @@ class TransposeEqualReshape(Rule):
     lowers = "Transpose nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
-        x, perm = node.inputs[0], _permutation(node, graph)
+        x, perm = node.inputs[0], graph.order(node)
         dims = graph.dims(x)
         if x is None or dims is None or perm is None:
             return None
@@ -246,9 +166,8 @@ class TransposeElementwise(Rule):
     reads = ("Transpose",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         transposes = [graph.producer(v, "Transpose") for v in node.inputs]
-        perms = [None if t is None else _permutation(t, graph) for t in transposes]
+        perms = [None if t is None else graph.order(t) for t in transposes]
         perm = next((p for p in perms if p is not None), None)
         if perm is None:
             return None
@@ -267,14 +186,9 @@ class TransposeElementwise(Rule):
         back = _undone_by(result, perm, graph)
         if len(gone) < 2 and back is None:
             return None
-        attributes = {k: a.value for k, a in node.attributes.items()}
-        name = node.op_type
         if back is not None and gone:
-            return Match([back], lambda op: op.call(name, *sources, **attributes))
-        return Match(
-            [result],
-            lambda op: op.Transpose(op.call(name, *sources, **attributes), perm=perm),
-        )
+            return Match([back], lambda op: op.again(node, *sources))
+        return Match([result], lambda op: op.Transpose(op.again(node, *sources), perm=perm))
 
 
 def _larger(node: ir.Node, graph: GraphView) -> list[ir.Value | None]:
@@ -287,15 +201,64 @@ def _undone_by(value: ir.Value, perm: list[int], graph: GraphView) -> ir.Value |
     if not graph.used_once(value):
         return None
     (reader,) = graph.consumers(value)
-    back = _permutation(reader, graph) if reader.op_type == "Transpose" else None
+    back = graph.order(reader) if reader.op_type == "Transpose" else None
     if back is None or [perm[i] for i in back] != sorted(perm):
         return None
     return reader.outputs[0]
 
 
-def _permutation(node: ir.Node, graph: GraphView) -> list[int] | None:
-    perm = graph.attribute(node, "perm")
-    if perm is not None:
-        return list(perm)
-    rank = graph.rank(node.inputs[0])
-    return None if rank is None else list(range(rank))[::-1]
+class PadPadAdd(Rule):
+    """``Add(Pad(x, [m, 0]), Pad(y, [0, n])) -> Concat(y, x)``   when each fills the other's gap.
+
+    The gradient of a tensor that was cut in two. The sign of a zero may differ.
+    """
+
+    roots = ("Add",)
+    reads = ("Pad",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        pads = [graph.producer(v, "Pad") for v in node.inputs]
+        found = [_padding(p, graph) for p in pads]
+        if found[0] is None or found[1] is None:
+            return None
+        first, second = found if found[0].before == 0 else found[::-1]
+        if first is None or second is None or first.axis != second.axis:
+            return None
+        fills = same(first.after, second.size) and same(second.before, first.size)
+        if first.before != 0 or second.after != 0 or not fills:
+            return Refusal("they overlap or leave a gap", str((first, second)))
+        if not all(graph.used_once(v) for v in node.inputs if v is not None):
+            return Refusal("a padded part is needed", node.name)
+        a, b, axis = first.source, second.source, first.axis
+        return Match([node.outputs[0]], lambda op: op.Concat(a, b, axis=axis))
+
+
+class _Padding(NamedTuple):
+    source: ir.Value
+    axis: int
+    before: Dim
+    after: Dim
+    size: Dim
+
+
+def _padding(node: ir.Node | None, graph: GraphView) -> _Padding | None:
+    """How a Pad adds zeros to one axis."""
+    if node is None or graph.attribute(node, "mode", "constant") != "constant":
+        return None
+    source, numbers = node.inputs[0], graph.sizes(node.inputs[1])
+    fill = node.inputs[2] if len(node.inputs) > 2 else None
+    dims = graph.dims(source)
+    if source is None or dims is None or numbers is None:
+        return None
+    if fill is not None and graph.scalar(fill) != 0:
+        return None
+    half = len(numbers) // 2
+    axes = graph.integers(node.inputs[3]) if len(node.inputs) > 3 else list(range(half))
+    if axes is None or len(axes) != half:
+        return None
+    padded = [i for i in range(half) if numbers[i] != 0 or numbers[i + half] != 0]
+    if len(padded) != 1:
+        return None
+    (i,) = padded
+    axis = axes[i] % len(dims)
+    return _Padding(source, axis, numbers[i], numbers[i + half], dims[axis])

@@ -18,14 +18,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.optimize.patterns.base import Emitter, GraphPass
 from dort_rewriter.optimize.patterns.recognize.operands import Piece, slice_of
 from dort_rewriter.optimize.patterns.standard.moves import BROADCASTING, UNARY
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
-from dort_rewriter.optimize.view import Dim, GraphView, take_place
-
-__all__ = ["CommonSubexpressions", "LeavesLast", "ReshapeElementwise", "SlicesSplit"]
+from dort_rewriter.optimize.view import GraphView, same_sizes, take_place
 
 _RANDOM = frozenset(
     {"Dropout", "Bernoulli", "Multinomial"}
@@ -40,7 +38,6 @@ class CommonSubexpressions(GraphPass):
     """
 
     def run(self, graph: GraphView) -> int:
-        """Merge the nodes of the main graph."""
         seen: dict[Any, ir.Node] = {}
         merged = 0
         for node in list(graph.graph):
@@ -96,7 +93,6 @@ class SlicesSplit(GraphPass):
     late = True
 
     def run(self, graph: GraphView) -> int:
-        """Replace the Slices of each tensor that they cover."""
         groups: dict[tuple[ir.Value, int], list[tuple[Piece, ir.Node]]] = defaultdict(list)
         for node in graph.graph:
             piece = slice_of(node, graph)
@@ -178,7 +174,6 @@ class ReshapeElementwise(GraphPass):
     late = True
 
     def run(self, graph: GraphView) -> int:
-        """Compute each group in the shape that takes fewer Reshapes."""
         done = 0
         order: Order = {node: (i,) for i, node in enumerate(graph.graph)}
         seen: set[tuple[ir.Node, str]] = set()
@@ -215,16 +210,12 @@ def _fits(node: ir.Node, inner: Dims, outer: Dims, graph: GraphView) -> bool:
     """Whether a node computes in the inner shape, and could in the outer."""
     if node.domain or node.op_type not in _ELEMENTWISE or node.graph is not graph.graph:
         return False
-    if not _equal(graph.dims(node.outputs[0]), inner):
+    if not same_sizes(graph.dims(node.outputs[0]), inner):
         return False
     return all(
-        v is not None and (_equal(graph.dims(v), inner) or _is_small(v, inner, outer, graph))
+        v is not None and (same_sizes(graph.dims(v), inner) or _is_small(v, inner, outer, graph))
         for v in node.inputs
     )
-
-
-def _equal(a: Dims | None, b: Dims) -> bool:
-    return a is not None and len(a) == len(b) and all(map(same, a, b))
 
 
 def _is_small(value: ir.Value, inner: Dims, outer: Dims, graph: GraphView) -> bool:
@@ -274,7 +265,7 @@ def _look_before(node: ir.Node, region: _Region, graph: GraphView) -> None:
         v for v in outside if v in views or not _is_small(v, region.inner, region.outer, graph)
     ]
     if not read and len(outside) == len(node.inputs):
-        read = [v for v in outside if _equal(graph.dims(v), region.inner)][:1]
+        read = [v for v in outside if same_sizes(graph.dims(v), region.inner)][:1]
     for value in read:
         view = views.get(value)
         region.sources[value] = None if view is None else view.inputs[0]
@@ -286,14 +277,18 @@ def _look_before(node: ir.Node, region: _Region, graph: GraphView) -> None:
 def _view_of_outer(value: ir.Value, region: _Region, graph: GraphView) -> ir.Node | None:
     """The Reshape before which a value has the outer shape."""
     view = graph.producer(value, *VIEWS)
-    return view if view is not None and _equal(graph.dims(view.inputs[0]), region.outer) else None
+    return (
+        view if view is not None and same_sizes(graph.dims(view.inputs[0]), region.outer) else None
+    )
 
 
 def _restores(reader: ir.Node, region: _Region, graph: GraphView) -> bool:
     """Whether a node gives a result of a region its outer shape, and nothing else."""
     result = reader.outputs[0]
     is_view = reader.op_type in VIEWS and not reader.domain and reader.graph is graph.graph
-    return is_view and not result.is_graph_output() and _equal(graph.dims(result), region.outer)
+    return (
+        is_view and not result.is_graph_output() and same_sizes(graph.dims(result), region.outer)
+    )
 
 
 def _can_write(region: _Region) -> bool:
@@ -318,9 +313,8 @@ def _move(region: _Region, order: Order, graph: GraphView) -> None:
                 source = region.sources[value]
                 moved[value] = emitter.Reshape(value, to_outer) if source is None else source
             inputs.append(value if value is None else moved.get(value, value))
-        attributes = {k: a.value for k, a in node.attributes.items()}
         old = node.outputs[0]
-        new = moved[old] = emitter.call(node.op_type, *inputs, **attributes)
+        new = moved[old] = emitter.again(node, *inputs)
         new.type, new.shape = old.type, ir.Shape(region.outer)
         back = emitter.Reshape(new, to_inner) if old in region.back else None
         if back is not None:  # an output of the model is read by its name inside the region too
@@ -350,8 +344,9 @@ def _redirect(old: ir.Value, new: ir.Value, back: ir.Value | None, region: _Regi
 class LeavesLast(GraphPass):
     """Nodes that no node reads are written last, in the reverse of the order they can run in."""
 
+    last = True
+
     def run(self, graph: GraphView) -> int:
-        """Move them, and return how many are not where they were."""
         nodes = list(graph.graph)
         leaves = [node for node in nodes if not any(v.uses() for v in node.outputs)]
         if len(leaves) < 2:

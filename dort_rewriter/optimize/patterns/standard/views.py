@@ -7,21 +7,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import same
+from dort_rewriter.graph.shapes import Dim, same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.view import Dim, GraphView
-
-__all__ = [
-    "ReduceReshape",
-    "ReshapeMatMulReshape",
-    "ReshapeReshape",
-    "ReshapeTarget",
-    "ShapeBasedIdentity",
-    "ShapeOfInput",
-    "StaticSizes",
-    "reshape_target",
-]
+from dort_rewriter.optimize.view import GraphView, same_sizes
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -37,7 +26,6 @@ class ReshapeReshape(Rule):
     lowers = "Reshapes of a Reshape"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         first = graph.producer(node.inputs[0], *VIEWS)
         if first is None or (x := first.inputs[0]) is None:
             return None
@@ -67,7 +55,6 @@ class ShapeBasedIdentity(Rule):
     roots = (*VIEWS, "Expand", "Slice", "Pad")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x = node.inputs[0]
         if x is None:
             return None
@@ -139,11 +126,11 @@ class StaticSizes(Rule):
     """``Shape(x)[1:2] -> 16``   when that is its size; any arithmetic on sizes likewise."""
 
     roots = tuple("Shape Concat Gather Slice Squeeze Unsqueeze Reshape Add Sub Mul Div".split())
+    of_type = ir.DataType.INT64
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """What to replace."""
         result = node.outputs[0]
-        if result.dtype != ir.DataType.INT64 or (rank := graph.rank(result)) not in (0, 1):
+        if (rank := graph.rank(result)) not in (0, 1):
             return None
         sizes = graph.sizes(result)
         if sizes is None or any(not isinstance(d, int) for d in sizes):
@@ -159,7 +146,6 @@ class ReshapeTarget(Rule):
     lowers = "shapes computed at run time"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x, computed = node.inputs
         if x is None or computed is None or computed.const_value is not None:
             return None
@@ -181,7 +167,6 @@ class ShapeOfInput(Rule):
     lowers = "Shapes of computed results"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """What to replace."""
         value = node.inputs[0]
         wanted = graph.sizes(node.outputs[0])
         if value is None or value.is_graph_input() or not wanted:
@@ -223,13 +208,12 @@ class ReshapeMatMulReshape(Rule):
     lowers = "Reshapes of products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         product = node.inputs[0]
         found = graph.producer(product, "MatMul")
         between, result = graph.dims(product), graph.dims(node.outputs[0])
         if found is None or product is None or between is None or result is None:
             return None
-        if len(between) < 3 or len(result) < 3 or not _ends_alike(between, result):
+        if len(between) < 3 or len(result) < 3 or not same_sizes(between[-2:], result[-2:]):
             return None
         if not graph.used_once(product):
             return Refusal("the product is needed in its first shape", product.name)
@@ -253,18 +237,14 @@ def _operand(
     merge = graph.producer(value, "Reshape")
     if merge is not None and (source := merge.inputs[0]) is not None:
         before = graph.dims(source)
-        if before is not None and len(before) == len(wanted) and all(map(same, before, wanted)):
+        if same_sizes(before, wanted):
             return _Operand(source, None)
         if before is not None and (target := reshape_target(before, wanted)) is not None:
             return _Operand(source, target)
-    if not all(map(same, dims[:-2], between[:-2])):
+    if not same_sizes(dims[:-2], between[:-2]):
         return None  # it broadcasts
     target = reshape_target(dims, wanted)
     return None if target is None else _Operand(value, target)
-
-
-def _ends_alike(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
-    return all(map(same, a[-2:], b[-2:]))
 
 
 _REDUCTIONS = tuple(
@@ -282,7 +262,6 @@ class ReduceReshape(Rule):
     reads = _REDUCTIONS
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         value = node.inputs[0]
         reduction = graph.producer(value, *_REDUCTIONS)
         if reduction is None or value is None or (x := reduction.inputs[0]) is None:
@@ -298,9 +277,7 @@ class ReduceReshape(Rule):
         if not graph.used_once(value):
             return Refusal("the reduction is needed as it is", value.name)
         inputs = [v for v in reduction.inputs if v is not None]
-        attributes = {k: a.value for k, a in reduction.attributes.items()} | {"keepdims": keep}
-        name = reduction.op_type
-        return Match([node.outputs[0]], lambda op: op.call(name, *inputs, **attributes))
+        return Match([node.outputs[0]], lambda op: op.again(reduction, *inputs, keepdims=keep))
 
 
 def _is_reduced(
@@ -308,4 +285,4 @@ def _is_reduced(
 ) -> bool:
     """Whether a shape is that of a reduction which keeps its axes, or does not."""
     wanted = [1 if i in axes else d for i, d in enumerate(dims) if keep or i not in axes]
-    return len(wanted) == len(result) and all(map(same, wanted, result))
+    return same_sizes(wanted, result)

@@ -1,105 +1,18 @@
-"""Transposes that our kernels do while they compute or convert."""
+"""Transposes that our kernels do while they convert."""
 
 from __future__ import annotations
 
-import onnx_ir as ir
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.transposes import AddMulTranspose, TransposeCast
-from dort_rewriter.optimize.pipeline import optimize
-from dort_rewriter.options import OptimizationOptions
-from dort_rewriter.runtime.kernel_query import kernel_query
+from dort_rewriter.optimize.patterns.kernels.transposes import TransposeCast
 from tests.optimize.rewrites import (
     apply,
     assert_refuses,
     assert_rewrites,
     model_of,
-    random_inputs,
-    run_onnxruntime,
 )
 
-PROGRAM = "program = [0,0,-1,-2,0, 2,0,0,-3,0], results = [0]"
-
-
-def _programmed(node: str, dtype: str = "float", last: str = "64", program: str = PROGRAM) -> str:
-    inputs = f"{dtype}[B,S,2,{last}] x, {dtype}[{last}] y, {dtype}[1] w"
-    return f"""({inputs}) => ({dtype}[B,P,Q,R] z) <{dtype}[B,S,2,{last}] a> {{
-        a = dort_rewriter.Elementwise<{program}>(x, y, w)
-        {node}
-    }}"""
-
-
-def _transposed(dtype: str, perm: str) -> str:
-    inputs = f"{dtype}[B,S,2,64] x, {dtype}[64] y, {dtype}[1] w"
-    return f"""({inputs}) => ({dtype}[B,P,Q,R] z) {{
-        z = dort_rewriter.TransposedElementwise<{PROGRAM}, perm = {perm}>(x, y, w)
-    }}"""
-
-
-@pytest.mark.parametrize("perm", ["[0, 2, 1, 3]", "[1, 0, 2, 3]", "[2, 0, 1, 3]"])
-@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-def test_a_program_writes_transposed_results(dtype: str, perm: str) -> None:
-    """Bit for bit."""
-    assert_rewrites(
-        AddMulTranspose,
-        _programmed(f"z = Transpose<perm = {perm}>(a)", dtype),
-        _transposed(dtype, perm),
-        rtol=0,
-        atol=0,
-        reference=False,
-    )
-
-
-def test_add_mul_transpose_by_the_set() -> None:
-    """The program is made first; the same numbers, and nothing is left to do."""
-    model = model_of("""(float[2,S,4,32] x, float[32] y, float[32] w) => (float[2,4,S,32] z) {
-        a = Add(x, y)
-        b = Mul(a, w)
-        z = Transpose<perm = [0, 2, 1, 3]>(b)
-    }""")
-    original = ir.to_proto(model)
-    options = OptimizationOptions(patterns="experimental")
-    optimize(model, options, has_kernel=kernel_query())
-    assert [n.op_type for n in model.graph] == ["TransposedElementwise"]
-    again = optimize(model, options, has_kernel=kernel_query())
-    assert not any(r.matches for r in again.rules.values())
-    feeds = random_inputs(original)
-    (got,), (expected,) = (run_onnxruntime(m, feeds) for m in (ir.to_proto(model), original))
-    assert (got == expected).all()
-
-
 FASTER = "onnxruntime's transpose is faster"
-
-
-def test_other_transposes_of_programs_stay() -> None:
-    """Measured: 0.4 to 0.8 of onnxruntime's speed where the last axis moves."""
-    assert_refuses(AddMulTranspose, _programmed("z = Transpose<perm = [0, 2, 3, 1]>(a)"), FASTER)
-    assert_refuses(AddMulTranspose, _programmed("z = Transpose(a)"), FASTER)
-    text = _programmed("z = Transpose<perm = [0, 2, 1, 3]>(a)", last="8")
-    assert_refuses(AddMulTranspose, text, FASTER)
-
-
-def test_programs_that_are_not_looked_at() -> None:
-    """One instruction gains nothing; what others read is written as it is."""
-    one = "program = [0,0,-1,-2,0], results = [0]"
-    text = _programmed("z = Transpose<perm = [0, 2, 1, 3]>(a)", program=one)
-    assert_refuses(AddMulTranspose, text)
-    text = _programmed("b = Transpose<perm = [0, 2, 1, 3]>(a) z = Concat<axis = 1>(b, a)")
-    assert_refuses(AddMulTranspose, text)
-    assert_refuses(
-        AddMulTranspose,
-        """(float[2,3,4,32] x, float[2,3,4,32] y) => (float[2,4,3,32] z) {
-            a = Add(x, y)
-            z = Transpose<perm = [0, 2, 1, 3]>(a)
-        }""",
-    )
-
-
-def test_a_program_without_a_kernel() -> None:
-    """It is said."""
-    text = _programmed("z = Transpose<perm = [0, 2, 1, 3]>(a)")
-    assert_refuses(AddMulTranspose, text, "no kernel", kernels=False)
-
 
 CASTS = {
     "TransposeToFloat": ("float16", "float", 1),

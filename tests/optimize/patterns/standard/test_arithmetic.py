@@ -9,14 +9,10 @@ from dort_rewriter.optimize.patterns.standard.arithmetic import (
     AddNeg,
     CastCast,
     CastOpCast,
-    ClipClip,
     DivToMul,
     MulMulMul,
     MulMulScalar,
     NeutralElement,
-    NotNot,
-    NotWhere,
-    PowToMul,
     ScaleSmaller,
     WhereConstant,
 )
@@ -86,93 +82,6 @@ def test_a_moved_result_that_is_needed() -> None:
     )
 
 
-NUMBERS = {"x": np.array([-3, -1, 0, 0.5, 2, 9], dtype=np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "both"),
-    [
-        ("low, high", "zero, six", "zero, high"),
-        ("low", ", six", "low, six"),
-        (", six", "zero, high", "zero, high"),
-    ],
-)
-def test_two_ranges_are_one(first: str, second: str, both: str) -> None:
-    """The larger lower bound and the smaller upper one."""
-    constants = "<float low = {-2}, float zero = {0}, float high = {4}, float six = {6}>"
-    assert_rewrites(
-        ClipClip,
-        f"""(float[6] x) => (float[6] y) {constants} {{
-            a = Clip(x, {first})
-            y = Clip(a, {second})
-        }}""",
-        f"(float[6] x) => (float[6] y) {constants} {{y = Clip(x, {both})}}",
-        inputs=NUMBERS,
-    )
-
-
-def test_two_relus_are_one() -> None:
-    """Nothing below zero is left for the second."""
-    assert_rewrites(
-        ClipClip,
-        "(float[6] x) => (float[6] y) {a = Relu(x) y = Relu(a)}",
-        "(float[6] x) => (float[6] y) {y = Relu(x)}",
-        inputs=NUMBERS,
-    )
-
-
-@pytest.mark.parametrize(("kind", "number"), [("Max", "4"), ("Min", "1")])
-def test_two_extrema_are_one(kind: str, number: str) -> None:
-    """Of the same kind, with numbers."""
-    assert_rewrites(
-        ClipClip,
-        f"""(float[6] x) => (float[6] y) <float one = {{1}}, float[1] four = {{4}}> {{
-            a = {kind}(x, one) y = {kind}(a, four) }}""",
-        f"(float[6] x) => (float[6] y) <float n = {{{number}}}> {{y = {kind}(x, n)}}",
-        inputs=NUMBERS,
-    )
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "body", "reason"),
-    [
-        ("", ", float[6] a", "a = Max(x, one) y = Max(a, four)", "the inner result is needed"),
-        (", float z", "", "a = Max(x, z) y = Max(a, four)", None),
-        ("", "", "a = Max(x, one) y = Min(a, four)", None),
-        ("", "", "a = Max(x, one) y = Relu(a)", None),
-    ],
-)
-def test_extrema_that_stay(inputs: str, outputs: str, body: str, reason: str | None) -> None:
-    """Needed, computed, or of another kind."""
-    assert_refuses(
-        ClipClip,
-        f"""(float[6] x{inputs}) => (float[6] y{outputs})
-        <float one = {{1}}, float four = {{4}}> {{{body}}}""",
-        reason,
-    )
-
-
-@pytest.mark.parametrize(
-    ("second", "outputs", "reason"),
-    [
-        ("six, nine", "", "the ranges do not meet"),
-        ("zero, z", "", "a bound is computed"),
-        ("zero, six", ", float[6] a", "the inner result is needed"),
-    ],
-)
-def test_ranges_that_stay(second: str, outputs: str, reason: str) -> None:
-    """Apart, unknown, or needed one by one."""
-    assert_refuses(
-        ClipClip,
-        f"""(float[6] x, float z) => (float[6] y{outputs})
-        <float zero = {{0}}, float high = {{4}}, float six = {{6}}, float nine = {{9}}> {{
-            a = Clip(x, zero, high)
-            y = Clip(a, {second})
-        }}""",
-        reason,
-    )
-
-
 SPECIAL = {"x": np.array([np.nan, np.inf, -np.inf, 0.0], dtype=np.float32)}
 
 
@@ -232,57 +141,6 @@ def test_a_symbol_may_be_one() -> None:
     )
 
 
-def test_twice_not_is_nothing() -> None:
-    """Negative numbers likewise."""
-    assert_rewrites(
-        NotNot,
-        """(bool[N] x, float[N] z) => (bool[N] y, float[N] w) {
-            a = Not(x)
-            b = Not(a)
-            y = And(b, x)
-            c = Neg(z)
-            d = Neg(c)
-            w = Exp(d)
-        }""",
-        "(bool[N] x, float[N] z) => (bool[N] y, float[N] w) {y = And(x, x) w = Exp(z)}",
-        count=2,
-    )
-
-
-def test_not_of_something_else_is_kept() -> None:
-    """Neg is not Not."""
-    assert_refuses(NotNot, "(float[N] x) => (float[N] y) {a = Abs(x) y = Neg(a)}")
-
-
-def test_a_negated_condition_swaps_the_branches() -> None:
-    """In each Where that reads it."""
-    assert_rewrites(
-        NotWhere,
-        """(bool[N] c, float[N] a, float[N] b) => (float[N] y, float[N] z) {
-            n = Not(c)
-            y = Where(n, a, b)
-            z = Where(n, b, a)
-        }""",
-        """(bool[N] c, float[N] a, float[N] b) => (float[N] y, float[N] z) {
-            y = Where(c, b, a)
-            z = Where(c, a, b)
-        }""",
-        count=2,
-    )
-
-
-def test_a_negation_that_is_needed_stays() -> None:
-    """Nothing would be won."""
-    assert_refuses(
-        NotWhere,
-        """(bool[N] c, float[N] a, float[N] b) => (float[N] y, bool[N] n) {
-            n = Not(c)
-            y = Where(n, a, b)
-        }""",
-        "the negation is needed anyway",
-    )
-
-
 @pytest.mark.parametrize(("number", "chosen"), [(1, "a"), (0, "b")])
 def test_a_constant_condition_chooses(number: int, chosen: str) -> None:
     """One branch is left."""
@@ -324,83 +182,6 @@ def test_a_negative_that_is_needed() -> None:
         AddNeg,
         "(float[N] x, float[N] z) => (float[N] y, float[N] n) {n = Neg(z) y = Add(x, n)}",
         "others read what is inside",
-    )
-
-
-POSITIVE = {"x": np.array([0.25, 1.5, 3.0], dtype=np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("exponent", "nodes"),
-    [
-        ("2.0", "y = Mul(x, x)"),
-        ("3.0", "a = Mul(x, x) y = Mul(a, x)"),
-        ("4.0", "a = Mul(x, x) y = Mul(a, a)"),
-        ("-1.0", "y = Reciprocal(x)"),
-    ],
-)
-def test_pow_with_a_small_exponent(exponent: str, nodes: str) -> None:
-    """Pow is many times slower than what it stands for."""
-    assert_rewrites(
-        PowToMul,
-        f"(float[3] x) => (float[3] y) <float e = {{{exponent}}}> {{y = Pow(x, e)}}",
-        f"(float[3] x) => (float[3] y) {{{nodes}}}",
-        inputs=POSITIVE,
-    )
-
-
-@pytest.mark.parametrize(
-    ("exponent", "nodes"),
-    [
-        ("1.5", "a = Sqrt(v) y = Mul(v, a)"),
-        ("0.5", "y = Sqrt(v)"),
-        ("-0.5", "a = Sqrt(v) y = Reciprocal(a)"),
-    ],
-)
-@pytest.mark.parametrize(
-    "square", ["q = Mul(x, x)", "q = Pow(x, two)", "a0 = Abs(x) q = Add(a0, eps)", "q = Exp(x)"]
-)
-def test_a_root_of_what_is_not_below_zero(exponent: str, nodes: str, square: str) -> None:
-    """The variance of a norm, and the like."""
-    constants = f"<float e = {{{exponent}}}, float eps = {{0.001}}, float two = {{2.0}}>"
-    v = f"{square} m = ReduceMean<keepdims=1>(q) v = Add(m, eps)"
-    left = v.replace("Pow(x, two)", "Mul(x, x)")
-    assert_rewrites(
-        PowToMul,
-        f"(float[3] x) => (float[1] y) {constants} {{{v} y = Pow(v, e)}}",
-        f"(float[3] x) => (float[1] y) <float eps = {{0.001}}> {{{left} {nodes}}}",
-        inputs=POSITIVE,
-        count=1 + (left != v),
-    )
-
-
-@pytest.mark.parametrize("exponent", ["1.5", "0.5", "-0.5"])
-@pytest.mark.parametrize("node", ["", "x = Neg(z)", "x = Relu(z)", "x = Add(z, z)"])
-def test_a_root_of_minus_infinity_is_left_alone(exponent: str, node: str) -> None:
-    """Powers of it are infinity or zero, and those of -0.0 are never below zero; roots are."""
-    given = "z" if node else "x"
-    assert_refuses(
-        PowToMul,
-        f"(float[3] {given}) => (float[3] y) <float e = {{{exponent}}}> {{{node} y = Pow(x, e)}}",
-        "a root of what may be -0.0 or minus infinity",
-    )
-
-
-def test_another_exponent_is_left_alone() -> None:
-    """There is no formula."""
-    assert_refuses(
-        PowToMul,
-        "(float[3] x) => (float[3] y) <float e = {2.5}> {y = Pow(x, e)}",
-        "the exponent is none of 1, 2, 3, 4, 1/2, 3/2, -1, -1/2",
-    )
-
-
-def test_a_root_of_integers_is_left_alone() -> None:
-    """Sqrt takes no integers."""
-    assert_refuses(
-        PowToMul,
-        "(int64[3] x) => (int64[3] y) <float e = {0.5}> {y = Pow(x, e)}",
-        "a root of integers",
     )
 
 

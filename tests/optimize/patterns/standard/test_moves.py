@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dort_rewriter.optimize.patterns.standard.moves import (
     ExpandBroadcast,
-    ExpandExpand,
     ExpandSwap,
+    PadPadAdd,
     TransposeElementwise,
     TransposeEqualReshape,
     TransposeTranspose,
@@ -119,30 +121,6 @@ def test_a_larger_operand_is_no_number() -> None:
             y = Mul(a, z)
         }""",
         "another input makes the result larger",
-    )
-
-
-def test_two_expands_are_one() -> None:
-    """The second target says it all."""
-    assert_rewrites(
-        ExpandExpand,
-        """(float[N,1] x) => (float[2,N,4] y) <int64[2] s = {1, 4}, int64[3] t = {2, 1, 4}> {
-            a = Expand(x, s)
-            y = Expand(a, t)
-        }""",
-        "(float[N,1] x) => (float[2,N,4] y) <int64[3] t = {2, 1, 4}> {y = Expand(x, t)}",
-    )
-
-
-def test_the_first_target_is_needed() -> None:
-    """The second says 1, which keeps the 4 of the first."""
-    assert_refuses(
-        ExpandExpand,
-        """(float[N,1] x) => (float[2,N,4] y) <int64[2] s = {1, 4}, int64[3] t = {2, 1, 1}> {
-            a = Expand(x, s)
-            y = Expand(a, t)
-        }""",
-        "the first shape is needed",
     )
 
 
@@ -288,5 +266,61 @@ def test_a_transposed_operand_and_another() -> None:
         """(float[2,3] a, float[3,2] b) => (float[3,2] y) {
             s = Transpose<perm=[1, 0]>(a)
             y = Add(s, b)
+        }""",
+    )
+
+
+@pytest.mark.parametrize("order", ["a, b", "b, a"])
+def test_two_gradients_fill_each_others_gaps(order: str) -> None:
+    """The gradient of a tensor that was cut in two."""
+    assert_rewrites(
+        PadPadAdd,
+        f"""(float[N,4] x, float[N,6] z) => (float[N,10] y)
+        <int64[2] f = {{6, 0}}, int64[2] s = {{0, 4}}, int64[1] axis = {{1}},
+         float zero = {{0}}> {{
+            a = Pad(x, f, , axis)
+            b = Pad(z, s, zero, axis)
+            y = Add({order})
+        }}""",
+        "(float[N,4] x, float[N,6] z) => (float[N,10] y) {y = Concat<axis=1>(z, x)}",
+    )
+
+
+def test_gradients_that_overlap() -> None:
+    """One element is in both."""
+    assert_refuses(
+        PadPadAdd,
+        """(float[5] x, float[6] z) => (float[10] y) <int64[2] f = {5, 0}, int64[2] s = {0, 4}> {
+            a = Pad(x, f)
+            b = Pad(z, s)
+            y = Add(a, b)
+        }""",
+        "they overlap or leave a gap",
+    )
+
+
+def test_a_padded_part_that_is_needed() -> None:
+    """Nothing would be won."""
+    assert_refuses(
+        PadPadAdd,
+        """(float[4] x, float[6] z) => (float[10] y, float[10] a)
+        <int64[2] f = {6, 0}, int64[2] s = {0, 4}> {
+            a = Pad(x, f)
+            b = Pad(z, s)
+            y = Add(a, b)
+        }""",
+        "a padded part is needed",
+    )
+
+
+def test_padding_with_ones_is_none() -> None:
+    """The sum is not that of zeros."""
+    assert_refuses(
+        PadPadAdd,
+        """(float[4] x, float[6] z) => (float[10] y)
+        <int64[2] f = {6, 0}, int64[2] s = {0, 4}, float one = {1}> {
+            a = Pad(x, f, one)
+            b = Pad(z, s)
+            y = Add(a, b)
         }""",
     )

@@ -51,6 +51,9 @@ _BELIEVING = (
 offsets, the last of which is the size, or weights that are packed.
 They are not asked about those: torch runs them in any case, and refuses them itself."""
 
+_OF_NUMBERS = frozenset({"aten::linalg_cross", "aten::linalg_vector_norm"})
+"""Those of them that compute with the integers they are given."""
+
 _PLACES = frozenset({"device", "layout", "memory_format", "pin_memory"})
 """Arguments that say where a result lies."""
 
@@ -201,7 +204,8 @@ class _Question:
 
     def has_places(self) -> bool:
         """Whether the operator believes integers in tensors, and is given some."""
-        if not self.op.name().removeprefix("aten::").startswith(_BELIEVING):
+        name = self.op.name()
+        if name in _OF_NUMBERS or not name.removeprefix("aten::").startswith(_BELIEVING):
             return False
         given = _tensors_in([value for value, _ in self.given])
         return any(not (t.is_floating_point() or t.is_complex()) for t in given)

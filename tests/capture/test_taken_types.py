@@ -50,6 +50,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
         ones(2, 4, dtype=LONG), ones(4, dtype=LONG), ones(4, dtype=LONG)
     ),
     "argmax of bool": lambda: T([True, False]).argmax(),
+    "cross of bool": lambda: torch.linalg.cross(ones(2, 3, dtype=BOOL), ones(2, 3, dtype=BOOL)),
     "abs of bool": lambda: T([True, False]).abs(),
     "ceil of bool": lambda: T([True, False]).ceil(),
     "softmax of bool": lambda: T([True, False]).softmax(0),

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
 
-__all__ = [
-    "FLOAT8",
-    "holds",
-    "is_convertible",
-    "onnx_name",
-    "to_numpy",
-    "to_onnx_type",
-    "to_torch",
-]
-
 _NAMES: dict[torch.dtype, str] = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",

@@ -8,18 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = [
-    "IMPORTED_AT",
-    "VARIABLES",
-    "Variable",
-    "extended",
-    "is_on",
-    "is_set",
-    "read",
-    "set_default",
-    "temporarily",
-]
-
 IMPORTED_AT = time.time()
 """When this package was imported: what is changed on the disk later is not what runs."""
 

@@ -10,27 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-__all__ = [
-    "CallMismatchError",
-    "CaptureError",
-    "DivergenceError",
-    "DortError",
-    "ExecutionError",
-    "ExportError",
-    "HookError",
-    "NoKernelError",
-    "NotFiniteError",
-    "OptimizeError",
-    "OptionError",
-    "ResultReachedError",
-    "UnsupportedOp",
-    "UnsupportedOpError",
-    "calling",
-    "given_function_of",
-    "place_of",
-    "working_on",
-]
-
 
 class DortError(RuntimeError):
     """The base of every error raised on purpose by this package."""

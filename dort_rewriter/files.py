@@ -22,16 +22,6 @@ from tempfile import TemporaryDirectory, mkstemp
 
 from dort_rewriter import env
 
-__all__ = [
-    "UNFINISHED",
-    "cache_folder",
-    "private_folder",
-    "spare_folder",
-    "staged",
-    "why_not_private",
-    "write_whole",
-]
-
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 

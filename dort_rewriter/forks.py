@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["SafeLock", "at_fork", "forked_alone", "may_lack_threads_of_torch"]
-
 
 def at_fork(
     *,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-__all__ = ["details", "heading", "page", "table", "text"]
-
 _CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
 _NUMBER = "text-align:right;vertical-align:top;white-space:nowrap"
 

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     import onnxruntime
     import torch
 
-__all__ = [
-    "BACKEND_PATTERNS",
-    "LEVELS",
-    "ExportOptions",
-    "OptimizationLevel",
-    "OptimizationOptions",
-    "OrtBackendOptions",
-    "from_mapping",
-]
-
 BACKEND_PATTERNS = "default+onnxruntime+kernels"
 """The rules for models that run where they are made: those of ONNX Runtime's own operators and
 those with kernels of this package too."""

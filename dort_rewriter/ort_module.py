@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-__all__ = [
-    *("bindings", "describe", "load_onnxruntime", "max_ir_version", "max_opset"),
-    "quiet_options",
-]
-
 _INSTALL = (
     "Install one flavour: `pip install dort-rewriter[cpu]`, `dort-rewriter[gpu]`, or (Python "
     "<= 3.11) `dort-rewriter[training]`."

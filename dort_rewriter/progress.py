@@ -23,8 +23,6 @@ from dort_rewriter.forks import SafeLock
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LONG", "shown"]
-
 logger = logging.getLogger(__name__)
 
 LONG = 5.0

@@ -18,32 +18,6 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = [
-    "FROM_PAIRS",
-    "SCALAR_TYPES",
-    "Addresses",
-    "Dim",
-    "Given",
-    "GraphSignature",
-    "InputDim",
-    "InputSize",
-    "InputSlot",
-    "OutputSlot",
-    "Result",
-    "Scalar",
-    "Size",
-    "SizeExpression",
-    "SlotKind",
-    "TorchCall",
-    "ViewStep",
-    "Writes",
-    "as_returned",
-    "describe_value",
-    "input_slots",
-    "inverse_order",
-    "order_of_pairs",
-]
-
 
 @dataclass(frozen=True)
 class Given:

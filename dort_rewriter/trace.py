@@ -18,9 +18,6 @@ import torch
 
 from dort_rewriter.progress import shown
 
-__all__ = ["AtenPass", "CompileTrace", "PassRun", "passes_of", "run_passes", "went_through"]
-
-
 _hidden = contextlib.nullcontext[Callable[[], object]](lambda: None)
 
 

@@ -16,15 +16,6 @@ from dort_rewriter.options import LEVELS, ExportOptions, OptimizationLevel, OrtB
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "CustomBackendOptions",
-    "level_name",
-    "log_as_asked",
-    "select_patterns",
-    "takes_fields_of",
-    "with_mode",
-]
-
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -38,8 +38,6 @@ from dort_rewriter.options import (
 )
 from dort_rewriter.plan.recipe import Recipe, unboxed
 
-__all__ = ["compile_any_graph", "make_recipe", "merge_options", "onnx_custom_backend"]
-
 Settings = TypeVar("Settings", bound=CustomBackendOptions)
 
 

@@ -22,8 +22,6 @@ from dort_rewriter.options import OptimizationOptions, from_mapping
 from dort_rewriter.plan.recipe import ExportedBlock
 from dort_rewriter.runtime.reference import ReferenceExecutor, describe_node
 
-__all__ = ["DebugBackendOptions", "DebugRunner", "onnx_debug_backend"]
-
 logger = logging.getLogger(__name__)
 
 Engine = Literal["reference", "onnxruntime"]

@@ -23,8 +23,6 @@ from dort_rewriter.runtime.ort_values import dense, from_ort, to_ort
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.signature import InputSlot, OutputSlot, Scalar, describe_value
 
-__all__ = ["ByGraph", "ExecutionInfo", "ExecutionInfoTable", "run_session"]
-
 
 class ExecutionInfo:
     """One session and its interface."""

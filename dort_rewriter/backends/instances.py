@@ -15,17 +15,6 @@ from typing import Any, TypeVar
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 
-__all__ = [
-    "CAPACITY",
-    "as_own",
-    "clear_instances",
-    "count_runs",
-    "instance_for",
-    "instance_of_torch",
-    "instances_of",
-    "own_options",
-]
-
 CAPACITY = 64
 """How many instances of a class are kept."""
 

@@ -22,8 +22,6 @@ from dort_rewriter.backends.seen_calls import watch_code
 from dort_rewriter.errors import OptionError
 from dort_rewriter.options import OrtBackendOptions
 
-__all__ = ["compile_layers", "compiled_layer", "suggesting_layers"]
-
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=torch.nn.Module)

@@ -52,15 +52,6 @@ from dort_rewriter.torch_defects.overlapping_writes import (
     raises_in_eager_mode,
 )
 
-__all__ = [
-    "accelerated_call",
-    "call_backend",
-    "compile_graph",
-    "make_dispatcher",
-    "make_recipe",
-    "serves",
-]
-
 
 def make_dispatcher() -> OxsDispatcher:
     """The dispatcher that the environment asks for."""

@@ -20,8 +20,6 @@ from dort_rewriter.runtime.model_files import from_message, read_model, to_proto
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import try_session
 
-__all__ = ["optimize_model", "optimize_onnx"]
-
 Options = OptimizationOptions | Mapping[str, Any] | None
 AnyModel: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
 

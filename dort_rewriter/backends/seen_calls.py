@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["SeenCall", "TensorLike", "latest_call", "map_values", "note_call", "watch_code"]
-
 _RESUMED = "torch_dynamo_resume_in_"
 """How the names of functions begin that Dynamo makes behind a graph break."""
 

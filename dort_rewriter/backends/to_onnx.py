@@ -32,8 +32,6 @@ from dort_rewriter.trace import CompileTrace
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Opsets", "to_onnx"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST = 13

@@ -9,8 +9,6 @@ import torch
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.model_files import to_proto
 
-__all__ = ["StorageKeeper"]
-
 
 class StorageKeeper:
     """Fills ``storage["instance"]``, one dictionary for each graph that runs in ONNX Runtime.

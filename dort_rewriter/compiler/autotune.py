@@ -18,8 +18,6 @@ from dort_rewriter.forks import SafeLock
 from dort_rewriter.plan.graph_plan import describe_times
 from dort_rewriter.plan.recipe import RunBoxed
 
-__all__ = ["MEASURES", "Autotuned"]
-
 logger = logging.getLogger(__name__)
 
 MEASURES = 3

@@ -52,8 +52,6 @@ from dort_rewriter.runtime.providers import with_nodes
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature, InputSlot, describe_value
 
-__all__ = ["Block", "assemble", "compile_graph", "make_block"]
-
 logger = logging.getLogger(__name__)
 
 PATIENCE = 5.0

@@ -73,17 +73,6 @@ from dort_rewriter.runtime.session import (
 )
 from dort_rewriter.signature import Addresses, GraphSignature, Writes, input_slots
 
-__all__ = [
-    "add_casts",
-    "add_casts_of_standard",
-    "build_block",
-    "build_session",
-    "export_block",
-    "find_addresses",
-    "find_mutated_inputs",
-    "make_executor",
-]
-
 logger = logging.getLogger(__name__)
 
 

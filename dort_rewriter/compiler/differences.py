@@ -13,11 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-__all__ = [
-    *("GRAPH", "MODEL", "Difference", "Tolerance", "dense_strides", "difference", "farthest"),
-    *("first_difference", "gaps", "kind_of", "largest", "limit_of", "of_graph", "widened"),
-]
-
 Table = Mapping[torch.dtype, float]
 
 _HALVES: Table = {torch.float16: 1e-2, torch.bfloat16: 5e-2}

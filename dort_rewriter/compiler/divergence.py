@@ -14,8 +14,6 @@ from dort_rewriter.errors import DivergenceError
 from dort_rewriter.plan.outputs import ModelOutput
 from dort_rewriter.runtime.ort_values import array_to_tensor
 
-__all__ = ["TorchResults"]
-
 
 class TorchResults(torch.fx.Interpreter):
     """The results of one run of a graph in torch, by the names they have in its model.

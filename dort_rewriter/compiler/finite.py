@@ -25,8 +25,6 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.plan.partition import copy_graph
 from dort_rewriter.plan.recipe import RunBoxed
 
-__all__ = ["FiniteChecks"]
-
 SHOWN = 6
 """Inputs of a node that are described."""
 

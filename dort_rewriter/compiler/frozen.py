@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["FrozenNumbers", "FrozenWeights"]
-
 
 class _Frozen:
     """Some arguments of a graph as they were when its model was built."""

@@ -26,8 +26,6 @@ from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.torch_defects.view_replays import share_memory
 
-__all__ = ["graph_key"]
-
 logger = logging.getLogger(__name__)
 
 _NAMESPACES = ("aten", "prims")

@@ -22,8 +22,6 @@ from dort_rewriter import env
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.partition import copy_graph
 
-__all__ = ["OptionWriter", "begin_with", "beginning", "watched"]
-
 logger = logging.getLogger(__name__)
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]

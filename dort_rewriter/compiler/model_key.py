@@ -32,9 +32,6 @@ from dort_rewriter.runtime.providers import CPU
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-
-__all__ = ["digest_of", "fingerprint", "installed", "model_key", "plain_text"]
-
 _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "ml-dtypes", "numpy")
 
 

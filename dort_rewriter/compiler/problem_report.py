@@ -36,8 +36,6 @@ from dort_rewriter.runtime.stored_inputs import describe_inputs, store_case
 if TYPE_CHECKING:
     from dort_rewriter.plan.recipe import ExportedBlock
 
-__all__ = ["FOLDER", "report_problem", "report_when_asked", "unwritten"]
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "dort_reports"

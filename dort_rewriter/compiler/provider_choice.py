@@ -24,8 +24,6 @@ from dort_rewriter.runtime.providers import (
     take_present,
 )
 
-__all__ = ["may_use_tf32", "precisions", "select_providers", "selection_of"]
-
 
 def selection_of(
     backend: Any, options: OrtBackendOptions

@@ -33,16 +33,6 @@ from dort_rewriter.errors import (
 from dort_rewriter.plan.graph_plan import belongs_in_torch
 from dort_rewriter.trace import CompileTrace
 
-__all__ = [
-    "GRAPH_BREAKS",
-    "forget_warnings",
-    "guarded",
-    "is_compiled_ahead",
-    "log_fallbacks",
-    "log_whole_fallback",
-    "raises_at_call",
-]
-
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")

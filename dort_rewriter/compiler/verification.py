@@ -22,8 +22,6 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.reference import ReferenceExecutor, describe_node
 
-__all__ = ["CALLS", "calls_to_verify", "checks_finite", "copies", "verified"]
-
 logger = logging.getLogger(__name__)
 
 CALLS = 2

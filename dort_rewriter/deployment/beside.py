@@ -19,8 +19,6 @@ from dort_rewriter.deployment.capture_backend import Captured
 from dort_rewriter.deployment.examples import Call, map_call, mark_dims
 from dort_rewriter.signature import inverse_order
 
-__all__ = ["Beside", "Place", "calls_beside", "varying_places"]
-
 LARGEST = 4_096
 """Sizes beyond a bound that are tried."""
 _MOST_ELEMENTS = 2**26

@@ -24,8 +24,6 @@ from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.graph_plan import GraphPlan, plan_graph
 from dort_rewriter.plan.recipe import BuiltBlock, Providers
 
-__all__ = ["Captured", "CapturedBackward", "ComputedNumber", "Watcher", "copy_of"]
-
 
 class ComputedNumber(int):
     """An integer that the graph computes, on its way to the result of the call."""

@@ -17,8 +17,6 @@ from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.graph_plan import GraphPlan
 
-__all__ = ["StepWatcher"]
-
 _OWN_MEMORY = frozenset({"non_alias", "unsafe_view_alias", "custom_function_view"})
 """What torch calls results that are views of nothing else."""
 

@@ -20,8 +20,6 @@ from dort_rewriter.deployment.capture_steps import StepWatcher
 from dort_rewriter.deployment.compiled import Compiled
 from dort_rewriter.errors import CaptureError, DortError
 
-__all__ = ["capture"]
-
 
 def capture(
     found: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool

@@ -15,8 +15,6 @@ from dort_rewriter.backends.layers import compiled_layer
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 
-__all__ = ["WHAT_IS_SKIPPED", "Compiled", "as_given", "signature_of", "take_apart"]
-
 WHAT_IS_SKIPPED = (
     "Dynamo skips recurrent modules (nn.LSTM, nn.GRU, nn.RNN), functions of torch itself, and, "
     "before torch 2.15, torch's own modules that are compiled in place (nn.Sequential(...)."

@@ -13,8 +13,6 @@ from dort_rewriter.errors import CaptureError
 from dort_rewriter.plan.outputs import ArgumentSizes
 from dort_rewriter.signature import InputDim
 
-__all__ = ["find_relations", "number_of", "sizes_of"]
-
 _RELATIONS: Mapping[Any, str] = {
     sympy.Eq: "eq",
     sympy.Ne: "ne",

@@ -21,8 +21,6 @@ from dort_rewriter.errors import CaptureError
 from dort_rewriter.runtime.argument_encoding import arguments_needed
 from dort_rewriter.signature import Size
 
-__all__ = ["State", "describe_call", "read_arguments"]
-
 _KINDS: Mapping[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
     inspect.Parameter.POSITIONAL_OR_KEYWORD: "any",

@@ -11,8 +11,6 @@ from dort_rewriter.backends.seen_calls import SeenCall, TensorLike, latest_call,
 from dort_rewriter.deployment.compiled import Compiled, signature_of
 from dort_rewriter.errors import OptionError
 
-__all__ = ["Call", "Maker", "aliases_of", "calls_of", "map_call", "mark_as_seen", "mark_dims"]
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by place and by name."""
 

@@ -36,22 +36,6 @@ from dort_rewriter.runtime.model_files import (
 )
 from dort_rewriter.signature import inverse_order
 
-__all__ = [
-    "DESCRIPTION",
-    "ModelFiles",
-    "StoredTensor",
-    "checked_file",
-    "file_entry",
-    "file_name",
-    "files_of",
-    "made_by",
-    "map_tensors",
-    "read_description",
-    "spell_versions",
-    "write_description",
-    "write_tensors",
-]
-
 DESCRIPTION = "saved.json"
 FORMAT = 5
 """Raised when a description means something else."""

@@ -29,8 +29,6 @@ from dort_rewriter.errors import (
 from dort_rewriter.plan.recipe import BuiltBlock, Providers
 from dort_rewriter.runtime.model_files import uses_torch_kernels
 
-__all__ = ["Graphs", "MadeGraph"]
-
 logger = logging.getLogger(__name__)
 
 MOST_VARYING = 2

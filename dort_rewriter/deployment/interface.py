@@ -17,18 +17,6 @@ from dort_rewriter.deployment.pytree_specs import collect
 from dort_rewriter.errors import CallMismatchError
 from dort_rewriter.signature import InputDim, InputSize, Size, SizeExpression
 
-__all__ = [
-    "FLIPPED",
-    "MORE_SIZES",
-    "Interface",
-    "Parameter",
-    "Relation",
-    "TensorSpec",
-    "describe_calls",
-    "from_size",
-    "shows_same",
-]
-
 MORE_SIZES = (
     "To save a graph of several sizes, compile with dynamic=True; to save one for each of some, "
     "save(compiled, path, calls=[...])."

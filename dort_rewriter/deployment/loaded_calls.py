@@ -22,8 +22,6 @@ from dort_rewriter.runtime.session import (
     session_settings,
 )
 
-__all__ = ["LoadedCall", "choose", "group"]
-
 SHOWN = 4
 """Graphs of which an error says why they do not take a call."""
 

@@ -26,13 +26,6 @@ from dort_rewriter.deployment.steps import gradients_of_ones
 from dort_rewriter.errors import CallMismatchError, DortError, ExecutionError
 from dort_rewriter.forks import at_fork
 
-__all__ = [
-    "SavedModel",
-    "load",
-    "settings_now",
-    "spell_settings",
-]
-
 SHOWN_CALLS = 8
 """Graphs whose arguments the text of a model names."""
 

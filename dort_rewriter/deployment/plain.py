@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["expect", "flag", "items", "mapping", "text", "whole"]
-
 _LARGEST = 2**63 - 1
 _LONGEST = 10_000
 """Characters of a text: names and devices."""

@@ -17,16 +17,6 @@ import torch
 from dort_rewriter.deployment.plain import expect, items, mapping, text, whole
 from dort_rewriter.errors import CallMismatchError, CaptureError
 
-__all__ = [
-    "Record",
-    "collect",
-    "describe_arguments",
-    "describe_results",
-    "leaves",
-    "rebuild",
-    "tensors_in",
-]
-
 _PLAIN = (bool, int, float, str)
 
 _TORCH: Mapping[str, type] = {

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["MAX_OBJECTS", "Names", "Reachable", "slots_of"]
-
 logger = logging.getLogger(__name__)
 
 MAX_OBJECTS = 100_000

@@ -22,20 +22,6 @@ from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.signature import GraphSignature, InputDim, Writes
 
-__all__ = [
-    "DAMAGE",
-    "MOST_GRAPHS",
-    "SESSION_OPTIONS",
-    "Description",
-    "SavedCall",
-    "SavedGraph",
-    "damage_is_named",
-    "read_whole",
-    "state_of",
-    "tensors_by_name",
-]
-
-
 SESSION_OPTIONS = (
     "arena",
     "intra_op_threads",

@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dort_rewriter.deployment.reachable import Names, Reachable, slots_of
 
-__all__ = ["left_as_it_was"]
-
 
 @contextlib.contextmanager
 def left_as_it_was(model: Callable[..., Any] | None, inputs: Any) -> Iterator[None]:

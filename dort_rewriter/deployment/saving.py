@@ -58,8 +58,6 @@ from dort_rewriter.plan.recipe import BuiltBlock
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.runtime.model_files import weights_in, write_model
 
-__all__ = ["ASIDE", "save", "saving_to"]
-
 if sys.platform != "win32":
     import fcntl
 

@@ -37,15 +37,6 @@ from dort_rewriter.signature import (
     Writes,
 )
 
-__all__ = [
-    "MOST_DIMENSIONS",
-    "check_signature",
-    "check_writes",
-    "places_in",
-    "read",
-    "spell",
-]
-
 MOST_DIMENSIONS = 64
 """What torch takes."""
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from dort_rewriter.deployment.plain import expect, whole
 
-__all__ = ["Insertion", "Part", "PartsWriter", "check_insertions", "join"]
-
 SMALLEST = 4_096
 """Bytes of a weight that is worth a part of its own."""
 _MOST = 2**31 - 1

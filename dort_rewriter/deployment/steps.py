@@ -16,8 +16,6 @@ from dort_rewriter.errors import DortError, ExecutionError
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.signature import inverse_order
 
-__all__ = ["Step", "StepPlan", "gradients_of_ones", "write_back"]
-
 
 def write_back(arguments: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy new values to the arguments that a session has not written to already."""

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["SeededDraws"]
-
 aten = torch.ops.aten
 
 _PRIME = 2**31 - 1

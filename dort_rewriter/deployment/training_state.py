@@ -21,18 +21,6 @@ from dort_rewriter.deployment.training_updates import (
 from dort_rewriter.errors import ExportError
 from dort_rewriter.files import staged
 
-__all__ = [
-    "DESCRIPTION",
-    "FORMAT",
-    "STATE",
-    "Trained",
-    "load_training_state",
-    "own_tensors",
-    "require_safetensors",
-    "save_training_state",
-    "trained_of",
-]
-
 FORMAT = 1
 DESCRIPTION, STATE = "training.json", "state.safetensors"
 

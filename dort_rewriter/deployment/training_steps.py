@@ -41,8 +41,6 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.files import staged
 from dort_rewriter.plan.placement import CHECKS
 
-__all__ = ["export_training_step"]
-
 _STEP, _MICRO, _SEED, _LOSS = "step", "micro_step", "seed", "loss"
 
 

@@ -13,8 +13,6 @@ import torch
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["Given", "Options", "State", "options_of", "state_of", "update_of", "write_state"]
-
 State = dict[str, torch.Tensor]
 """What an optimizer keeps of a parameter, by torch's own names, but for ``step``."""
 

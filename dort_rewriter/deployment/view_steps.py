@@ -17,8 +17,6 @@ from dort_rewriter.deployment.plain import expect, text
 from dort_rewriter.runtime.argument_encoding import STRIDED
 from dort_rewriter.signature import FROM_PAIRS, InputDim, InputSize, SizeExpression, ViewStep
 
-__all__ = ["checked_step", "is_saved", "is_size"]
-
 _STEPS: Mapping[str, str] = {
     "aten::_conj": "",
     "aten::_neg_view": "",

@@ -19,8 +19,6 @@ from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import OptionError
 from dort_rewriter.forks import SafeLock
 
-__all__ = ["warm_up"]
-
 logger = logging.getLogger(__name__)
 
 _warming = SafeLock()

@@ -14,20 +14,6 @@ from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import describe_value, order_of_pairs
 
-__all__ = [
-    "annotate",
-    "check_shape",
-    "element_type",
-    "is_automatic",
-    "leaves_model",
-    "newer_type",
-    "opset_of",
-    "permutation",
-    "stored",
-    "unsupported_value",
-]
-
-
 _FLOAT8_SINCE = 19
 
 

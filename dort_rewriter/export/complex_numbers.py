@@ -28,11 +28,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Converter, Refused, builtin_converters, make_converter
 from dort_rewriter.graph.values import Value
 
-__all__ = [
-    "complex_converters",
-    "has_complex",
-]
-
 
 class _Complex(NamedTuple):
     """The pairs that stand for a complex tensor."""

@@ -24,16 +24,6 @@ from dort_rewriter.export.linear_algebra import linear_algebra_decompositions
 from dort_rewriter.export.pairwise import pairwise_decompositions
 from dort_rewriter.export.recurrent import cell_decompositions, layer_decompositions
 
-__all__ = [
-    "filter_decomposition_table",
-    "foreach_decompositions",
-    "get_decomposition_table",
-    "get_decomposition_table_by_name",
-    "get_standard_table",
-    "get_tracing_table",
-    "resolve_decomposition_table",
-]
-
 aten = torch.ops.aten
 
 _NAMES = (

@@ -26,8 +26,6 @@ from dort_rewriter.export.registry import (
     op_name,
 )
 
-__all__ = ["RANDOM", "Dispatcher", "ForceDispatcher", "InFront"]
-
 RANDOM = "random: it stays in torch, which owns the generator"
 """Why a random operator is not converted."""
 

@@ -16,8 +16,6 @@ import torch.nn.functional as F
 
 from dort_rewriter.export.registry import Arguments, arguments
 
-__all__ = ["encoder_decompositions"]
-
 _OF_QUERIES, _OF_KEYS = 0, 1
 """What a mask is of, ``mask_type`` of the kernels; anything else is one for each score."""
 

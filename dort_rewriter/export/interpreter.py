@@ -70,12 +70,6 @@ from dort_rewriter.signature import (
     inverse_order,
 )
 
-__all__ = [
-    "OPSETS",
-    "ExportedGraph",
-    "convert_graph",
-]
-
 
 def _drop_unused_inputs(graph: ir.Graph) -> None:
     """Remove the inputs of which neither the numbers nor the sizes are read.

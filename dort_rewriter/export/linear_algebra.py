@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["linear_algebra_decompositions"]
-
 LARGEST = 64
 """Rows and columns of a matrix that is factored."""
 

@@ -17,15 +17,6 @@ import torch
 from dort_rewriter.errors import ExportError
 from dort_rewriter.signature import GraphSignature
 
-__all__ = [
-    "check_names",
-    "create_input_names",
-    "create_output_names",
-    "give_way",
-    "read_names",
-    "rename_symbols",
-]
-
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -18,8 +18,6 @@ from dort_rewriter.export.registry import Converter, Refused
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.graph.schemas import op_info
 
-__all__ = ["is_onnxscript_function", "onnxscript_converter"]
-
 _lock = SafeLock()
 """Held while a function runs: onnxscript keeps its current evaluator in a global."""
 

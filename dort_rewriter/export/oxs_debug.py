@@ -22,8 +22,6 @@ from dort_rewriter.export.interpreter import convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.registry import Converter, op_name
 
-__all__ = ["Comparison", "OxsDebugDispatcher"]
-
 logger = logging.getLogger(__name__)
 
 

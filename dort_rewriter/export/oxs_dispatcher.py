@@ -19,8 +19,6 @@ from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.onnxscript_functions import onnxscript_converter
 from dort_rewriter.export.registry import Converter
 
-__all__ = ["DISTRUSTED", "OxsDispatcher"]
-
 DISTRUSTED: dict[str, str] = {
     "aten::_linalg_det": "fails: it gives one result of three",
     "aten::_native_batch_norm_legit": "training mode is ignored",

@@ -16,8 +16,6 @@ from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 
-__all__ = ["Recorder", "scalar_type"]
-
 
 class Recorder(Writer):
     """Records the nodes that stand for one FX node after the other."""

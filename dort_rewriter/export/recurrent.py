@@ -19,8 +19,6 @@ import torch
 
 from dort_rewriter.export.registry import arguments
 
-__all__ = ["cell_decompositions", "layer_decompositions"]
-
 aten = torch.ops.aten
 Tensor = torch.Tensor
 

@@ -24,21 +24,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = [
-    "IGNORED",
-    "Arguments",
-    "Converter",
-    "Refused",
-    "arguments",
-    "builtin_converters",
-    "by_name",
-    "converter",
-    "make_converter",
-    "newer_converter",
-    "op_name",
-    "python_name",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 Predicate = Callable[[torch.fx.Node], bool]

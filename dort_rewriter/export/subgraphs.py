@@ -11,8 +11,6 @@ from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.recorder import Recorder, scalar_type
 from dort_rewriter.graph.values import Value
 
-__all__ = ["as_value", "loop", "subgraph"]
-
 Write = Callable[[Recorder, Sequence[Value]], Sequence[Any]]
 """Records the nodes of a subgraph: takes its recorder and its inputs, returns its results."""
 

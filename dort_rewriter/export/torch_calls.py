@@ -22,8 +22,6 @@ from dort_rewriter.graph.values import Value
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES, TORCH_CALL
 from dort_rewriter.signature import Given, Result, TorchCall
 
-__all__ = ["call_converter", "is_called", "mark_called", "may_be_called"]
-
 _MARK = "dort_torch_call"
 """In the metadata of a node that is to be called: None, then its call, which the graph keeps for
 the sessions made of it."""

@@ -27,8 +27,6 @@ from dort_rewriter.export.registry import (
 from dort_rewriter.graph.values import Value
 from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
 
-__all__ = ["torch_kernel"]
-
 
 def torch_kernel(node: torch.fx.Node, has_function: Callable[[str], bool]) -> Converter | None:
     """What writes the kernel of torch that computes a node; None where there is none.

@@ -11,8 +11,6 @@ import onnx_ir as ir
 from dort_rewriter.dtypes import holds
 from dort_rewriter.graph import shapes
 
-__all__ = ["MOVES", "merged_casts", "over_nothing"]
-
 _D = ir.DataType
 
 _COMPUTED_IN: dict[ir.DataType, ir.DataType] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["hides_all"]
-
 
 def hides_all(op: Any, scores: Any, axis: int = -1) -> Any:
     """Tell which rows of scores are minus infinity throughout; the axis is kept.

@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import onnx_ir.schemas
 
-__all__ = [
-    "UNLISTED",
-    "OpInfo",
-    "Slot",
-    "ir_version_of",
-    "op_info",
-    "qualified",
-]
-
 UNLISTED = frozenset({"SimplifiedLayerNormalization"})
 """Operators that onnxruntime adds to ONNX's own domain: ONNX has no schema for them."""
 

@@ -12,16 +12,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = [
-    "Dim",
-    "broadcast",
-    "infer_shape",
-    "may_be_zero",
-    "missing_size",
-    "reduced_axes",
-    "same",
-]
-
 Dim = int | ir.SymbolicDim
 Dims = tuple[Dim, ...]
 Inputs = Sequence[ir.Value | None]

@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from dort_rewriter.errors import ExportError
 
-__all__ = ["Records", "Value"]
-
 
 class Records(Protocol):
     """What has the operators of ONNX as methods: a ``Writer``."""

@@ -27,8 +27,6 @@ from dort_rewriter.graph import defects, shapes
 from dort_rewriter.graph.schemas import UNLISTED, OpInfo, Slot, op_info
 from dort_rewriter.graph.values import Value
 
-__all__ = ["FOLDABLE", "Writer", "is_negative", "signed_one"]
-
 _PYTHON_TYPES: dict[type, ir.DataType] = {
     bool: ir.DataType.BOOL,
     int: ir.DataType.INT64,

@@ -16,8 +16,6 @@ from dort_rewriter import env
 from dort_rewriter import forks as forks  # sees forks from here on
 from dort_rewriter.hook import imports
 
-__all__ = ["autoload", "hook_later"]
-
 
 def autoload() -> None:
     """Do nothing more: to find this function, torch had the package imported."""

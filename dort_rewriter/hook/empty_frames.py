@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["BACKEND", "tell_of_torchs_module", "unwatch", "watch"]
-
 logger = logging.getLogger(__name__)
 
 BACKEND = "onnxrt"

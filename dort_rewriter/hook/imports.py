@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["TRIGGER", "after_import", "forget", "is_watched", "serve_missing", "wait_for"]
-
 TRIGGER = "torch.onnx"
 """Imported before anything there is to change; ``import torch`` does not import it."""
 

@@ -15,8 +15,6 @@ from dort_rewriter.hook.patch import STATE, Patch, RestoredModule
 from dort_rewriter.hook.report import HookStatus, is_expected, status
 from dort_rewriter.hook.wrappers import SOURCE
 
-__all__ = ["install", "installed", "make_changes", "uninstall"]
-
 logger = logging.getLogger(__name__)
 
 MODULES = tuple(dict.fromkeys(patch.module for patch in versions.PATCHES))

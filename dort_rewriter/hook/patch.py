@@ -16,11 +16,6 @@ from typing import Any
 from dort_rewriter.errors import HookError
 from dort_rewriter.forks import SafeLock
 
-__all__ = [
-    *("MISSING", "STATE", "Applied", "Patch", "RestoredModule", "Series", "State", "Wrapper"),
-    "describe",
-]
-
 Series = tuple[int, int]
 """A series of torch: ``(2, 8)``."""
 

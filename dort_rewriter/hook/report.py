@@ -9,8 +9,6 @@ from dort_rewriter import env, notebook
 from dort_rewriter.hook import imports, versions
 from dort_rewriter.hook.patch import STATE
 
-__all__ = ["HookStatus", "is_expected", "status"]
-
 State = Literal["disabled", "not installed", "waiting", "installed", "failed"]
 
 FLAVOURS = (

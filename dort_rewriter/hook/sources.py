@@ -20,8 +20,6 @@ from dort_rewriter.errors import HookError
 from dort_rewriter.files import write_whole
 from dort_rewriter.hook.versions import BACKEND_FILE, OLDEST, PRISTINE, REMOVED_IN
 
-__all__ = ["SourceFile", "apply", "check", "diff_of", "find_torch_file", "revert"]
-
 State = Literal["pristine", "patched", "unknown"]
 
 Additions = list[tuple[int, list[str]]]

@@ -12,21 +12,6 @@ import sys
 from dort_rewriter.hook import wrappers
 from dort_rewriter.hook.patch import Patch, Series, Wrapper
 
-__all__ = [
-    "BACKEND_FILE",
-    "BACKEND_MODULE",
-    "OLDEST",
-    "PATCHES",
-    "PRISTINE",
-    "READS_OWN_MODULES",
-    "REMOVED_IN",
-    "is_too_old",
-    "loaded_series",
-    "loaded_version",
-    "parse_series",
-    "ships_backend",
-]
-
 OLDEST: Series = (2, 3)
 """Older ones have no ``OrtBackend``, or another one."""
 

@@ -17,25 +17,6 @@ from dort_rewriter.forks import SafeLock
 from dort_rewriter.hook import empty_frames
 from dort_rewriter.hook.patch import STATE, Wrapper
 
-__all__ = [
-    "SOURCE",
-    "accelerated_call",
-    "build_backend",
-    "cached_instances",
-    "call_backend",
-    "clear_instances",
-    "compile_by_name",
-    "compile_graph",
-    "find_by_name",
-    "find_by_name_and_look",
-    "instance_for_options",
-    "no_attribute",
-    "register_once",
-    "restore_names",
-    "restore_submodule",
-    "while_on",
-]
-
 SOURCE = "dort_rewriter.backends.onnxrt"
 """Where the work is done: imported when it is first needed."""
 

@@ -16,28 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "BUILT",
-    "COMPILER",
-    "SOURCES",
-    "TIME_LIMIT",
-    "Level",
-    "command",
-    "digest",
-    "excuse",
-    "features",
-    "find_compiler",
-    "find_installed",
-    "includes",
-    "library_name",
-    "processor",
-    "processor_levels",
-    "recipe",
-    "record",
-    "sources",
-    "supported_levels",
-]
-
 SOURCES = Path(__file__).parent / "cpp"
 BUILT = Path(__file__).parent / "built"
 """Where an installation puts the libraries, with a record of their digests."""

@@ -31,8 +31,6 @@ from dort_rewriter.progress import shown
 if sys.platform != "win32":  # where none of this is compiled
     import fcntl
 
-__all__ = ["installed_library", "kernel_library"]
-
 logger = logging.getLogger(__name__)
 
 _BUILDING = "building-"

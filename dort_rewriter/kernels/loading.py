@@ -17,15 +17,6 @@ from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 if TYPE_CHECKING:
     import onnxruntime
 
-
-__all__ = [
-    "address_key",
-    "custom_ops_library",
-    "is_available",
-    "kernels_for",
-    "register",
-]
-
 logger = logging.getLogger(__name__)
 
 _registered: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()

@@ -12,23 +12,6 @@ from typing import Literal
 
 from dort_rewriter.kernels.table import TABLE
 
-__all__ = [
-    "CONVOLUTION_LIMITS",
-    "MKL_ATTENTION_GRAD",
-    "MKL_PRODUCT",
-    "OPERATORS",
-    "OWN_DOMAIN",
-    "OWN_MOST_AXES",
-    "TORCH_ATTENTION",
-    "TORCH_CALL",
-    "TORCH_CONVOLUTIONS",
-    "TORCH_FLASH",
-    "TORCH_KERNELS",
-    "TORCH_PRODUCTS",
-    "Operator",
-    "own_roots",
-]
-
 OWN_DOMAIN = "dort_rewriter"
 """The domain of the operators."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TABLE"]
-
 TABLE: tuple[dict[str, Any], ...] = (
     {"name": "BatchNorm", "mixed_types": True},
     {"name": "BatchNormGrad", "mixed_types": True},

@@ -27,8 +27,6 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.loading import custom_ops_library
 from dort_rewriter.signature import Given, TorchCall
 
-__all__ = ["calls_of", "register_call", "take_failure"]
-
 _calls: dict[int, weakref.ref[TorchCall]] = {}
 _failures: dict[int, BaseException] = {}
 """What calls raised, until who ran the session asks for it."""

@@ -11,15 +11,6 @@ import torch
 
 from dort_rewriter.kernels.build import features, processor
 
-__all__ = [
-    "comes_with_mkl",
-    "has_function",
-    "multiplies_bfloat16",
-    "multiplies_faster",
-    "torch_library",
-    "works_alone",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -24,8 +24,6 @@ from dort_rewriter.runtime.straightline import CallLines, GeneratedCode
 from dort_rewriter.runtime.writing import Kept
 from dort_rewriter.signature import Addresses, GraphSignature, InputSlot, Writes
 
-__all__ = ["addressed_constants", "can_give_addresses", "write_addressed_call"]
-
 
 def can_give_addresses(signature: GraphSignature, writes: Writes, addresses: Addresses) -> bool:
     """Whether a call can be written: all arguments are tensors, all results are arguments

@@ -28,8 +28,6 @@ from dort_rewriter.runtime.providers import CPU
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["Arena", "give_back", "give_back_after", "use_arena"]
-
 Arena = Literal["session", "shared", "none"]
 
 _SHARED = "session.use_env_allocators"

@@ -20,19 +20,6 @@ from dort_rewriter.signature import (
     SizeExpression,
 )
 
-__all__ = [
-    "STRIDED",
-    "arguments_needed",
-    "find_step",
-    "keys_of_results",
-    "spell_argument",
-    "spell_device_tests",
-    "spell_literal",
-    "spell_size",
-    "spell_tuple",
-    "spell_unpacking",
-]
-
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
 
 

@@ -23,8 +23,6 @@ from dort_rewriter.runtime.providers import Provider, devices_of
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["CompiledForm"]
-
 logger = logging.getLogger(__name__)
 
 _MOST = 2**26

@@ -22,8 +22,6 @@ from pathlib import Path
 from dort_rewriter import env
 from dort_rewriter.files import UNFINISHED, cache_folder, private_folder, write_whole
 
-__all__ = ["FOLDER", "LIMIT", "DiskCache", "disk_cache"]
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "dort_rewriter_models"

@@ -64,8 +64,6 @@ from dort_rewriter.signature import (
     inverse_order,
 )
 
-__all__ = ["Executor", "KnownArguments"]
-
 Shapes = tuple[Sequence[int], ...]
 
 

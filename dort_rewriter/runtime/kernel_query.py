@@ -37,17 +37,6 @@ from dort_rewriter.ort_module import (
 from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO, available, is_plug_in
 from dort_rewriter.runtime.session import try_session
 
-__all__ = [
-    "BITS",
-    "has_kernel",
-    "has_low_bit_products",
-    "in_standard",
-    "is_wrong",
-    "kernel_query",
-    "loses_factors",
-    "require_low_bit_products",
-]
-
 logger = logging.getLogger(__name__)
 
 _Frozen = tuple[tuple[str, Any], ...]

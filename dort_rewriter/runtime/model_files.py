@@ -37,30 +37,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from typing_extensions import TypeIs
 
-__all__ = [
-    "INLINE_LIMIT",
-    "Model",
-    "StoredModel",
-    "check_message",
-    "check_target",
-    "check_tensor",
-    "dump_graph",
-    "from_message",
-    "is_message",
-    "map_weights",
-    "read_model",
-    "restart_numbers",
-    "save_model",
-    "serialized",
-    "to_proto",
-    "try_dump",
-    "uses_custom_kernels",
-    "uses_torch_kernels",
-    "weight_bytes",
-    "weights_in",
-    "write_model",
-]
-
 logger = logging.getLogger(__name__)
 
 

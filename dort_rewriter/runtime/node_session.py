@@ -20,8 +20,6 @@ from dort_rewriter.runtime.ort_values import (
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.runtime.session import Session, create_session, session_options
 
-__all__ = ["NodeSession"]
-
 
 class _Slow(Protocol):
     def run(self, output_names: None, feeds: Mapping[str, Any]) -> Sequence[Any]: ...

@@ -34,28 +34,6 @@ from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime.providers import ort_device
 from dort_rewriter.signature import GraphSignature, InputSlot
 
-__all__ = [
-    "DLPACK_TYPES",
-    "TYPECODES",
-    "CallPlan",
-    "array_to_tensor",
-    "as_pairs",
-    "capsule_to_any_tensor",
-    "capsule_to_tensor",
-    "dense",
-    "element_type",
-    "empty_address",
-    "from_ort",
-    "is_ready",
-    "plan_call",
-    "push",
-    "takes_flag",
-    "tensor_to_array",
-    "to_capsule",
-    "to_ort",
-    "unmade_value",
-]
-
 DLPACK_TYPES = frozenset({torch.bfloat16})
 """Types that numpy lacks: they cross by dlpack."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from dort_rewriter.runtime.session import Session
 
-__all__ = ["ProfiledRun", "profiling", "read_profile", "source_of", "sources_of", "split_by_run"]
-
 _SUFFIX = "_kernel_time"
 
 

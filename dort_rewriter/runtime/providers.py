@@ -17,22 +17,6 @@ import torch
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 
-__all__ = [
-    "CPU",
-    "CUDA",
-    "OPENVINO",
-    "Provider",
-    "ProviderSpec",
-    "available",
-    "devices_of",
-    "infer",
-    "is_plug_in",
-    "normalize",
-    "ort_device",
-    "take_present",
-    "with_nodes",
-]
-
 logger = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"

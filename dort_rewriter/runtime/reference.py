@@ -21,13 +21,6 @@ from dort_rewriter.runtime.ort_values import array_to_tensor, as_pairs, tensor_t
 from dort_rewriter.runtime.straightline import write_assemble
 from dort_rewriter.signature import GraphSignature
 
-__all__ = [
-    "OnResult",
-    "ReferenceExecutor",
-    "ReferenceModel",
-    "describe_node",
-]
-
 Array = Any
 """A numpy array, or a list of them for a sequence."""
 

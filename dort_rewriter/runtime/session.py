@@ -51,17 +51,6 @@ if TYPE_CHECKING:
 
     from dort_rewriter.runtime.model_files import Model
 
-__all__ = [
-    "Session",
-    "create_session",
-    "explain_failure",
-    "failed_nodes",
-    "ort_errors",
-    "session_options",
-    "session_settings",
-    "try_session",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Session:

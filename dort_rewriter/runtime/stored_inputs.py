@@ -25,8 +25,6 @@ from dort_rewriter.errors import ExportError, OptionError
 from dort_rewriter.runtime.model_files import check_tensor
 from dort_rewriter.runtime.ort_values import array_to_tensor, tensor_to_array
 
-__all__ = ["StoredInputs", "case_numbers", "describe_inputs", "read_case", "store_case"]
-
 INPUTS = "inputs.json"
 FORMAT = 1
 """The version of ``inputs.json``."""

@@ -29,15 +29,6 @@ from dort_rewriter.runtime.argument_encoding import (
 from dort_rewriter.runtime.ort_values import TYPECODES, CallPlan, plan_call, takes_flag
 from dort_rewriter.signature import GraphSignature, OutputSlot, ViewStep, Writes
 
-__all__ = [
-    "Allocation",
-    "CallLines",
-    "GeneratedCode",
-    "fetch_order",
-    "write_assemble",
-    "write_call",
-]
-
 _METHODS = {
     "aten::as_strided": "as_strided",
     "aten::as_strided_": "as_strided_",

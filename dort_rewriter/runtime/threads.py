@@ -31,15 +31,6 @@ from dort_rewriter.kernels.torch_library import torch_library
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = [
-    "PAUSE_SOFT",
-    "Spinning",
-    "ThreadPolicy",
-    "omp_pause",
-    "shortest_run",
-    "usable_cores",
-]
-
 logger = logging.getLogger(__name__)
 
 Spinning = Literal["on", "off", "stop"]

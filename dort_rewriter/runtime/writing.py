@@ -8,8 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Apart", "Kept"]
-
 Shapes = Sequence[Sequence[int]]
 
 

@@ -20,15 +20,6 @@ from dort_rewriter.signature import InputSlot, OutputSlot
 from dort_rewriter.tools.command import in_a_line
 from dort_rewriter.tools.graph_table import graph_table
 
-__all__ = [
-    "Attempt",
-    "ComposedBackend",
-    "compose_backends",
-    "optimize_for_inference_backend",
-    "pprint_storage",
-    "print_graph_backend",
-]
-
 logger = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]

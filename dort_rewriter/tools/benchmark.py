@@ -37,22 +37,6 @@ from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.machine import busy
 
-__all__ = [
-    "BACKENDS",
-    "INDUCTOR",
-    "MEANING",
-    "MODES",
-    "VARIANTS",
-    "Benchmark",
-    "Timing",
-    "alternate",
-    "benchmark",
-    "largest_difference",
-    "make_call",
-    "make_step",
-    "run_bench",
-]
-
 _OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "onnxrt": ("this package as it is: its rules and its kernels", {}),
     "onnxrt-plain": (

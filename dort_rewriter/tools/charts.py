@@ -6,8 +6,6 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["bar_chart", "line_chart", "sparkline"]
-
 COLOURS = ("#2166ac", "#d6604d", "#4d9221", "#762a83", "#8c6d31")
 TEXT = 'font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#1f2529"'
 BLOCKS = "▁▂▃▄▅▆▇█"

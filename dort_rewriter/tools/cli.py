@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dort_rewriter import __version__
 from dort_rewriter.errors import DortError
 
-__all__ = ["COMMANDS", "find_command", "main"]
-
 COMMANDS = {
     "demo": "train a small model through ONNX Runtime, beside eager mode and Inductor",
     "doctor": "say what is wrong with the installation, and the line that fixes it",

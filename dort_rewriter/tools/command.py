@@ -14,11 +14,6 @@ from typing import Any
 
 from dort_rewriter.errors import OptionError
 
-__all__ = [
-    *("HELP", "answer", "brief", "check_names", "in_a_line", "list_of", "load_pair"),
-    *("make_parser", "option"),
-]
-
 HELP = (
     "FILE.py:NAME or MODULE:NAME: a pair (model, args), or a function without arguments that "
     "returns one"

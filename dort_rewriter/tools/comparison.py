@@ -50,17 +50,6 @@ from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
 
-__all__ = [
-    "EXPORTERS",
-    "MEANING",
-    "RUNTIMES",
-    "Comparison",
-    "ExporterResult",
-    "RuntimeResult",
-    "compare_exporters",
-    "run_compare",
-]
-
 Exporter = Callable[..., onnx.ModelProto]
 
 Run = Callable[[], list[Any]]

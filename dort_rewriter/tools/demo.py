@@ -26,17 +26,6 @@ from dort_rewriter import env
 from dort_rewriter.tools import demo_worker
 from dort_rewriter.tools.demo_model import Size
 
-__all__ = [
-    "BACKENDS",
-    "MODES",
-    "Competitor",
-    "DemoResult",
-    "Times",
-    "catches_up",
-    "demonstrate",
-    "processor",
-]
-
 BACKENDS = ("eager", "inductor", "onnxrt")
 MODES = ("inference", "training")
 

@@ -17,8 +17,6 @@ from dort_rewriter.tools.demo_page import COLUMNS, overtaking, rows, write_page
 from dort_rewriter.tools.graph_table import text_table
 from dort_rewriter.tools.models import count_nodes, load_model
 
-__all__ = ["run_demo"]
-
 SIZES = {
     "layers": "layers of the model",
     "hidden": "width of the model",

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["Llama", "Size", "make_batch", "make_model"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:

@@ -15,8 +15,6 @@ from dort_rewriter.tools.dot import plot_dot
 from dort_rewriter.tools.graph_table import cell
 from dort_rewriter.tools.onnx_text import pretty_onnx
 
-__all__ = ["COLUMNS", "overtaking", "rows", "write_page"]
-
 COLUMNS = {
     "inference": ("backend", "first call (s)", "call (ms)", "times eager"),
     "training": (

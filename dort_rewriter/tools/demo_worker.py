@@ -21,8 +21,6 @@ from dort_rewriter.tools.command import brief
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.dumps import dump_onnx
 
-__all__ = ["PREFIX", "Worker", "serve"]
-
 PREFIX = "demo"
 
 STATUS = Path("/proc/self/status")

@@ -21,8 +21,6 @@ from dort_rewriter.tools.onnx_text import (
     type_text,
 )
 
-__all__ = ["Arrow", "Box", "Diagram", "Frame", "make_diagram"]
-
 ATTRIBUTES = 3
 """Attributes written in a box; pretty_onnx has them all."""
 

@@ -38,8 +38,6 @@ from dort_rewriter.tools.machine import (
     problem,
 )
 
-__all__ = ["Finding", "examine", "run_doctor"]
-
 DISTRIBUTION = "dort-rewriter"
 TRAINING, GPU = "onnxruntime-training", "onnxruntime-gpu"
 TELEMETRY = "ORT_DISABLE_TELEMETRY"

@@ -15,8 +15,6 @@ from dort_rewriter.tools.diagram import Arrow, Box, Diagram, Frame, make_diagram
 from dort_rewriter.tools.layered import draw
 from dort_rewriter.tools.models import load_model, load_part
 
-__all__ = ["DotPlot", "colours", "find_dot", "plot_dot"]
-
 Format = Literal["svg", "png", "dot"]
 
 PALETTE = ("#dbe9f6", "#fde0c5", "#e6d9f2", "#fbd5dc", "#f3ecc2", "#d9d9d9")

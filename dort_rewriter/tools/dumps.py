@@ -12,8 +12,6 @@ from dort_rewriter import env
 from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.model_files import restart_numbers
 
-__all__ = ["dump_onnx"]
-
 Stamp: TypeAlias = tuple[int, int, int]
 """What changes when a file is written again: its inode, its size, its time."""
 

@@ -39,17 +39,6 @@ from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.models import by_count, count_nodes
 from dort_rewriter.trace import CompileTrace, PassRun
 
-__all__ = [
-    "AtenGraph",
-    "CapturedGraph",
-    "Explanation",
-    "GraphBreak",
-    "InTorch",
-    "LowBitError",
-    "explain",
-    "run_explain",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class InTorch:

@@ -34,8 +34,6 @@ from dort_rewriter.runtime.session import Session, session_settings
 from dort_rewriter.tools.machine import busy
 from dort_rewriter.trace import CompileTrace
 
-__all__ = ["KernelTime", "Stopwatch", "Times", "measure"]
-
 WARM_UP = 2
 CALLS = 7
 """The least number of calls that are timed, of each kind."""

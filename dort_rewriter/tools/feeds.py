@@ -13,8 +13,6 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.ort_values import array_to_tensor, tensor_to_array
 from dort_rewriter.tools.models import AnyModel, load_model
 
-__all__ = ["ModelInput", "build_matching_inputs", "inputs_from_onnx_model"]
-
 Shape = tuple[int | str | None, ...]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["cell", "graph_table", "text_table"]
-
 _WIDEST = 60
 """Columns are cut there: the arguments of a concatenation may fill a page."""
 

@@ -11,8 +11,6 @@ from dort_rewriter.errors import HookError
 from dort_rewriter.hook import sources, status
 from dort_rewriter.tools.command import answer, make_parser
 
-__all__ = ["run_patch", "run_status"]
-
 
 def run_patch(arguments: Sequence[str]) -> int:
     """Check, patch or restore torch's file; 1 for a file that is not known.

@@ -32,8 +32,6 @@ from dort_rewriter.runtime.ort_values import array_to_tensor
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.tools.command import in_a_line
 
-__all__ = ["Judgment", "Witness", "exact_results"]
-
 logger = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]

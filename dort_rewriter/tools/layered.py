@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 
 from dort_rewriter.tools.diagram import Arrow, Box, Diagram
 
-__all__ = ["draw"]
-
 LETTER, LINE, PADDING = 6.3, 14, 8
 """Pixels: the width of a letter of 11 pixels, the height of a line, around a text."""
 

@@ -12,11 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    *("Finding", "busy", "check_plugins", "check_processor", "check_threads", "note", "ok"),
-    *("plugins", "problem"),
-]
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -20,8 +20,6 @@ from dort_rewriter.compiler.minifier import begin_with, beginning
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.partition import copy_graph
 
-__all__ = ["stand_in"]
-
 
 def stand_in(options: Mapping[str, Any]) -> None:
     """Let torch's minifier compile by the backend with these options, in this process."""

@@ -14,8 +14,6 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.model_files import from_message, read_model
 
-__all__ = ["AnyModel", "by_count", "count_nodes", "load_model", "load_part"]
-
 AnyModel: TypeAlias = onnx.ModelProto | ir.Model | bytes | str | Path
 """A model, its bytes, or the path of its file."""
 

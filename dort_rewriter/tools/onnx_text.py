@@ -12,10 +12,6 @@ from dort_rewriter.errors import OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.tools.models import load_part
 
-__all__ = [
-    *("attribute_text", "pretty_onnx", "shape_list", "subgraphs", "tensor_text", "type_text"),
-]
-
 SMALL = 10
 """Elements of a tensor up to which its values are written."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from dort_rewriter.errors import OptionError
 
-__all__ = ["get_parsed_args"]
-
 _STANDARD: dict[str, tuple[Any, str]] = {
     "number": (10, "calls that one measure is made of"),
     "repeat": (10, "measures"),

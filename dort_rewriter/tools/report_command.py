@@ -15,8 +15,6 @@ from dort_rewriter.compiler.problem_report import FOLDER, unwritten
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.command import answer, brief, make_parser, option
 
-__all__ = ["run_report"]
-
 
 def run_report(arguments: Sequence[str]) -> int:
     """Run a program and print the folders that were written; 1 if there is one."""

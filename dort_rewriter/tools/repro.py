@@ -40,8 +40,6 @@ from dort_rewriter.runtime.stored_inputs import (
 from dort_rewriter.signature import GraphSignature, InputSlot, OutputSlot
 from dort_rewriter.tools.models import AnyModel, load_model
 
-__all__ = ["Replay", "dump_for_debug", "replay_dumped_data"]
-
 MODEL = "model.onnx"
 
 

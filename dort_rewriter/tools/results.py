@@ -18,8 +18,6 @@ from dort_rewriter.compiler.differences import Tolerance, difference, kind_of
 from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.ort_values import array_to_tensor
 
-__all__ = ["assert_all_close", "results_to_string"]
-
 Absolute: TypeAlias = float | tuple[float, float] | Sequence[tuple[float, float]]
 """An absolute tolerance; or pairs of one and the share of the elements that must meet it."""
 

@@ -14,8 +14,6 @@ from dort_rewriter.deployment.reading import Description, damage_is_named, read_
 from dort_rewriter.deployment.serialization import spell
 from dort_rewriter.tools.models import count_nodes, load_model
 
-__all__ = ["SavedContent", "read_saved"]
-
 SHOWN = 20
 """Tensors that have a line of their own."""
 

@@ -17,8 +17,6 @@ from dort_rewriter.tools.models import count_nodes, load_model
 from dort_rewriter.tools.onnx_text import pretty_onnx, shape_list
 from dort_rewriter.tools.saved_text import read_saved
 
-__all__ = ["run_show", "summarize"]
-
 
 def run_show(arguments: Sequence[str]) -> int:
     """Print a model; :class:`OptionError` when there is none to read."""

@@ -10,8 +10,6 @@ import torch
 
 from dort_rewriter.errors import OptionError
 
-__all__ = ["train_loop", "train_loop_mixed_precision"]
-
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

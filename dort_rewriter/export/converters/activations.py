@@ -21,8 +21,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["is_exact_attribute"]
-
 
 def is_exact_attribute(x: Value, *numbers: Any) -> bool:
     """Whether numbers may be ONNX attributes, which are float32, and lose nothing."""

@@ -31,8 +31,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["average_pool", "average_pool_backward"]
-
 
 def average_pool(
     op: Recorder,

@@ -18,26 +18,6 @@ import onnx_ir as ir
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.graph.values import Value
 
-__all__ = [
-    "END",
-    "OUTSIDE",
-    "at_least_1d",
-    "broadcast_sizes",
-    "count_along",
-    "flatten",
-    "from_front",
-    "normalize_position",
-    "pad_axes",
-    "pad_whole",
-    "product",
-    "refuse_negative",
-    "reshape",
-    "result_dims",
-    "size_names",
-    "to_front",
-    "zeros",
-]
-
 END = 2**63 - 1
 """Past the end of any axis."""
 

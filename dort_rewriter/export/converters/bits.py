@@ -12,8 +12,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["left_shift", "right_shift"]
-
 
 def _truth(op: Recorder, value: Any) -> Value:
     return op.cast(value, ir.DataType.BOOL)

@@ -18,8 +18,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["maximum", "minimum", "select"]
-
 
 @converter("aten::maximum")
 def maximum(op: Recorder, x: Value, other: Value) -> Value:

@@ -27,8 +27,6 @@ from dort_rewriter.export.subgraphs import loop
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import signed_one
 
-__all__ = ["floor_quotient", "floor_remainder", "truncate"]
-
 
 def truncate(op: Recorder, x: Value) -> Value:
     """Floating-point numbers rounded towards zero, which keeps the sign."""

@@ -18,8 +18,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.subgraphs import subgraph
 from dort_rewriter.graph.values import Value
 
-__all__ = ["integer_product", "integer_sum"]
-
 
 def integer_sum(op: Recorder, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
     """The sum over some axes, of int64."""

@@ -18,19 +18,6 @@ from dort_rewriter.export.converters.windows import Size, count_up
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.graph.values import Value
 
-__all__ = [
-    "Axis",
-    "Taps",
-    "cubic_slopes",
-    "cubic_taps",
-    "cubic_weights",
-    "gather_taps",
-    "linear_taps",
-    "nearest_taps",
-    "repetition",
-    "to_source",
-]
-
 _CUBIC = -0.75
 """torch's parameter of the cubic convolution."""
 

@@ -33,16 +33,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = [
-    "choose",
-    "indices_of",
-    "largest_along",
-    "lowest",
-    "max_pool",
-    "planes",
-    "scatter_gradient",
-]
-
 _I64 = ir.DataType.INT64
 _LONG = 16
 """Places in a window above which one that covers its axis is reduced at once."""

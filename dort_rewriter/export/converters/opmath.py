@@ -19,26 +19,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = [
-    "HALVES",
-    "cast_like",
-    "check_dimension",
-    "cosine",
-    "double_converter",
-    "horner",
-    "is_bool",
-    "is_float",
-    "is_narrow",
-    "like",
-    "returned",
-    "rounded",
-    "store",
-    "to_double",
-    "wide_converter",
-    "widen",
-    "widen_beside",
-]
-
 Formula = Callable[..., Value]
 
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

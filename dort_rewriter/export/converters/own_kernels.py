@@ -19,18 +19,6 @@ from dort_rewriter.export.converters.windows import Windows
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.graph.values import Value
 
-__all__ = [
-    "batch_norm",
-    "batch_norm_gradient",
-    "layer_norm",
-    "layer_norm_gradient",
-    "max_pool",
-    "numbers",
-    "order",
-    "variance",
-    "write_rows",
-]
-
 
 def numbers(windows: Sequence[Windows]) -> list[int]:
     """The windows as an attribute: all numbers of each axis, one after the other."""

@@ -23,8 +23,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["integer_power", "logistic", "softplus_curve"]
-
 
 def _repeat(op: Recorder, x: Any, exponent: int) -> Any:
     """x multiplied by itself, by squaring: as exact as the type is."""

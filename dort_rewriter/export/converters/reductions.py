@@ -27,8 +27,6 @@ from dort_rewriter.export.registry import Refused, converter
 from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
-__all__ = ["extremum", "has_nan", "reduce", "total"]
-
 Dims = int | Sequence[int] | None
 
 

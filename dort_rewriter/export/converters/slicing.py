@@ -25,8 +25,6 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
 
-__all__ = ["SINCE", "is_run", "write_run"]
-
 SINCE = 24
 """The opset from which TensorScatter is there."""
 

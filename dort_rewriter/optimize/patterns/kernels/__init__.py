@@ -26,8 +26,6 @@ from dort_rewriter.optimize.patterns.kernels.scatter import ConstantOfShapeScatt
 from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
 from dort_rewriter.optimize.patterns.kernels.transposes import TransposeCast
 
-__all__ = ["RULES"]
-
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Rotary,
     ConstantOfShapeScatterND,

@@ -19,8 +19,6 @@ from dort_rewriter.optimize.patterns.recognize.rotary import find_turn
 from dort_rewriter.optimize.view import GraphView, operator
 from dort_rewriter.signature import inverse_order
 
-__all__ = ["Rotary", "RotaryTranspose", "TorchSharedHeads", "TransposeRotary"]
-
 
 class Rotary(Rule):
     """``x * cos + Concat(-x[h:], x[:h]) * sin -> Rotary(x, cos, sin)``   h half the last size;

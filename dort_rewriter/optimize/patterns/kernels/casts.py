@@ -17,8 +17,6 @@ from dort_rewriter.optimize.patterns.recognize.operands import (
 )
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["KernelCasts", "NarrowNorms", "NarrowSoftmax"]
-
 _MIXED = [o.name for o in OPERATORS.values() if o.mixed_types]
 """Kernels whose inputs and outputs have a type each."""
 

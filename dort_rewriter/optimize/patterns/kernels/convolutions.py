@@ -12,8 +12,6 @@ from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["DepthwiseConv"]
-
 
 class DepthwiseConv(Rule):
     """``Conv(x, w, b) -> DepthwiseConv(x, w, b)``   of two axes, each channel having a filter

@@ -32,8 +32,6 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
 from dort_rewriter.optimize.patterns.recognize.operands import before_cast
 from dort_rewriter.optimize.view import GraphView, nodes_inside, take_place, values_read
 
-__all__ = ["ElementwiseChains", "ElementwiseLists"]
-
 _NODES, _INPUTS, _RESULTS = 48, 14, 6
 """Limits of a group: its registers have to stay in the fastest cache. The kernel has wider ones,
 ``kMost`` inputs and ``kMostRegisters``."""

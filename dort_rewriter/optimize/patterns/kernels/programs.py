@@ -20,19 +20,6 @@ import onnx_ir as ir
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "OPERATIONS",
-    "Program",
-    "computed_in",
-    "conditions",
-    "has_kernel",
-    "is_instruction",
-    "is_narrow",
-    "operands",
-    "widens",
-    "write_program",
-]
-
 OPERATIONS: Mapping[str, int] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), 2),
     **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Relu", "Sigmoid", "Exp"), 1),

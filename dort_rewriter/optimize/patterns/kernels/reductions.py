@@ -27,8 +27,6 @@ from dort_rewriter.optimize.patterns.recognize.operands import (
 )
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["BatchNormProduct", "CrossEntropyGrad", "RmsNormGrad", "Sums"]
-
 _TYPES = frozenset({ir.DataType.FLOAT, *NARROW})
 
 

@@ -10,8 +10,6 @@ from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["ConstantOfShapeScatterND"]
-
 
 class ConstantOfShapeScatterND(Rule):
     """``ScatterND(ConstantOfShape(shape), i, u) -> ScatterZeros(shape, i, u)``   of zeros, when

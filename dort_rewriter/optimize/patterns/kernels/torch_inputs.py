@@ -17,8 +17,6 @@ from dort_rewriter.kernels.operators import (
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["TorchTranspose", "TransposeTorch"]
-
 
 class TransposeTorch(Rule):
     """``mm(Transpose(x, perm), y) -> mm<perm0=perm>(x, y)``   for each input of torch's

@@ -14,8 +14,6 @@ from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, operator
 
-__all__ = ["TransposeCast"]
-
 _TYPES = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT): "TransposeToFloat",
     (ir.DataType.FLOAT, ir.DataType.FLOAT16): "TransposeToFloat16",

@@ -22,8 +22,6 @@ from dort_rewriter.optimize.patterns.onnxruntime.products import (
     FusedMatMulTranspose,
 )
 
-__all__ = ["RULES"]
-
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,

@@ -25,13 +25,6 @@ from dort_rewriter.optimize.patterns.recognize.attention import (
 from dort_rewriter.optimize.patterns.recognize.rotary import Rotary, find_rotary
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "ContribRotaryEmbedding",
-    "GroupQueryAttention",
-    "GroupQueryRotary",
-    "MultiHeadAttention",
-]
-
 
 class ContribRotaryEmbedding(Rule):
     """``x * cos + concat(-x[half:], x[:half]) * sin -> RotaryEmbedding(x, 0, cos, sin)``.

@@ -17,14 +17,6 @@ from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_no
 from dort_rewriter.optimize.patterns.recognize.operands import factors
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = [
-    "FastGelu",
-    "GeluErf",
-    "SimplifiedLayerNormalization",
-    "SkipSimplifiedLayerNormalization",
-    "SoftmaxGrad",
-]
-
 
 def _match(node: ir.Node, operator: str, graph: GraphView) -> Match | Refusal | None:
     found = find_gelu(node, graph)

@@ -15,8 +15,6 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.operands import scaled
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["FusedMatMul", "FusedMatMulScale", "FusedMatMulTranspose"]
-
 _FUSED = "com.microsoft::FusedMatMul"
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 

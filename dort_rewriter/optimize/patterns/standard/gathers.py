@@ -13,8 +13,6 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
 from dort_rewriter.optimize.view import GraphView
 
-__all__ = ["GatherNDRange"]
-
 _LIMIT = 1 << 16
 """Elements above which a constant is not looked at."""
 

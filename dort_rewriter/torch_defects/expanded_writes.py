@@ -8,16 +8,14 @@ is: eager mode refuses to write to those that repeat.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
-
-__all__ = ["DEFECT", "present", "put_back_whole"]
+from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, replaced
 
 DEFECT = Defect(
     operators="in-place mutation of `x.expand_as(x)`, `x.expand(1, n)`, `torch.broadcast_to`",
@@ -34,11 +32,9 @@ _EXPAND = torch.ops.aten.expand.default
 _AUTOGRAD = AUTOGRAD_KEYS[:1]
 
 
-@contextlib.contextmanager
-def put_back_whole() -> Iterator[None]:
+def put_back_whole() -> contextlib.AbstractContextManager[None]:
     """Trace expansions so that writes through them are exact."""
-    with KERNELS_LOCK, replaced(_EXPAND, _expand, _AUTOGRAD):
-        yield
+    return replaced({_EXPAND: _expand}, _AUTOGRAD)
 
 
 def _expand(x: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> torch.Tensor:

@@ -29,7 +29,8 @@ def _operators(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_is_part_of_what_is_around_it(dtype: torch.dtype, dumped: Path) -> None:
-    """One pass from a convolution to the next pooling, and no casts around that."""
+    """Under bfloat16 one pass from a convolution to the next pooling, and no casts around that;
+    in float32 onnxruntime's own is as fast."""
     layers, x = _layers(), torch.randn(4, 3, 64, 64)
     compiled = torch.compile(layers, backend=OrtBackend({"fallback": False}))
     autocast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
@@ -38,7 +39,8 @@ def test_it_is_part_of_what_is_around_it(dtype: torch.dtype, dumped: Path) -> No
     # A unit of bfloat16 in what a convolution sums; sums of float32 in another order.
     tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    assert not {"BatchNormalization", "Relu", "Cast"} & _operators(dumped)
+    found = {"BatchNormalization", "Relu", "Cast"} & _operators(dumped)
+    assert found == (set() if dtype is torch.bfloat16 else {"BatchNormalization", "Relu"})
 
 
 def test_frozen_weights_take_it(dumped: Path) -> None:

@@ -60,7 +60,16 @@ def mutations() -> Any:
     return x.item()
 
 
-@pytest.mark.parametrize("ask", [counts, quotients, norms, classes, losses, mutations])
+def expansions() -> Any:
+    x = torch.full((3,), 1e8)
+    torch.compile(lambda y: (y.expand_as(y).mul_(1e-8), y + 1)[1], backend="aot_eager")(x)
+    return x.tolist(), torch.compile(lambda y: y.expand(2, 3) + 1, backend="aot_eager")(x).tolist()
+
+
+ASKED = [counts, quotients, norms, classes, losses, mutations, expansions]
+
+
+@pytest.mark.parametrize("ask", ASKED)
 def test_another_thread_sees_torch_as_it_is(ask: Callable[[], Any]) -> None:
     importlib.import_module("torch._dispatch.python")
     torch._dynamo.reset()

@@ -6,8 +6,11 @@ with. Dynamo has them while it compiles; nothing is kept of them but sizes, type
 
 from __future__ import annotations
 
+import enum
+import functools
 import inspect
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -42,7 +45,13 @@ class SeenCall:
 
 
 class _NoDescription(Exception):
-    """A tensor is of another class, and more than sizes and a type."""
+    """A tensor is of another class, and more than sizes and a type; or an object may hold some."""
+
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type, slice, range),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
 
 
 # NOTE: by identity: a module may compare as it likes, or not at all.
@@ -91,8 +100,8 @@ def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
 
     try:
         call = SeenCall(
-            tuple(map_values(a, described) for a in args),
-            {k: map_values(v, described) for k, v in kwargs.items()},
+            tuple(map_values(a, described, others=_plain) for a in args),
+            {k: map_values(v, described, others=_plain) for k, v in kwargs.items()},
         )
     except _NoDescription:
         return
@@ -103,19 +112,30 @@ def note_call(graph_module: torch.fx.GraphModule, given: Sequence[Any]) -> None:
 
 
 def map_values(
-    value: Any, change: Callable[[Any], Any], kind: type[torch.Tensor | TensorLike] = torch.Tensor
+    value: Any,
+    change: Callable[[Any], Any],
+    kind: type[torch.Tensor | TensorLike] = torch.Tensor,
+    others: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
     """A nested value with its tensors, or descriptions of them, changed; lists, tuples and
-    dictionaries are copied."""
+    dictionaries are copied, and ``others`` is given what is in them besides."""
+    change_all = functools.partial(map_values, change=change, kind=kind, others=others)
     if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):
-        return type(value)(map_values(v, change, kind) for v in value)
+        return type(value)(map(change_all, value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         named: Any = type(value)
-        return named._make(map_values(v, change, kind) for v in value)
-    if type(value) is dict:
-        return {k: map_values(v, change, kind) for k, v in value.items()}
+        return named._make(map(change_all, value))
+    if type(value) in (dict, OrderedDict):
+        return type(value)((k, change_all(v)) for k, v in value.items())
+    return others(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value that holds no tensor: a cache of keys and values would stay alive here."""
+    if not isinstance(value, _PLAIN):
+        raise _NoDescription
     return value
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -87,6 +89,23 @@ def test_of_a_call_with_a_break_the_beginning_is_kept() -> None:
 def test_tensors_of_other_classes_are_not_described() -> None:
     x = torch.randn(3).to_sparse()
     assert seen_of(lambda x, y: (x.to_dense() + 1, y * 2), x, torch.randn(3)) is None
+
+
+@dataclass
+class Cache:
+    keys: torch.Tensor
+
+
+def test_objects_that_may_hold_tensors_are_not_kept() -> None:
+    def function(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        return x + cache.keys
+
+    assert seen_of(function, torch.randn(3), Cache(torch.randn(3))) is None
+
+
+def test_ordered_dictionaries_are_described() -> None:
+    given = OrderedDict(x=torch.randn(3))
+    assert seen_of(lambda d: d["x"] + 1, given) == SeenCall((OrderedDict(x=like(3)),), {})
 
 
 def test_nothing_holds_a_module_or_a_tensor() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dort_rewriter.aten import hint_of, is_mutation, overlaps
 from dort_rewriter.torch_defects.defect import Defect
@@ -120,6 +121,8 @@ def _viewed(node: Any) -> Iterator[torch.Tensor]:
     while isinstance(node, torch.fx.Node):
         value = traced_value(node)
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return
+        if is_functorch_wrapped_tensor(value):  # which tells no memory
             return
         if memory not in (None, memory := value.untyped_storage()._cdata):
             return

@@ -63,10 +63,10 @@ inline constexpr auto kAdagrad =
 
 // squares, gradient, squared steps, parameter; smoothing and what is left of it, epsilon, rate
 inline constexpr auto kAdadelta =
-    formula(numbers(4, 5, 6, 7), results(3, 14, 15), mul(in(0), in(4)), mul(in(1), in(1)),
+    formula(numbers(4, 5, 6, 7), results(3, 13, 15), mul(in(0), in(4)), mul(in(1), in(1)),
             mul(in(5), 1), add(0, 2), add(in(6), 3), root(4), add(in(2), in(6)), root(6),
             div(7, 5), mul(in(1), 8), mul(in(2), in(4)), mul(9, 9), mul(in(5), 11),
-            mul(in(7), 9), add(in(3), 13), add(10, 12));
+            add(10, 12), mul(in(7), 9), add(in(3), 14));
 
 // gradient, mean, squares, two corrections, parameter; what is left of the first smoothing, the
 // second and what is left of it

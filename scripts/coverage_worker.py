@@ -26,7 +26,7 @@ from dort_rewriter.export.torch_calls import (
     may_be_called,
 )
 from dort_rewriter.kernels.torch_calls import register_call
-from dort_rewriter.plan.placement import has_torchs_order
+from dort_rewriter.plan.placement import ORDERED, has_torchs_order
 from dort_rewriter.runtime.executor import Executor
 from dort_rewriter.runtime.session import Session, create_session, session_options
 from dort_rewriter.runtime.threads import ThreadPolicy
@@ -134,8 +134,9 @@ class Graph:
 
 def _has_ties(node: torch.fx.Node) -> bool:
     """Whether a result depends on an order of torch's kernel: ours for it is not asked."""
-    name = op_name(node.target)
-    return node.op == "call_function" and has_torchs_order(node, name, has_kernel=lambda: False)
+    if node.op != "call_function" or (name := op_name(node.target)) not in ORDERED:
+        return False
+    return has_torchs_order(node, name, has_kernel=lambda: False)
 
 
 def _as_float64(value: Any) -> Any:

@@ -20,6 +20,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 @pytest.fixture(name="load")
 def scripts_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")  # as the scripts do
     return importlib.import_module
 
 

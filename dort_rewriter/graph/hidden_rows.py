@@ -7,7 +7,7 @@ from typing import Any
 
 
 def hides_all(op: Any, scores: Any, axis: int = -1) -> Any:
-    """Tell which rows of scores are minus infinity throughout; the axis is kept.
+    """The rows of scores that are minus infinity throughout; the axis is kept.
 
     NOTE: ORT's maximum keeps or loses a NaN by its position, its sum has each.
     """

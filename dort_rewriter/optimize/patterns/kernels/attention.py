@@ -29,7 +29,6 @@ class Rotary(Rule):
     reads = ("Mul", "Cast", "Concat")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = find_turn(node, graph)
         if found is None or any(_is_read_more(v, uses) for v, uses in found.inside):
             return None
@@ -71,7 +70,6 @@ class TransposeRotary(Rule):
     lowers = "Transposes before Rotary that attention reads"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         result = node.outputs[0]
         before = graph.producer(node.inputs[0], "Transpose")
         readers = graph.consumers(result)
@@ -100,7 +98,6 @@ class RotaryTranspose(Rule):
     lowers = "Transposes behind Rotary of what attention gives"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         rotary = graph.producer(node.inputs[0], f"{OWN_DOMAIN}::Rotary")
         if rotary is None or rotary.inputs[0] is None:
             return None
@@ -164,7 +161,6 @@ class TorchSharedHeads(Rule):
     lowers = "bytes of keys and values"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
         query, key, value, *masks = node.inputs
         sources = None if key is None or value is None else shared_heads([key, value], graph)

@@ -29,7 +29,6 @@ class KernelCasts(Rule):
     lowers = "casts that kernels read"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         read = [before_cast(v, graph) for v in node.inputs]
         made = [after_cast(v, graph) for v in node.outputs]
         if all(a is b for a, b in zip((*read, *made), (*node.inputs, *node.outputs), strict=True)):
@@ -54,7 +53,6 @@ class NarrowNorms(Rule):
     lowers = "norms of onnxruntime"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x, *parameters = node.inputs
         axes = _axes(node, graph)
         if x is None or axes is None or not reads_or_makes_narrow(node, graph):
@@ -89,7 +87,6 @@ class NarrowSoftmax(Rule):
     lowers = "softmaxes of onnxruntime"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         rank, made = graph.rank(node.inputs[0]), list(node.outputs)
         if not rank or not reads_or_makes_narrow(node, graph):
             return None

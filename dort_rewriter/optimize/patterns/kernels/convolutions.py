@@ -22,7 +22,6 @@ class DepthwiseConv(Rule):
     lowers = "convolutions of onnxruntime"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x, weight, bias = (*node.inputs, None)[:3]
         dims, filters = graph.dims(x), graph.static(weight)
         if x is None or weight is None or not dims or not filters or len(dims) != 4:

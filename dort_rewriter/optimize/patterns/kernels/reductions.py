@@ -43,7 +43,6 @@ class Sums(Rule):
     late = True
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | None:
-        """What to replace."""
         if (ends := _reduced_ends(node, graph)) is None:
             return None
         attributes = {
@@ -94,7 +93,6 @@ class RmsNormGrad(Rule):
     roots = ("ReduceSum",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = list(factors(graph.producer(node.inputs[0], "Mul")))
         curve = _curve(node.outputs[0], graph)
         if not found or curve is None:
@@ -221,7 +219,6 @@ class BatchNormProduct(Rule):
     lowers = "batch normalizations"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         x, *parameters = node.inputs
         y, *statistics = node.outputs
         if statistics or graph.attribute(node, "training_mode", 0):
@@ -259,7 +256,6 @@ class CrossEntropyGrad(Rule):
     roots = (f"{OWN_DOMAIN}::SoftmaxGrad",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         gradient, y = node.inputs
         scatter = graph.producer(gradient, "ScatterElements")
         if scatter is None or not graph.attribute(node, "log", 0):

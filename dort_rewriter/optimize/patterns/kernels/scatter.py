@@ -18,7 +18,6 @@ class ConstantOfShapeScatterND(Rule):
     roots = ("ScatterND",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         zeros, indices, updates = node.inputs
         constant = graph.producer(zeros, "ConstantOfShape")
         if constant is None or zeros is None or updates is None or not graph.used_once(zeros):

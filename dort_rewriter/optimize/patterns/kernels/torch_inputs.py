@@ -26,7 +26,6 @@ class TransposeTorch(Rule):
     lowers = "kernels of torch that read a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         inputs = list(node.inputs)
         attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
         for i, value in enumerate(node.inputs):
@@ -51,7 +50,6 @@ class TorchTranspose(Rule):
     lowers = "Transposes of results of torch's kernels"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
         replaced: list[list[ir.Value]] = []
         found = False

@@ -35,7 +35,6 @@ class TransposeCast(Rule):
     reads = ("Cast", "Transpose")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         other = "Transpose" if node.op_type == "Cast" else "Cast"
         between = node.inputs[0]
         before = graph.producer(between, other)

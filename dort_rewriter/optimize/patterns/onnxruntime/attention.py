@@ -37,7 +37,6 @@ class ContribRotaryEmbedding(Rule):
     lowers = "elements of tables and of their products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = find_rotary(node, graph)
         if not isinstance(found, Rotary):
             return found
@@ -74,7 +73,6 @@ class MultiHeadAttention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = locate_attention(node, graph)
         return _fuse(found, graph) if isinstance(found, Located) else found
 
@@ -191,7 +189,6 @@ class GroupQueryAttention(Rule):
     lowers = "Softmax nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         found = locate_attention(node, graph)
         return _fuse_groups(found, graph) if isinstance(found, Located) else found
 
@@ -259,7 +256,6 @@ class GroupQueryRotary(Rule):
     lowers = "RotaryEmbedding nodes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if graph.attribute(node, "do_rotary", 0):
             return None
         q, k = (_rotated(v, graph) for v in node.inputs[:2])

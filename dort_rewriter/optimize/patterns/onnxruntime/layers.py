@@ -38,7 +38,6 @@ class GeluErf(Rule):
     roots = ("Erf",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         return _match(node, "Gelu", graph)
 
 
@@ -48,7 +47,6 @@ class FastGelu(Rule):
     roots = ("Tanh",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         return _match(node, "FastGelu", graph)
 
 
@@ -64,7 +62,6 @@ class SimplifiedLayerNormalization(Rule):
     reads = ("Mul", "Div", "Cast")
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         norm = find_rms_norm(node, graph)
         if not isinstance(norm, RmsNorm):
             return norm
@@ -101,7 +98,6 @@ class SkipSimplifiedLayerNormalization(Rule):
     roots = ("SimplifiedLayerNormalization",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         total = node.inputs[0]
         addition = graph.producer(total, "Add")
         if total is None or addition is None or graph.attribute(node, "axis", -1) != -1:
@@ -144,7 +140,6 @@ class SoftmaxGrad(Rule):
     roots = ("Mul",)
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         for shifted, y in factors(node):
             difference = graph.producer(shifted, "Sub")
             if difference is None:

@@ -128,7 +128,6 @@ class FusedMatMul(Rule):
     lowers = "transposes that move the last axis before a product"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         a, b = (_turned(v, graph) for v in node.inputs[:2])
         if a is None and b is None:
             return None
@@ -162,7 +161,6 @@ class FusedMatMulTranspose(Rule):
     lowers = "transposes"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         turned = _turned(node.outputs[0], graph)
         if turned is None or not turned.is_plain:
             return None
@@ -185,7 +183,6 @@ class FusedMatMulScale(Rule):
     lowers = "scalings around products"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        """What to replace."""
         if node.op_type in ("Mul", "Div"):
             return self._after(node, graph)
         found = [_scaled(graph.producer(v), graph) for v in node.inputs]

@@ -14,6 +14,7 @@ runtime, so that a folded graph gives the same bits as an unfolded one.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -489,3 +490,13 @@ def _fold(
         return None
     dtype = ir.DataType.INT64 if op == "Size" else first.dtype
     return ir.Tensor(np.ascontiguousarray(result).reshape(result.shape), dtype=dtype)
+
+
+def hides_all(op: Any, scores: Any, axis: int = -1) -> Any:
+    """The rows of scores that are minus infinity throughout, NaN nowhere; the axis is kept.
+
+    NOTE: ORT's maximum keeps or loses a NaN by its position, its sum has each.
+    """
+    highest = op.ReduceMax(scores, [axis], keepdims=1)
+    total = op.ReduceSum(scores, [axis], keepdims=1)
+    return op.And(op.Equal(highest, -math.inf), op.Equal(total, -math.inf))

@@ -22,8 +22,8 @@ from dort_rewriter.export.converters.opmath import HALVES
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, arguments, by_name, converter
 from dort_rewriter.graph import shapes
-from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.values import Value
+from dort_rewriter.graph.writer import hides_all
 
 _SWAP = [0, 1, 3, 2]
 

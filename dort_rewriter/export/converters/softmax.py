@@ -10,9 +10,9 @@ import onnx_ir as ir
 from dort_rewriter.export.converters.opmath import check_dimension, widen
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
-from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
+from dort_rewriter.graph.writer import hides_all
 
 
 def _along(op: Recorder, onnx_op: str, x: Value, dim: int) -> Value:

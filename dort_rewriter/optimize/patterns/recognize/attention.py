@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.shapes import same
-from dort_rewriter.graph.writer import Writer
+from dort_rewriter.graph.writer import Writer, hides_all
 from dort_rewriter.optimize.patterns.base import Refusal
 from dort_rewriter.optimize.patterns.recognize.operands import factors, scaled
 from dort_rewriter.optimize.view import GraphView

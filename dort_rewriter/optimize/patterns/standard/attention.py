@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.hidden_rows import hides_all
 from dort_rewriter.graph.shapes import Dim, same
-from dort_rewriter.graph.writer import Writer
+from dort_rewriter.graph.writer import Writer, hides_all
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.attention import (
     Located,

@@ -107,7 +107,7 @@ def _compile_by_aot(
     hidden_copies = asks_for_format(graph_module)
 
     def compile_part(graph: torch.fx.GraphModule, _: Any, **more: Any) -> RunBoxed:
-        # Only its own calls run this graph: nobody else feeds its model.
+        # Only its own calls run this graph and feed its model.
         more = {"as_stored": True, "hidden_copies": hidden_copies, **more}
         return _compile_checked(graph, make_recipe(backend, options, **more), checks)
 

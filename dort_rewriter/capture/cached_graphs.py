@@ -137,7 +137,7 @@ def _without_inductor() -> Iterator[None]:
 
 
 def _nothing(*_: Any) -> None:
-    """Ask nobody."""
+    """Stand in for what would import Inductor."""
 
 
 def make_keeper(finish: Finish, prepare: Callable[[torch.fx.GraphModule], Traced]) -> Any:

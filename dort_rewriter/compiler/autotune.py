@@ -32,7 +32,7 @@ class Autotuned:
         candidates: Mapping[str, RunBoxed],
         record: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
-        """Try candidates; ``record`` is told the seconds of each once all are known."""
+        """Try candidates; ``record`` is called with the seconds of each once all are known."""
         self._candidates = dict(candidates)
         self._record = record
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}

@@ -2,7 +2,7 @@
 
 AOTAutograd takes such arguments as one, their base, and makes the metadata of the graph anew for
 it, without the tokens of the effects that it found: it takes each for one of a backward, and the
-graph of a forward has an argument that nobody gives it.
+graph of a forward has an argument that no caller passes.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def swapped(
 
     ``others`` makes each of the one that is there, None if none is. What was recorded of them in
     caches of fake tensors is forgotten, before and after: other compilers stay with torch's.
-    NOTE: whoever uses it holds :data:`KERNELS_LOCK`, and so with :func:`replaced`.
+    NOTE: callers hold :data:`KERNELS_LOCK`, and so with :func:`replaced`.
     """
     found = {key: table[key] for key in others if key in table}
     _forget(forget, others)

@@ -37,6 +37,7 @@ from dort_rewriter.runtime.model_files import (
 from dort_rewriter.runtime.providers import (
     CPU,
     CUDA,
+    OPENVINO,
     Provider,
     ProviderSpec,
     devices_of,
@@ -304,8 +305,15 @@ def _builder(
         _take_by_device(providers, options)
     else:
         how["providers"] = [p.name for p in providers]
-        how["provider_options"] = [dict(p.options) for p in providers]
+        how["provider_options"] = [_of_built_in(p) for p in providers]
     return functools.partial(ort.InferenceSession, sess_options=options, **how)
+
+
+def _of_built_in(provider: Provider) -> dict[str, str]:
+    """The options of a provider that is built in: OpenVINO's has its device among them."""
+    if provider.name == OPENVINO and provider.device is not None:
+        return {"device_type": provider.device.upper(), **provider.options}
+    return dict(provider.options)
 
 
 _told: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
@@ -432,8 +440,14 @@ def session_settings(
     NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
     its time.
     """
-    if options.ort_session_options is not None:
-        return options.ort_session_options
+    if (given := options.ort_session_options) is not None:
+        names_some = getattr(given, "has_providers", bool)()
+        if names_some and given not in _taken:
+            raise OptionError(
+                "ort_session_options name execution providers, or a policy for them: name those "
+                "in preferred_execution_providers, which the graphs are written for."
+            )
+        return given
     spinning = options.spinning
     if spinning == "stop" and uses_torch_kernels(model):
         spinning = "off"

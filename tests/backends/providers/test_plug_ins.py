@@ -33,7 +33,7 @@ class Failing:
     runs on the CPU, or fails as a provider does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.refuses = self.raises = False
+        self.refuses = self.raises = self.vanishes = False
         self.built: list[list[str]] = []
         real = session.load_onnxruntime()
         state = bindings()
@@ -62,7 +62,8 @@ class Failing:
                 return [SimpleNamespace(ep_name="Failing", get_nodes=lambda: [node])]
 
             def get_providers(self) -> list[str]:
-                asked = ["Failing"] if getattr(self, "is_failing", False) else []
+                known = getattr(self, "is_failing", False) and not failing.vanishes
+                asked = ["Failing"] if known else []
                 return [*asked, *super().get_providers()]
 
         module = SimpleNamespace(**{**vars(real), "InferenceSession": InferenceSession})
@@ -124,6 +125,30 @@ def test_one_that_refuses_a_graph_without_fallback(failing: Failing) -> None:
     compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
     with pytest.raises(dort_rewriter.ExecutionError, match=r"session on Failing.*such"):
         compiled(torch.randn(3))
+
+
+def test_a_required_one_that_refuses_a_graph(failing: Failing) -> None:
+    failing.refuses = True
+    required = {"preferred_execution_providers": [("Failing", {"required": True})]}
+    compiled, _ = compile_strictly(torch.sinh, **required, **LENIENT)
+    with pytest.raises(OptionError, match=r"Failing is required, and refuses a graph.*such"):
+        compiled(torch.randn(3))
+
+
+def test_one_that_onnxruntime_leaves_out(
+    failing: Failing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it does, without an error, where a provider that is built in has no device."""
+    failing.vanishes = True
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING, **LENIENT)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), x.sinh())
+    (told,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert f"A graph runs on {CPU}, Failing refuses it" in told.getMessage()
+    assert "without Failing, which failed" in told.getMessage()
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
+    with pytest.raises(dort_rewriter.ExecutionError, match="without Failing"):
+        compiled(x)
 
 
 def test_one_that_raises_at_a_run(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:

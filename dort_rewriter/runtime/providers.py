@@ -341,8 +341,13 @@ def ort_device(device: torch.device | None) -> object:
     )
 
 
+UNKNOWN = "which nodes is not known"
+"""What is said of several providers where onnxruntime does not tell whose a node is."""
+
+
 def with_nodes(names: Iterable[str], placed: Mapping[str, Mapping[str, int]] | None) -> str:
     """The providers of a session as text, with the number of nodes of each where it is known."""
     if placed is None:
-        return ", ".join(names)
+        every = list(names)
+        return ", ".join(every) + (f" ({UNKNOWN})" if len(every) > 1 else "")
     return ", ".join(f"{name} ({sum(placed.get(name, {}).values())} nodes)" for name in names)

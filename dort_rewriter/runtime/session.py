@@ -25,7 +25,7 @@ from dort_rewriter.kernels.torch_calls import calls_of
 from dort_rewriter.options import LEVELS, OptimizationLevel, OrtBackendOptions
 from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
-from dort_rewriter.runtime.compiled_forms import CompiledForm
+from dort_rewriter.runtime.compiled_forms import CompiledForm, Store
 from dort_rewriter.runtime.model_files import (
     StoredModel,
     is_message,
@@ -43,6 +43,7 @@ from dort_rewriter.runtime.providers import (
     devices_of,
     is_plug_in,
     normalize,
+    with_nodes,
 )
 from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import TorchCall
@@ -80,7 +81,7 @@ class Session:
     (before 1.24)."""
 
     def __post_init__(self) -> None:
-        _alive.add(self.ort)
+        _alive[self.ort] = (tuple(p.name for p in self.providers), self.placement)
 
     def survives_fork(self) -> bool:
         """Tell a forked child whether it may run this session of its parent."""
@@ -89,7 +90,28 @@ class Session:
 
 _TELLING = "get_provider_graph_assignment_info"
 
-_alive: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+_alive: weakref.WeakKeyDictionary[onnxruntime.InferenceSession, tuple[tuple[str, ...], Any]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The sessions of this process: their providers, and the nodes of each."""
+
+
+def describe_sessions() -> list[str]:
+    """Where the nodes of the sessions of this process run, by their own word, a line for those
+    with the same providers."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for names, placement in list(_alive.values()):
+        found.setdefault(names, []).append(placement)
+    lines = []
+    for names, placements in sorted(found.items()):
+        placed = None
+        if None not in placements:
+            placed = {
+                name: sum((Counter(p.get(name, {})) for p in placements), Counter[str]())
+                for name in names
+            }
+        lines.append(f"{len(placements)} on {with_nodes(names, placed)}")
+    return lines
 
 
 def _keep_inherited() -> None:
@@ -136,11 +158,12 @@ def create_session(
     providers: Iterable[ProviderSpec] = (CPU,),
     options: onnxruntime.SessionOptions | None = None,
     keep: Callable[[], onnxruntime.SessionOptions] | None = None,
+    beside: Store | None = None,
 ) -> Session:
     """Build a session; ``options`` are used as they are, without a change.
 
-    ``keep`` stores what a plug-in compiles for other processes, and takes what they stored; it
-    makes new options like these.
+    ``keep`` stores what a plug-in compiles for other processes, and takes what they stored, in
+    the cache of models, and ``beside`` the model; it makes new options like these.
 
     NOTE: except that a model with kernels of our own makes them known to the options, and that
     providers beside the CPU have it note which node is whose.
@@ -162,7 +185,7 @@ def create_session(
     with serialized(model) as source, shared:
         session = None
         if keep is not None and any(is_plug_in(p.name) for p in passed):
-            form = CompiledForm(source, passed, options)
+            form = CompiledForm(source, passed, options, beside)
             session = form.load(_builder(passed, options), ort_errors())
             if session is None:  # it is compiled now
                 session = form.make(lambda own: _builder(passed, own)(source), keep, ort_errors())

@@ -262,7 +262,7 @@ def _unconvertible(node: torch.fx.Node) -> str | None:
     if is_mutation(node):
         return "it writes to its input"
     known = [n for n in (node, *node.all_input_nodes) if n.op != "get_attr"]
-    for unknown in (n for n in known if "val" not in n.meta):
+    if (unknown := next((n for n in known if "val" not in n.meta), None)) is not None:
         return f"nothing is known about {unknown.name}"
     return unsupported_value([n.meta["val"] for n in known])
 

@@ -120,7 +120,7 @@ class Build(build):
     sub_commands: ClassVar = [*build.sub_commands, ("build_kernels", None)]
 
     def run(self) -> None:
-        """Begin with the compiled kernels alone: setuptools keeps what is gone from the sources."""
+        """Begin with the compiled kernels alone: setuptools keeps modules that are gone."""
         kept = Path(self.build_lib) / kernel_build.BUILT.relative_to(ROOT)
         for path in Path(self.build_lib).glob("dort_rewriter*"):
             for found in (path, *path.rglob("*")):

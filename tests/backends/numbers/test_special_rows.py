@@ -31,7 +31,7 @@ ROWS = (
 Program = Callable[..., Sequence[Any]]
 
 
-def _compare(program: Program, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+def _compare(program: Program, calls: Sequence[Sequence[torch.Tensor]]) -> None:
     """Compare results, and the gradients of those that have some."""
     torch._dynamo.reset()
     compiled, _ = compile_strictly(program, fallback=True)
@@ -252,3 +252,53 @@ def test_numbers_rounded_to_float8(name: str) -> None:
     for given in (x, -x):
         (got,), (expected,) = compiled(given), program(given)
         assert _is_same(got, expected), (got, expected)
+
+
+def _convolutions(x: torch.Tensor, line: torch.Tensor, *weights: torch.Tensor) -> Sequence[Any]:
+    plain, single, of_line, transposed, strided = weights
+    return (
+        functional.conv2d(x, plain, padding=1).relu(),
+        functional.conv2d(x, plain, padding="same", dilation=2),
+        functional.conv2d(x, single, padding=1, groups=4),
+        functional.conv1d(line, of_line, padding=2, dilation=2),
+        functional.conv_transpose2d(x, transposed, padding=1, stride=2),
+        functional.conv2d(x, strided, padding=(2, 0), stride=(3, 2)).tanh(),
+    )
+
+
+WEIGHTS = ((4, 4, 3, 3), (4, 1, 3, 3), (4, 4, 3), (4, 4, 3, 3), (4, 4, 5, 3))
+NOT_FINITE = ({0: INF}, {-1: NAN}, {4: INF, 6: -INF}, {0: -INF})
+
+
+def _with(tensor: torch.Tensor, numbers: dict[int, float]) -> torch.Tensor:
+    changed = tensor.clone()
+    for place, number in numbers.items():
+        changed.view(-1)[place] = number
+    return changed
+
+
+def test_padding_is_not_multiplied_with_what_is_not_finite() -> None:
+    """With weights, or with gradients that come in, where images are weights of theirs."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 9)
+    calls = []
+    for numbers in NOT_FINITE:
+        weights = map(torch.randn, WEIGHTS)
+        calls.append((*images, *(_with(w, numbers) for w in weights)))
+    calls.append((*(_with(t, {0: INF}) for t in images), *map(torch.randn, WEIGHTS)))
+    _compare(_convolutions, [[t.requires_grad_() for t in given] for given in calls])
+
+
+@pytest.mark.parametrize("numbers", NOT_FINITE[:2], ids=str)
+def test_frozen_weights_that_are_not_finite(numbers: dict[int, float]) -> None:
+    """They are looked at when the model is built."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 9)
+    weights = torch.nn.ParameterList([_with(torch.randn(s), numbers) for s in WEIGHTS])
+
+    def program(*images: torch.Tensor) -> Sequence[Any]:
+        return _convolutions(*images, *[weights[i] for i in range(len(WEIGHTS))])
+
+    with torch.no_grad():
+        compiled, _ = compile_strictly(program, freeze=True)
+        assert all(map(_is_same, compiled(*images), program(*images)))

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dort_rewriter.compiler import differences
 from dort_rewriter.compiler.differences import farthest, largest
 from dort_rewriter.compiler.safety_net import forget_warnings
+from dort_rewriter.plan.recipe import OTHER_NUMBERS_FOR
 from tests.backends.programs.roundings import Roundings
 
 __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
@@ -81,9 +82,6 @@ class Outcome:
     """How many nodes each execution provider has, and ``torch``."""
 
 
-PASSED_ON = "has other numbers than torch for"
-"""How it is said that a graph is not for the provider that was named."""
-
 _PLACED = re.compile(r"(\w+ExecutionProvider) \((\d+) nodes\)")
 _ALONE = re.compile(r"a model of (\d+) on (\w+ExecutionProvider), ")
 _IN_TORCH = re.compile(r"(\d+) x (aten::.*?)(?=\n|$|, \d+ x )")
@@ -101,7 +99,7 @@ class Watch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if PASSED_ON in text:
+        if OTHER_NUMBERS_FOR in text:
             self.passed_on.append(text)
         elif record.levelno >= logging.WARNING:
             self.given_up.append(text)

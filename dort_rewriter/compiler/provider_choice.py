@@ -22,6 +22,7 @@ from dort_rewriter.runtime.providers import (
     CUDA,
     OPENVINO,
     Provider,
+    ProviderSpec,
     infer,
     parse,
     take_present,
@@ -64,6 +65,15 @@ def select_providers(
     return [_as_torch_computes(p, graph_module).spelled() for p in here or [Provider(CPU)]]
 
 
+def providers_of_files(specs: Sequence[ProviderSpec]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The providers that run models of files, as the user names them, with the CPU behind them.
+
+    Raises :class:`OptionError` for one that is not there.
+    """
+    here = take_present([*specs, CPU], strict=True)
+    return [_as_torch_computes(p, None).spelled() for p in here]
+
+
 _PINNED: Mapping[str, Mapping[str, str]] = {
     # On a processor with AMX or AVX512_BF16 it would be bfloat16, on a GPU float16: gradients were
     # off by 1.6e-2.
@@ -84,8 +94,9 @@ _PINNED: Mapping[str, Mapping[str, str]] = {
 """Options of providers that would lower the precision of float32 by themselves, and why."""
 
 
-def _as_torch_computes(provider: Provider, graph_module: torch.fx.GraphModule) -> Provider:
-    """A provider with options to compute as exactly as torch's settings ask for.
+def _as_torch_computes(provider: Provider, graph_module: torch.fx.GraphModule | None) -> Provider:
+    """A provider with options to compute as exactly as torch's settings ask for, in all graphs
+    where none is given.
 
     What the user's own options say wins.
     """
@@ -128,15 +139,17 @@ def _with_hints(config: str | None, pinned: str) -> str | None:
     )
 
 
-def _cuda_options(graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+def _cuda_options(graph_module: torch.fx.GraphModule | None) -> Mapping[str, str]:
     """What torch's settings say of CUDA's products and convolutions.
 
     NOTE: by itself onnxruntime rounds to TF32 and tries every algorithm of a convolution, which
     takes seconds at each first call, as torch does only when it is asked to.
     """
     search = "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC"
-    tf32 = str(int(may_use_tf32(graph_module)))
-    return {"use_tf32": tf32, "cudnn_conv_algo_search": search}
+    tf32 = all(precision == "tf32" for precision in precisions())
+    if graph_module is not None:
+        tf32 = may_use_tf32(graph_module)
+    return {"use_tf32": str(int(tf32)), "cudnn_conv_algo_search": search}
 
 
 def _result_devices(graph_module: torch.fx.GraphModule) -> list[torch.device]:

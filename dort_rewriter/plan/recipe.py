@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OTHER_NUMBERS_FOR = "has other numbers than torch for"
+"""How it is said of a provider that a graph is not for it."""
+
 _passed_on: set[tuple[str, str]] = set()
 """Providers that are not for a graph, and why: what a warning has said."""
 
@@ -157,10 +160,7 @@ class Recipe:
         """
         (reason, _), *_ = others.most_common(1)
         alone = ", since a file has no torch beside it" if self.in_a_file else ""
-        text = (
-            f"has other numbers than torch for {others.total()} of {count} operators of a graph "
-            f"({reason})"
-        )
+        text = f"{OTHER_NUMBERS_FOR} {others.total()} of {count} operators of a graph ({reason})"
         insists = str(options.get("required")) == "True" or not self.options.fallback
         if insists and (self.in_a_file or reason in OF_FLOATS):
             raise OptionError(

@@ -31,10 +31,12 @@ from torch.utils._pytree import tree_leaves
 from dort_rewriter import notebook
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.compiler.differences import Tolerance
+from dort_rewriter.compiler.provider_choice import providers_of_files
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.ort_values import tensor_to_array
+from dort_rewriter.runtime.providers import ProviderSpec, with_nodes
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.tools.command import (
     HELP,
@@ -94,6 +96,10 @@ class ExporterResult:
     """Who is at fault, where the results are not those of eager mode."""
     elsewhere: tuple[RuntimeResult, ...] = ()
     """What other runtimes make of the file."""
+    providers: tuple[str, ...] = ()
+    """The execution providers of its session, best first."""
+    placement: Mapping[str, Mapping[str, int]] | None = None
+    """The nodes of each of them by type, as the session tells; None where it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +196,8 @@ def _said(result: ExporterResult) -> Iterator[str]:
         parts = [f"differs, by the {judgment.fault}: {judgment.reason}"]
         parts += [f"First at {judgment.node}."] if judgment.node else []
         yield " ".join([*parts, *([judgment.line] if judgment.line else [])])
+    if len(result.providers) > 1:
+        yield f"ran on {with_nodes(result.providers, result.placement)}"
     for other in result.elsewhere:
         found = "as eager mode"
         if other.max_difference is not None and not other.agrees:
@@ -279,6 +287,7 @@ def compare_exporters(
     *,
     exporters: Sequence[str] = tuple(EXPORTERS),
     runtimes: Sequence[str] = (),
+    providers: Sequence[ProviderSpec] = (),
     target_opset: int = 18,
     dynamic_shapes: Any = None,
     atol: float = 1e-4,
@@ -297,6 +306,9 @@ def compare_exporters(
         exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
         runtimes: others that run each file too: ``"reference"``, ONNX's own evaluator, and
             ``"openvino"`` where that is installed.
+        providers: execution providers of onnxruntime that run the files, as
+            ``preferred_execution_providers`` names them; the CPU where there is none. One that is
+            not there is an :class:`OptionError`.
         target_opset: the opset of the models.
         dynamic_shapes: as in ``torch.export.export``.
         atol: the absolute difference to eager that is accepted.
@@ -308,6 +320,7 @@ def compare_exporters(
     check_names("runtime", runtimes, RUNTIMES)
     if repeat < 1:
         raise OptionError(f"repeat is 1 or more, not {repeat}.")
+    run_on = providers_of_files(providers)
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named = dict(kwargs or {})
     with torch.no_grad():
@@ -316,7 +329,7 @@ def compare_exporters(
         tolerance = Tolerance(absolute=atol, relative=rtol)
         witness = Witness(model, given, named, expected, exact, tolerance)
         candidates = [
-            _Candidate(name, model, given, named, target_opset, dynamic_shapes)
+            _Candidate(name, model, given, named, target_opset, dynamic_shapes, run_on)
             for name in exporters
         ]
         eager: list[float] = []
@@ -338,7 +351,14 @@ class _Candidate:
     """One exporter, its model and its session, or what went wrong."""
 
     def __init__(
-        self, name: str, model: Any, args: Any, kwargs: Any, opset: int, shapes: Any
+        self,
+        name: str,
+        model: Any,
+        args: Any,
+        kwargs: Any,
+        opset: int,
+        shapes: Any,
+        providers: Sequence[ProviderSpec],
     ) -> None:
         """Export the model and run it once."""
         self.name = name
@@ -352,7 +372,7 @@ class _Candidate:
                 warnings.simplefilter("ignore")
                 self.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
             self.seconds = time.perf_counter() - start
-            self.session = create_session(self.proto)
+            self.session = create_session(self.proto, providers=providers)
             self.feeds = _feeds(self.session, args, kwargs)
             self.outputs: list[Any] = []
             self.run()
@@ -391,6 +411,8 @@ class _Candidate:
             exact_difference=_largest(self.outputs, exact) if exact else None,
             run_milliseconds=statistics.median(self.times),
             elsewhere=tuple(self._elsewhere(name, witness) for name in runtimes),
+            providers=tuple(p.name for p in self.session.providers),
+            placement=self.session.placement,
             judgment=judge,
         )
 
@@ -476,6 +498,13 @@ def run_compare(arguments: Sequence[str]) -> int:
         "  dort-rewriter compare package.models:small --html comparison.html --repeat 50",
     )
     parser.add_argument("model", metavar="MODEL", help=HELP)
+    parser.add_argument(
+        "--providers",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="execution providers that run the files, best first (default: the CPU)",
+    )
     for name, known, default, words in (
         (
             "--exporters",
@@ -498,6 +527,7 @@ def run_compare(arguments: Sequence[str]) -> int:
         args,
         exporters=options.exporters,
         runtimes=options.runtimes,
+        providers=options.providers,
         target_opset=options.opset,
         repeat=options.repeat,
     )

@@ -23,6 +23,7 @@ from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime import session
 from dort_rewriter.runtime.compiled_forms import CompiledForm
 from dort_rewriter.runtime.providers import CPU, OPENVINO, Provider, devices_of, take_present
+from dort_rewriter.tools.benchmark import benchmark
 from dort_rewriter.tools.saved_text import read_saved
 from tests.backends.ways import compile_strictly
 
@@ -307,3 +308,53 @@ def test_status_and_show_tell_what_sessions_tell(network: Network, tmp_path: Pat
     with torch.no_grad():
         dort_rewriter.save(on_it, tmp_path, torch.ones(3, 4))
     assert f"on {OPENVINO} (2 nodes), {CPU} (0 nodes), compiled: " in str(read_saved(tmp_path))
+
+
+@real
+def test_comparing_and_timing_on_the_plug_in() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU()).eval(), torch.ones(3, 4)
+    named: list[Any] = ON_OPENVINO["preferred_execution_providers"]
+    compared = dort_rewriter.compare_exporters(model, x, providers=named, repeat=1)
+    assert all(r.agrees and r.providers == (OPENVINO, CPU) for r in compared.results)
+    timed = benchmark(model, [x], backends=["eager", "onnxrt-openvino"], seconds=0.01)
+    assert {t.backend for t in timed.timings if t.error is None} == {"eager", "onnxrt-openvino"}
+
+
+@real
+def test_other_ways_to_compile_for_the_plug_in() -> None:
+    """Each runs on it, forward and backward; sizes that vary, frozen weights, a warm start."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    storage: dict[str, Any] = {}
+    ahead, _ = dort_rewriter.make_aot_ort(providers=[OPENVINO], fallback=False)
+    for compiled in (
+        torch.compile(model, backend=ahead),
+        torch.compile(
+            model, backend="onnx_custom", options={"providers": [OPENVINO], "storage": storage}
+        ),
+        torch.compile(model, backend="onnxrt", options=ON_OPENVINO, dynamic=True),
+    ):
+        torch._dynamo.reset()
+        found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for kept in storage["instance"]:
+        assert set(kept["placement"]) == {OPENVINO}
+    assert f"on {OPENVINO} (" in dort_rewriter.pprint_storage(storage)
+    torch._dynamo.reset()
+    frozen = torch.compile(model, backend="onnxrt", options={**ON_OPENVINO, "freeze": True})
+    dort_rewriter.warm_up(frozen, [((3, 4),), ((5, 4),)])
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+@real
+def test_a_policy_takes_the_plug_in() -> None:
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    for policy in ("PREFER_CPU", "max_performance"):
+        torch._dynamo.reset()
+        storage: dict[str, Any] = {}
+        options = {"providers": [(policy, {"required": True})], "storage": storage}
+        compiled = torch.compile(model, backend="onnx_custom", options=options)
+        torch.testing.assert_close(compiled(x), model(x))
+        assert [set(kept["placement"]) for kept in storage["instance"]] == [{OPENVINO}]

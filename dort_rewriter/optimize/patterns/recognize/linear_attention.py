@@ -73,10 +73,8 @@ def _step(
         return None
     for given, size in ((query, wide), (key, wide), (value, deep)):
         dims = graph.dims(given)
-        if dims is None or [*dims[1:]] != [heads, size]:
+        if dims is None or [*dims[1:]] != [heads, size] or not same_sizes(dims[:1], shape[:1]):
             return None
-    if not all(same_sizes([graph.dims(given)[0]], shape[:1]) for given in (query, key, value)):
-        return None
     if _is_made_of(query, state):
         return None
     measures, rank = (heads, wide, deep), graph.rank(decay) or 0

@@ -212,6 +212,17 @@ def test_a_gradient_of_a_layer_norm_of_float64() -> None:
     _compare(program, [(x.requires_grad_(),)])
 
 
+def test_moments_of_float64() -> None:
+    """They move from number to number, as torch's do: what is out of range hangs on the order."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return functional.layer_norm(x * 1, (3,), weight) * 2, *torch.var_mean(x * 2, -1)
+
+    rows = ([1e200, -1e200, 1.0], [1.0, 2.0, INF], [INF, 1.0, 2.0], [1e308, 1e308, -1e308])
+    weight = torch.tensor([1.0, -2.0, 0.5]).double()
+    _compare(program, [(torch.tensor([row]).double(), weight) for row in (*ROWS, *rows)])
+
+
 def test_bessel_functions_and_bins() -> None:
     """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
 

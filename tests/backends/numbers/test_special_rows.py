@@ -224,7 +224,7 @@ def test_moments_of_float64() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_zeros_of_two_signs(dtype: torch.dtype) -> None:
+def test_the_first_of_two_zeros(dtype: torch.dtype) -> None:
     """The first of both, where torch has no whole vector; NaN of either."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:

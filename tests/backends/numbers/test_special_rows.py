@@ -212,6 +212,41 @@ def test_a_gradient_of_a_layer_norm_of_float64() -> None:
     _compare(program, [(x.requires_grad_(),)])
 
 
+def test_moments_of_float64() -> None:
+    """They move from number to number, as torch's do: what is out of range hangs on the order."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return functional.layer_norm(x * 1, (3,), weight) * 2, *torch.var_mean(x * 2, -1)
+
+    rows = ([1e200, -1e200, 1.0], [1.0, 2.0, INF], [INF, 1.0, 2.0], [1e308, 1e308, -1e308])
+    weight = torch.tensor([1.0, -2.0, 0.5]).double()
+    _compare(program, [(torch.tensor([row]).double(), weight) for row in (*ROWS, *rows)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_the_first_of_two_zeros(dtype: torch.dtype) -> None:
+    """The first of both, where torch has no whole vector; NaN of either."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        greater, smaller = torch.maximum(x, y), torch.minimum(x, y)
+        bounded = torch.clamp(x, min=y), torch.clamp(x, max=y)
+        return greater, smaller, *bounded, torch.maximum(x * 2, y * 3) * 2, torch.minimum(y, x * 2)
+
+    x, y = [0.0, -0.0, 0.0, 1.0, NAN, -0.0, INF], [-0.0, 0.0, 1.0, -0.0, -0.0, NAN, -INF]
+    _compare(program, [(torch.tensor(x, dtype=dtype), torch.tensor(y, dtype=dtype))])
+
+
+def test_distances_of_what_is_not_finite() -> None:
+    """NaN is no largest distance, and its gradient NaN; of an equal coordinate NaN beside it."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.cdist(x, y, p=p) for p in (INF, 0.5, 1.0, 1.5, 2.0, 3.0))
+
+    y = torch.tensor([[1.0, INF, 0.0], [NAN, NAN, NAN], [0.0, -1.0, 2.0]])
+    rows = ([[NAN, 1.0, 2.0], [INF, 1.0, 0.0]], [[-INF, 0.0, 0.0], [0.0, 0.0, NAN]])
+    _compare(program, [(torch.tensor(r).requires_grad_(), y.requires_grad_()) for r in rows])
+
+
 def test_bessel_functions_and_bins() -> None:
     """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
 

@@ -119,6 +119,15 @@ class Build(build):
 
     sub_commands: ClassVar = [*build.sub_commands, ("build_kernels", None)]
 
+    def run(self) -> None:
+        """Begin with the compiled kernels alone: setuptools keeps modules that are gone."""
+        kept = Path(self.build_lib) / kernel_build.BUILT.relative_to(ROOT)
+        for path in Path(self.build_lib).glob("dort_rewriter*"):
+            for found in (path, *path.rglob("*")):
+                if found.is_file() and found.parent != kept:
+                    found.unlink()
+        super().run()
+
 
 class MaybeCompiled(Distribution):
     """What setuptools asks whether files are for one platform: known once they are built."""
@@ -138,6 +147,7 @@ class PlatformWheel(bdist_wheel):
             self.get_finalized_command("build_kernels").get_outputs()
         )
         self.root_is_pure = not self.distribution.has_kernels
+        shutil.rmtree(self.bdist_dir, ignore_errors=True)  # of a build that was interrupted
         super().run()
 
     def get_tag(self) -> tuple[str, str, str]:

@@ -97,6 +97,20 @@ def test_a_wheel_with_kernels_is_for_a_platform(project: Project) -> None:
     assert project.compilations() == len(LEVELS)
 
 
+def test_what_an_older_build_left_is_not_in_a_wheel(project: Project) -> None:
+    """Modules that are gone, in `build/lib` and in what an interrupted build has put together."""
+    project.build("none")
+    (laid_out,) = (project.folder / "build").glob("bdist.*")
+    gone = ("dort_rewriter/gone.py", "dort_rewriter/export/gone/__init__.py")
+    for place in (project.folder / "build" / "lib", laid_out / "wheel"):
+        for name in gone:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).touch()
+    _, names = project.build("none")
+    assert not set(gone) & set(names)
+    assert {"dort_rewriter/__init__.py", "dort_rewriter_autoload.py"} <= set(names)
+
+
 @pytest.mark.load_sensitive
 @pytest.mark.parametrize("compiler", ["none", "one that fails"])
 def test_a_wheel_without_kernels_is_for_all_platforms(project: Project, compiler: str) -> None:

@@ -48,6 +48,7 @@ def onnx_custom_backend(
     args: Sequence[Any],
     *,
     options: OptimizationOptions | Mapping[str, Any] | None = None,
+    name: str | None = None,
     **settings: Any,
 ) -> Callable[..., Any]:
     """Compile a graph to sessions of ONNX Runtime.
@@ -63,6 +64,7 @@ def onnx_custom_backend(
         options: what to do with the exported models, in place of what `enable_pattern` and the
             like say. The mapping that ``torch.compile(..., options={...})`` passes may also name
             any other argument of this function.
+        name: what ``torch.compile`` was given as such, which torch 2.15 passes on: not read.
         settings: the fields of :class:`CustomBackendOptions`, which says what each does.
 
     """

@@ -59,6 +59,7 @@ def onnx_debug_backend(
     args: Sequence[Any],
     *,
     options: OptimizationOptions | Mapping[str, Any] | None = None,
+    name: str | None = None,
     **settings: Any,
 ) -> Callable[..., Any]:
     """Compile a graph to a model whose nodes run one at a time, to see what each computes.
@@ -71,6 +72,7 @@ def onnx_debug_backend(
         graph_module: a graph of Dynamo, or of ATen operators.
         args: the arguments it is compiled for.
         options: as for ``onnx_custom_backend``; a mapping may also name any argument.
+        name: what ``torch.compile`` was given as such, which torch 2.15 passes on: not read.
         settings: the fields of :class:`DebugBackendOptions`, which says what each does.
 
     """

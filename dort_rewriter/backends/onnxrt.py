@@ -123,6 +123,7 @@ class OrtBackend:
         *,
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
+        name: str | None = None,
     ) -> Callable[..., Any]:
         """Compile a graph of Dynamo as :func:`torch_compile_backend` does, its options known."""
         return call_backend(self, graph_module, args, options=options, mode=mode)
@@ -198,6 +199,7 @@ def torch_compile_backend(
     *,
     options: OrtBackendOptions | Mapping[str, Any] | None = None,
     mode: str | None = None,
+    name: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo: what ``torch.compile(backend="onnxrt")`` calls.
 
@@ -209,6 +211,7 @@ def torch_compile_backend(
         args: the arguments it is compiled for.
         options: what :class:`OrtBackendOptions` has, as one or as a mapping.
         mode: one of torch's modes.
+        name: what ``torch.compile`` was given as such, which torch 2.15 passes on: not read.
 
     Raises:
         OptionError: an option is unknown or has a value that cannot be honoured.

@@ -3,7 +3,8 @@
 Each call of a graph looks at its results. Where one is infinite or no number, the graph is run
 again in torch on the same arguments, node by node, and the first node that makes such a value out
 of others is named, with its Python line and its inputs. Infinities that the program writes down
-itself (``masked_fill(mask, -inf)``) are left alone as long as nothing else comes of them.
+itself (``masked_fill(mask, -inf)``), or is given in what is no parameter, are left alone as long
+as nothing else comes of them.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class _Watched:
         finally:
             torch.set_rng_state(now)
         for i, kind in bad.items():
-            text, node = self._explain(replay, i, kind)
+            text, node = self._explain(replay, i, kind, given)
             if text:
                 raise NotFiniteError(
                     f"{text} It shows in result {i} of the {self._kind} graph.",
@@ -103,7 +104,7 @@ class _Watched:
             self._infinite.add(i)
 
     def _explain(
-        self, replay: _Replay, place: int, kind: _Kind
+        self, replay: _Replay, place: int, kind: _Kind, args: list[Any]
     ) -> tuple[str, torch.fx.Node | None]:
         """Where a result has its value from; an empty text when the program says it itself."""
         output = next(n for n in self._graph_module.graph.nodes if n.op == "output")
@@ -111,9 +112,9 @@ class _Watched:
         needed = ancestors([leaf])
         if (made := replay.first_made(needed, nan=kind.nan)) is not None:
             return self._describe(replay, made), made.node
-        for node in _placeholders(self._graph_module):
-            given = replay.kind_of(node)
-            if node in needed and (given.nan or (given.inf and kind.nan)):
+        for node, value in zip(_placeholders(self._graph_module), args, strict=True):
+            given, trained = replay.kind_of(node), isinstance(value, torch.nn.Parameter)
+            if node in needed and (given.nan or (given.inf and (kind.nan or trained))):
                 what, text = self._name(node), given.text()
                 return f"The argument {what} of the {self._kind} graph has {text} already.", node
         if replay.kind_of(leaf) == _FINITE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ def calls_of(
     where those did that they stand for. Raises :class:`OptionError` for what is no entry.
     """
     calls = [_example(found, entry, gradients=gradients) for entry in entries]
-    _mark_differences(calls)
+    _mark_differences([_by_name(call, found) for call in calls])
     # Dynamo makes a graph of its own for sizes of one: the general one is the first.
     return sorted(calls, key=_elements, reverse=True)
 
@@ -175,16 +176,34 @@ def _seen_argument(seen: SeenCall | None, names: Sequence[str], key: int | str) 
     return seen.args[place] if place < len(seen.args) else None
 
 
-def _mark_differences(calls: Sequence[Call]) -> None:
-    """Let the sizes vary that differ between calls."""
-    places: dict[Any, list[torch.Tensor]] = {}
-    for call in calls:
+def _by_name(call: Call, found: Compiled) -> dict[Any, Any]:
+    """The arguments of a call by the names that they have in another one, too."""
+    args, kwargs = call
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature_of(found.target).parameters.values()
+    names = dict(enumerate(p.name for p in parameters if p.kind in kinds))
+    return {names.get(i, i): value for i, value in enumerate(args)} | kwargs
+
+
+def _mark_differences(calls: Sequence[Mapping[Any, Any]]) -> None:
+    """Let the sizes vary that differ between calls, and their equals in what one call has alone.
+
+    A mask of one call varies as the tokens do that other calls have without it.
+    """
+    places: dict[Any, list[tuple[int, torch.Tensor]]] = {}
+    for number, call in enumerate(calls):
         for way, tensor in _tensors_of(call):
-            places.setdefault((way, tensor.dim()), []).append(tensor)
-    for (_, rank), tensors in places.items():
-        dims = [d for d in range(rank) if len({t.shape[d] for t in tensors}) > 1]
-        for tensor in tensors:
+            places.setdefault((way, tensor.dim()), []).append((number, tensor))
+    varying: dict[int, set[int]] = {}
+    for (_, rank), found in places.items():
+        dims = [d for d in range(rank) if len({t.shape[d] for _, t in found}) > 1]
+        for number, tensor in found:
             mark_dims(tensor, dims)
+            varying.setdefault(number, set()).update(tensor.shape[d] for d in dims)
+    for found in places.values():
+        if len(found) == 1:
+            ((number, tensor),) = found
+            mark_dims(tensor, [d for d, n in enumerate(tensor.shape) if n in varying[number]])
 
 
 def _elements(call: Call) -> int:

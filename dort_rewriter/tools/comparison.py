@@ -1,7 +1,8 @@
 """compare_exporters: one model through several exporters, side by side.
 
 ``torch`` is ``torch.onnx.export(dynamo=True)``; ``torchlib`` is ``to_onnx`` with onnxscript's
-functions alone; ``dort_rewriter`` is ``to_onnx`` as it is.
+functions alone; ``dort_rewriter`` is ``to_onnx`` as it is; ``optimum`` is optimum's, where that
+is installed, for models of transformers.
 """
 
 from __future__ import annotations
@@ -51,8 +52,13 @@ from dort_rewriter.tools.command import (
 from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
+from dort_rewriter.tools.optimum_files import (
+    ChosenResults,
+    export_with_optimum,
+    optimum_is_installed,
+)
 
-Exporter = Callable[..., onnx.ModelProto]
+Exporter = Callable[..., onnx.ModelProto | ChosenResults]
 
 Run = Callable[[], list[Any]]
 """Computes the results of a model, in order."""
@@ -100,6 +106,8 @@ class ExporterResult:
     """The execution providers of its session, best first."""
     placement: Mapping[str, Mapping[str, int]] | None = None
     """The nodes of each of them by type, as the session tells; None where it has one."""
+    left_out: tuple[str, ...] = ()
+    """Results of the model that the file does not give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +206,8 @@ def _said(result: ExporterResult) -> Iterator[str]:
         yield " ".join([*parts, *([judgment.line] if judgment.line else [])])
     if len(result.providers) > 1:
         yield f"ran on {with_nodes(result.providers, result.placement)}"
+    if result.left_out:
+        yield f"leaves out: {', '.join(result.left_out)}"
     for other in result.elsewhere:
         found = "as eager mode"
         if other.max_difference is not None and not other.agrees:
@@ -234,14 +244,21 @@ EXPORTERS: dict[str, Exporter] = {
         options=OptimizationOptions(patterns=None),
     ),
     "dort_rewriter": _with_to_onnx(),
+    "optimum": export_with_optimum,
 }
 
 MEANING = {
     "torch": "torch.onnx.export(dynamo=True): torch's decompositions, onnxscript's torchlib",
     "torchlib": "the capture of this package, with the converters of torchlib alone",
     "dort_rewriter": "this package: to_onnx(), with its own converters and rules",
+    "optimum": "optimum's, for models of transformers: its own choice of inputs and results",
 }
 """What the name of an exporter stands for."""
+
+
+def _default_exporters() -> tuple[str, ...]:
+    """All, without optimum where that is not installed."""
+    return tuple(n for n in EXPORTERS if n != "optimum" or optimum_is_installed())
 
 
 def _on_the_evaluator(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
@@ -285,7 +302,7 @@ def compare_exporters(
     args: Sequence[Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    exporters: Sequence[str] = tuple(EXPORTERS),
+    exporters: Sequence[str] | None = None,
     runtimes: Sequence[str] = (),
     providers: Sequence[ProviderSpec] = (),
     target_opset: int = 18,
@@ -303,7 +320,9 @@ def compare_exporters(
         model: a module.
         args: its arguments; a tensor stands for one.
         kwargs: its arguments by name.
-        exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
+        exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``, ``"optimum"``; by
+            default all that are installed. optimum takes models of transformers, with sizes of
+            its choice, and leaves results out, which are named.
         runtimes: others that run each file too: ``"reference"``, ONNX's own evaluator, and
             ``"openvino"`` where that is installed.
         providers: execution providers of onnxruntime that run the files, as
@@ -316,6 +335,7 @@ def compare_exporters(
         repeat: how often each model is run, in turns; the time is the median.
 
     """
+    exporters = _default_exporters() if exporters is None else exporters
     check_names("exporter", exporters, EXPORTERS)
     check_names("runtime", runtimes, RUNTIMES)
     if repeat < 1:
@@ -365,12 +385,18 @@ class _Candidate:
         self.error: str | None = None
         self.proto: onnx.ModelProto | None = None
         self.times: list[float] = []
+        self.places: tuple[int, ...] | None = None
+        self.left_out: tuple[str, ...] = ()
         start = time.perf_counter()
         try:
             # What an exporter says meanwhile is of no concern to who compares.
             with warnings.catch_warnings(), _quiet():
                 warnings.simplefilter("ignore")
-                self.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
+                made = EXPORTERS[name](model, args, kwargs, opset, shapes)
+            if isinstance(made, ChosenResults):
+                self.places, self.left_out = made.places, made.left_out
+                made = made.proto
+            self.proto = made
             self.seconds = time.perf_counter() - start
             self.session = create_session(self.proto, providers=providers)
             self.feeds = _feeds(self.session, args, kwargs)
@@ -403,6 +429,9 @@ class _Candidate:
         )
         if self.error is not None:
             return made
+        if self.places is not None:
+            witness = witness.of_results(self.places)
+            exact = [exact[place] for place in self.places] if exact else None
         found = _compared(self.outputs, witness)
         judge = None if found["agrees"] else witness.judge(self.proto, self.feeds, self.outputs)
         return dataclasses.replace(
@@ -414,6 +443,7 @@ class _Candidate:
             providers=tuple(p.name for p in self.session.providers),
             placement=self.session.placement,
             judgment=judge,
+            left_out=self.left_out,
         )
 
     def _elsewhere(self, runtime: str, witness: Witness) -> RuntimeResult:
@@ -509,8 +539,8 @@ def run_compare(arguments: Sequence[str]) -> int:
         (
             "--exporters",
             EXPORTERS,
-            list(EXPORTERS),
-            "those to compare, of the above (default: all)",
+            None,
+            "those to compare, of the above (default: all that are installed)",
         ),
         ("--runtimes", RUNTIMES, [], f"run the files by these too: {', '.join(RUNTIMES)}"),
     ):

@@ -87,7 +87,7 @@ def test_arguments_are_named_as_the_program_names_them() -> None:
             self.inner = nn.Linear(2, 2)
 
         def forward(self, data: torch.Tensor) -> torch.Tensor:
-            return self.inner(data).tanh()
+            return self.inner(data)
 
     module = Scaled()
     compiled = checked(module)
@@ -101,6 +101,14 @@ def test_arguments_are_named_as_the_program_names_them() -> None:
         module.inner.weight[0, 0] = torch.nan
     with pytest.raises(NotFiniteError, match=r"The argument self\.inner\.weight of the"):
         compiled(x)
+    with torch.no_grad():
+        module.inner.weight[0, 0] = torch.inf
+    for gradients in (True, False):
+        with (
+            torch.set_grad_enabled(gradients),
+            pytest.raises(NotFiniteError, match=r"self\.inner\.weight .* has an infinity already"),
+        ):
+            compiled(x)
 
 
 def test_infinities_of_the_program_are_left_alone() -> None:

@@ -245,6 +245,28 @@ def test_calls_choose_their_graphs(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "masked",
+    [
+        pytest.param({"x": torch.ones(4, 9), "mask": torch.ones(4, 9)}, id="by name"),
+        pytest.param((torch.ones(4, 9), torch.ones(4, 9)), id="by place"),
+    ],
+)
+def test_what_one_call_has_alone_varies_with_what_others_have(masked: Any, tmp_path: Path) -> None:
+    """However the arguments are given: by place in one call, by name in another."""
+
+    def total(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return x * 2 if mask is None else x * mask
+
+    dort_rewriter.save(compiled_of(total), tmp_path, calls=[((3, 7),), masked])
+    loaded = dort_rewriter.load(tmp_path)
+    for shape in ((4, 9), (1, 9), (5, 1), (2, 3)):
+        x, mask = torch.randn(shape), torch.randn(shape)
+        assert_same(loaded(x), total(x))
+        assert_same(loaded(x, mask), total(x, mask))
+
+
+@torch.no_grad()
 def test_arguments_in_containers_vary_as_well(tmp_path: Path) -> None:
     def total(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return batch["a"] * 2 + batch["b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import warnings
@@ -12,7 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from dort_rewriter import CaptureError, OptionError, OrtBackend
+from dort_rewriter import (
+    CaptureError,
+    OptionError,
+    OrtBackend,
+    onnx_custom_backend,
+    onnx_debug_backend,
+)
+from dort_rewriter.backends.onnxrt import torch_compile_backend
 from tests.gates.sources import ROOT
 
 TRIALS: dict[str, Callable[[OrtBackend], Any]] = {}
@@ -122,16 +130,18 @@ def _mark_static(backend: OrtBackend) -> None:
     assert graphs(backend) == 2
 
 
-@row("`shapes_spec=`")
-def _shapes_spec(backend: OrtBackend) -> None:
-    takes("shapes_spec")
+@row("`dynamic_shapes=` (torch 2.13: `shapes_spec=`)")
+def _shapes(backend: OrtBackend) -> None:
+    known = inspect.signature(torch.compile).parameters
+    name = "dynamic_shapes" if "dynamic_shapes" in known else "shapes_spec"
+    takes(name)
     from torch.fx.experimental.dynamic_spec import ParamsSpec, ShapeVar, TensorSpec
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return x.sin() * 2
 
-    spec = ParamsSpec({"x": TensorSpec([ShapeVar("batch"), None])})
-    compiled = torch.compile(program, backend=backend, shapes_spec=spec)
+    spec: Any = {name: ParamsSpec({"x": TensorSpec([ShapeVar("batch"), None])})}
+    compiled = torch.compile(program, backend=backend, **spec)
     serves(compiled, program, 5, 1, 7)
     assert graphs(backend) == 1
 
@@ -157,8 +167,11 @@ def _recompile_limit(backend: OrtBackend) -> None:
 
 @row("`name=`")
 def _name(backend: OrtBackend) -> None:
-    takes("name")
     model = network()
+    for named in (backend, torch_compile_backend, onnx_custom_backend, onnx_debug_backend):
+        torch._dynamo.reset()  # torch 2.15 passes the name on, as any torch does a mode
+        serves(torch.compile(model, backend=functools.partial(named, name="mine")), model, 3)
+    takes("name")
     serves(torch.compile(model, backend=backend, name="mine"), model, 3)
 
 
@@ -243,6 +256,20 @@ def _markers(backend: OrtBackend) -> None:
         assert graphs(backend) == made
 
 
+@row("`nonstrict_trace`")
+def _nonstrict_trace(backend: OrtBackend) -> None:
+    @needs(torch._dynamo, "nonstrict_trace")
+    def part(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return part(x * 2) + 1
+
+    serves(torch.compile(program, backend=backend, fullgraph=True), program, 3)
+    assert graphs(backend) == 1
+
+
 @row("`module.compile()` of parts")
 def _regional(backend: OrtBackend) -> None:
     class Part(nn.Module):
@@ -292,6 +319,15 @@ def _aot_compile(backend: OrtBackend) -> None:
         compiled.aot_compile(((torch.ones(2, 4),), {}))
 
 
+@row("`torch.compiler.precompile`")
+def _precompile(backend: OrtBackend) -> None:
+    precompile: Any = needs(torch.compiler, "precompile")
+    with pytest.raises(ValueError, match="must be 'inductor' or 'eager'"):
+        precompile.capture(
+            lambda m, x: m(x), artifact_path="m.py", cache_path="m.cache", backend="onnxrt"
+        )
+
+
 @row("`caching_precompile`")
 def _caching_precompile(backend: OrtBackend) -> None:
     needs(torch._dynamo.config, "caching_precompile")
@@ -310,6 +346,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch._dynamo.reset()
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("name", TRIALS)
 def test_it_does_what_the_page_says(name: str, backend: OrtBackend) -> None:
     TRIALS[name](backend)

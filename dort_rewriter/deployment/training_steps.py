@@ -74,7 +74,7 @@ class _WithLoss(torch.nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         given, target = self.batch.restore(leaves)
-        with _Unchecked():
+        with _Unchecked():  # type: ignore[no-untyped-call]
             value = self.loss(_call(self.model, given), target)
         if not isinstance(value, torch.Tensor) or value.dim() != 0:
             raise ExportError("The loss of a training step is a tensor of one number.")
@@ -90,7 +90,7 @@ class _Outputs(torch.nn.Module):
         self.batch = batch
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with _Unchecked():
+        with _Unchecked():  # type: ignore[no-untyped-call]
             result = _call(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))

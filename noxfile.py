@@ -216,6 +216,16 @@ def runtimes(session: nox.Session) -> None:
     )
 
 
+@nox.session(name="runtimes-cpp")
+def runtimes_cpp(session: nox.Session) -> None:
+    """Train exported steps in C++: a compiler and onnxruntime's headers have to be there.
+
+    Debian 13 has the headers (libonnxruntime-dev); ``ONNXRUNTIME_INCLUDE`` names another place.
+    """
+    install(session, "cpu,test", *NEW)
+    run_pytest(session, "tests/runtimes/training_in_cpp.py")
+
+
 @nox.session(reuse_venv=False, python=OLD_PYTHON)
 @nox.parametrize("stack", ["new", "old"])
 def journeys(session: nox.Session, stack: str) -> None:

@@ -97,16 +97,18 @@ def _of_elements(stride: Any) -> Any:
     return stride.replace(Max, lambda *sizes: Max(*(s for s in sizes if s != 1)))
 
 
-def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node takes random numbers from the generator; attention does if it drops any."""
+def is_random(node: torch.fx.Node, *, backward: bool = False) -> bool:
+    """Whether a node takes random numbers from the generator; attention does if it drops any.
+
+    With ``backward``, also whether it reads those that its forward took.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
     names = [a.name for a in target._schema.arguments]
-    if "dropout_p" not in names:
-        return True
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    if "dropout_p" not in names or not (seeded or backward):
+        return seeded
     place = names.index("dropout_p")
     dropped = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
     return bool(dropped != 0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
 
-_NAMES: dict[torch.dtype, str] = {
+CONVERTIBLE: dict[torch.dtype, str] = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",
     torch.float16: "FLOAT16",
@@ -36,9 +36,10 @@ _NAMES: dict[torch.dtype, str] = {
 }
 for _name in ("uint16", "uint32", "uint64"):  # torch >= 2.3 on some platforms only
     if hasattr(torch, _name):
-        _NAMES[getattr(torch, _name)] = _name.upper()
+        CONVERTIBLE[getattr(torch, _name)] = _name.upper()
+"""The element types that ONNX has, with their names there: no complex or quantized ones."""
 
-FLOAT8 = frozenset(dtype for dtype, name in _NAMES.items() if name.startswith("FLOAT8"))
+FLOAT8 = frozenset(dtype for dtype, name in CONVERTIBLE.items() if name.startswith("FLOAT8"))
 
 _CONTAINS: dict[str, frozenset[str]] = {
     "DOUBLE": frozenset(
@@ -59,14 +60,9 @@ def holds(wide: ir.DataType, narrow: ir.DataType) -> bool:
     return wide == narrow or narrow.name in _CONTAINS.get(wide.name, ())
 
 
-def is_convertible(dtype: torch.dtype) -> bool:
-    """Whether ONNX has this element type (complex and quantized types are not converted)."""
-    return dtype in _NAMES
-
-
 def onnx_name(dtype: torch.dtype) -> str:
     """The name of the ONNX element type of a torch dtype: ``FLOAT``."""
-    if (found := _NAMES.get(dtype)) is None:
+    if (found := CONVERTIBLE.get(dtype)) is None:
         raise ExportError(f"{dtype} has no counterpart in ONNX models written by this package.")
     return found
 
@@ -85,7 +81,7 @@ def to_torch(dtype: ir.DataType | int) -> torch.dtype:
     import onnx_ir as ir
 
     name = ir.DataType(int(dtype)).name
-    for found, named in _NAMES.items():
+    for found, named in CONVERTIBLE.items():
         if named == name:
             return found
     raise ExportError(f"ONNX element type {name} is unknown to torch.")

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ _INSTALL = (
     "Install one flavour: `pip install dort-rewriter[cpu]`, `dort-rewriter[gpu]`, or (Python "
     "<= 3.11) `dort-rewriter[training]`."
 )
+PLUG_INS = re.compile(r"onnxruntime-(ep-.+|qnn|ggml)")
+"""The names of packages that bring a provider as a plug-in: their module says its name, and where
+its library is. NOTE: some were builds of all of onnxruntime before, and bring its module then."""
+
 _BATCH_API = (("OrtValueVector", "push_back_batch"), ("OrtValueVector", "to_dlpacks"))
 
 

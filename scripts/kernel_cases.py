@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 FLOAT, INT64, BOOL, HALF, DOUBLE, BFLOAT = 1, 7, 9, 10, 11, 16
 FLOATING = (FLOAT, HALF, BFLOAT)
@@ -27,11 +28,11 @@ STEPS = (
 
 @dataclass
 class Tensor:
-    """An input: its type, its sizes, and its content where it is integers that matter."""
+    """An input: its type, its sizes, and its content where that matters."""
 
     type: int
     dims: list[int]
-    content: list[int] = field(default_factory=list)
+    content: list[Any] = field(default_factory=list)
 
 
 @dataclass

@@ -39,8 +39,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TABLE"]
-
 TABLE: tuple[dict[str, Any], ...] = (
 '''
 

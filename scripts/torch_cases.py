@@ -157,12 +157,24 @@ def _convolution(r: random.Random, op: str) -> Case:
         "transposed": transposed,
         "groups": groups,
     }
+    checks = op.startswith("PaddingLeftOut")
+    kind = FLOAT if checks else kind
     inputs = [Tensor(kind, image), Tensor(kind, weight)]
-    if op == "convolution":
-        inputs += [Tensor(kind, [made])] if r.random() < 0.5 else []
-        return _turned(r, Case(op, attributes, inputs, [kind]))
-    of_result = [image[0], made, *_windows(image[2:], window, attributes)]
-    return _turned(r, Case(op, attributes, [Tensor(kind, of_result), *inputs], [kind] * 3))
+    result = Tensor(kind, [image[0], made, *_windows(image[2:], window, attributes)])
+    if op.endswith(("_backward", "Grad")):
+        of_weight = [_with_nan(r, weight)] if checks else []
+        results = [kind] * (1 if checks else 3)
+        return _turned(r, Case(op, attributes, [*of_weight, result, *inputs], results))
+    inputs += [Tensor(kind, [made])] if r.random() < 0.5 else []
+    if checks:
+        attributes["relu"] = r.randint(0, 1)
+        inputs.insert(0, _with_nan(r, result.dims))
+    return _turned(r, Case(op, attributes, inputs, [kind]))
+
+
+def _with_nan(r: random.Random, dims: list[int]) -> Tensor:
+    """What another kernel made: all NaN in half of the cases."""
+    return Tensor(FLOAT, dims, [math.nan] if r.random() < 0.5 else [])
 
 
 def _windows(image: list[int], window: list[int], how: dict[str, Any]) -> list[int]:
@@ -181,6 +193,7 @@ TORCH_MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
     **dict.fromkeys((TORCH_FLASH, f"{TORCH_FLASH}_backward", MKL_ATTENTION_GRAD), _attention),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
+    **dict.fromkeys(("PaddingLeftOut", "PaddingLeftOutGrad"), _convolution),
     MKL_PRODUCT: _mkl_product,
 }
 
@@ -208,7 +221,7 @@ def model_of(case: Case) -> onnx.ModelProto:
 def _is_long(case: Case) -> bool:
     """Whether torch computes it for minutes, which is no fault of its kernel."""
     sizes = [math.prod(x.dims) for x in case.inputs]
-    if case.op.startswith("convolution") and len(case.inputs) > 1:
+    if case.op.startswith(("convolution", "PaddingLeftOut")) and len(case.inputs) > 1:
         image, weight = (x.dims for x in case.inputs[-2:][:2])
         numbers = [v for v in case.attributes.values() if isinstance(v, list)]
         largest = math.prod(max(1, *(abs(n) for n in v)) for v in numbers[:2] if v)
@@ -227,7 +240,7 @@ def compute(case: Case, seed: int, threads: int) -> str:
     tensors = [
         torch.randn(x.dims, generator=generator).to(_TYPES[x.type])
         if not x.content
-        else torch.tensor(x.content).view(x.dims).to(_TYPES[x.type])
+        else torch.tensor(x.content).expand(x.dims).to(_TYPES[x.type])
         for x in case.inputs
     ]
     options = session_options(

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dort_rewriter.compiler import differences
 from dort_rewriter.compiler.differences import farthest, largest
 from dort_rewriter.compiler.safety_net import forget_warnings
+from dort_rewriter.plan.recipe import OTHER_NUMBERS_FOR
 from tests.backends.programs.roundings import Roundings
 
 __all__ = ["WAYS", "Subject", "check", "runs_by_aot_eager"]
@@ -78,10 +79,12 @@ class Outcome:
     """The operators that no converter takes."""
     seconds: float = 0.0
     nodes: dict[str, int] = field(default_factory=dict)
-    """How many nodes each execution provider has, of the sessions that have more than one."""
+    """How many nodes each execution provider has, and ``torch``."""
 
 
 _PLACED = re.compile(r"(\w+ExecutionProvider) \((\d+) nodes\)")
+_ALONE = re.compile(r"a model of (\d+) on (\w+ExecutionProvider), ")
+_IN_TORCH = re.compile(r"(\d+) x (aten::.*?)(?=\n|$|, \d+ x )")
 
 
 class Watch(logging.Handler):
@@ -90,18 +93,23 @@ class Watch(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.given_up: list[str] = []
+        self.passed_on: list[str] = []
         self.in_torch: set[str] = set()
         self.nodes: collections.Counter[str] = collections.Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.levelno >= logging.WARNING:
+        if OTHER_NUMBERS_FOR in text:
+            self.passed_on.append(text)
+        elif record.levelno >= logging.WARNING:
             self.given_up.append(text)
         elif text.startswith("A graph of "):
             self.nodes.update({name: int(n) for name, n in _PLACED.findall(text)})
-        elif text.startswith("These operators run in torch"):
-            lines = [line.strip() for line in text.splitlines()]
-            self.in_torch.update(line.partition(" x ")[2] for line in lines if " x aten::" in line)
+            self.nodes.update({name: int(n) for n, name in _ALONE.findall(text)})
+        elif text.startswith(("These operators run in torch", "Other numbers on the provider")):
+            counted = _IN_TORCH.findall(text)
+            self.in_torch.update(name for _, name in counted)
+            self.nodes["torch"] += sum(int(n) for n, _ in counted)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -141,6 +149,8 @@ def check(subject: Subject, way: str) -> Outcome:
         judge(outcome, subject, way, got, expected)
         if outcome.status == "right" and watch.given_up:
             outcome.status, outcome.detail = "given up", watch.given_up[0][:600]
+        if outcome.status == "right" and watch.passed_on:
+            outcome.detail = watch.passed_on[0]
     outcome.in_torch = sorted(watch.in_torch)
     outcome.nodes = dict(watch.nodes)
     outcome.seconds = round(time.perf_counter() - start, 1)

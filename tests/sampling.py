@@ -2,9 +2,10 @@
 
 A test with several parameters is tried with a few of their combinations: each value of each
 parameter occurs, the values of the others in turn. The other stack takes the combinations that are
-left, as far as there are such. A test marked ``alternating`` is slow, and hardly depends on the
-version of torch: every other one of them runs on each stack. ``--exhaustive`` runs all; what is
-named on the command line (``test_x.py::test_name[...]``, ``-k``) runs as well.
+left, as far as there are such. Of a long list of programs that a backend compiles, the slow part
+of the suite, each stack takes every other one. A test marked ``alternating`` is slow, and hardly
+depends on the version of torch: every other one of them runs on each stack. ``--exhaustive`` runs
+all; what is named on the command line (``test_x.py::test_name[...]``, ``-k``) runs as well.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ __all__ = ["choose", "sample"]
 
 ALTERNATING = "alternating"
 EVERY = "every_combination"
-"""Marks a test whose combinations all run."""
+"""Marks a test whose combinations, or rows, all run: they differ by the version of torch."""
 BY_VALUE = "by_value"
 """Marks a test whose combinations are listed, several parameters at a time: equal values of a
 parameter are one."""
+
+COMPILES = "onnxrt"
+"""The fixture of tests that compile by a backend (``tests/backends``)."""
+LONG = 4
+"""Rows from which on the stacks share a list of what is compiled."""
 
 Row = tuple[Hashable, ...]
 
@@ -46,6 +52,8 @@ def sample(items: Sequence[pytest.Item], *, second: bool) -> set[pytest.Item]:
             continue
         by_value = table[0].get_closest_marker(BY_VALUE) is not None
         chosen = choose([_row(item, by_value) for item in table], backwards=second)
+        if len(chosen) == len(table) >= LONG and COMPILES in table[0].fixturenames:
+            chosen = chosen[second::2]
         kept.update(table[i] for i in chosen)
     return kept
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import types
+from unittest import mock
 
 import pytest
 
-from tests.sampling import choose
+from tests.sampling import choose, sample
 
 TABLES = {
     "two columns": list(itertools.product(range(7), range(2))),
@@ -36,3 +38,29 @@ def test_one_parameter_is_tried_whole() -> None:
     rows = [(i,) for i in range(9)]
     assert choose(rows, backwards=False) == list(range(9))
     assert choose([(i, i) for i in range(9)], backwards=True) == list(range(9))
+
+
+def _rows(count: int, *fixtures: str) -> list[pytest.Item]:
+    """A table of one parameter, as pytest collects it."""
+    items: list[pytest.Item] = []
+    for i in range(count):
+        item = mock.create_autospec(pytest.Function, instance=True)
+        item.nodeid, item.fixturenames = f"test_it[{i}]", list(fixtures)
+        item.callspec = types.SimpleNamespace(params={"name": i})
+        item.get_closest_marker.return_value = None
+        item.iter_markers.return_value = []
+        items.append(item)
+    return items
+
+
+@pytest.mark.parametrize(
+    ("rows", "fixtures", "each"),
+    [(9, ("onnxrt",), (5, 4)), (3, ("onnxrt",), (3, 3)), (9, (), (9, 9))],
+)
+def test_the_stacks_share_long_lists_of_programs(
+    rows: int, fixtures: tuple[str, ...], each: tuple[int, int]
+) -> None:
+    items = _rows(rows, *fixtures)
+    kept = [sample(items, second=second) for second in (False, True)]
+    assert tuple(map(len, kept)) == each
+    assert kept[0] | kept[1] == set(items)

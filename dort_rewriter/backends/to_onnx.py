@@ -1,10 +1,10 @@
-"""to_onnx: a module, exported program or FX graph becomes an optimized ONNX model."""
+"""to_onnx: a module, function, exported program or FX graph becomes an optimized ONNX model."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
@@ -88,7 +88,7 @@ def _check_domains(target: Mapping[str, int]) -> None:
 
 
 Options: TypeAlias = OptimizationOptions | Mapping[str, Any] | None
-Source: TypeAlias = torch.nn.Module | torch.export.ExportedProgram
+Source: TypeAlias = torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any]
 Args: TypeAlias = Sequence[Any] | torch.Tensor
 Kwargs: TypeAlias = Mapping[str, Any] | None
 
@@ -156,7 +156,7 @@ def to_onnx(
 
 
 def to_onnx(
-    mod: torch.nn.Module | torch.export.ExportedProgram,
+    mod: torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any],
     args: Sequence[Any] | torch.Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -177,10 +177,12 @@ def to_onnx(
     Random operators become those of ONNX, whose numbers ``torch.manual_seed`` does not decide.
 
     Args:
-        mod: an ``nn.Module`` (captured by ``torch.export``), an ``ExportedProgram``, or an FX
-            ``GraphModule``: Dynamo's, or one of ATen operators, with or without metadata.
+        mod: an ``nn.Module`` or a function (captured by ``torch.export``), an
+            ``ExportedProgram``, or an FX ``GraphModule``: Dynamo's, or one of ATen operators, with
+            or without metadata. Modules that a function reads are part of the model, their
+            parameters under the names that it has for them.
         args: example arguments; a tensor stands for one.
-        kwargs: example keyword arguments of an ``nn.Module``.
+        kwargs: example keyword arguments of an ``nn.Module`` or a function.
         input_names: a name for each input of the model; see ``create_input_names``.
         output_names: a name for each output of the model.
         target_opset: the opset of the standard domain, or one for each domain
@@ -260,7 +262,7 @@ def _flat(
     """
     # torch.onnx.export takes a single tensor too; what was compiled is what it was made of.
     args = (args,) if isinstance(args, torch.Tensor) else args
-    mod = getattr(mod, "_orig_mod", mod)
+    mod = getattr(mod, "_orig_mod", getattr(mod, "_torchdynamo_orig_callable", mod))
     if not isinstance(mod, torch.fx.GraphModule) or (is_lowered(mod) and not has_tree(mod)):
         return mod, args
     if has_shapes and not is_lowered(mod):

@@ -1,24 +1,41 @@
 """Graphs of models that differentiate, by ``torch.autograd.grad`` or transforms of ``torch.func``.
 
-``torch.export`` traces no such model. Here one is run once on fake tensors, below autograd, by
-``make_fx``: what the gradients compute is in the graph as anything else is.
+``torch.export`` traces no such model. Here one is run on fake tensors, below autograd, by
+``make_fx``: what the gradients compute is in the graph as anything else is. Tensors that the model
+reads and does not hold, those of a closure, are found so and are inputs when it is run again:
+transforms take no real tensors beside fake ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import is_fake
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from dort_rewriter.aten import is_mutation
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
+
+_REPEATS = 4
+"""How often a model is run again: it may fail at the first tensor of several that it reads."""
 
 
 def trace_with_gradients(
@@ -34,63 +51,163 @@ def trace_with_gradients(
     :class:`CaptureError` where nothing is differentiated: what else ``torch.export`` refuses it
     refuses for a reason.
     """
-    held: dict[str, torch.Tensor] = {}
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, tensor in (
-        *mod.named_parameters(remove_duplicate=False),
-        *mod.named_buffers(remove_duplicate=False),
-    ):
-        names[name] = first.setdefault(id(tensor), name)
-        held.setdefault(names[name], tensor)
-    if any(tensor.is_meta for tensor in held.values()):
-        raise CaptureError("Weights are on the meta device and without values.")
-    leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    call = _Call(mod, args, kwargs)
+    for is_last in (*[False] * _REPEATS, True):
+        call.transforms = _Transforms()
+        mode, fakes = _fakes([*call.held.values(), *call.tensors], shapes, len(call.held))
+        try:
+            graph, made = _traced(call, fakes, mode, decompositions, is_dynamic=shapes is not None)
+            break
+        except Exception:  # of any kind: what transforms say to a real tensor
+            if is_last or not call.transforms.beside:
+                raise
+        call.hold(call.transforms.beside.values())
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    _set_metadata(graph, mode)
+    names = map(_initializer_name, call.held, call.held.values())
+    labels = [*(f"c_{i}" for i, _ in enumerate(made)), *names, *_argument_names(mod, args, kwargs)]
+    for node, label in zip(placeholders, labels, strict=True):
+        node.target = label
+        node._rename(label)
+    graph.recompile()
+    constants = zip(placeholders, [*made, *call.held.values()], strict=False)
+    return graph, {node.name: tensor.detach() for node, tensor in constants}
 
-    def run(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        stored = dict(zip(held, values, strict=False))
-        state = {
-            name: stored[known].detach().requires_grad_(held[known].requires_grad)
-            for name, known in names.items()
+
+class _Call:
+    """A call of a module as a function of tensors: those held, then those among the arguments."""
+
+    def __init__(
+        self, mod: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._mod = mod
+        self.held: dict[str, torch.Tensor] = {}
+        self._names: dict[str, str] = {}
+        self._beside: dict[str, torch.Tensor] = {}
+        first: dict[int, str] = {}
+        for name, tensor in (
+            *mod.named_parameters(remove_duplicate=False),
+            *mod.named_buffers(remove_duplicate=False),
+        ):
+            self._names[name] = first.setdefault(id(tensor), name)
+            self.held.setdefault(self._names[name], tensor)
+        if any(tensor.is_meta for tensor in self.held.values()):
+            raise CaptureError("Weights are on the meta device and without values.")
+        self._leaves, self._spec = tree_flatten((tuple(args), dict(kwargs)))
+        self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        self.transforms = _Transforms()
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take tensors that the module reads for inputs, too."""
+        for tensor in tensors:
+            name = f"constant_{len(self._beside)}"
+            self._beside[name] = self.held[name] = tensor
+
+    def __call__(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        stored = {
+            name: value.detach().requires_grad_(tensor.requires_grad)
+            for (name, tensor), value in zip(self.held.items(), values, strict=False)
         }
-        given = iter(values[len(held) :])
-        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        inner_args, inner_kwargs = tree_unflatten(filled, spec)
-        with torch.enable_grad(), _Differentiation() as noted:
-            result = torch.func.functional_call(mod, state, inner_args, inner_kwargs)
-        if not noted.seen:
-            raise CaptureError("Nothing is differentiated.")
+        for name, tensor in self._beside.items():
+            self.transforms.stand_ins[id(tensor)] = stored[name]
+        given = iter(values[len(self.held) :])
+        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(filled, self._spec)
+        state = {name: stored[known] for name, known in self._names.items()}
+        with torch.enable_grad(), self.transforms:
+            result = torch.func.functional_call(self._mod, state, args, kwargs)
+        if not self.transforms.seen:
+            raise CaptureError("Nothing is differentiated or mapped.")
         found = tree_leaves(result)
         if not all(isinstance(leaf, torch.Tensor) for leaf in found):
             raise CaptureError("A model that differentiates returns tensors only.")
         return tuple(leaf.detach() for leaf in found)
 
-    mode, fakes = _fakes([*held.values(), *tensors], shapes, len(held))
-    table = dict(corrected(decompositions))
-    with mode, _without_torchs_errors():
-        graph = make_fx(run, decomposition_table=table)(*fakes)
-        made: list[torch.Tensor] = []
+
+def _initializer_name(name: str, tensor: torch.Tensor) -> str:
+    """What torch.export calls a parameter or a buffer."""
+    kind = "p" if isinstance(tensor, torch.nn.Parameter) else "b"
+    return f"{kind}_{name.replace('.', '_')}"
+
+
+def _argument_names(
+    mod: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[str]:
+    """What torch.export calls the tensors among the arguments."""
+    names: list[str] = []
+    for i, parameter in enumerate(inspect.signature(mod.forward).parameters.values()):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{j}" for j in range(len(args) - i)]
+        names.append(parameter.name)
+    given = [*zip(names, args, strict=False), *kwargs.items()]
+    return [
+        re.sub(r"\W+", "_", name + keystr(path)).rstrip("_")
+        for name, value in given
+        for path, leaf in tree_flatten_with_path(value)[0]
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def _traced(
+    run: Callable[..., Any],
+    fakes: Sequence[torch.Tensor],
+    mode: Any,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    *,
+    is_dynamic: bool,
+) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """The graph of a function, and the tensors that are its inputs in front of the others."""
+    table = {**corrected(decompositions), **_ZEROS}
+    # NOTE: torch 2.8 computes sizes of some operators in C++, which takes no symbols.
+    in_python = enable_python_dispatcher() if is_dynamic else contextlib.nullcontext()
+    with mode, in_python, _without_torchs_errors():
+        # make_fx reads the arguments off a function.
+        graph = make_fx(lambda *values: run(*values), decomposition_table=table)(*fakes)
         if any(map(is_mutation, graph.graph.nodes)):
-            graph, made = _without_mutations(graph, fakes, table, is_dynamic=shapes is not None)
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    _set_metadata(graph, mode)
-    constants = zip(placeholders, [*made, *held.values()], strict=False)
-    return graph, {node.name: tensor.detach() for node, tensor in constants}
+            return _without_mutations(graph, fakes, table, is_dynamic=is_dynamic)
+    return graph, []
 
 
-class _Differentiation(TorchFunctionMode):
-    """Notes whether anything is differentiated, backward or forward."""
+class _Transforms(TorchFunctionMode):
+    """Notes whether anything is differentiated, backward or forward, or mapped; has what stands in
+    for tensors read, and notes the tensors for which nothing does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
+        self.stand_ins: dict[int, torch.Tensor] = {}
+        """By the identity of what they stand for."""
+        self.beside: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         self.seen |= func is torch.autograd.grad or getattr(func, "__name__", "") == "_make_dual"
-        return func(*args, **(kwargs or {}))
+        self.seen |= torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+        args, kwargs = tree_map_only(torch.Tensor, self._of, (tuple(args), kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_functorch_wrapped_tensor(tensor) or is_fake(tensor):
+            return tensor
+        if id(tensor) not in self.stand_ins:
+            self.beside[id(tensor)] = tensor
+        return self.stand_ins.get(id(tensor), tensor)
+
+
+@contextlib.contextmanager
+def transforms_ended() -> Iterator[None]:
+    """End at last the transforms that are begun in here: a program of torch.export that has their
+    begin and end as operators, and fails between, leaves them to all that follows."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        if torch.autograd.forward_ad._current_level < 0:
+            with contextlib.suppress(RuntimeError):  # mostly there is none
+                torch._C._exit_dual_level(level=0)
 
 
 def _without_mutations(
@@ -117,6 +234,13 @@ def _without_mutations(
     results = output.args[0]
     output.args = (results[len(results) - len(signature.user_outputs) :],)
     return functional, [graph.get_buffer(name) for name in signature.inputs_to_buffers.values()]
+
+
+_ZEROS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default
+}
+"""torch's zeros of forward mode have no elements: products of them fail on fake tensors that are
+mapped."""
 
 
 @contextlib.contextmanager

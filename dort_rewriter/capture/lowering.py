@@ -1,8 +1,8 @@
 """Obtain an ATen graph with metadata from whatever a user hands to ``to_onnx``.
 
-A module goes through ``torch.export``; Dynamo's own graph (methods, modules, torch functions)
-through AOTAutograd; a graph that is ATen already is taken as it is, fake values being propagated
-when its nodes carry none.
+A module or a function goes through ``torch.export``; Dynamo's own graph (methods, modules, torch
+functions) through AOTAutograd; a graph that is ATen already is taken as it is, fake values being
+propagated when its nodes carry none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dort_rewriter.capture.dim_names import (
     read_shapes,
     without_names,
 )
-from dort_rewriter.capture.gradients import trace_with_gradients
+from dort_rewriter.capture.functions import FunctionModule
+from dort_rewriter.capture.gradients import trace_with_gradients, transforms_ended
 from dort_rewriter.capture.interface import propagate
 from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
@@ -53,7 +54,7 @@ class LoweredGraph:
 
 
 def lower(
-    mod: torch.nn.Module | torch.export.ExportedProgram,
+    mod: torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     decompositions: Table,
@@ -61,7 +62,7 @@ def lower(
     dynamic_shapes: Any = None,
     attempts: Sequence[bool] = (False,),
 ) -> LoweredGraph:
-    """The ATen graph of a module, exported program or FX graph.
+    """The ATen graph of a module, function, exported program or FX graph.
 
     `attempts` are the values of torch.export's ``strict`` to try one after the other.
     """
@@ -80,13 +81,16 @@ def lower(
         return lowered if dynamic_shapes is None else _named(lowered, dynamic_shapes)
     if isinstance(mod, torch.fx.GraphModule) and not args and not kwargs:
         raise CaptureError("dynamic_shapes need example arguments (args=...) of the graph.")
-    if not isinstance(mod, torch.nn.Module):
+    if not callable(mod):
         raise CaptureError(
-            f"Expected a Module, an ExportedProgram or a GraphModule, got {type(mod).__name__}."
+            "Expected a Module, a function, an ExportedProgram or a GraphModule, got "
+            f"{type(mod).__name__}."
         )
+    if not isinstance(mod, torch.nn.Module):
+        mod = FunctionModule(mod)
     call = (mod, tuple(args), dict(kwargs or {}))
     try:
-        with _warning_if_it_works():
+        with _warning_if_it_works(), transforms_ended():
             program = _export(call, without_names(read_shapes(*call, dynamic_shapes)), attempts)
             return _from_program(program, decompositions, _leaves(*call, dynamic_shapes))
     except CaptureError as refused:
@@ -117,6 +121,7 @@ def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> L
     given = [shape for leaf, shape in pairs if isinstance(leaf, torch.Tensor)]
     with (
         _keeping_marks(call[1:]),
+        transforms_ended(),
         correct_tracing(),
         WithoutNumbers(),
         warnings.catch_warnings(),
@@ -165,7 +170,7 @@ def _export(call: Call, shapes: Any, attempts: Sequence[bool]) -> torch.export.E
         errors.append(program)
     first = errors[0]
     raise CaptureError(
-        f"torch.export could not capture {type(call[0]).__name__}: {_first_line(first)}\n"
+        f"torch.export could not capture {call[0]._get_name()}: {_first_line(first)}\n"
         f"{_advice(first)}"
     ) from first
 

@@ -24,6 +24,7 @@ from dort_rewriter.compiler.model_key import model_key
 from dort_rewriter.errors import (
     ExecutionError,
     NoKernelError,
+    OptionError,
     UnsupportedOp,
     UnsupportedOpError,
     calling,
@@ -47,6 +48,7 @@ from dort_rewriter.optimize.provider_fit import (
     substitute,
 )
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
+from dort_rewriter.ort_module import describe
 from dort_rewriter.plan.graph_plan import GraphPlan
 from dort_rewriter.plan.nodes import unsupported
 from dort_rewriter.plan.outputs import SHARED, ModelOutput, OutputPlan
@@ -362,16 +364,26 @@ def _output_names(plan: OutputPlan) -> list[str]:
 def build_or_pass_on(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:
     """Build the session of a model; where a provider refuses it, on those behind it.
 
-    NOTE: not where CUDA does, behind which there is nobody who has its memory.
+    Raises :class:`OptionError` where it is required, :class:`ExecutionError` where there is to be
+    no fallback.
+
+    NOTE: not passed on where CUDA refuses it, behind which there is nobody who has its memory.
     """
-    name, *rest = [str(name) for name, _ in providers]
+    (name, given), *rest = providers
+    required = str(given.get("required")) == "True"
     try:
-        return build_session(model, providers, options)
+        session = build_session(model, providers, options)
+        if name not in (p.name for p in session.providers):
+            raise ExecutionError(f"{describe()} made a session without {name}, which failed.")
     except ExecutionError as error:
+        if required and name != CPU:
+            raise OptionError(f"{name} is required, and refuses a graph: {error}") from error
         if name in (CPU, CUDA) or not rest or not options.fallback:
             raise
-        logger.warning("A graph runs on %s, %s refuses it: %s", rest[0], name, error)
-    return build_or_pass_on(model, providers[1:], options)
+        logger.warning("A graph runs on %s, %s refuses it: %s", rest[0][0], name, error)
+    else:
+        return session
+    return build_or_pass_on(model, rest, options)
 
 
 def build_session(model: Any, providers: Providers, options: OrtBackendOptions) -> Session:

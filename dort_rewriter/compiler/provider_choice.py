@@ -1,4 +1,4 @@
-"""Which execution providers run a graph, best first, and whether CUDA's may round to TF32.
+"""Which execution providers run a graph, best first, and in which precision.
 
 torch decides TF32 for matrix products, where it is off by default, and for convolutions, where it
 is on; onnxruntime has one switch for a session, and has it on.
@@ -6,7 +6,9 @@ is on; onnxruntime has one switch for a session, and has it on.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +21,10 @@ from dort_rewriter.runtime.providers import (
     CPU,
     CUDA,
     OPENVINO,
+    Provider,
     ProviderSpec,
     infer,
+    parse,
     take_present,
 )
 
@@ -45,47 +49,107 @@ def select_providers(
     Raises :class:`OptionError` for one that is named and not there, if it is required or the
     options say ``fallback=False``.
     """
-    wanted: list[ProviderSpec] = list(options.preferred_execution_providers or ())
+    chosen: dict[str, Provider] = {}
+    for provider in map(parse, options.preferred_execution_providers or ()):
+        chosen.setdefault(provider.name, provider)
     if options.infer_execution_providers:
         devices = [a.device for a in args if isinstance(a, torch.Tensor)]
-        wanted.extend(infer([*devices, *_result_devices(graph_module)]))
-    wanted.extend(options.default_execution_providers or (CPU,))
-    chosen: dict[str, Mapping[str, Any]] = {}
-    for spec in wanted:
-        if isinstance(spec, str):
-            chosen.setdefault(spec, {})
-        elif isinstance(spec, tuple):
-            chosen.setdefault(spec[0], spec[1] or {})
-        else:  # inferred: what the user left open follows the tensors, as the device's number
-            chosen[spec.name] = {**spec.options, **chosen.get(spec.name, {})}
-    here = take_present(list(chosen.items()), strict=not options.fallback)
-    names = [p.name for p in here] or [CPU]
-    return [(n, {**_as_torch_computes(n, graph_module), **chosen.get(n, {})}) for n in names]
+        for provider in infer([*devices, *_result_devices(graph_module)]):
+            # What the user left open follows the tensors, as the device's number.
+            named = chosen.get(provider.name, provider)
+            options_of = {**provider.options, **named.options}
+            chosen[provider.name] = dataclasses.replace(named, options=options_of)
+    for provider in map(parse, options.default_execution_providers or (CPU,)):
+        chosen.setdefault(provider.name, provider)
+    here = take_present(list(chosen.values()), strict=not options.fallback)
+    return [_as_torch_computes(p, graph_module).spelled() for p in here or [Provider(CPU)]]
 
 
-def _as_torch_computes(name: str, graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
-    """Options that have a provider compute as exactly as torch's settings ask for.
+def providers_of_files(specs: Sequence[ProviderSpec]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The providers that run models of files, as the user names them, with the CPU behind them.
 
-    By itself each of these lowers the precision of float32 on processors that have it cheap. What
-    the user's own options say wins.
+    Raises :class:`OptionError` for one that is not there.
     """
-    if name == CUDA:
-        return _cuda_options(graph_module)
-    if name == OPENVINO and torch.get_float32_matmul_precision() != "medium":
-        # On a processor with AMX it would be bfloat16: gradients were off by 1.6e-2.
-        return {"load_config": '{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}'}
-    return {}
+    here = take_present([*specs, CPU], strict=True)
+    return [_as_torch_computes(p, None).spelled() for p in here]
 
 
-def _cuda_options(graph_module: torch.fx.GraphModule) -> Mapping[str, str]:
+_PINNED: Mapping[str, Mapping[str, str]] = {
+    # On a processor with AMX or AVX512_BF16 it would be bfloat16, on a GPU float16: gradients were
+    # off by 1.6e-2.
+    OPENVINO: {
+        "load_config": '{"CPU":{"INFERENCE_PRECISION_HINT":"f32"},'
+        '"GPU":{"INFERENCE_PRECISION_HINT":"f32"}}'
+    },
+    # Its networks compute in float16 on Apple's GPU and neural engine; typed programs do not.
+    "CoreMLExecutionProvider": {
+        "ModelFormat": "MLProgram",
+        "AllowLowPrecisionAccumulationOnGPU": "0",
+    },
+    # By default float32 is computed in float16.
+    "QNNExecutionProvider": {"enable_htp_fp16_precision": "0"},
+    # By default it takes float16 wherever an operator has both.
+    "CANNExecutionProvider": {"precision_mode": "must_keep_origin_dtype"},
+}
+"""Options of providers that would lower the precision of float32 by themselves, and why."""
+
+
+def _as_torch_computes(provider: Provider, graph_module: torch.fx.GraphModule | None) -> Provider:
+    """A provider with options to compute as exactly as torch's settings ask for, in all graphs
+    where none is given.
+
+    What the user's own options say wins.
+    """
+    own = provider.options
+    if provider.name == CUDA:
+        return dataclasses.replace(provider, options={**_cuda_options(graph_module), **own})
+    pinned = dict(_PINNED.get(provider.name, {}))
+    if not pinned or _may_be_bfloat16():
+        return provider
+    if provider.name == OPENVINO:
+        pinned = {} if "precision" in own else pinned
+        if pinned and (config := _with_hints(own.get("load_config"), pinned["load_config"])):
+            own = {**own, "load_config": config}
+    return dataclasses.replace(provider, options={**pinned, **own})
+
+
+def _may_be_bfloat16() -> bool:
+    """Whether torch may compute float32 products in bfloat16 beside CUDA.
+
+    NOTE: read by the name of torch 2.9 where it is, which the older one raises beside.
+    """
+    products = getattr(torch.backends.mkldnn, "matmul", None)
+    named = getattr(products, "fp32_precision", None)
+    if named is not None:
+        return bool(named == "bf16")
+    return torch.get_float32_matmul_precision() == "medium"
+
+
+def _with_hints(config: str | None, pinned: str) -> str | None:
+    """The user's configuration of OpenVINO, with the precision for each device where it says
+    none; None where it is not one, but the name of a file."""
+    try:
+        known = json.loads(config or "{}")
+    except ValueError:
+        return None
+    if not isinstance(known, dict) or not all(isinstance(v, dict) for v in known.values()):
+        return None
+    return json.dumps(
+        {**known, **{k: {**v, **known.get(k, {})} for k, v in json.loads(pinned).items()}}
+    )
+
+
+def _cuda_options(graph_module: torch.fx.GraphModule | None) -> Mapping[str, str]:
     """What torch's settings say of CUDA's products and convolutions.
 
     NOTE: by itself onnxruntime rounds to TF32 and tries every algorithm of a convolution, which
     takes seconds at each first call, as torch does only when it is asked to.
     """
     search = "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC"
-    tf32 = str(int(may_use_tf32(graph_module)))
-    return {"use_tf32": tf32, "cudnn_conv_algo_search": search}
+    tf32 = all(precision == "tf32" for precision in precisions())
+    if graph_module is not None:
+        tf32 = may_use_tf32(graph_module)
+    return {"use_tf32": str(int(tf32)), "cudnn_conv_algo_search": search}
 
 
 def _result_devices(graph_module: torch.fx.GraphModule) -> list[torch.device]:

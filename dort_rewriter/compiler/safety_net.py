@@ -31,6 +31,7 @@ from dort_rewriter.errors import (
     place_of,
 )
 from dort_rewriter.plan.graph_plan import belongs_in_torch
+from dort_rewriter.plan.other_numbers import OTHER_NUMBERS
 from dort_rewriter.trace import CompileTrace
 
 logger = logging.getLogger(__name__)
@@ -161,15 +162,20 @@ def log_fallbacks(
     :class:`UnsupportedOpError` where that is not asked for.
     """
     if called:
-        counts = Counter(f"{c.op} ({c.reason})" for c in called)
-        names = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        logger.info("A session calls these operators in torch: %s", names)
+        logger.info("A session calls these operators in torch: %s", _counted(called))
+    if others := [f for f in fallbacks if f.reason in OTHER_NUMBERS]:
+        logger.info("Other numbers on the provider, these run in torch: %s", _counted(others))
     missing = [f for f in fallbacks if not belongs_in_torch(f)]
     if missing and fallback and in_part:
         listing = UnsupportedOpError(missing).listing()
         logger.info("These operators run in torch: %s\n%s", listing, _ADVICE)
     elif missing:
         log_whole_fallback(missing, fallback=fallback)
+
+
+def _counted(operators: Sequence[UnsupportedOp]) -> str:
+    counts = Counter(f"{u.op} ({u.reason})" for u in operators)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 def log_whole_fallback(missing: Collection[UnsupportedOp], *, fallback: bool) -> None:

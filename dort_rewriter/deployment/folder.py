@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import math
 import os
 import stat
@@ -36,8 +37,10 @@ from dort_rewriter.runtime.model_files import (
 )
 from dort_rewriter.signature import inverse_order
 
+logger = logging.getLogger(__name__)
+
 DESCRIPTION = "saved.json"
-FORMAT = 5
+FORMAT = 6
 """Raised when a description means something else."""
 
 _ALIGNMENT = 64
@@ -218,6 +221,48 @@ def _read_at(handle: int, size: int, position: int) -> bytes:
     return os.read(handle, size)
 
 
+class FormFile:
+    """What a provider has compiled of a model of a folder, behind its key: a file that is read
+    when it is asked for. While a model is saved, what is compiled of it is held (`made`)."""
+
+    def __init__(self, folder: Path, entry: Mapping[str, Any] | None, *, holds: bool) -> None:
+        self._entry, self._holds = entry, holds
+        self.made: bytes | None = None
+        self.handle: int | None = None
+        if entry is not None:
+            try:
+                self.handle = _open_file(checked_file(folder, entry, whole=False))
+            except ExecutionError as error:
+                self._complain(str(error))
+
+    def get(self, key: str) -> bytes | None:
+        """What was compiled for a key."""
+        if self.handle is None or self._entry is None:
+            return None
+        found = _read_all(self.handle)
+        if zlib.crc32(found) != self._entry["digest"]:
+            self._complain("What was compiled of it is damaged.")
+            return None
+        known, _, data = found.partition(b"\n")
+        if known != key.encode():
+            logger.info("A saved model was compiled for another release or device: it is again.")
+            return None
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Hold what was compiled, where a model is saved."""
+        if self._holds:
+            self.made = key.encode() + b"\n" + data
+
+    def reject(self, key: str) -> None:
+        """Say that what was compiled is of no use; a folder that is loaded stays as it is."""
+        self._complain(f"What was compiled of it ({key[:8]}) does not load.")
+
+    @staticmethod
+    def _complain(what: str) -> None:
+        logger.warning("A saved model is compiled again: %s", what)
+
+
 class ModelFiles:
     """A model of a folder (`kind` is ``model 0`` or ``backward 0``), read when it is asked for.
 
@@ -234,6 +279,7 @@ class ModelFiles:
         torch_kernels: bool,
         insertions: Sequence[Insertion] = (),
         parts: Sequence[Part] = (),
+        holds_forms: bool = False,
     ) -> None:
         self._folder = folder
         self._entry = files[kind]
@@ -242,11 +288,15 @@ class ModelFiles:
         self._insertions, self._parts = insertions, parts
         self._path = checked_file(folder, self._entry, whole=False)
         self._handle = _open_file(self._path)
+        self.form = FormFile(folder, files.get(f"{kind} compiled"), holds=holds_forms)
         self._handles = [self._handle]
+        if self.form.handle is not None:
+            self._handles.append(self.form.handle)
         self._close = weakref.finalize(self, _close_all, self._handles)
         if insertions:
             expect(insertions[-1].position <= self._entry["bytes"], "position", insertions[-1])
-            self._handles.append(_open_file(checked_file(folder, files["parts"], whole=False)))
+            self._parts_handle = _open_file(checked_file(folder, files["parts"], whole=False))
+            self._handles.append(self._parts_handle)
         self._with_data: Model | None = None
         """A model with weights in a file of their own, which it has mapped."""
 
@@ -278,7 +328,7 @@ class ModelFiles:
             raise ExecutionError(f"{self._folder} holds a damaged model: {error}.") from error
 
     def _read_part(self, size: int, position: int) -> bytes:
-        return _read_at(self._handles[-1], size, position)
+        return _read_at(self._parts_handle, size, position)
 
     def keep(self) -> None:
         """Note that its session is built: where nothing forks the files are closed."""

@@ -156,5 +156,6 @@ def _saved_graph(
         writes=find_mutated_inputs(block),
         providers=tuple((n, {k: str(v) for k, v in o.items()}) for n, o in providers),
         torch_kernels=block.session is not None and uses_torch_kernels(block.model),
+        placement=None if block.session is None else block.session.placement,
         plan=plan,
     )

@@ -53,6 +53,11 @@ class LoadedCall:
         self._models, self._options = models, options
         self._prepare()
 
+    def forms(self) -> dict[str, bytes]:
+        """What providers have compiled of its graphs while it is saved, by kind."""
+        made = {kind: files.form.made for kind, files in self._models.items()}
+        return {kind: form for kind, form in made.items() if form is not None}
+
     # -- arguments ------------------------------------------------------------------------------
 
     def arguments(self, tensors: Sequence[torch.Tensor], key: list[Any] | None) -> list[Any]:
@@ -216,6 +221,7 @@ def _build(graph: SavedGraph, files: ModelFiles | None, options: OrtBackendOptio
             providers=graph.providers,
             options=settings,
             keep=new_settings(options, model, graph.providers),
+            beside=files.form,
         )
         files.keep()
     return Executor(

@@ -41,11 +41,19 @@ class SavedModel:
     """
 
     def __init__(
-        self, folder: Path, saved: Description, named: Mapping[str, Any], *, check: bool
+        self,
+        folder: Path,
+        saved: Description,
+        named: Mapping[str, Any],
+        *,
+        check: bool,
+        holds_forms: bool = False,
     ) -> None:
         self.folder = folder
         self._saved = saved
-        models = [saved.models(folder, i) for i in range(len(saved.calls))]
+        models = [
+            saved.models(folder, i, holds_forms=holds_forms) for i in range(len(saved.calls))
+        ]
         self._state = state_of(folder, saved, named, check=check)
         self._let_derive()
         self._names = [t.name for t in saved.tensors]
@@ -156,6 +164,13 @@ class SavedModel:
         """In a forked child, leave the sessions of the parent alone: the next calls build some."""
         for call in self._calls:
             call.forget_inherited()
+
+
+def forms_of(model: SavedModel) -> Iterator[tuple[str, bytes]]:
+    """Yield what providers have compiled of a model while it is saved, by the name of its file."""
+    for place, call in enumerate(model._calls):
+        for kind, form in call.forms().items():
+            yield f"{kind} {place} compiled", form
 
 
 _loaded: weakref.WeakSet[SavedModel] = weakref.WeakSet()

@@ -47,6 +47,8 @@ class SavedGraph:
     writes: Writes
     providers: tuple[tuple[str, dict[str, str]], ...]
     torch_kernels: bool
+    placement: Mapping[str, Mapping[str, int]] | None = None
+    """The nodes that each provider had by type when it was saved, as its session told."""
     insertions: tuple[Insertion, ...] = ()
     """The weights that its model has in common with others."""
     plan: StepPlan | None = None
@@ -114,7 +116,9 @@ class Description:
             OrtBackendOptions, mapping(self.options, "list of options", SESSION_OPTIONS)
         )
 
-    def models(self, folder: Path, place: int) -> dict[str, ModelFiles]:
+    def models(
+        self, folder: Path, place: int, *, holds_forms: bool = False
+    ) -> dict[str, ModelFiles]:
         """The files of the models of a call by their kind; a graph may compute nothing."""
         return {
             kind: ModelFiles(
@@ -124,6 +128,7 @@ class Description:
                 torch_kernels=graph.torch_kernels,
                 insertions=graph.insertions,
                 parts=self.parts,
+                holds_forms=holds_forms,
             )
             for kind, graph in self.calls[place].graphs.items()
             if f"{kind} {place}" in self.files
@@ -152,7 +157,7 @@ def read_whole(content: Mapping[str, Any]) -> Description:
 
 def _check_files(files: Mapping[str, Any], calls: int) -> None:
     kinds = [f"{kind} {i}" for i in range(calls) for kind in ("model", "backward")]
-    known = {"parts", "tensors", *kinds, *(f"{kind} data" for kind in kinds)}
+    known = {"parts", "tensors", *(f"{k}{of}" for k in kinds for of in ("", " data", " compiled"))}
     for kind, entry in files.items():
         text(kind, "kind of file", known)
         entry = mapping(entry, "file", ("file", "bytes", "digest"))

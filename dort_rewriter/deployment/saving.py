@@ -43,7 +43,7 @@ from dort_rewriter.deployment.folder import (
     write_tensors,
 )
 from dort_rewriter.deployment.graphs import Graphs, MadeGraph
-from dort_rewriter.deployment.loading import SavedModel, settings_now
+from dort_rewriter.deployment.loading import SavedModel, forms_of, settings_now
 from dort_rewriter.deployment.reading import SESSION_OPTIONS, Description, read_whole
 from dort_rewriter.deployment.serialization import spell
 from dort_rewriter.deployment.shared_parts import Insertion, PartsWriter
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 ASIDE = ".dort-save-"
 """How the names of folders begin that a save writes to."""
 
-_OURS = re.compile(r"(model|backward|tensors|parts)-[0-9a-f]{12}\.(onnx|onnx\.data|bin)")
+_OURS = re.compile(r"(model|backward|tensors|parts|compiled)-[0-9a-f]{12}\.(onnx|onnx\.data|bin)")
 
 
 @contextlib.contextmanager
@@ -301,20 +301,27 @@ def _write_model(
 
 
 def _compare(graphs: Graphs, content: Mapping[str, Any], folder: Path) -> None:
-    """Call what was written, and compare it with what the graphs gave: bit for bit."""
+    """Call what was written, and compare it with what the graphs gave: bit for bit.
+
+    What providers compile for that is written too, and added to the files of the description.
+    """
     state = graphs.state
     named = {}
     for stored, tensor in zip(state.stored, state.tensors, strict=True):
         # The state of the caller stays what it is.
         named[stored.name] = copy_of(tensor) if stored.written else tensor
     written = read_whole(json.loads(json.dumps(content)))
-    saved = SavedModel(folder, written, named, check=True)
+    saved = SavedModel(folder, written, named, check=True, holds_forms=True)
     for place, graph in enumerate(graphs.made):
         with torch.no_grad():  # what the graph before has written to
             for stored, tensor in zip(state.stored, state.tensors, strict=True):
                 if stored.written:
                     saved.state[stored.name].copy_(tensor)
         _compare_call(place, graph, saved)
+    for name, form in forms_of(saved):
+        path = folder / f"compiled-{secrets.token_hex(6)}.bin"
+        path.write_bytes(form)
+        content["files"][name] = file_entry(path)
 
 
 def _compare_call(place: int, graph: MadeGraph, saved: SavedModel) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
 from dort_rewriter.deployment.view_steps import checked_step, is_saved, is_size
-from dort_rewriter.dtypes import is_convertible
+from dort_rewriter.dtypes import CONVERTIBLE
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.signature import (
     Dim,
@@ -136,7 +136,7 @@ def _read_dtype(name: Any) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"there is no element type {name!r}")
     # Memory that shows a quantized type without its scales ends the process.
-    known = found.is_floating_point or found.is_complex or is_convertible(found)
+    known = found.is_floating_point or found.is_complex or found in CONVERTIBLE
     expect(known, "element type", name)
     return found
 

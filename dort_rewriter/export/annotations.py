@@ -8,13 +8,15 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.dtypes import FLOAT8, is_convertible, to_onnx_type
+from dort_rewriter.dtypes import CONVERTIBLE, FLOAT8, to_onnx_type
 from dort_rewriter.export.recorder import scalar_type
 from dort_rewriter.export.registry import Refused
 from dort_rewriter.graph.values import Value
 from dort_rewriter.signature import describe_value, order_of_pairs
 
 _FLOAT8_SINCE = 19
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def element_type(meta: Any) -> ir.DataType:
@@ -30,21 +32,23 @@ def _shape(meta: Any) -> tuple[int | str, ...]:
 
 
 def unsupported_value(meta: Any) -> str | None:
-    """Why no value of a model can stand for one of a graph; None when it can."""
+    """Why no value of a model can stand for one of a graph, or for an item of a list of those;
+    None when it can."""
+    if isinstance(meta, list | tuple):
+        return next((reason for m in meta if (reason := unsupported_value(m)) is not None), None)
     if isinstance(meta, torch.Tensor):
         if meta.layout is not torch.strided:
             return f"{meta.layout} tensors are not converted"
-        known = is_convertible(meta.dtype.to_real())
+        known = meta.dtype.to_real() in CONVERTIBLE
         return None if known else f"{meta.dtype} tensors are not converted"
-    known = isinstance(meta, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
+    known = meta is None or isinstance(meta, _NUMBERS)
     return None if known else f"{type(meta).__name__} values are not converted"
 
 
-def newer_type(node: torch.fx.Node, opset: int) -> str | None:
-    """Why a model of an opset has no type for a node; None when it has."""
-    if opset >= _FLOAT8_SINCE or not any(map(_is_float8, (node, *node.all_input_nodes))):
-        return None
-    return f"no float8 before opset {_FLOAT8_SINCE}"
+def newer_type(node: torch.fx.Node) -> str | None:
+    """Why a model of an opset below :func:`opset_of` has no type for a node; None when it has."""
+    found = any(map(_is_float8, (node, *node.all_input_nodes)))
+    return f"no float8 before opset {_FLOAT8_SINCE}" if found else None
 
 
 def opset_of(graph: torch.fx.Graph, at_least: int) -> int:
@@ -82,24 +86,24 @@ def stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def annotate(value: Value, meta: Any) -> None:
-    """Write type and shape to a value."""
+    """Write type and shape to a value, unless it has another shape (see :func:`check_shape`)."""
     value.type = ir.TensorType(element_type(meta))
-    value.shape = ir.Shape(_shape(meta))
+    value.shape = ir.Shape(check_shape(value, meta))
     if isinstance(meta, torch.SymInt):
         value.meta["size"] = str(meta.node.expr)  # the symbol that dimensions know it by
 
 
-def check_shape(value: Value, meta: Any) -> None:
-    """Refuse a result whose shape cannot be the one torch computed."""
+def check_shape(value: Value, meta: Any) -> tuple[int | str, ...]:
+    """The shape that torch computed; raise :class:`Refused` where a result cannot have it."""
     want = _shape(meta)
-    if value.shape is None:
-        return
-    wrong = len(value.shape) != len(want) or any(
+    given = want if value.shape is None else value.shape
+    wrong = len(given) != len(want) or any(
         isinstance(a, int) and isinstance(b, int) and a != b
-        for a, b in zip(value.shape, want, strict=True)
+        for a, b in zip(given, want, strict=True)
     )
     if wrong:
         raise Refused(f"its converter gave the shape {value.shape} instead of {list(want)}")
+    return want
 
 
 def is_automatic(value: ir.Value) -> bool:

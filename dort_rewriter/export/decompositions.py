@@ -113,7 +113,15 @@ def _own_table() -> Table:
         **encoder_decompositions(),
         **cell_decompositions(),
         **layer_decompositions(),
+        aten._new_zeros_with_same_feature_meta.default: _zeros_beside,
     }
+
+
+def _zeros_beside(
+    self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """The tangent that forward mode begins with."""
+    return other.new_zeros((*self.shape[:self_num_batch_dims], *other.shape))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.aten import is_mutation, is_random
 from dort_rewriter.errors import calling
 from dort_rewriter.export.annotations import unsupported_value
 from dort_rewriter.export.complex_numbers import complex_converters, has_complex
@@ -20,7 +21,6 @@ from dort_rewriter.export.onnxscript_functions import (
 )
 from dort_rewriter.export.registry import (
     Converter,
-    arguments,
     builtin_converters,
     make_converter,
     op_name,
@@ -97,7 +97,7 @@ class Dispatcher:
         found = self._find(name)
         if found is None:
             return "no converter"
-        return found.refusal(node) or self._refusal_inside(node) or found
+        return self._refusal_inside(node) or found.refusal(node) or found
 
     def _refusal_inside(self, node: torch.fx.Node) -> str | None:
         """Why the bodies of a higher-order operator cannot be converted."""
@@ -106,7 +106,7 @@ class Dispatcher:
         for body in _bodies(node):
             for inner in body.graph.nodes:
                 if inner.op == "placeholder":
-                    reason = _foreign(inner.meta.get("val"))
+                    reason = unsupported_value(inner.meta.get("val"))
                 elif inner.op == "call_function" and inner.target is not operator.getitem:
                     reason = self.refusal(inner)
                 else:
@@ -256,21 +256,15 @@ def _is_attribute(value: Any) -> bool:
 
 def _unconvertible(node: torch.fx.Node) -> str | None:
     """Why no converter could take a node, whoever writes it."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        if _draws(target, node):
-            # NOTE: random numbers of ONNX Runtime do not follow torch.manual_seed.
-            return RANDOM
-        if target._schema.is_mutable:
-            return "it writes to its input"
-    for known in (node, *node.all_input_nodes):
-        if known.op == "get_attr":
-            continue
-        if "val" not in known.meta:
-            return f"nothing is known about {known.name}"
-        if (reason := _foreign(known.meta["val"])) is not None:
-            return reason
-    return None
+    if is_random(node, backward=True):
+        # NOTE: random numbers of ONNX Runtime do not follow torch.manual_seed.
+        return RANDOM
+    if is_mutation(node):
+        return "it writes to its input"
+    known = [n for n in (node, *node.all_input_nodes) if n.op != "get_attr"]
+    if (unknown := next((n for n in known if "val" not in n.meta), None)) is not None:
+        return f"nothing is known about {unknown.name}"
+    return unsupported_value([n.meta["val"] for n in known])
 
 
 def _bodies(node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
@@ -281,18 +275,3 @@ def _bodies(node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
             value: Any = functools.reduce(getattr, str(argument.target).split("."), owner)
             if isinstance(value, torch.fx.GraphModule):
                 yield value
-
-
-def _foreign(value: Any) -> str | None:
-    """Why a result, or an item of it, cannot enter a model."""
-    if isinstance(value, list | tuple):
-        return next((reason for v in value if (reason := _foreign(v)) is not None), None)
-    return None if value is None else unsupported_value(value)
-
-
-def _draws(target: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
-    """Whether a call draws random numbers, or reads those its forward drew."""
-    given = arguments(target, node.args, node.kwargs)
-    if not hasattr(given, "dropout_p"):
-        return torch.Tag.nondeterministic_seeded in target.tags
-    return bool(given.dropout_p != 0)

@@ -42,6 +42,7 @@ from dort_rewriter.export.annotations import (
     element_type,
     is_automatic,
     newer_type,
+    opset_of,
     permutation,
     stored,
     unsupported_value,
@@ -304,6 +305,7 @@ class _Interpreter:
         self.graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="main_graph")
         self.recorder = Recorder(self.graph, opset)
         self.recorder.walk = self._walk_body
+        self.lacks_types = opset_of(graph_module.graph, opset) > opset
         self.results: dict[torch.fx.Node, Any] = {}
         self.unsupported: list[UnsupportedOp] = []
         self.inputs: dict[torch.fx.Node, str] = {}
@@ -323,12 +325,14 @@ class _Interpreter:
     ) -> ExportedGraph:
         self._check_names(output_names)
         needed = ancestors([leaf for leaf, _ in results])
-        for node in self.graph_module.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node, node in needed)
-            elif node in needed:
-                self._visit(node)
-            self.advance()
+        nodes = self.graph_module.graph.nodes
+        with working_on(lambda: source_line(node)):
+            for node in nodes:
+                if node.op == "placeholder":
+                    self._placeholder(node, node in needed)
+                elif node in needed:
+                    self._visit(node)
+                self.advance()
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported)
         outputs = self._outputs(results, output_names)
@@ -345,8 +349,7 @@ class _Interpreter:
         if node.op == "get_attr":
             self.results[node] = self._attribute(node)
         elif node.op == "call_function":
-            with working_on(functools.partial(source_line, node)):
-                self.results[node] = self._call(node)
+            self.results[node] = self._call(node)
         else:
             raise ExportError(f"{node.op} is not ATen: lower the graph first: {describe(node)}")
 
@@ -362,9 +365,10 @@ class _Interpreter:
         results = output.args[0]
         leaves = list(results) if isinstance(results, list | tuple) else [results]
         needed = ancestors(leaves)
-        for node in nodes:
-            if node in needed and node not in inner.results:
-                inner._visit(node)
+        with working_on(lambda: source_line(node)):
+            for node in nodes:
+                if node in needed and node not in inner.results:
+                    inner._visit(node)
         if inner.unsupported:
             first = inner.unsupported[0]
             raise Refused(f"{first.op} inside: {first.reason}")
@@ -442,7 +446,7 @@ class _Interpreter:
                 return source[node.args[1]]  # type: ignore[index]
             if source is _Missing:
                 return _Missing
-        found = newer_type(node, self.recorder.opset) or self.dispatcher.find(node)
+        found = (newer_type(node) if self.lacks_types else None) or self.dispatcher.find(node)
         if found == RANDOM and self.draws:
             found = self.dispatcher.find_drawing(node) or found
         if isinstance(found, str):
@@ -512,10 +516,11 @@ class _Interpreter:
         want = element_type(meta)
         if value.dtype is not None and value.dtype != want:
             value = self.recorder.cast(value, want)
-        check_shape(value, meta)
         if is_automatic(value):
             annotate(value, meta)
             value.name = self._free_name(name)
+        else:
+            check_shape(value, meta)
         return value
 
     # -- outputs -------------------------------------------------------------------------------

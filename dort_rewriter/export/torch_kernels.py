@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.aten import is_contiguous
-from dort_rewriter.export.converters.windows import group_count, spread
+from dort_rewriter.export.converters.windows import are_taken, convolution_windows
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import (
     Arguments,
@@ -25,7 +25,7 @@ from dort_rewriter.export.registry import (
     op_name,
 )
 from dort_rewriter.graph.values import Value
-from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 
 
 def torch_kernel(node: torch.fx.Node, has_function: Callable[[str], bool]) -> Converter | None:
@@ -95,29 +95,16 @@ def _takes_convolution(node: torch.fx.Node) -> bool:
     """It is of float64, its numbers are computed by the graph, or larger than the kernel takes."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     types = {v.dtype if isinstance(v, torch.Tensor) else None for v in values}
-    given = arguments(node.target, node.args, node.kwargs)
-    for name, most in CONVOLUTION_LIMITS.items():
-        numbers = getattr(given, name)
-        assert isinstance(numbers, Sequence)
-        if not all(isinstance(n, int) and n <= most for n in numbers):
-            return False
-    return len(types) == 1 and types <= {torch.float32, torch.bfloat16, torch.float16}
-
-
-def _windows(given: Arguments) -> dict[str, Any]:
-    rank = given.weight.rank - 2
-    lists = ("stride", "padding", "dilation", "output_padding")
-    numbers = {name: spread(getattr(given, name), rank) for name in lists}
-    return {"groups": group_count(given.groups), **numbers}
+    fits = are_taken(arguments(node.target, node.args, node.kwargs))
+    return fits and len(types) == 1 and types <= {torch.float32, torch.bfloat16, torch.float16}
 
 
 @by_name
 def _convolution(op: Recorder, given: Arguments) -> Value:
-    how = _windows(given)
+    how = convolution_windows(given)
     if _is_product(op, given, how, images=1):
         return _product_of_pixels(op, given.input, given.weight, given.bias)
     read = [v for v in (given.input, given.weight, given.bias) if v is not None]
-    how = {"transposed": int(given.transposed), **how}
     result: Value = op.call("convolution", *read, domain=OWN_DOMAIN, **how)
     return result
 
@@ -182,12 +169,11 @@ def _gradients_of_pixels(
 
 @by_name
 def _convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, ...]:
-    how, mask = _windows(given), given.output_mask
+    how, mask = convolution_windows(given), given.output_mask
     read = (given.grad_output, given.input, given.weight)
     if _is_product(op, given, how, images=2):
         return _gradients_of_pixels(op, *read, mask)
-    how |= {"transposed": int(given.transposed), "domain": OWN_DOMAIN, "outputs": 3}
-    results = op.call("convolution_backward", *read, **how)
+    results = op.call("convolution_backward", *read, domain=OWN_DOMAIN, outputs=3, **how)
     return tuple([r if asked else None for r, asked in zip(results, mask, strict=True)])
 
 

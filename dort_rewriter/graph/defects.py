@@ -32,7 +32,8 @@ _OF_NOTHING: dict[str, float] = {
     "ReduceProd": 1.0,
     "ReduceMean": math.nan,
 }
-_REDUCTIONS = _OF_NOTHING.keys() | {"ReduceMax", "ReduceMin"}
+OVER_NOTHING = _OF_NOTHING.keys() | {"ReduceMax", "ReduceMin", "MatMul"}
+"""Operators that may have no elements to add up."""
 
 
 def merged_casts(x: ir.Value, dtype: ir.DataType) -> ir.DataType | None:
@@ -116,7 +117,7 @@ def _reduction_over_nothing(
 ) -> tuple[float, Sequence[Axis | None]] | None:
     """NOTE: onnxruntime gives a result of the shape of the input, without an element."""
     x = inputs[0] if inputs else None
-    if op not in _REDUCTIONS or x is None or x.shape is None or 0 not in x.shape:
+    if x is None or x.shape is None or 0 not in x.shape:
         return None
     if (found := shapes.reduced_axes(inputs, attributes)) is None:
         return None

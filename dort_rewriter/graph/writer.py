@@ -117,7 +117,7 @@ class Writer:
         except TypeError as e:  # a result, where ONNX wants what is known when the model is made
             raise ExportError(f"{name} has no such attributes: {e}") from e
         count = outputs or self._count_outputs(name, info, values, attributes)
-        results = tuple(Value(self) for _ in range(count))
+        results = tuple([Value(self) for _ in range(count)])
         node = ir.Node(
             domain,
             name,
@@ -175,10 +175,10 @@ class Writer:
                 return self.constant(list(part), ir.DataType.INT64)
         if (folded := _fold(name, values, attributes)) is not None:
             return self.tensor(folded)
+        if name not in defects.OVER_NOTHING or first is None:
+            return None
         nothing = defects.over_nothing(name, values, attributes)
-        if nothing is not None and first is not None:
-            return self._filled(*nothing, first.dtype)
-        return None
+        return None if nothing is None else self._filled(*nothing, first.dtype)
 
     def _filled(
         self, number: float, axes: Sequence[defects.Axis | None], dtype: ir.DataType | None

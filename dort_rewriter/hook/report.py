@@ -1,7 +1,8 @@
-"""Say what the hook did, to which torch, and what it would run on."""
+"""Say what the hook did, to which torch, and what sessions run on."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,9 @@ class HookStatus:
     """The installed distributions of onnxruntime; more than one overwrite each other's files."""
     failure: str = ""
     """Why the hook took itself back."""
+    sessions: tuple[str, ...] = ()
+    """The sessions that this process has by now, by their execution providers, with the nodes that
+    really run on each, where onnxruntime tells."""
 
     def __str__(self) -> str:
         lines = [
@@ -44,6 +48,7 @@ class HookStatus:
             f"onnxruntime: {', '.join(self.onnxruntime) or 'not found'}",
             f"rewriter: {'on' if self.rewriter else 'off'}",
         ]
+        lines += [f"sessions: {line}" for line in self.sessions]
         lines += [f"applied: {name}" for name in self.applied]
         lines += [f"pending: {name}" for name in self.pending]
         return "\n".join(lines)
@@ -71,7 +76,14 @@ def status() -> HookStatus:
                 if (version := _distribution_version(name)) is not None
             ),
             failure=STATE.failure,
+            sessions=_sessions(),
         )
+
+
+def _sessions() -> tuple[str, ...]:
+    """Where sessions run, if some were built: what tells it imports torch."""
+    runtime = sys.modules.get("dort_rewriter.runtime.session")
+    return () if runtime is None else tuple(runtime.describe_sessions())
 
 
 def is_expected() -> bool:

@@ -22,6 +22,8 @@ TABLE: tuple[dict[str, Any], ...] = (
     {"name": "MklAttentionGrad", "never_fails": True, "library": "mkl"},
     {"name": "MklProduct", "never_fails": True, "library": "mkl"},
     {"name": "Order"},
+    {"name": "PaddingLeftOut", "library": "torch"},
+    {"name": "PaddingLeftOutGrad", "library": "torch"},
     {"name": "RmsNorm", "never_fails": True, "mixed_types": True},
     {"name": "RmsNormGrad", "never_fails": True, "mixed_types": True},
     {"name": "Rotary", "never_fails": True, "mixed_types": True},

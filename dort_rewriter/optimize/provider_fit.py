@@ -226,9 +226,21 @@ def _relu(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
     return op.Where(op.Less(x, 0), 0, x)
 
 
+def _exp(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
+    """Of float64: zero below the least number."""
+    return op.Where(op.Less(x, -745.2), 0, op.Exp(x))
+
+
+def _softmax(op: Emitter, node: ir.Node, x: ir.Value) -> ir.Value:
+    axis = [node.attributes.get_int("axis", -1)]
+    parts = _exp(op, node, op.Sub(x, op.ReduceMax(x, axis, keepdims=1)))
+    return op.Div(parts, op.ReduceSum(parts, axis, keepdims=1))
+
+
 SUBSTITUTED: Mapping[str, Write] = {
     "Ceil": _with_sign,
     "Erf": lambda op, node, x: op.Where(op.IsNaN(x), x, op.Erf(x)),
+    "Exp": _exp,
     "Floor": _with_sign,
     "Log": _log,
     "Max": _in_float,
@@ -236,6 +248,7 @@ SUBSTITUTED: Mapping[str, Write] = {
     "PRelu": lambda op, node, x, slope: op.Where(op.Less(x, 0), op.Mul(x, slope), x),
     "Relu": _relu,
     "Sigmoid": lambda op, node, x: op.Div(1, op.Add(op.Exp(op.Neg(x)), 1)),
+    "Softmax": _softmax,
     "Sqrt": _sqrt,
     "Tanh": lambda op, node, x: op.Clip(op.Tanh(x), -1, 1),
 }

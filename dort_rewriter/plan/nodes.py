@@ -97,10 +97,10 @@ class Chooser:
         found = self.dispatcher.find(node)
         if isinstance(found, str):
             return NodePlan(name, "torch", None, reason=CHECK if name in CHECKS else found)
+        reason = self.recipe.refused.get(node.name) or leaves_model(node)
         place = self._place(node, name)
         kernel = torch_kernel(node, has_function) if self._wants_kernel(place) else None
         plan = NodePlan(name, "session", kernel or found, is_kernel=kernel is not None)
-        reason = self.recipe.refused.get(node.name) or leaves_model(node)
         if reason is None and place == "torch":
             reason = PLACED
         if reason is None and not self.on_cpu:

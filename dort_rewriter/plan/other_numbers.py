@@ -7,6 +7,7 @@ which ``explain`` says of the nodes.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -17,11 +18,15 @@ from dort_rewriter.runtime.providers import OPENVINO
 _IN_INT32 = f"{OPENVINO} computes its integers in int32"
 _SATURATES = f"{OPENVINO} keeps the largest number where one of its type begins anew"
 _UNROUNDED = f"{OPENVINO} computes halves in float32, without their roundings"
+_NARROWED = f"{OPENVINO} computes float64 in float32"
+
+OF_FLOATS = frozenset({_UNROUNDED, _NARROWED})
+"""The reasons that are about what models compute, not what they count."""
 
 _TYPES: Mapping[str, Mapping[torch.dtype, str]] = {
     OPENVINO: {
-        torch.float64: f"{OPENVINO} computes float64 in float32",
-        torch.complex128: f"{OPENVINO} computes float64 in float32",
+        torch.float64: _NARROWED,
+        torch.complex128: _NARROWED,
         torch.float16: _UNROUNDED,
         torch.bfloat16: _UNROUNDED,
         torch.int32: f"{OPENVINO} divides and compares int32 in float32",
@@ -85,13 +90,14 @@ def has_other_numbers(node: torch.fx.Node, name: str, provider: str) -> str | No
     return None
 
 
-def share_of_eager(graph: torch.fx.Graph, provider: str) -> float:
-    """For which part of a graph, by operators, a provider has the numbers of eager mode."""
+def others_of(graph: torch.fx.Graph, provider: str) -> tuple[Counter[str], int]:
+    """The operators of a graph whose numbers are others where a provider computes them, by the
+    reason; and how many operators it has."""
     if provider not in _TYPES:
-        return 1.0
-    kept = [
-        has_other_numbers(n, op_name(n.target), provider) is None
+        return Counter(), 0
+    found = [
+        has_other_numbers(n, op_name(n.target), provider)
         for n in graph.nodes
         if n.op == "call_function" and n.target is not operator.getitem
     ]
-    return sum(kept) / len(kept) if kept else 1.0
+    return Counter(reason for reason in found if reason is not None), len(found)

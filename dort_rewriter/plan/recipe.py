@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph
 from dort_rewriter.options import OrtBackendOptions
-from dort_rewriter.plan.other_numbers import share_of_eager
+from dort_rewriter.plan.other_numbers import OF_FLOATS, others_of
 from dort_rewriter.plan.outputs import ModelOutput
 from dort_rewriter.runtime.providers import CPU
 from dort_rewriter.runtime.session import Session
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
     import onnx
 
 logger = logging.getLogger(__name__)
+
+OTHER_NUMBERS_FOR = "has other numbers than torch for"
+"""How it is said of a provider that a graph is not for it."""
+
+_passed_on: set[tuple[str, str]] = set()
+"""Providers that are not for a graph, and why: what a warning has said."""
 
 Providers = Sequence[tuple[str, Mapping[str, Any]]]
 """Execution providers with their options, best first."""
@@ -126,17 +134,41 @@ class Recipe:
 
     def provider_of(self, graph_module: torch.fx.GraphModule) -> str:
         """The first provider of a graph, by what is known of its arguments, that has the numbers
-        of eager mode for half of it, and for all of a file, without torch."""
+        of eager mode for half of it, and for all of a file, without torch.
+
+        Raises :class:`OptionError` where it is another one than a user insists on.
+        """
         placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         chosen = self.select_providers(graph_module, [n.meta.get("val") for n in placeholders])
-        names = [str(name) for name, _ in chosen]
-        if names[0] == CPU:
-            return CPU
-        share = 1.0 if self.in_a_file else 0.5
-        fits = (n for n in names if share_of_eager(graph_module.graph, n) >= share)
-        if (found := next(fits, CPU)) != names[0]:
-            logger.info("A graph is not for %s, which has other numbers than torch.", names[0])
-        return found
+        for place, (name, options) in enumerate(chosen, 1):
+            if name == CPU:
+                break
+            others, count = others_of(graph_module.graph, name)
+            if others.total() <= (0 if self.in_a_file else count / 2):
+                return name
+            behind = chosen[place][0] if place < len(chosen) else CPU
+            self._pass_on(name, behind, options, others, count)
+        return CPU
+
+    def _pass_on(
+        self, name: str, to: str, options: Mapping[str, Any], others: Counter[str], count: int
+    ) -> None:
+        """Say once that graphs are not for a provider that was named, and why.
+
+        Raises :class:`OptionError` where it is required, or there is to be no fallback; but not
+        for what is counted in integers, beside models that it runs.
+        """
+        (reason, _), *_ = others.most_common(1)
+        alone = ", since a file has no torch beside it" if self.in_a_file else ""
+        text = f"{OTHER_NUMBERS_FOR} {others.total()} of {count} operators of a graph ({reason})"
+        insists = str(options.get("required")) == "True" or not self.options.fallback
+        if insists and (self.in_a_file or reason in OF_FLOATS):
+            raise OptionError(
+                f"{name} {text}{alone}: it is required, or fallback=False was given."
+            )
+        level = logging.INFO if (name, reason) in _passed_on else logging.WARNING
+        _passed_on.add((name, reason))
+        logger.log(level, "A graph runs on %s%s: %s %s.", to, alone, name, text)
 
     def may_call_torch(self, provider: str) -> bool:
         """Whether sessions of a provider may call torch, or MKL: they run here, on the CPU."""

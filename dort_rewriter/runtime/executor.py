@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.dtypes import onnx_name
+from dort_rewriter.dtypes import CONVERTIBLE
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.torch_calls import take_failure
 from dort_rewriter.ort_module import bindings, load_onnxruntime
@@ -265,6 +265,7 @@ def _call_constants(
         return {}
     slots = [signature.inputs[i] for i in plan.feed_order]
     addressed = slots[: len(slots) - len(plan.capsules)]
+    read = [s.read_dtype for s in addressed]
     return {
         "OrtValueVector": bindings().OrtValueVector,
         "run": session.ort.run_with_ortvaluevector,
@@ -279,7 +280,7 @@ def _call_constants(
         "NONES": (None,) * len(addressed),
         "PAUSE_SOFT": PAUSE_SOFT,
         "SHORTEST": shortest_run(),
-        "TYPES": tuple(element_type(t) for s in addressed if (t := s.read_dtype) is not None),
+        "TYPES": tuple(map(element_type, filter(None, read))),
         "KNOWN": KnownArguments(
             sum(map(len, plan.scalars.values())),
             [signature.inputs[i].read_order for i in plan.batched],
@@ -408,13 +409,13 @@ def _check_interface(
         raise ExecutionError(f"The model does not compute {sorted(missing)}.")
     types = {**session.input_types, **session.output_types}
     slots: list[InputSlot | OutputSlot] = [*signature.inputs]
-    slots += [s for s in signature.outputs if s.source == "model"]
-    for slot in slots:
-        dtype = slot.read_dtype if isinstance(slot, InputSlot) else slot.made_dtype
+    slots += (outputs := [s for s in signature.outputs if s.source == "model"])
+    dtypes = [s.read_dtype for s in signature.inputs] + [s.made_dtype for s in outputs]
+    for slot, dtype in zip(slots, dtypes, strict=True):
         if not slot.name or dtype is None or slot.name not in types:
             continue  # it is no tensor of the model, or known by its address
-        declared, expected = types[slot.name], _ort_type(dtype)
-        if declared != expected:
+        declared = types[slot.name]
+        if declared != _ORT_TYPES.get(dtype):
             raise ExecutionError(
                 f"{slot.name!r} is {declared} in the model and {dtype} in the signature."
             )
@@ -429,9 +430,5 @@ def _check_interface(
             )
 
 
-_ORT_SPELLING = {"FLOAT": "float", "DOUBLE": "double"}
-
-
-def _ort_type(dtype: torch.dtype) -> str:
-    name = onnx_name(dtype)
-    return f"tensor({_ORT_SPELLING.get(name, name.lower())})"
+_ORT_TYPES = {dtype: f"tensor({name.lower()})" for dtype, name in CONVERTIBLE.items()}
+"""What onnxruntime calls tensors of each type."""

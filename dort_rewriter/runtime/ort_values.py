@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dort_rewriter.dtypes import is_convertible, to_numpy
+from dort_rewriter.dtypes import CONVERTIBLE, to_numpy
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime.providers import ort_device
@@ -62,7 +62,7 @@ def _check_transferable(dtype: torch.dtype, what: str) -> None:
     """Raise :class:`ExecutionError` if tensors of this type cannot enter or leave a session."""
     if dtype in DLPACK_TYPES:
         return
-    if not is_convertible(dtype) or to_numpy(dtype).type.__module__ != "numpy":
+    if dtype not in CONVERTIBLE or to_numpy(dtype).type.__module__ != "numpy":
         raise ExecutionError(
             f"{what} is {dtype}, which onnxruntime's Python interface cannot exchange: cast "
             "inside the model, so that its inputs and outputs have another type."

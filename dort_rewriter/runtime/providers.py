@@ -6,16 +6,17 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
+from dort_rewriter.ort_module import PLUG_INS, bindings, describe, load_onnxruntime
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +34,39 @@ _CUDA_HINT = (
 _HINTS: Mapping[str, str] = {
     CUDA: _CUDA_HINT,
     "TensorrtExecutionProvider": f"{_CUDA_HINT}, and TensorRT",
+    "NvTensorRTRTXExecutionProvider": (
+        "pip install onnxruntime-ep-nv-tensorrt-rtx on a machine with a GPU of NVIDIA"
+    ),
     OPENVINO: (
         "pip install onnxruntime-ep-openvino on a machine with a processor or GPU of Intel, with "
         "onnxruntime 1.23 or newer; or onnxruntime-openvino in the place of onnxruntime"
     ),
+    "QNNExecutionProvider": (
+        "pip install onnxruntime-qnn on a machine with a processor of Qualcomm"
+    ),
+    "WebGpuExecutionProvider": (
+        "pip install onnxruntime-ep-webgpu on a machine with a GPU and its driver"
+    ),
+    "DmlExecutionProvider": "pip install onnxruntime-directml, on Windows",
+    "CoreMLExecutionProvider": "onnxruntime for macOS has it built in",
 }
 """How to install what has a provider, where that is known."""
 
-_PLUG_INS = "onnxruntime-ep-"
-"""How the names of packages begin that bring a provider as a plug-in: their module says its name,
-and where its library is."""
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    CPU: ("CPU",),
+    **dict.fromkeys((*_NEED_CUDA, "DmlExecutionProvider"), ("GPU",)),
+    OPENVINO: ("CPU", "GPU", "NPU"),
+}
+"""The kinds of devices that a provider may have where it is built in."""
+
+_POLICIES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("DEFAULT", "PREFER_CPU"), ("CPU",)),
+    "PREFER_NPU": ("NPU", "CPU"),
+    "PREFER_GPU": ("GPU", "CPU"),
+    "MAX_PERFORMANCE": ("GPU", "NPU", "CPU"),
+    **dict.fromkeys(("MAX_EFFICIENCY", "MIN_OVERALL_POWER"), ("NPU", "GPU", "CPU")),
+}
+"""How onnxruntime calls its policies, and the kinds of devices that each looks at, in order."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,13 @@ class Provider:
     required: bool = False
     """Whether its absence is an error: the option ``required``."""
     device: str | None = None
-    """The kind of device where a plug-in has several: the option ``device``, as in ``"NPU"``."""
+    """The kind of device where it has several: the option ``device``, as in ``"NPU"``."""
+
+    def spelled(self) -> tuple[str, dict[str, Any]]:
+        """A pair of its name and its options, as a user writes it."""
+        own = {"required": True} if self.required else {}
+        of = {} if self.device is None else {"device": self.device}
+        return self.name, {**self.options, **own, **of}
 
 
 ProviderSpec = str | tuple[str, Mapping[str, object]] | Provider
@@ -96,8 +126,10 @@ def devices_of(provider: Provider) -> list[Any]:
 
 
 def _is_wanted(device: Any, provider: Provider) -> bool:
+    """Whether a device is of the kind that is asked for, or is called so by its plug-in: GPU.1."""
     kind = str(device.device.type).rpartition(".")[2]
-    return provider.device is None or provider.device.upper() == kind.upper()
+    names = (kind, *dict(getattr(device, "ep_metadata", {})).values())
+    return provider.device is None or provider.device.upper() in map(str.upper, names)
 
 
 def normalize(specs: Iterable[ProviderSpec]) -> tuple[Provider, ...]:
@@ -113,20 +145,51 @@ def take_present(specs: Iterable[ProviderSpec], *, strict: bool = False) -> tupl
     """
     kept: dict[str, Provider] = {}
     for spec in specs:
-        provider = _parse(spec)
-        if _is_here(provider):
-            kept.setdefault(provider.name, provider)
+        provider = parse(spec)
+        if found := _resolve(provider):
+            for each in found:
+                kept.setdefault(each.name, each)
         elif strict or provider.required:
             raise OptionError(_missing(provider))
         else:
-            _warn(_missing(provider))
+            _warn(provider.name, provider.device)
     return tuple(kept.values())
 
 
-def _is_here(provider: Provider) -> bool:
+def _resolve(provider: Provider) -> list[Provider]:
+    """The provider where it is there; for a policy, those that it takes before the CPU."""
+    if (policy := provider.name.upper()) in _POLICIES:
+        return _by_policy(policy, provider)
     if provider.name in built_in():
-        return True
-    return bool(devices_of(provider) or (_register(provider.name) and devices_of(provider)))
+        if provider.device is None or provider.device.upper() in _KINDS.get(provider.name, ()):
+            return [provider]
+        return []
+    if devices_of(provider) or (_register(provider.name) and devices_of(provider)):
+        return [provider]
+    return []
+
+
+def _by_policy(policy: str, wanted: Provider) -> list[Provider]:
+    """The plug-ins that onnxruntime takes by a policy of what is registered, each with the first
+    kind of device that the policy looks at."""
+    policies = getattr(load_onnxruntime(), "OrtExecutionProviderDevicePolicy", None)
+    if policies is None:
+        return []
+    import onnx
+
+    nothing = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> nothing (float[1] x) => (float[1] y) '
+        "{ y = Identity(x) }"
+    )
+    options = load_onnxruntime().SessionOptions()
+    options.log_severity_level = 4
+    options.set_provider_selection_policy(getattr(policies, policy))
+    session = load_onnxruntime().InferenceSession(nothing.SerializeToString(), options)
+    found = []
+    for name in session.get_providers():
+        ways = [replace(wanted, name=name, device=kind) for kind in _POLICIES[policy]]
+        found += [way for way in ways if is_plug_in(name) and devices_of(way)][:1]
+    return found
 
 
 _registering = threading.Lock()
@@ -139,13 +202,10 @@ def _register(name: str) -> bool:
     if register is None:
         return False
     with _registering:
-        for found in importlib.metadata.distributions():
-            package = (found.metadata["Name"] or "").lower().replace("_", "-")
-            if not package.startswith(_PLUG_INS):
-                continue
+        for package, found in _installed().items():
             try:
-                module = importlib.import_module(package.replace("-", "_"))
-                if name != module.get_ep_name():
+                module = _module_of(found, package)
+                if module is None or name not in _names_of(module):
                     continue
                 register(package, module.get_library_path())
             except Exception as error:  # a package of others
@@ -156,7 +216,34 @@ def _register(name: str) -> bool:
     return False
 
 
-def _parse(spec: ProviderSpec) -> Provider:
+def _module_of(found: importlib.metadata.Distribution, package: str) -> Any:
+    """The module of a plug-in; None for a package without one, as for one that asks for others."""
+    listed = (found.read_text("top_level.txt") or "").split()
+    for name in dict.fromkeys((package.replace("-", "_"), *listed)):
+        if importlib.util.find_spec(name) is not None:
+            module = importlib.import_module(name)
+            if hasattr(module, "get_library_path"):
+                return module
+    return None
+
+
+def _names_of(module: Any) -> list[str]:
+    """The providers that the library of a plug-in has."""
+    several = getattr(module, "get_ep_names", None)
+    return [module.get_ep_name()] if several is None else list(several())
+
+
+def _installed() -> dict[str, importlib.metadata.Distribution]:
+    """The packages with plug-ins that are installed, by name."""
+    every = {
+        str(d.metadata["Name"] or "").lower().replace("_", "-"): d
+        for d in importlib.metadata.distributions()
+    }
+    return {name: every[name] for name in sorted(every) if PLUG_INS.fullmatch(name)}
+
+
+def parse(spec: object) -> Provider:
+    """What a user wrote; :class:`OptionError` for what names no provider."""
     match spec:
         case Provider():
             return spec
@@ -173,6 +260,8 @@ def _parse(spec: ProviderSpec) -> Provider:
                 )
             given = {k: str(v) for k, v in own.items()}
             return Provider(name, given, required=required, device=device)
+    if (policy := getattr(spec, "name", None)) in _POLICIES:  # onnxruntime's own constant
+        return Provider(str(policy))
     raise OptionError(
         f"An execution provider is a name or a pair (name, options), not {spec!r}: "
         f"'{CPU}', ('{CUDA}', {{'device_id': 0}})."
@@ -181,22 +270,38 @@ def _parse(spec: ProviderSpec) -> Provider:
 
 def _missing(provider: Provider) -> str:
     """What is missing, what is there, and how to get the rest."""
-    name, here = provider.name, available()
+    name, here, ready = provider.name, available(), _installed()
+    what = "Execution provider"
+    if name.upper() in _POLICIES:
+        what = "A plug-in for the policy"
     of_device = "" if provider.device is None else f" on a device of the kind {provider.device!r}"
     text = (
-        f"Execution provider {name!r}{of_device} is not available with {describe()} on this "
+        f"{what} {name!r}{of_device} is not available with {describe()} on this "
         f"machine; available: {', '.join(here)}."
     )
+    if ready:
+        text += f" Installed plug-ins, each registered where it is named: {', '.join(ready)}."
     if hint := _HINTS.get(name):
         return f"{text} To have it: {hint}."
-    close = difflib.get_close_matches(name, {*here, *_HINTS}, n=1, cutoff=0.85)
-    return f"{text} Did you mean {close[0]!r}?" if close else text
+    if name in here or name.upper() in _POLICIES:
+        return text
+    known = (*here, *_HINTS, *_POLICIES)
+    meant = {**{n.lower(): n for n in known}, **{_spoken(n): n for n in known}}
+    asked = (name.lower(), _spoken(name))
+    close = (m for a in asked for m in difflib.get_close_matches(a, meant, n=1, cutoff=0.85))
+    found = next(close, None)
+    return text if found is None else f"{text} Did you mean {meant[found]!r}?"
+
+
+def _spoken(name: str) -> str:
+    """The name of a provider as it is spoken of."""
+    return name.lower().removesuffix("executionprovider").replace("_", "").replace("-", "")
 
 
 @functools.cache
-def _warn(text: str) -> None:
-    """Log once that a graph runs without a provider."""
-    logger.warning("%s It is left out.", text)
+def _warn(name: str, device: str | None) -> None:
+    """Log once that graphs run without a provider."""
+    logger.warning("%s It is left out.", _missing(Provider(name, device=device)))
 
 
 def infer(devices: Iterable[torch.device | None]) -> tuple[Provider, ...]:
@@ -236,8 +341,13 @@ def ort_device(device: torch.device | None) -> object:
     )
 
 
+UNKNOWN = "which nodes is not known"
+"""What is said of several providers where onnxruntime does not tell whose a node is."""
+
+
 def with_nodes(names: Iterable[str], placed: Mapping[str, Mapping[str, int]] | None) -> str:
     """The providers of a session as text, with the number of nodes of each where it is known."""
     if placed is None:
-        return ", ".join(names)
+        every = list(names)
+        return ", ".join(every) + (f" ({UNKNOWN})" if len(every) > 1 else "")
     return ", ".join(f"{name} ({sum(placed.get(name, {}).values())} nodes)" for name in names)

@@ -25,7 +25,7 @@ from dort_rewriter.kernels.torch_calls import calls_of
 from dort_rewriter.options import LEVELS, OptimizationLevel, OrtBackendOptions
 from dort_rewriter.ort_module import bindings, describe, load_onnxruntime
 from dort_rewriter.runtime.arenas import Arena, give_back_after, use_arena
-from dort_rewriter.runtime.compiled_forms import CompiledForm
+from dort_rewriter.runtime.compiled_forms import CompiledForm, Store
 from dort_rewriter.runtime.model_files import (
     StoredModel,
     is_message,
@@ -37,11 +37,13 @@ from dort_rewriter.runtime.model_files import (
 from dort_rewriter.runtime.providers import (
     CPU,
     CUDA,
+    OPENVINO,
     Provider,
     ProviderSpec,
     devices_of,
     is_plug_in,
     normalize,
+    with_nodes,
 )
 from dort_rewriter.runtime.threads import ThreadPolicy
 from dort_rewriter.signature import TorchCall
@@ -79,7 +81,7 @@ class Session:
     (before 1.24)."""
 
     def __post_init__(self) -> None:
-        _alive.add(self.ort)
+        _alive[self.ort] = (tuple(p.name for p in self.providers), self.placement)
 
     def survives_fork(self) -> bool:
         """Tell a forked child whether it may run this session of its parent."""
@@ -88,7 +90,28 @@ class Session:
 
 _TELLING = "get_provider_graph_assignment_info"
 
-_alive: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+_alive: weakref.WeakKeyDictionary[onnxruntime.InferenceSession, tuple[tuple[str, ...], Any]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The sessions of this process: their providers, and the nodes of each."""
+
+
+def describe_sessions() -> list[str]:
+    """Where the nodes of the sessions of this process run, by their own word, a line for those
+    with the same providers."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for names, placement in list(_alive.values()):
+        found.setdefault(names, []).append(placement)
+    lines = []
+    for names, placements in sorted(found.items()):
+        placed = None
+        if None not in placements:
+            placed = {
+                name: sum((Counter(p.get(name, {})) for p in placements), Counter[str]())
+                for name in names
+            }
+        lines.append(f"{len(placements)} on {with_nodes(names, placed)}")
+    return lines
 
 
 def _keep_inherited() -> None:
@@ -135,11 +158,12 @@ def create_session(
     providers: Iterable[ProviderSpec] = (CPU,),
     options: onnxruntime.SessionOptions | None = None,
     keep: Callable[[], onnxruntime.SessionOptions] | None = None,
+    beside: Store | None = None,
 ) -> Session:
     """Build a session; ``options`` are used as they are, without a change.
 
-    ``keep`` stores what a plug-in compiles for other processes, and takes what they stored; it
-    makes new options like these.
+    ``keep`` stores what a plug-in compiles for other processes, and takes what they stored, in
+    the cache of models, and ``beside`` the model; it makes new options like these.
 
     NOTE: except that a model with kernels of our own makes them known to the options, and that
     providers beside the CPU have it note which node is whose.
@@ -161,7 +185,7 @@ def create_session(
     with serialized(model) as source, shared:
         session = None
         if keep is not None and any(is_plug_in(p.name) for p in passed):
-            form = CompiledForm(source, passed, options)
+            form = CompiledForm(source, passed, options, beside)
             session = form.load(_builder(passed, options), ort_errors())
             if session is None:  # it is compiled now
                 session = form.make(lambda own: _builder(passed, own)(source), keep, ort_errors())
@@ -304,8 +328,15 @@ def _builder(
         _take_by_device(providers, options)
     else:
         how["providers"] = [p.name for p in providers]
-        how["provider_options"] = [dict(p.options) for p in providers]
+        how["provider_options"] = [_of_built_in(p) for p in providers]
     return functools.partial(ort.InferenceSession, sess_options=options, **how)
+
+
+def _of_built_in(provider: Provider) -> dict[str, str]:
+    """The options of a provider that is built in: OpenVINO's has its device among them."""
+    if provider.name == OPENVINO and provider.device is not None:
+        return {"device_type": provider.device.upper(), **provider.options}
+    return dict(provider.options)
 
 
 _told: weakref.WeakSet[onnxruntime.SessionOptions] = weakref.WeakSet()
@@ -432,8 +463,14 @@ def session_settings(
     NOTE: threads that spin while a kernel of torch computes in the threads of OpenMP take half of
     its time.
     """
-    if options.ort_session_options is not None:
-        return options.ort_session_options
+    if (given := options.ort_session_options) is not None:
+        names_some = getattr(given, "has_providers", bool)()
+        if names_some and given not in _taken:
+            raise OptionError(
+                "ort_session_options name execution providers, or a policy for them: name those "
+                "in preferred_execution_providers, which the graphs are written for."
+            )
+        return given
     spinning = options.spinning
     if spinning == "stop" and uses_torch_kernels(model):
         spinning = "off"

@@ -190,6 +190,8 @@ class CallLines(_ResultLines):
     ) -> None:
         super().__init__(signature, whole=bool(allocated))
         self.plan = plan
+        self.read = [s.read_dtype for s in signature.inputs]
+        """The element type of what is fed for each argument: pairs, of complex numbers."""
         self.allocated = allocated
         self.written = {} if writes is None else writes.arguments
         # Numbers are elsewhere in each call, what a session makes is another value in each.
@@ -268,14 +270,15 @@ class CallLines(_ResultLines):
         if not self.plan.batched:
             return
         for index in self.plan.batched:
-            if (slot := self.signature.inputs[index]).is_complex:
+            slot = self.signature.inputs[index]
+            if self.read[index] is not slot.dtype:
                 dtype = self._constant(str(slot.dtype).replace(".", "_"), slot.dtype)
                 self._line(f"c{index} = pairs(a{index}, {slot.name!r}, {dtype})")
-        given = ", ".join(map(self._given, self.plan.batched))
+        given = spell_tuple(map(self._given, self.plan.batched))
         ready = spell_tuple(f"t{i}" for i in self.plan.batched)
         self._line("check, shapes = KNOWN.latest")
-        self._line(f"if check({given}):")
-        self._line(f"    {ready} = {spell_tuple(map(self._given, self.plan.batched))}")
+        self._line(f"if check{given}:")
+        self._line(f"    {ready} = {given}")
         if self.written:
             self._line("    as_given = True")
         self._line("else:")
@@ -292,7 +295,8 @@ class CallLines(_ResultLines):
 
     def _given(self, index: int) -> str:
         """What is fed for an argument, if its memory is fit for that."""
-        return f"{'c' if self.signature.inputs[index].is_complex else 'a'}{index}"
+        is_given = self.read[index] is self.signature.inputs[index].dtype
+        return f"{'a' if is_given else 'c'}{index}"
 
     def _make_ready(self, index: int) -> Iterator[str]:
         """The lines that make a tensor what the session reads."""
@@ -301,7 +305,7 @@ class CallLines(_ResultLines):
         if slot.order is not None:
             yield f"t{index} = {given}.permute({slot.read_order!r})"
             given = f"t{index}"
-        dtype = self._constant(str(slot.read_dtype).replace(".", "_"), slot.read_dtype)
+        dtype = self._constant(str(self.read[index]).replace(".", "_"), self.read[index])
         tests = [*spell_device_tests(given, slot), f"{given}.dtype is {dtype}"]
         tests.append(f"{given}.is_contiguous()")
         if slot.dtype is not torch.bool:  # which has no negation

@@ -1,7 +1,8 @@
 """compare_exporters: one model through several exporters, side by side.
 
 ``torch`` is ``torch.onnx.export(dynamo=True)``; ``torchlib`` is ``to_onnx`` with onnxscript's
-functions alone; ``dort_rewriter`` is ``to_onnx`` as it is.
+functions alone; ``dort_rewriter`` is ``to_onnx`` as it is; ``optimum`` is optimum's, where that
+is installed, for models of transformers.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from torch.utils._pytree import tree_leaves
 from dort_rewriter import notebook
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.compiler.differences import Tolerance
+from dort_rewriter.compiler.provider_choice import providers_of_files
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
 from dort_rewriter.runtime.ort_values import tensor_to_array
+from dort_rewriter.runtime.providers import ProviderSpec, with_nodes
 from dort_rewriter.runtime.session import Session, create_session
 from dort_rewriter.tools.command import (
     HELP,
@@ -49,8 +52,13 @@ from dort_rewriter.tools.command import (
 from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
 from dort_rewriter.tools.models import count_nodes
+from dort_rewriter.tools.optimum_files import (
+    ChosenResults,
+    export_with_optimum,
+    optimum_is_installed,
+)
 
-Exporter = Callable[..., onnx.ModelProto]
+Exporter = Callable[..., onnx.ModelProto | ChosenResults]
 
 Run = Callable[[], list[Any]]
 """Computes the results of a model, in order."""
@@ -94,6 +102,12 @@ class ExporterResult:
     """Who is at fault, where the results are not those of eager mode."""
     elsewhere: tuple[RuntimeResult, ...] = ()
     """What other runtimes make of the file."""
+    providers: tuple[str, ...] = ()
+    """The execution providers of its session, best first."""
+    placement: Mapping[str, Mapping[str, int]] | None = None
+    """The nodes of each of them by type, as the session tells; None where it has one."""
+    left_out: tuple[str, ...] = ()
+    """Results of the model that the file does not give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +204,10 @@ def _said(result: ExporterResult) -> Iterator[str]:
         parts = [f"differs, by the {judgment.fault}: {judgment.reason}"]
         parts += [f"First at {judgment.node}."] if judgment.node else []
         yield " ".join([*parts, *([judgment.line] if judgment.line else [])])
+    if len(result.providers) > 1:
+        yield f"ran on {with_nodes(result.providers, result.placement)}"
+    if result.left_out:
+        yield f"leaves out: {', '.join(result.left_out)}"
     for other in result.elsewhere:
         found = "as eager mode"
         if other.max_difference is not None and not other.agrees:
@@ -226,14 +244,21 @@ EXPORTERS: dict[str, Exporter] = {
         options=OptimizationOptions(patterns=None),
     ),
     "dort_rewriter": _with_to_onnx(),
+    "optimum": export_with_optimum,
 }
 
 MEANING = {
     "torch": "torch.onnx.export(dynamo=True): torch's decompositions, onnxscript's torchlib",
     "torchlib": "the capture of this package, with the converters of torchlib alone",
     "dort_rewriter": "this package: to_onnx(), with its own converters and rules",
+    "optimum": "optimum's, for models of transformers: its own choice of inputs and results",
 }
 """What the name of an exporter stands for."""
+
+
+def _default_exporters() -> tuple[str, ...]:
+    """All, without optimum where that is not installed."""
+    return tuple(n for n in EXPORTERS if n != "optimum" or optimum_is_installed())
 
 
 def _on_the_evaluator(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
@@ -277,8 +302,9 @@ def compare_exporters(
     args: Sequence[Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    exporters: Sequence[str] = tuple(EXPORTERS),
+    exporters: Sequence[str] | None = None,
     runtimes: Sequence[str] = (),
+    providers: Sequence[ProviderSpec] = (),
     target_opset: int = 18,
     dynamic_shapes: Any = None,
     atol: float = 1e-4,
@@ -294,9 +320,14 @@ def compare_exporters(
         model: a module.
         args: its arguments; a tensor stands for one.
         kwargs: its arguments by name.
-        exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``.
+        exporters: which of ``"torch"``, ``"torchlib"``, ``"dort_rewriter"``, ``"optimum"``; by
+            default all that are installed. optimum takes models of transformers, with sizes of
+            its choice, and leaves results out, which are named.
         runtimes: others that run each file too: ``"reference"``, ONNX's own evaluator, and
             ``"openvino"`` where that is installed.
+        providers: execution providers of onnxruntime that run the files, as
+            ``preferred_execution_providers`` names them; the CPU where there is none. One that is
+            not there is an :class:`OptionError`.
         target_opset: the opset of the models.
         dynamic_shapes: as in ``torch.export.export``.
         atol: the absolute difference to eager that is accepted.
@@ -304,10 +335,12 @@ def compare_exporters(
         repeat: how often each model is run, in turns; the time is the median.
 
     """
+    exporters = _default_exporters() if exporters is None else exporters
     check_names("exporter", exporters, EXPORTERS)
     check_names("runtime", runtimes, RUNTIMES)
     if repeat < 1:
         raise OptionError(f"repeat is 1 or more, not {repeat}.")
+    run_on = providers_of_files(providers)
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named = dict(kwargs or {})
     with torch.no_grad():
@@ -316,7 +349,7 @@ def compare_exporters(
         tolerance = Tolerance(absolute=atol, relative=rtol)
         witness = Witness(model, given, named, expected, exact, tolerance)
         candidates = [
-            _Candidate(name, model, given, named, target_opset, dynamic_shapes)
+            _Candidate(name, model, given, named, target_opset, dynamic_shapes, run_on)
             for name in exporters
         ]
         eager: list[float] = []
@@ -338,21 +371,34 @@ class _Candidate:
     """One exporter, its model and its session, or what went wrong."""
 
     def __init__(
-        self, name: str, model: Any, args: Any, kwargs: Any, opset: int, shapes: Any
+        self,
+        name: str,
+        model: Any,
+        args: Any,
+        kwargs: Any,
+        opset: int,
+        shapes: Any,
+        providers: Sequence[ProviderSpec],
     ) -> None:
         """Export the model and run it once."""
         self.name = name
         self.error: str | None = None
         self.proto: onnx.ModelProto | None = None
         self.times: list[float] = []
+        self.places: tuple[int, ...] | None = None
+        self.left_out: tuple[str, ...] = ()
         start = time.perf_counter()
         try:
             # What an exporter says meanwhile is of no concern to who compares.
             with warnings.catch_warnings(), _quiet():
                 warnings.simplefilter("ignore")
-                self.proto = EXPORTERS[name](model, args, kwargs, opset, shapes)
+                made = EXPORTERS[name](model, args, kwargs, opset, shapes)
+            if isinstance(made, ChosenResults):
+                self.places, self.left_out = made.places, made.left_out
+                made = made.proto
+            self.proto = made
             self.seconds = time.perf_counter() - start
-            self.session = create_session(self.proto)
+            self.session = create_session(self.proto, providers=providers)
             self.feeds = _feeds(self.session, args, kwargs)
             self.outputs: list[Any] = []
             self.run()
@@ -383,6 +429,9 @@ class _Candidate:
         )
         if self.error is not None:
             return made
+        if self.places is not None:
+            witness = witness.of_results(self.places)
+            exact = [exact[place] for place in self.places] if exact else None
         found = _compared(self.outputs, witness)
         judge = None if found["agrees"] else witness.judge(self.proto, self.feeds, self.outputs)
         return dataclasses.replace(
@@ -391,7 +440,10 @@ class _Candidate:
             exact_difference=_largest(self.outputs, exact) if exact else None,
             run_milliseconds=statistics.median(self.times),
             elsewhere=tuple(self._elsewhere(name, witness) for name in runtimes),
+            providers=tuple(p.name for p in self.session.providers),
+            placement=self.session.placement,
             judgment=judge,
+            left_out=self.left_out,
         )
 
     def _elsewhere(self, runtime: str, witness: Witness) -> RuntimeResult:
@@ -476,12 +528,19 @@ def run_compare(arguments: Sequence[str]) -> int:
         "  dort-rewriter compare package.models:small --html comparison.html --repeat 50",
     )
     parser.add_argument("model", metavar="MODEL", help=HELP)
+    parser.add_argument(
+        "--providers",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="execution providers that run the files, best first (default: the CPU)",
+    )
     for name, known, default, words in (
         (
             "--exporters",
             EXPORTERS,
-            list(EXPORTERS),
-            "those to compare, of the above (default: all)",
+            None,
+            "those to compare, of the above (default: all that are installed)",
         ),
         ("--runtimes", RUNTIMES, [], f"run the files by these too: {', '.join(RUNTIMES)}"),
     ):
@@ -498,6 +557,7 @@ def run_compare(arguments: Sequence[str]) -> int:
         args,
         exporters=options.exporters,
         runtimes=options.runtimes,
+        providers=options.providers,
         target_opset=options.opset,
         repeat=options.repeat,
     )

@@ -34,6 +34,7 @@ from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import describe_times, prepare
 from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
+from dort_rewriter.runtime.providers import UNKNOWN
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.models import by_count, count_nodes
@@ -72,6 +73,8 @@ class AtenGraph:
     """What was done to it and decided about it, in order."""
     timed: Mapping[str, float] = field(default_factory=dict)
     """With ``autotune``, the seconds of a call by each way to run it; the fastest is described."""
+    providers: tuple[tuple[str, ...], ...] = ()
+    """For each of the models, the execution providers of its session, best first."""
 
     def counts(self) -> dict[str, int]:
         """How many operators run where; they add up to all."""
@@ -194,13 +197,17 @@ def _describe(graph: AtenGraph) -> list[str]:
     lines = [f"{graph.kind}: {total} operators: {said}"]
     if graph.timed:
         lines.append(f"  {describe_times(graph.timed)}")
-    for i, (nodes, placed) in enumerate(zip(graph.models, graph.placements, strict=True)):
+    names = graph.providers or ((),) * len(graph.models)
+    described = zip(graph.models, graph.placements, names, strict=True)
+    for i, (nodes, placed, providers) in enumerate(described):
         total = sum(nodes.values())
         lines.append(f"  model {i}: {total} nodes ({_counts(nodes)}){_by_torch(nodes)}")
         lines.extend(
             f"    on {provider}: {sum(types.values())} ({_counts(types)})"
             for provider, types in (placed or {}).items()
         )
+        if placed is None and len(providers) > 1:
+            lines.append(f"    on {', '.join(providers)}: {UNKNOWN}")
     for kind, found in (("called in torch", graph.torch_kernels), ("in torch", graph.in_torch)):
         for left in found:
             lines.append(f"  {kind}: {left.count} x {left.op}: {left.reason}")
@@ -372,6 +379,11 @@ def _described(
         models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
         placements=tuple(
             None if b.session is None else b.session.placement for b in built if b.computed
+        ),
+        providers=tuple(
+            () if b.session is None else tuple(p.name for p in b.session.providers)
+            for b in built
+            if b.computed
         ),
         in_onnxruntime=len(calls) - len(outside) - len(called),
         in_torch=_left_to_torch(outside, trace),

@@ -107,6 +107,13 @@ class Witness:
         self.tolerance = tolerance
         self._graphs: list[_Graph] | None = None
 
+    def of_results(self, places: Sequence[int]) -> Witness:
+        """The same of some of the results."""
+        found = copy.copy(self)
+        found.expected = [self.expected[place] for place in places]
+        found.exact = [self.exact[place] for place in places]
+        return found
+
     def judge(self, proto: onnx.ModelProto, feeds: Values, outputs: Sequence[Any]) -> Judgment:
         """Who is at fault for the outputs that onnxruntime computed of a file."""
         own = excess(self.expected, self.exact, self.tolerance)

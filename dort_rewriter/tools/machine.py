@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from dort_rewriter.ort_module import PLUG_INS
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,8 @@ def busy(threads: int = 1) -> str:
     return ""
 
 
-PLUGINS = re.compile(r"onnxruntime-(ep-.+|qnn|windowsml|ggml)")
-"""Distributions that bring a provider as a library of its own. NOTE: some were builds of all of
-onnxruntime before, and bring its module then."""
-
-_BY_NAME = "onnxruntime-ep-"
-"""Those that are registered where a session names their provider."""
+_NOT_BY_NAME = "onnxruntime-windowsml"
+"""Brings providers as libraries of its own that sessions do not register."""
 
 _INT8 = ("avx_vnni", "avx512_vnni", "amx_int8")
 
@@ -118,7 +115,7 @@ def plugins() -> list[str]:
         f"{name} {d.version}"
         for d in importlib.metadata.distributions()
         if (name := str(d.metadata["Name"] or "").lower().replace("_", "-"))
-        and PLUGINS.fullmatch(name)
+        and (PLUG_INS.fullmatch(name) or name == _NOT_BY_NAME)
     }
     return sorted(found)
 
@@ -126,7 +123,7 @@ def plugins() -> list[str]:
 def check_plugins(names: Iterable[str]) -> Iterator[Finding]:
     """Say of plug-in providers who registers them."""
     for name in names:
-        if name.startswith(_BY_NAME):
+        if not name.startswith(_NOT_BY_NAME):
             yield ok("plug-in", f"{name}, for sessions whose options name its provider")
         else:
             text = "is not registered by itself: a program that wants it calls"

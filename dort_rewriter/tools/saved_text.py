@@ -12,6 +12,7 @@ from dort_rewriter.deployment.interface import describe_calls
 from dort_rewriter.deployment.loading import spell_settings
 from dort_rewriter.deployment.reading import Description, damage_is_named, read_whole
 from dort_rewriter.deployment.serialization import spell
+from dort_rewriter.runtime.providers import with_nodes
 from dort_rewriter.tools.models import count_nodes, load_model
 
 SHOWN = 20
@@ -69,6 +70,13 @@ class SavedContent:
             "constants": interface.constants(),
             "conditions": interface.conditions(),
             "result": self.saved.calls[place].result,
+            "providers": {
+                kind: [name for name, _ in graph.providers]
+                for kind, graph in self.saved.calls[place].graphs.items()
+            },
+            "placement": {
+                kind: graph.placement for kind, graph in self.saved.calls[place].graphs.items()
+            },
             "nodes": sum(self.counts[place].values()),
             "nodes_by_type": dict(self.counts[place]),
         }
@@ -121,10 +129,19 @@ class SavedContent:
         more = ", ..." if len(nodes) > 6 else ""
         yield (
             f"model: {files[kind]['file']}, {self._bytes(kind)}, "
-            f"{sum(nodes.values())} nodes ({common}{more})"
+            f"{sum(nodes.values())} nodes ({common}{more}){self._where(place, 'model')}"
         )
         if backward in files:
-            yield f"gradients: {files[backward]['file']}, {self._bytes(backward)}"
+            where = self._where(place, "backward")
+            yield f"gradients: {files[backward]['file']}, {self._bytes(backward)}{where}"
+
+    def _where(self, place: int, kind: str) -> str:
+        """On which providers a graph ran when it was saved, and if it is compiled for them."""
+        graph = self.saved.calls[place].graphs[kind]
+        ran = with_nodes((name for name, _ in graph.providers), graph.placement)
+        compiled = self.saved.files.get(f"{kind} {place} compiled")
+        form = "" if compiled is None else f", compiled: {compiled['file']}"
+        return f", on {ran}{form}"
 
     def _bytes(self, kind: str) -> str:
         """How large the files of a model are."""

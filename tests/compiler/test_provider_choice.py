@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dort_rewriter import OrtBackend, OrtBackendOptions
 from dort_rewriter.compiler.provider_choice import may_use_tf32, select_providers
 from dort_rewriter.runtime import providers
-from dort_rewriter.runtime.providers import CPU, CUDA
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO
 
 Graph = torch.fx.GraphModule
 
@@ -133,7 +134,7 @@ def test_the_provider_is_told_and_a_user_knows_better(monkeypatch: pytest.Monkey
 
     with settings(convolutions=True):
         assert chosen() == {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
-        assert chosen((CUDA, {"use_tf32": 0}))["use_tf32"] == 0
+        assert chosen((CUDA, {"use_tf32": 0}))["use_tf32"] == "0"
     with settings(convolutions=True, benchmark=True):
         assert chosen()["cudnn_conv_algo_search"] == "EXHAUSTIVE"
 
@@ -141,3 +142,39 @@ def test_the_provider_is_told_and_a_user_knows_better(monkeypatch: pytest.Monkey
 def test_a_session_on_the_cpu_has_no_such_settings() -> None:
     options = OrtBackendOptions()
     assert select_providers(options, convolution(), [torch.ones(1)]) == [(CPU, {})]
+
+
+def test_precisions_that_providers_would_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are pinned, unless torch's settings or the user's own options say otherwise."""
+    graph = traced(torch.relu, WIDE)
+
+    def options_of(name: str, **own: str) -> Mapping[str, str]:
+        monkeypatch.setattr(providers, "built_in", lambda: (name, CPU))
+        asked = OrtBackendOptions(preferred_execution_providers=[(name, own)])
+        ((first, found), _) = select_providers(asked, graph, [WIDE])
+        assert first == name
+        return found
+
+    config = json.loads(options_of(OPENVINO)["load_config"])
+    assert config == {kind: {"INFERENCE_PRECISION_HINT": "f32"} for kind in ("CPU", "GPU")}
+    merged = options_of(OPENVINO, load_config='{"CPU": {"NUM_STREAMS": "1"}, "NPU": {}}')
+    assert json.loads(merged["load_config"]) == {
+        **config,
+        "CPU": {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": "1"},
+        "NPU": {},
+    }
+    own = '{"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}}'
+    wins = json.loads(options_of(OPENVINO, load_config=own)["load_config"])
+    assert wins["CPU"] == {"INFERENCE_PRECISION_HINT": "bf16"}
+    assert options_of(OPENVINO, load_config="a/file.json")["load_config"] == "a/file.json"
+    assert options_of(OPENVINO, precision="FP16") == {"precision": "FP16"}
+    assert options_of("CoreMLExecutionProvider")["ModelFormat"] == "MLProgram"
+    assert options_of("QNNExecutionProvider", enable_htp_fp16_precision="1") == {
+        "enable_htp_fp16_precision": "1"
+    }
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert options_of(OPENVINO) == {}
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -420,5 +420,5 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
     compiled = torch.compile(nn.Linear(4, 2), backend=OrtBackend())
     dort_rewriter.save(compiled, tmp_path, torch.ones(3, 4))
     rewrite(tmp_path, lambda content: content.update(format=4))
-    with pytest.raises(ExecutionError, match="is of format 4, this dort_rewriter reads 5"):
+    with pytest.raises(ExecutionError, match="is of format 4, this dort_rewriter reads 6"):
         dort_rewriter.load(tmp_path)

@@ -196,6 +196,51 @@ def test_of_no_picture() -> None:
     assert not of_b.any()
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("place", [0, -1, 5])
+def test_what_multiplied_the_padding_is_made_again(place: int, threads: int) -> None:
+    """Where the first or the last number of a filter is NaN; else it stands as it was made."""
+    x, w, b = given("plain", 2, torch.float32)
+    how, types = windows("plain", 2), [torch.float32] * 4
+    expected = by_torch("plain", x, w, b)
+    made = torch.arange(float(expected.numel())).view(expected.shape) - 100
+    made[0, 4].view(-1)[place] = torch.nan
+    right = made if place == 5 else expected
+    check = session("PaddingLeftOut", types, types[:1], threads, **how)
+    (got,) = run_session(check, made.clone(), x, w, b)
+    torch.testing.assert_close(got, right, equal_nan=True)
+    check = session("PaddingLeftOut", types[1:], types[:1], threads, relu=1, **how)
+    (got,) = run_session(check, made.clone(), x, w)
+    again = by_torch("plain", x, w, None).relu()
+    torch.testing.assert_close(got, made if place == 5 else again, equal_nan=True)
+
+
+@pytest.mark.parametrize("place", [0, -1, 5])
+@pytest.mark.parametrize("case", ["plain", "of groups", "transposed"])
+def test_gradients_of_weights_are_made_again(case: str, place: int) -> None:
+    x, w, b = given(case, 2, torch.float32)
+    y = by_torch(case, x, w, b)
+    _, expected, _ = gradients(case, y, x, w, b)
+    made = torch.ones_like(w)
+    made[3, 0].view(-1)[place] = torch.nan
+    how, types = windows(case, 2), [torch.float32] * 4
+    if case == "of groups":
+        how["padding"] = [0, 0]
+    (got,) = run(model_of("PaddingLeftOutGrad", types, types[:1], **how), made.clone(), y, x, w)
+    torch.testing.assert_close(got, made if place == 5 else expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["PaddingLeftOut", "PaddingLeftOutGrad"])
+def test_what_was_made_has_the_sizes_of_a_result(name: str) -> None:
+    x, w, b = given("plain", 2, torch.float32)
+    y = by_torch("plain", x, w, b)
+    others = [y, x, w] if name.endswith("Grad") else [x, w, b]
+    model = model_of(name, [torch.float32] * 4, [torch.float32], **windows("plain", 2))
+    for made in (torch.ones(3, 6, 8, 9), torch.ones(6), torch.ones(0, 6, 9, 9)):
+        with pytest.raises(Exception, match="the sizes of what was made do not fit"):
+            run(model, made, *others)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "no stride": {"stride": [0, 1]},
     "other axes": {"padding": [1]},

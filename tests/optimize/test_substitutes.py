@@ -18,6 +18,7 @@ OWN_OR_STANDARD = pytest.mark.parametrize("own", [False, True], ids=["standard",
 TORCH = {
     "Ceil": torch.ceil,
     "Erf": torch.erf,
+    "Exp": torch.exp,
     "Floor": torch.floor,
     "Log": torch.log,
     "Relu": torch.relu,
@@ -67,6 +68,23 @@ def test_the_logarithm_of_a_denormal_number(own: bool, dtype: str) -> None:
 
 
 @OWN_OR_STANDARD
+@pytest.mark.parametrize("wrong", [always, is_wrong], ids=["replaced", "if need be"])
+def test_exponentials_of_float64_may_be_zero(wrong: IsWrong, own: bool) -> None:
+    model = model_of(
+        "(double[N,M] x) => (double[N,M] y, double[N,M] z) { y = Exp(x) z = Softmax(x) }"
+    )
+    substitute(model, wrong, own_kernels=own)
+    row = [0.0, -746.0, -1000.0, -math.inf]
+    x = torch.tensor([row * 9, [math.nan] * 36, [-math.inf] * 36, [math.inf] * 36]).double()
+    for got, expected in zip(
+        run_onnxruntime(ir.to_proto(model), {"x": x.numpy()}),
+        (x.exp(), x.softmax(-1)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@OWN_OR_STANDARD
 def test_what_others_read_and_the_model_returns(own: bool) -> None:
     model = model_of(
         "(float[N] x) => (float[N] y, float[N] z) { a = Sqrt(x) y = Sqrt(a) z = Neg(y) }"
@@ -109,7 +127,7 @@ def test_nothing_is_beyond_one(op: str, own: bool) -> None:
 
 
 def test_every_substitute_is_tried() -> None:
-    assert TORCH.keys() | OF_TWO.keys() | {"PRelu"} == SUBSTITUTED.keys()
+    assert TORCH.keys() | OF_TWO.keys() | {"PRelu", "Softmax"} == SUBSTITUTED.keys()
 
 
 @OWN_OR_STANDARD

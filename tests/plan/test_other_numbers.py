@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter import OrtBackend, OrtBackendOptions
 from dort_rewriter.backends.onnxrt_graphs import make_recipe
+from dort_rewriter.errors import OptionError
 from dort_rewriter.plan import recipe as recipes
 from dort_rewriter.plan.graph_plan import belongs_in_torch, plan_graph
 from dort_rewriter.plan.nodes import Chooser, unsupported
-from dort_rewriter.plan.other_numbers import OTHER_NUMBERS, share_of_eager
+from dort_rewriter.plan.other_numbers import OF_FLOATS, OTHER_NUMBERS, others_of
 from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO
 
 
@@ -76,8 +77,9 @@ def test_a_graph_is_cut_where_its_numbers_are_others() -> None:
         return ((x + (ids * 2).float()) * x).sigmoid().tanh()
 
     graph = _graph(function, torch.int64, torch.float32)
-    assert share_of_eager(graph.graph, OPENVINO) == pytest.approx(4 / 6)
-    assert share_of_eager(graph.graph, CPU) == 1
+    others, count = others_of(graph.graph, OPENVINO)
+    assert (others.total(), count) == (2, 6)
+    assert others_of(graph.graph, CPU)[0].total() == 0
     made = make_recipe(OrtBackend(OrtBackendOptions(min_block_size=1)))
     object.__setattr__(made, "select_providers", lambda *_: [(OPENVINO, {}), (CPU, {})])
     plan = plan_graph(graph, made)
@@ -87,20 +89,48 @@ def test_a_graph_is_cut_where_its_numbers_are_others() -> None:
     assert [str(name) for name, _ in block.providers([])] == [OPENVINO, CPU]
 
 
+@pytest.fixture(name="made")
+def recipe_on_openvino(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A recipe, and nothing said about its provider before."""
+    monkeypatch.setattr(recipes, "_passed_on", set())
+    made = make_recipe(OrtBackend())
+    object.__setattr__(made, "select_providers", lambda *_: [(OPENVINO, {}), (CPU, {})])
+    return made
+
+
 @pytest.mark.parametrize("in_a_file", [False, True])
 def test_a_graph_of_other_numbers_is_the_next_providers(
-    in_a_file: bool, caplog: pytest.LogCaptureFixture
+    made: Any, in_a_file: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half of it is enough in a process, where torch computes the rest; not in a file."""
     few = _graph(lambda x: (x * 2 + 1).neg(), torch.int64)
     most = _graph(lambda x: (x + 1).neg().sin().double(), torch.float32)
-    made = make_recipe(OrtBackend())
-    object.__setattr__(made, "select_providers", lambda *_: [(OPENVINO, {}), (CPU, {})])
     object.__setattr__(made, "in_a_file", in_a_file)
-    with caplog.at_level(logging.INFO, recipes.__name__):
+    for _ in range(2):
         assert made.provider_of(few) == CPU
-    assert "is not for OpenVINOExecutionProvider" in caplog.text
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said.startswith(f"A graph runs on {CPU}")
+    assert f"{OPENVINO} has other numbers than torch for 3 of 3 operators" in said
     assert made.provider_of(most) == (CPU if in_a_file else OPENVINO)
     plan = plan_graph(few, made)
     assert plan.whole
     assert [str(name) for name, _ in plan.providers([])] == [CPU]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_who_insists_gets_an_error(made: Any, required: bool) -> None:
+    """For what is computed, and for all of a file; not for what is counted in integers."""
+    if required:
+        chosen = [(OPENVINO, {"required": True}), (CPU, {})]
+        object.__setattr__(made, "select_providers", lambda *_: chosen)
+    else:
+        object.__setattr__(made, "options", OrtBackendOptions(fallback=False))
+    counted = _graph(lambda x: x * 2 + 1, torch.int64)
+    assert made.provider_of(counted) == CPU
+    for dtype in (torch.float64, torch.bfloat16):
+        with pytest.raises(OptionError, match="other numbers than torch for 1 of 1 operators"):
+            made.provider_of(_graph(torch.sin, dtype))
+    object.__setattr__(made, "in_a_file", True)
+    with pytest.raises(OptionError, match="since a file has no torch beside it"):
+        made.provider_of(counted)
+    assert set(OTHER_NUMBERS) > OF_FLOATS

@@ -10,7 +10,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import onnx
@@ -19,6 +20,7 @@ import torch
 
 from dort_rewriter import ort_module
 from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime import providers, session
 from dort_rewriter.runtime.providers import (
@@ -66,13 +68,16 @@ def test_a_provider_that_is_missing_is_one_warning(caplog: pytest.LogCaptureFixt
     [
         ("NoSuchProvider", "available: "),
         ("CPUExecutionProvidr", "Did you mean 'CPUExecutionProvider'?"),
+        ("openvino", "Did you mean 'OpenVINOExecutionProvider'?"),
+        ("OpenVINOExecutionProvder", "Did you mean 'OpenVINOExecutionProvider'?"),
         ("OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino"),
+        ((CPU, {"device": "NPU", "required": True}), "on a device of the kind 'NPU'"),
         ((CUDA, {"required": True}), "a GPU of NVIDIA"),
     ],
 )
 def test_a_provider_that_has_to_be_there_is_an_error(spec: Any, said: str) -> None:
     strict = isinstance(spec, str)
-    if providers._is_here(providers._parse(spec)):
+    if providers._resolve(providers.parse(spec)):
         pytest.skip(f"{spec} is here")
     with pytest.raises(OptionError, match=re.escape(said)):
         take_present([spec, CPU], strict=strict)
@@ -100,6 +105,7 @@ class PlugIn:
             SimpleNamespace(ep_name="Plugged", device=SimpleNamespace(type=f"DeviceType.{kind}"))
             for kind in ("CPU", "NPU")
         ]
+        self.devices[1].ep_metadata = {"device": "NPU.1"}
         real = providers.load_onnxruntime()
         ort = SimpleNamespace(
             get_available_providers=real.get_available_providers,
@@ -107,10 +113,19 @@ class PlugIn:
             register_execution_provider_library=self.register,
             __version__=real.__version__,
         )
-        package = SimpleNamespace(metadata={"Name": "onnxruntime-ep-plugged"}, version="1.0")
-        module = SimpleNamespace(get_ep_name=lambda: "Plugged", get_library_path=lambda: "p.so")
+        # The first one only asks for another, as packages of NVIDIA do.
+        listed = {"onnxruntime-ep-all": "", "onnxruntime-ep-plugged": "onnxruntime_ep_plugged"}
+        packages = [
+            SimpleNamespace(
+                metadata={"Name": n}, version="1.0", read_text=lambda _, n=n: listed[n]
+            )
+            for n in listed
+        ]
+        module = ModuleType("onnxruntime_ep_plugged")
+        module.__spec__ = ModuleSpec("onnxruntime_ep_plugged", None)
+        vars(module).update(get_ep_name=lambda: "Plugged", get_library_path=lambda: "p.so")
         monkeypatch.setattr(providers, "load_onnxruntime", lambda: ort)
-        monkeypatch.setattr(providers.importlib.metadata, "distributions", lambda: [package])
+        monkeypatch.setattr(providers.importlib.metadata, "distributions", lambda: packages)
         monkeypatch.setitem(sys.modules, "onnxruntime_ep_plugged", module)
 
     def register(self, name: str, path: str) -> None:
@@ -143,14 +158,60 @@ def test_one_of_the_devices_of_a_plug_in(plug_in: PlugIn) -> None:
     (one,) = take_present([("Plugged", {"device": "npu", "k": 1})])
     assert devices_of(one) == plug_in.devices[1:]
     assert one.options == {"k": "1"}
+    (same,) = take_present([("Plugged", {"device": "NPU.1"})])
+    assert devices_of(same) == plug_in.devices[1:]
     with pytest.raises(OptionError, match="on a device of the kind 'GPU'"):
         take_present([("Plugged", {"device": "GPU", "required": True})])
 
 
-@pytest.mark.skipif(
+def test_what_is_installed_and_not_named_is_said(plug_in: PlugIn) -> None:
+    with pytest.raises(OptionError, match=r"registered where it is named: .*onnxruntime-ep-plug"):
+        take_present(["Other"], strict=True)
+    assert plug_in.registered == []
+
+
+needs_plug_ins = pytest.mark.skipif(
     not hasattr(bindings().SessionOptions, "add_provider_for_devices"),
     reason="this onnxruntime takes no plug-ins",
 )
+
+
+@needs_plug_ins
+@pytest.mark.parametrize("policy", ["PREFER_NPU", "prefer_npu", "MAX_PERFORMANCE", "PREFER_CPU"])
+def test_a_policy(plug_in: PlugIn, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What onnxruntime takes by it, on the first kind of device that it looks at."""
+    import onnxruntime
+
+    ort: Any = providers.load_onnxruntime()
+    ort.OrtExecutionProviderDevicePolicy = onnxruntime.OrtExecutionProviderDevicePolicy
+    ort.SessionOptions = onnxruntime.SessionOptions
+    ort.InferenceSession = lambda *_: SimpleNamespace(get_providers=lambda: ["Plugged", CPU])
+    with pytest.raises(OptionError, match=f"plug-in for the policy '{policy}' is not available"):
+        take_present([(policy, {"required": True})])
+    plug_in.registered.append(("by", "the program"))
+    (found,) = take_present([(policy, {"k": 1})])
+    kind = "CPU" if policy == "PREFER_CPU" else "NPU"
+    assert found == Provider("Plugged", {"k": "1"}, device=kind)
+    constant = getattr(onnxruntime.OrtExecutionProviderDevicePolicy, policy.upper())
+    assert providers.parse(constant) == Provider(policy.upper())
+
+
+def test_a_policy_where_there_are_no_plug_ins() -> None:
+    with pytest.raises(OptionError, match="plug-in for the policy"):
+        take_present(["PREFER_NPU"], strict=True)
+
+
+@needs_plug_ins
+def test_session_options_with_providers_of_their_own() -> None:
+    import onnxruntime
+
+    own = onnxruntime.SessionOptions()
+    own.set_provider_selection_policy(onnxruntime.OrtExecutionProviderDevicePolicy.PREFER_CPU)
+    with pytest.raises(OptionError, match="preferred_execution_providers"):
+        session.session_settings(OrtBackendOptions(ort_session_options=own), None, [CPU])
+
+
+@needs_plug_ins
 def test_a_session_by_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the CPU stands for a plug-in's; options name it once."""
     from onnxruntime import get_ep_devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from html.parser import HTMLParser
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, compare_exporters
+from dort_rewriter.runtime.providers import CPU, Provider
+from dort_rewriter.runtime.session import create_session
 from dort_rewriter.tools import comparison
 from dort_rewriter.tools import judgment as judgment_module
 from dort_rewriter.tools.cli import main
@@ -260,11 +263,34 @@ def test_openvino_runs_the_files() -> None:
     assert [r.agrees for r in result.elsewhere] == [True]
 
 
+def test_providers_run_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is said whose nodes are whose, as the session tells."""
+    asked: list[Any] = []
+
+    def create(model: Any, *, providers: Any) -> Any:
+        asked.append(providers)
+        built = create_session(model)
+        placement = {"Other": {"Gemm": 2, "Tanh": 1}}
+        both = (Provider("Other"), *built.providers)
+        return dataclasses.replace(built, providers=both, placement=placement)
+
+    monkeypatch.setattr(comparison, "create_session", create)
+    chosen = (CPU, {"use_arena": "0"})
+    found = compare(exporters=["dort_rewriter"], providers=[chosen])
+    assert asked == [[chosen]]
+    result = found["dort_rewriter"]
+    assert result.agrees
+    assert result.providers == ("Other", CPU)
+    assert result.placement == {"Other": {"Gemm": 2, "Tanh": 1}}
+    assert f"dort_rewriter ran on Other (3 nodes), {CPU} (0 nodes)" in str(found)
+
+
 @pytest.mark.parametrize(
-    "options", [{"exporters": ["tensorrt"]}, {"repeat": 0}, {"runtimes": ["x"]}]
+    "options",
+    [{"exporters": ["tensorrt"]}, {"repeat": 0}, {"runtimes": ["x"]}, {"providers": ["Nowhere"]}],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"tensorrt|repeat|Unknown runtime"):
+    with pytest.raises(OptionError, match=r"tensorrt|repeat|Unknown runtime|'Nowhere' is not"):
         compare_exporters(Small(), (torch.randn(2, 4),), **options)
 
 

@@ -113,18 +113,19 @@ def test_threads_are_compared_with_the_cores_of_the_container() -> None:
 
 
 def test_plug_ins_are_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("onnxruntime_ep_webgpu", "onnxruntime_qnn", "onnxruntime_extensions"):
+    names = ("onnxruntime_ep_webgpu", "onnxruntime_windowsml", "onnxruntime_extensions")
+    for name in names:
         folder = tmp_path / f"{name}-1.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    names = doctor.plugins()
-    assert {"onnxruntime-ep-webgpu 1.0", "onnxruntime-qnn 1.0"} <= set(names)
-    assert not any("extensions" in name for name in names)
-    found = {f.text.split()[0]: f for f in doctor.check_plugins(names)}
+    installed = doctor.plugins()
+    assert {"onnxruntime-ep-webgpu 1.0", "onnxruntime-windowsml 1.0"} <= set(installed)
+    assert not any("extensions" in name for name in installed)
+    found = {f.text.split()[0]: f for f in doctor.check_plugins(installed)}
     assert found["onnxruntime-ep-webgpu"].state == "ok"
-    assert found["onnxruntime-qnn"].state == "note"
-    assert "register_execution_provider_library" in found["onnxruntime-qnn"].text
+    assert found["onnxruntime-windowsml"].state == "note"
+    assert "register_execution_provider_library" in found["onnxruntime-windowsml"].text
 
 
 def test_extras_are_not_required_and_a_clone_must_be_installed() -> None:

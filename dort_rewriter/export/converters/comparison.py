@@ -1,7 +1,8 @@
 """Comparisons, the larger and the smaller of two numbers, tests for NaN and infinity, selection.
 
-NOTE: of zeros of different signs torch's kernels return the second in whole vectors, the first in
-the end of a row. ONNX leaves it open, and no model follows torch there.
+NOTE: of zeros of different signs torch's kernels return the second in whole vectors, the first
+behind the last of them. ONNX leaves it open: a model of a backend follows torch where there is no
+whole vector.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def maximum(op: Recorder, x: Value, other: Value) -> Value:
         return op.Where(op.Less(x, other), other, x)
     if is_bool(x):
         return op.Or(x, other)
+    if _is_less_than_a_vector(op):
+        return _first_of_equal(op, "Less", x, other)
     return store(op, op.Max(widen(op, x), widen(op, other)))  # ORT 1.19 loses float16's NaN
 
 
@@ -36,7 +39,31 @@ def minimum(op: Recorder, x: Value, other: Value) -> Value:
         return op.Where(op.Less(other, x), other, x)
     if is_bool(x):
         return op.And(x, other)
+    if _is_less_than_a_vector(op):
+        return _first_of_equal(op, "Greater", x, other)
     return store(op, op.Min(widen(op, x), widen(op, other)))  # as Max
+
+
+_BYTES = 64
+"""Those that torch's kernels of two numbers take at once, of each."""
+
+
+def _is_less_than_a_vector(op: Recorder) -> bool:
+    """Whether torch computes a result number by number, in a backend, which is to follow it."""
+    result = op.result
+    if (
+        not op.own_kernels
+        or not isinstance(result, torch.Tensor)
+        or not all(isinstance(n, int) for n in result.shape)
+    ):
+        return False
+    return result.is_floating_point() and result.numel() * result.itemsize < _BYTES
+
+
+def _first_of_equal(op: Recorder, before: str, x: Value, other: Value) -> Value:
+    """The second where the first is before it, or it is NaN."""
+    x, other = widen(op, x), widen(op, other)
+    return store(op, op.Where(op.Or(op.call(before, x, other), op.IsNaN(other)), other, x))
 
 
 @converter("aten::fmax")

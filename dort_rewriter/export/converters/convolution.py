@@ -12,6 +12,8 @@ from dort_rewriter.export.converters import own_kernels
 from dort_rewriter.export.converters.axes import product
 from dort_rewriter.export.converters.windows import (
     Windows,
+    are_taken,
+    convolution_windows,
     group_count,
     spatial_sizes,
     spread,
@@ -21,6 +23,7 @@ from dort_rewriter.export.converters.windows import (
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.torch_library import has_function
 
 
 def _is_floating(node: torch.fx.Node) -> bool:
@@ -117,9 +120,19 @@ def convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, 
     if given.output_mask[1]:
         source, seeds = (seen, input) if given.transposed else (input, grad)
         of_weight = _weight_gradient(op, source, seeds, weight, windows, groups)
+        if op.takes_own(of_weight) and _may_multiply_padding(given):
+            read = (of_weight, grad, input, weight)
+            of_weight = op.own("PaddingLeftOutGrad", *read, **convolution_windows(given))
     if given.output_mask[2]:
         of_bias = op.ReduceSum(grad, [0, *range(2, 2 + rank)], keepdims=0)
     return of_input, of_weight, of_bias
+
+
+def _may_multiply_padding(given: Arguments) -> bool:
+    """Whether numbers around an image are multiplied, and torch, which leaves them out, can be
+    called where that gives NaN."""
+    around = [*given.padding, *(given.output_padding if given.transposed else ())]
+    return any(around) and are_taken(given) and has_function("aoti_torch_cpu_convolution_backward")
 
 
 def _are_points(windows: Sequence[Windows]) -> bool:

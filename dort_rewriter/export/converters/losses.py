@@ -84,8 +84,8 @@ def cdist_forward(op: Recorder, x1: Value, x2: Value, p: float, compute_mode: in
     more than 25 rows): slower, and exact for rows that lie close together.
     """
     away = op.Abs(_differences(op, x1, x2))
-    if p == math.inf:
-        return extremum(op, "ReduceMax", away, [-1], False)
+    if p == math.inf:  # torch counts no NaN
+        return extremum(op, "ReduceMax", op.Where(op.IsNaN(away), 0, away), [-1], False)
     if p == 0:
         parts = op.cast(op.Not(op.Equal(away, 0)), op.dtype)
         parts = op.Where(op.IsNaN(away), away, parts)  # torch counts up to it
@@ -110,16 +110,19 @@ def cdist_backward(
     slope, distance = op.Unsqueeze(grad, last), op.Unsqueeze(cdist, last)
     away, sign = op.Abs(difference), op.Sign(difference)
     if p == math.inf:
-        parts = op.Where(op.Equal(away, distance), op.Mul(slope, sign), 0)
+        # NOTE: torch multiplies with one or zero, and NaN where there is a difference of none.
+        apart = op.Sub(away, distance)
+        is_farthest = op.Where(op.IsNaN(apart), apart, op.cast(op.Equal(apart, 0), op.dtype))
+        parts = op.Mul(op.Mul(slope, sign), is_farthest)
     elif p == 1:
         parts = op.Mul(slope, sign)
     else:
-        # The gradient of a distance of zero is zero, as is that of an equal coordinate.
+        # The gradient of a distance of zero is zero, below one as is that of an equal coordinate.
         ratio = op.Div(
             difference if p == 2 else _power(op, away, p - 1), _power(op, distance, p - 1)
         )
         parts = op.Mul(slope, ratio if p == 2 else op.Mul(ratio, sign))
-        parts = op.Where(op.Equal(distance if p >= 2 else away, 0), 0, parts)
+        parts = op.Where(op.Equal(distance if p >= 1 else away, 0), 0, parts)
     return op.ReduceSum(parts, [-2], keepdims=0)
 
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused
 from dort_rewriter.graph.values import Value
+from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS
 
 Size = int | Value
 
@@ -33,6 +34,24 @@ def group_count(groups: Any) -> int:
     if not isinstance(groups, int):
         raise Refused("the number of groups is symbolic")
     return groups
+
+
+def convolution_windows(given: Arguments) -> dict[str, Any]:
+    """How windows move, as the attributes of torch's convolution in a model."""
+    rank = given.weight.rank - 2
+    lists = {name: spread(getattr(given, name), rank) for name in CONVOLUTION_LIMITS}
+    groups = group_count(given.groups)
+    return {"transposed": int(given.transposed), "groups": groups, **lists}
+
+
+def are_taken(given: Arguments) -> bool:
+    """Whether the windows of a convolution are known, and none that torch cannot compute."""
+    for name, most in CONVOLUTION_LIMITS.items():
+        numbers = getattr(given, name)
+        assert isinstance(numbers, Sequence)
+        if not all(isinstance(n, int) and n <= most for n in numbers):
+            return False
+    return True
 
 
 class Windows(NamedTuple):

@@ -346,6 +346,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch._dynamo.reset()
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("name", TRIALS)
 def test_it_does_what_the_page_says(name: str, backend: OrtBackend) -> None:
     TRIALS[name](backend)

@@ -338,7 +338,8 @@ def test_gradients_of_transposed_convolutions() -> None:
             g, x, w, [3], [2, 2], [1, 1], [1, 1], True, [0, 0], 1, [True] * 3
         )
 
-    check(backward, g, x, w, uses={"Columns"}, rtol=1e-4, atol=1e-4)
+    used = {"Columns", "PaddingLeftOut", "PaddingLeftOutGrad"}
+    check(backward, g, x, w, uses=used, rtol=1e-4, atol=1e-4)
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -560,7 +561,7 @@ def test_sizes_of_convolutions_may_be_symbols(stride: int) -> None:
     for given in (args, arguments(3, 3, 12, 7), arguments(5, 3, 9, 14)):
         for got, expected in zip(run(*given), backward(*given), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    assert used == {"Columns", "ColumnsGrad"}
+    assert used == {"Columns", "ColumnsGrad", "PaddingLeftOutGrad"}
 
 
 def test_sizes_of_rows_may_be_symbols() -> None:

@@ -61,6 +61,7 @@ def _kept(folder: Path) -> list[Path]:
 # -- processes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.alternating
 @pytest.mark.load_sensitive
 def test_other_processes_find_them(tmp_path: Path) -> None:
     """Results, strides, views, gradients, buffers and runs are the same; nothing is traced."""

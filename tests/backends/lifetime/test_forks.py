@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize(
     ("threads", "patterns"),
     [(1, "default+onnxruntime"), (2, "default+onnxruntime"), (2, "default+onnxruntime+kernels")],

@@ -68,6 +68,7 @@ def test_a_backend_used_after_a_reset_makes_new_sessions() -> None:
     assert len(_infos(backend)) == 2
 
 
+@pytest.mark.alternating
 @pytest.mark.load_sensitive
 @needs_proc
 @needs_glibc

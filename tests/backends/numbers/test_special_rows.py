@@ -31,7 +31,7 @@ ROWS = (
 Program = Callable[..., Sequence[Any]]
 
 
-def _compare(program: Program, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+def _compare(program: Program, calls: Sequence[Sequence[torch.Tensor]]) -> None:
     """Compare results, and the gradients of those that have some."""
     torch._dynamo.reset()
     compiled, _ = compile_strictly(program, fallback=True)
@@ -212,6 +212,41 @@ def test_a_gradient_of_a_layer_norm_of_float64() -> None:
     _compare(program, [(x.requires_grad_(),)])
 
 
+def test_moments_of_float64() -> None:
+    """They move from number to number, as torch's do: what is out of range hangs on the order."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return functional.layer_norm(x * 1, (3,), weight) * 2, *torch.var_mean(x * 2, -1)
+
+    rows = ([1e200, -1e200, 1.0], [1.0, 2.0, INF], [INF, 1.0, 2.0], [1e308, 1e308, -1e308])
+    weight = torch.tensor([1.0, -2.0, 0.5]).double()
+    _compare(program, [(torch.tensor([row]).double(), weight) for row in (*ROWS, *rows)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_the_first_of_two_zeros(dtype: torch.dtype) -> None:
+    """The first of both, where torch has no whole vector; NaN of either."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        greater, smaller = torch.maximum(x, y), torch.minimum(x, y)
+        bounded = torch.clamp(x, min=y), torch.clamp(x, max=y)
+        return greater, smaller, *bounded, torch.maximum(x * 2, y * 3) * 2, torch.minimum(y, x * 2)
+
+    x, y = [0.0, -0.0, 0.0, 1.0, NAN, -0.0, INF], [-0.0, 0.0, 1.0, -0.0, -0.0, NAN, -INF]
+    _compare(program, [(torch.tensor(x, dtype=dtype), torch.tensor(y, dtype=dtype))])
+
+
+def test_distances_of_what_is_not_finite() -> None:
+    """NaN is no largest distance, and its gradient NaN; of an equal coordinate NaN beside it."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.cdist(x, y, p=p) for p in (INF, 0.5, 1.0, 1.5, 2.0, 3.0))
+
+    y = torch.tensor([[1.0, INF, 0.0], [NAN, NAN, NAN], [0.0, -1.0, 2.0]])
+    rows = ([[NAN, 1.0, 2.0], [INF, 1.0, 0.0]], [[-INF, 0.0, 0.0], [0.0, 0.0, NAN]])
+    _compare(program, [(torch.tensor(r).requires_grad_(), y.requires_grad_()) for r in rows])
+
+
 def test_bessel_functions_and_bins() -> None:
     """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
 
@@ -252,3 +287,53 @@ def test_numbers_rounded_to_float8(name: str) -> None:
     for given in (x, -x):
         (got,), (expected,) = compiled(given), program(given)
         assert _is_same(got, expected), (got, expected)
+
+
+def _convolutions(x: torch.Tensor, line: torch.Tensor, *weights: torch.Tensor) -> Sequence[Any]:
+    plain, single, of_line, transposed, strided = weights
+    return (
+        functional.conv2d(x, plain, padding=1).relu(),
+        functional.conv2d(x, plain, padding="same", dilation=2),
+        functional.conv2d(x, single, padding=1, groups=4),
+        functional.conv1d(line, of_line, padding=2, dilation=2),
+        functional.conv_transpose2d(x, transposed, padding=1, stride=2),
+        functional.conv2d(x, strided, padding=(2, 0), stride=(3, 2)).tanh(),
+    )
+
+
+WEIGHTS = ((4, 4, 3, 3), (4, 1, 3, 3), (4, 4, 3), (4, 4, 3, 3), (4, 4, 5, 3))
+NOT_FINITE = ({0: INF}, {-1: NAN}, {4: INF, 6: -INF}, {0: -INF})
+
+
+def _with(tensor: torch.Tensor, numbers: dict[int, float]) -> torch.Tensor:
+    changed = tensor.clone()
+    for place, number in numbers.items():
+        changed.view(-1)[place] = number
+    return changed
+
+
+def test_padding_is_not_multiplied_with_what_is_not_finite() -> None:
+    """With weights, or with gradients that come in, where images are weights of theirs."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 9)
+    calls = []
+    for numbers in NOT_FINITE:
+        weights = map(torch.randn, WEIGHTS)
+        calls.append((*images, *(_with(w, numbers) for w in weights)))
+    calls.append((*(_with(t, {0: INF}) for t in images), *map(torch.randn, WEIGHTS)))
+    _compare(_convolutions, [[t.requires_grad_() for t in given] for given in calls])
+
+
+@pytest.mark.parametrize("numbers", NOT_FINITE[:2], ids=str)
+def test_frozen_weights_that_are_not_finite(numbers: dict[int, float]) -> None:
+    """They are looked at when the model is built."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 9)
+    weights = torch.nn.ParameterList([_with(torch.randn(s), numbers) for s in WEIGHTS])
+
+    def program(*images: torch.Tensor) -> Sequence[Any]:
+        return _convolutions(*images, *[weights[i] for i in range(len(WEIGHTS))])
+
+    with torch.no_grad():
+        compiled, _ = compile_strictly(program, freeze=True)
+        assert all(map(_is_same, compiled(*images), program(*images)))

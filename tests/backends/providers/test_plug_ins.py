@@ -21,7 +21,10 @@ import dort_rewriter
 from dort_rewriter.errors import OptionError
 from dort_rewriter.ort_module import bindings
 from dort_rewriter.runtime import session
+from dort_rewriter.runtime.compiled_forms import CompiledForm
 from dort_rewriter.runtime.providers import CPU, OPENVINO, Provider, devices_of, take_present
+from dort_rewriter.tools.benchmark import benchmark
+from dort_rewriter.tools.saved_text import read_saved
 from tests.backends.ways import compile_strictly
 
 LENIENT = {"fallback": True}
@@ -33,7 +36,7 @@ class Failing:
     runs on the CPU, or fails as a provider does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.refuses = self.raises = False
+        self.refuses = self.raises = self.vanishes = False
         self.built: list[list[str]] = []
         real = session.load_onnxruntime()
         state = bindings()
@@ -62,7 +65,8 @@ class Failing:
                 return [SimpleNamespace(ep_name="Failing", get_nodes=lambda: [node])]
 
             def get_providers(self) -> list[str]:
-                asked = ["Failing"] if getattr(self, "is_failing", False) else []
+                known = getattr(self, "is_failing", False) and not failing.vanishes
+                asked = ["Failing"] if known else []
                 return [*asked, *super().get_providers()]
 
         module = SimpleNamespace(**{**vars(real), "InferenceSession": InferenceSession})
@@ -96,6 +100,29 @@ def test_one_that_works(failing: Failing, caplog: pytest.LogCaptureFixture) -> N
     assert f" on Failing (1 nodes), {CPU} (0 nodes), " in caplog.text
 
 
+def test_status_tells_what_sessions_tell(failing: Failing) -> None:
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
+    compiled(torch.randn(3))
+    (line,) = [s for s in dort_rewriter.status().sessions if "Failing" in s]
+    count = line.partition(" ")[0]  # sessions of other tests may live
+    assert line == f"{count} on Failing ({count} nodes), {CPU} (0 nodes)"
+    assert f"sessions: {line}" in str(dort_rewriter.status())
+
+
+def test_where_onnxruntime_does_not_tell(
+    failing: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session, "_TELLING", "what_onnxruntime_1_19_lacks")
+    found = dort_rewriter.explain(torch.sinh, torch.randn(3), backend_options=ON_FAILING)
+    assert f"    on Failing, {CPU}: which nodes is not known" in str(found)
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
+    with caplog.at_level(logging.INFO, "dort_rewriter"):
+        compiled(torch.randn(3))
+    words = f"on Failing, {CPU} (which nodes is not known)"
+    assert words in caplog.text
+    assert any(words in line for line in dort_rewriter.status().sessions)
+
+
 def test_explain_tells_what_a_session_tells(failing: Failing) -> None:
     found = dort_rewriter.explain(
         torch.sinh,
@@ -124,6 +151,30 @@ def test_one_that_refuses_a_graph_without_fallback(failing: Failing) -> None:
     compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
     with pytest.raises(dort_rewriter.ExecutionError, match=r"session on Failing.*such"):
         compiled(torch.randn(3))
+
+
+def test_a_required_one_that_refuses_a_graph(failing: Failing) -> None:
+    failing.refuses = True
+    required = {"preferred_execution_providers": [("Failing", {"required": True})]}
+    compiled, _ = compile_strictly(torch.sinh, **required, **LENIENT)
+    with pytest.raises(OptionError, match=r"Failing is required, and refuses a graph.*such"):
+        compiled(torch.randn(3))
+
+
+def test_one_that_onnxruntime_leaves_out(
+    failing: Failing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it does, without an error, where a provider that is built in has no device."""
+    failing.vanishes = True
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING, **LENIENT)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), x.sinh())
+    (told,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert f"A graph runs on {CPU}, Failing refuses it" in told.getMessage()
+    assert "without Failing, which failed" in told.getMessage()
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
+    with pytest.raises(dort_rewriter.ExecutionError, match="without Failing"):
+        compiled(x)
 
 
 def test_one_that_raises_at_a_run(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,12 +284,77 @@ def test_numbers_that_are_none() -> None:
 
 
 @real
-def test_a_saved_model_on_the_plug_in(tmp_path: Path) -> None:
+def test_a_saved_model_on_the_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(3, 4)
     with torch.no_grad():
         compiled = torch.compile(model, backend="onnxrt", options=ON_OPENVINO)
         dort_rewriter.save(compiled, tmp_path / "saved", x)
+        again = lambda *_: pytest.fail("it is compiled again")  # noqa: E731
+        monkeypatch.setattr(CompiledForm, "make", again)
         loaded = dort_rewriter.load(tmp_path / "saved")
         torch.testing.assert_close(loaded(x), model(x))
+
+
+@real
+def test_status_and_show_tell_what_sessions_tell(network: Network, tmp_path: Path) -> None:
+    compiled = torch.compile(network, backend="onnxrt", options=ON_OPENVINO)
+    compiled(torch.randint(0, 11, (3, 7)))
+    (line,) = [s for s in dort_rewriter.status().sessions if OPENVINO in s]
+    assert re.search(rf"on {OPENVINO} \(\d+ nodes\), {CPU} \(0 nodes\)$", line)
+    layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    on_it = torch.compile(layers, backend="onnxrt", options=ON_OPENVINO)
+    with torch.no_grad():
+        dort_rewriter.save(on_it, tmp_path, torch.ones(3, 4))
+    assert f"on {OPENVINO} (2 nodes), {CPU} (0 nodes), compiled: " in str(read_saved(tmp_path))
+
+
+@real
+def test_comparing_and_timing_on_the_plug_in() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU()).eval(), torch.ones(3, 4)
+    named: list[Any] = ON_OPENVINO["preferred_execution_providers"]
+    compared = dort_rewriter.compare_exporters(model, x, providers=named, repeat=1)
+    assert all(r.agrees and r.providers == (OPENVINO, CPU) for r in compared.results)
+    timed = benchmark(model, [x], backends=["eager", "onnxrt-openvino"], seconds=0.01)
+    assert {t.backend for t in timed.timings if t.error is None} == {"eager", "onnxrt-openvino"}
+
+
+@real
+def test_other_ways_to_compile_for_the_plug_in() -> None:
+    """Each runs on it, forward and backward; sizes that vary, frozen weights, a warm start."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    storage: dict[str, Any] = {}
+    ahead, _ = dort_rewriter.make_aot_ort(providers=[OPENVINO], fallback=False)
+    for compiled in (
+        torch.compile(model, backend=ahead),
+        torch.compile(
+            model, backend="onnx_custom", options={"providers": [OPENVINO], "storage": storage}
+        ),
+        torch.compile(model, backend="onnxrt", options=ON_OPENVINO, dynamic=True),
+    ):
+        torch._dynamo.reset()
+        found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for kept in storage["instance"]:
+        assert set(kept["placement"]) == {OPENVINO}
+    assert f"on {OPENVINO} (" in dort_rewriter.pprint_storage(storage)
+    torch._dynamo.reset()
+    frozen = torch.compile(model, backend="onnxrt", options={**ON_OPENVINO, "freeze": True})
+    dort_rewriter.warm_up(frozen, [((3, 4),), ((5, 4),)])
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+@real
+def test_a_policy_takes_the_plug_in() -> None:
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    for policy in ("PREFER_CPU", "max_performance"):
+        torch._dynamo.reset()
+        storage: dict[str, Any] = {}
+        options = {"providers": [(policy, {"required": True})], "storage": storage}
+        compiled = torch.compile(model, backend="onnx_custom", options=options)
+        torch.testing.assert_close(compiled(x), model(x))
+        assert [set(kept["placement"]) for kept in storage["instance"]] == [{OPENVINO}]

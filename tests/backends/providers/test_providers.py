@@ -29,7 +29,7 @@ AS_TORCH = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
 def _select(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     """Select as on a machine with all providers, whose second GPU holds the tensors."""
-    present = lambda specs, strict: [Provider(name) for name, _ in specs]  # noqa: E731
+    present = lambda specs, strict: specs  # noqa: E731
     monkeypatch.setattr(provider_choice, "take_present", present)
     inferred = (Provider(CUDA, {"device_id": "1"}), Provider(CPU))
     monkeypatch.setattr(provider_choice, "infer", lambda devices: inferred)
@@ -52,7 +52,7 @@ def test_preferred_then_inferred_then_default(monkeypatch: pytest.MonkeyPatch) -
         default_execution_providers=["C", CPU],
     )
     on_cuda = (CUDA, {**AS_TORCH, "device_id": "1"})
-    assert chosen == [("A", {}), ("B", {"k": 1}), on_cuda, (CPU, {}), ("C", {})]
+    assert chosen == [("A", {}), ("B", {"k": "1"}), on_cuda, (CPU, {}), ("C", {})]
 
 
 def test_a_preferred_provider_runs_where_the_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_preferred_provider_runs_where_the_tensors_are(monkeypatch: pytest.Mon
     assert chosen == [(CUDA, {**AS_TORCH, "device_id": "1"}), (CPU, {})]
     asked = {"device_id": 0, "cudnn_conv_algo_search": "DEFAULT"}
     chosen = _select(monkeypatch, preferred_execution_providers=[(CUDA, asked)])
-    assert chosen[0] == (CUDA, {**AS_TORCH, **asked})
+    assert chosen[0] == (CUDA, {**AS_TORCH, **asked, "device_id": "0"})
 
 
 def test_results_on_a_device_decide_where_arguments_are_on_the_cpu(

@@ -209,8 +209,10 @@ def test_arguments_that_do_not_fit() -> None:
         to_onnx(traced, (X,))
     with pytest.raises(CaptureError, match="positional arguments only"):
         to_onnx(traced, (X, X), {"x": X})
-    with pytest.raises(CaptureError, match="a GraphModule, got function"):
+    with pytest.raises(CaptureError, match="could not capture run: "):
         to_onnx(run, (X,))
+    with pytest.raises(CaptureError, match="a GraphModule, got int"):
+        to_onnx(3, (X,))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

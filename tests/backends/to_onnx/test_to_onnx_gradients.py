@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from torch import nn
 
 from dort_rewriter import CaptureError, to_onnx
 
-# What torch's forward mode imports when it is used first.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+pytestmark = [
+    # What torch's forward mode imports when it is used first, and what linearize does.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
+]
 
 
 class Base(nn.Module):
@@ -104,6 +108,10 @@ class Transformed(Base):
         if self.how == "vjp":
             result, pull = func.vjp(self.n, x)
             return result, pull(torch.ones_like(result))
+        if self.how == "linearize":
+            return func.linearize(lambda y: torch.tanh(y) ** 3, x)[1](torch.ones_like(x))
+        if self.how == "vmap":  # torch.export takes the columns for constants
+            return func.vmap(torch.dot, in_dims=(1, None), out_dims=0)(x, x[:, 0])
         inner = {"hessian": func.hessian(total), "jacrev": func.jacrev(self.n)}
         return func.vmap({**inner, "jacfwd": func.jacfwd(self.n)}[self.how])(x)
 
@@ -114,6 +122,7 @@ MODELS: dict[str, Any] = {
         for kind in (Forces, Penalty, OfParameters, InPlace, Normalized, Signs, Largest)
     },
     **{how: how for how in ("grad", "jvp", "vjp", "hessian", "jacrev", "jacfwd")},
+    **{how: how for how in ("linearize", "vmap")},
 }
 DYNAMIC = ("Forces", "Penalty", "OfParameters", "InPlace", "Normalized", "grad", "vjp")
 
@@ -124,7 +133,7 @@ def made(name: str) -> nn.Module:
     return Transformed(kind) if isinstance(kind, str) else kind()
 
 
-def check(proto: onnx.ModelProto, model: nn.Module, x: torch.Tensor) -> None:
+def check(proto: onnx.ModelProto, model: Any, x: torch.Tensor) -> None:
     onnx.checker.check_model(proto)
     assert {o.domain for o in proto.opset_import} == {""}
     want = [t.detach().numpy() for t in torch.utils._pytree.tree_leaves(model(x.clone()))]
@@ -167,6 +176,60 @@ def test_float64() -> None:
     got = session.run(None, {proto.graph.input[0].name: x.numpy()})
     for a, b in zip(got, model(x).values(), strict=True):
         np.testing.assert_allclose(a, b.detach(), rtol=1e-12)
+
+
+def test_inputs_and_parameters_have_the_names_that_torch_export_gives() -> None:
+    proto = to_onnx(made("Forces"), (torch.randn(4, 3),))
+    assert [value.name for value in proto.graph.input] == ["x"]
+    assert {value.name for value in proto.graph.initializer} >= {"p_n_0_weight", "p_n_2_weight"}
+
+
+def closing_over() -> Any:
+    """A function that reads tensors of its own, which transforms do not take beside fake ones."""
+    weight, shift = torch.randn(3, 3), torch.randn(3)
+    return torch.func.hessian(lambda row: torch.sin(row @ weight + shift).square().sum())
+
+
+NET = Base()
+
+
+def energy(x: torch.Tensor) -> torch.Tensor:
+    return NET.n(x).square().sum()
+
+
+FUNCTIONS: dict[str, Any] = {
+    "grad": torch.func.grad(energy),
+    "calls another": lambda x: -torch.func.grad(energy)(x),
+    "closure": torch.func.vmap(closing_over()),
+    "jvp of a closure": lambda x: torch.func.jvp(energy, (x,), (x,)),
+    "method": NET.n.forward,
+    "partial": functools.partial(torch.mul, other=torch.full((), 3.0)),
+    "without a signature": torch.sin,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    function, x = FUNCTIONS[name], torch.randn(4, 3)
+    check(to_onnx(function, (x,)), function, x)
+
+
+def test_the_modules_that_a_function_reads_are_part_of_the_model() -> None:
+    function = torch.func.vmap(torch.func.grad(energy))
+    proto = to_onnx(function, (torch.randn(4, 3),), dynamic_shapes=({0: "rows"},))
+    assert {v.name for v in proto.graph.initializer} >= {"p_NET_n_0_weight", "p_NET_n_2_bias"}
+    check(proto, function, torch.randn(7, 3))
+
+
+def test_a_transform_that_fails_is_ended() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(CaptureError, match="could not"):
+        to_onnx(torch.func.vmap(torch.func.jacfwd(broken)), (torch.randn(4, 3),))
+    assert torch._C._functorch.peek_interpreter_stack() is None
+    model, x = made("jvp"), torch.randn(4, 3)
+    check(to_onnx(model, (x,)), model, x)
 
 
 def test_what_depends_on_numbers_is_refused_as_before() -> None:

@@ -4,6 +4,7 @@
 // where it is told.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 
 #include "torch_library.h"
@@ -82,25 +83,35 @@ struct Windows {
 
 // Reads an image, weights and perhaps a bias; the gradient reads that of the result, the image and the
 // weights, and makes those of image, weights and bias of which somebody reads.
-template <bool gradient>
+//
+// With `checks` the result of another kernel comes before them, of the gradient that of the weights:
+// it is made again where that kernel multiplied the padding, which torch leaves out, with an infinity
+// or NaN. Those products are NaN, and part of the first or the last number of what the same filter
+// makes: no other number has a window that is farther outside, to the one side or to the other.
+template <bool gradient, bool checks = false>
 class Convolution : public Operator {
  public:
-  static constexpr const char* name = gradient ? "convolution_backward" : "convolution";
+  static constexpr const char* name = checks ? (gradient ? "PaddingLeftOutGrad" : "PaddingLeftOut")
+                                             : (gradient ? "convolution_backward" : "convolution");
   static constexpr ElementType inputs[] = {kAny};
   static constexpr ElementType outputs[] = {kAny};
   static constexpr bool variadic = true;
-  static constexpr const char* layouts = "any";
+  static constexpr size_t in_place = checks;
+  static constexpr const char* layouts = checks ? "dense" : "any";
   static constexpr const char* library = "torch";
 
   explicit Convolution(const Info& info)
-      : windows_(info), function_(std::string("aoti_torch_cpu_") + name), copy_("aoti_torch_copy_") {
+      : windows_(info),
+        relu_(checks && !gradient && info.flag("relu", false)),
+        function_(gradient ? "aoti_torch_cpu_convolution_backward" : "aoti_torch_cpu_convolution"),
+        copy_("aoti_torch_copy_") {
     const size_t given = info.inputs();
-    if (given < kFixed || given > kMostInputs || info.outputs() > kMostResults) {
+    if (given < checks + kFixed || given > checks + kMostInputs || info.outputs() > kMostResults) {
       fail(kInvalidArgument, "there are too few or too many inputs or results");
     }
-    for (size_t i = 0; i < given; ++i) views_.emplace_back(info, i);
+    for (size_t i = checks; i < given; ++i) views_.emplace_back(info, i);
     const ElementType type = views_[0].type();
-    if (type != kFloat && type != kFloat16 && type != kBFloat16) {
+    if (type != kFloat && (checks || (type != kFloat16 && type != kBFloat16))) {
       fail(kNotImplemented, "convolutions are of float, float16 and bfloat16");
     }
     for (size_t i = 0; i < info.outputs(); ++i) results_.emplace_back(info, i, type);
@@ -110,7 +121,7 @@ class Convolution : public Operator {
   void compute(const Context& context) const {
     Call call;
     for (size_t i = 0; i < views_.size(); ++i) {
-      call.given.push_back(context.input(i));
+      call.given.push_back(context.input(checks + i));
       call.shapes.push_back(views_[i].sizes(call.given[i].shape));
     }
     const Shape &image = call.shapes[kImage], &weight = call.shapes[kImage + 1];
@@ -119,11 +130,13 @@ class Convolution : public Operator {
     if (gradient ? call.shapes[0] != result : call.shapes.size() > kFixed && call.shapes[kFixed] != bias) {
       fail(kInvalidArgument, "the sizes of what is given do not fit");
     }
-    for (size_t i = 0; i < results_.size(); ++i) {
+    call.places.resize(kFirst);
+    for (size_t i = kFirst; i < kFirst + results_.size(); ++i) {
       const Shape& shape = !gradient ? result : i == 0 ? image : i == 1 ? weight : bias;
-      call.places.push_back(results_[i].place(context, shape));
+      call.places.push_back(results_[i - kFirst].place(context, shape));
       call.wanted[i] = call.places[i].data != nullptr;
     }
+    if (checks && is_right(context.input(0), call.places[kFirst])) return;
     if (count(result) == 0 || (gradient && count(image) == 0)) {
       // NOTE: torch 2.8 has freed the sizes of a bias by the time it makes zeros of them.
       for (const Result::Place& place : call.places) {
@@ -136,16 +149,24 @@ class Convolution : public Operator {
     const int64_t threads = threads_for(work, kWorthAThread, most);
     const auto parts = shared_by(threads, call, image[0], result[1]);
     if (parts.empty()) return;  // nobody reads a result
-    if (!context.works_alone()) return convolve(call, parts[0]);
-    context.share(static_cast<int64_t>(parts.size()), [&](int64_t i) {
-      const WorksAlone alone;
-      convolve(call, parts[static_cast<size_t>(i)]);
-    });
+    if (!context.works_alone()) {
+      convolve(call, parts[0]);
+    } else {
+      context.share(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+        const WorksAlone alone;
+        convolve(call, parts[static_cast<size_t>(i)]);
+      });
+    }
+    if (!relu_) return;
+    float* made = static_cast<float*>(call.places[0].data);
+    for (int64_t i = 0; i < count(result); ++i) made[i] = made[i] < 0 ? 0 : made[i];
   }
 
  private:
   static constexpr size_t kImage = gradient, kFixed = kImage + 2, kMostInputs = 3;
-  static constexpr size_t kMostResults = gradient ? 3 : 1;
+  static constexpr size_t kMostResults = gradient && !checks ? 3 : 1;
+  // The first of image, weights and bias that a gradient is made of.
+  static constexpr size_t kFirst = gradient && checks ? 1 : 0;
   // The work that a thread more is worth, in multiplications.
   static constexpr double kWorthAThread = 600e3;
 
@@ -162,6 +183,23 @@ class Convolution : public Operator {
     std::vector<Result::Place> places;
     bool wanted[3] = {};
   };
+
+  // Whether what another kernel made stands: no number is NaN that would be, with the padding in it.
+  // It is given to ONNX Runtime in any case.
+  static bool is_right(const Tensor& made, const Result::Place& place) {
+    if (made.shape != place.lies) fail(kInvalidArgument, "the sizes of what was made do not fit");
+    if (place.data == nullptr || made.size() == 0) return true;
+    const float* numbers = made.as<float>();
+    if (place.data != numbers) std::memcpy(place.data, numbers, made.size() * sizeof(float));
+    // What a filter makes of the first picture; the gradients of its first window.
+    const int64_t length = count(made.shape.begin() + 2, made.shape.end());
+    const int64_t filters = made.shape[gradient ? 0 : 1], step = gradient ? made.shape[1] * length : length;
+    for (int64_t i = 0; i < filters; ++i) {
+      const float* first = numbers + i * step;
+      if (std::isnan(first[0]) || std::isnan(first[length - 1])) return false;
+    }
+    return true;
+  }
 
   // The channels that oneDNN works on at once: for fewer it has slow loops.
   static constexpr int64_t kChannels = 16;
@@ -243,7 +281,7 @@ class Convolution : public Operator {
     }
     auto of = [](const Integers& numbers) { return numbers.data(); };
     const auto n = static_cast<int64_t>(windows_.axes());
-    Owned made[kMostResults];
+    Owned made[gradient ? 3 : 1];
     Error error;
     if constexpr (gradient) {
       const int32_t mask[3] = {part.wanted[0], part.wanted[1], part.wanted[2]};
@@ -269,13 +307,14 @@ class Convolution : public Operator {
                            : i == 0  ? range(0, kNone, 1, space)
                            : i == 1  ? range(kNone, made_by, kNone, space)
                                      : range(kNone, 0, kNone, space);
-      results_[i].take(places[i], made[i], there, copy_);
+      results_[i - kFirst].take(places[i], made[i], there, copy_);
     }
   }
 
   static constexpr size_t kNone = SIZE_MAX;
 
   Windows windows_;
+  bool relu_;  // of what was made, and of what is made again
   Function<std::conditional_t<gradient, Backward, Forward>> function_;
   Copy copy_;
   std::vector<View> views_;
@@ -284,6 +323,7 @@ class Convolution : public Operator {
 
 }  // namespace torch_library
 
-static const Operators<torch_library::Convolution<false>,
-                       torch_library::Convolution<true>>
+static const Operators<torch_library::Convolution<false>, torch_library::Convolution<true>,
+                       torch_library::Convolution<false, true>,
+                       torch_library::Convolution<true, true>>
     torch_convolution_operators;

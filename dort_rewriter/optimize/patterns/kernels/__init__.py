@@ -14,7 +14,7 @@ from dort_rewriter.optimize.patterns.kernels.casts import (
     NarrowNorms,
     NarrowSoftmax,
 )
-from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv
+from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv, PaddedConv
 from dort_rewriter.optimize.patterns.kernels.elementwise import ElementwiseChains, ElementwiseLists
 from dort_rewriter.optimize.patterns.kernels.reductions import (
     BatchNormProduct,
@@ -30,6 +30,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Rotary,
     ConstantOfShapeScatterND,
     DepthwiseConv,
+    PaddedConv,
     BatchNormProduct,
     CrossEntropyGrad,
     RmsNormGrad,

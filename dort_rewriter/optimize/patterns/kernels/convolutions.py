@@ -1,16 +1,19 @@
-"""Convolutions for which ONNX Runtime makes a product of matrices of each channel."""
+"""Convolutions for which ONNX Runtime makes a product of matrices of each channel, and those that
+multiply the padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import Dim
 from dort_rewriter.graph.writer import Writer
-from dort_rewriter.kernels.operators import OWN_DOMAIN
+from dort_rewriter.kernels.operators import CONVOLUTION_LIMITS, OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.view import GraphView
+from dort_rewriter.optimize.view import GraphView, operator
 
 
 class DepthwiseConv(Rule):
@@ -52,6 +55,73 @@ class DepthwiseConv(Rule):
             return result
 
         return Match([node.outputs[0]], write)
+
+
+class PaddedConv(Rule):
+    """``Conv(x, w, b) -> PaddingLeftOut(Conv(x, w, b), x, w, b)``   with a padding, which is not
+    to be multiplied where ``w`` has an infinity or NaN. A Relu stays beside its convolution:
+    ``Relu(Conv(x, w, b)) -> PaddingLeftOut<relu = 1>(Relu(Conv(x, w, b)), x, w, b)``.
+    """
+
+    roots = ("Conv",)
+    of_type = ir.DataType.FLOAT
+    lowers = "convolutions whose padding may be multiplied with what is not finite"
+    late = True
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        x, weight, bias = (*node.inputs, None)[:3]
+        pads = graph.attribute(node, "pads", [])
+        if x is None or weight is None or not any(pads):
+            return None
+        made, relu = node.outputs[0], None
+        if graph.used_once(made) and operator(reader := graph.consumers(made)[0]) == "Relu":
+            relu = reader
+        result = made if relu is None else relu.outputs[0]
+        if any(map(_is_check, graph.consumers(result))):
+            return None
+        numbers = graph.constant(weight)
+        if numbers is not None and np.isfinite(numbers).all():
+            return Refusal("the weights are finite constants", weight.name)
+        how = _how(node, graph, len(pads) // 2)
+        if how is None:
+            return Refusal("other windows than torch's", pads)
+        read = [v for v in (x, weight, bias) if v is not None]
+        attributes = {**how, "relu": int(relu is not None)}
+        given = [made, *read]
+        if not graph.runs("PaddingLeftOut", given, domain=OWN_DOMAIN, **attributes):
+            return Refusal("no kernel", x.dtype)
+
+        def write(op: Writer) -> ir.Value:
+            again = op.again(node, *node.inputs)
+            if relu is not None:
+                again = op.Relu(again)
+            checked: ir.Value = op.call(
+                "PaddingLeftOut", again, *read, domain=OWN_DOMAIN, **attributes
+            )
+            return checked
+
+        return Match([result], write)
+
+
+def _is_check(node: ir.Node) -> bool:
+    return operator(node) == f"{OWN_DOMAIN}::PaddingLeftOut"
+
+
+def _how(node: ir.Node, graph: GraphView, rank: int) -> dict[str, Any] | None:
+    """The windows of a convolution as torch counts them."""
+    pads = graph.attribute(node, "pads")
+    if graph.attribute(node, "auto_pad", "NOTSET") != "NOTSET" or pads[:rank] != pads[rank:]:
+        return None
+    how = {
+        "stride": graph.attribute(node, "strides", [1] * rank),
+        "padding": pads[:rank],
+        "dilation": graph.attribute(node, "dilations", [1] * rank),
+        "output_padding": [0] * rank,
+    }
+    if any(n > CONVOLUTION_LIMITS[name] for name, numbers in how.items() for n in numbers):
+        return None
+    lists = {name: list(numbers) for name, numbers in how.items()}
+    return {**lists, "groups": graph.attribute(node, "group", 1)}
 
 
 _FEWEST_TAPS, _FEWEST_COLUMNS = 9, 7

@@ -29,6 +29,7 @@ from dort_rewriter.optimize.patterns.standard.gemms import (
 from dort_rewriter.optimize.patterns.standard.layers import (
     CrossEntropyScatter,
     Gelu,
+    LinearAttention,
     LogSoftmax,
     RMSNormalization,
     Softmax,
@@ -94,6 +95,7 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Swish,
     SwiGLU,
     RMSNormalization,
+    LinearAttention,
     Softmax,
     LogSoftmax,
     RotaryEmbedding,

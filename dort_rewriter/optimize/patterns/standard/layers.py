@@ -7,13 +7,17 @@ gather: SoftmaxCrossEntropyLoss takes 1.6 to 5 times as long in onnxruntime.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize import gelu
+from dort_rewriter.optimize.patterns.recognize.linear_attention import (
+    LinearStep,
+    find_linear_step,
+)
 from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_norm
 from dort_rewriter.optimize.patterns.recognize.operands import factors, filling, scaled
 from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
@@ -95,6 +99,56 @@ class SwiGLU(Rule):
 
 def _swiglu(a: ir.Value, b: ir.Value, alpha: float, op: Writer) -> ir.Value:
     return op.SwiGLU(a, b, alpha=alpha)
+
+
+class LinearAttention(Rule):
+    """``S = exp(g) * P + k (x) (beta * (v - k . exp(g) * P))``, ``q . S`` ->
+    ``LinearAttention(q, k, v, P, g, beta)``   when the opset has it, 27 or more.
+
+    Without ``g``, and without ``beta`` and what it multiplies, they are ONNX's other rules.
+    """
+
+    roots = ("ReduceSum",)
+    reads = ("Mul",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        if graph.opset < 27:
+            return None
+        found = find_linear_step(node, graph)
+        if found is None:
+            return None
+        given = (found.query, found.key, found.value, found.past, found.decay, found.beta)
+        attributes = _attributes(found)
+        if not graph.runs("LinearAttention", given, domain="", outputs=2, **attributes):
+            return Refusal("no kernel for the types", found.query.dtype)
+        return Match([found.result, found.state], functools.partial(_linear_attention, found))
+
+
+def _attributes(step: LinearStep) -> dict[str, Any]:
+    heads = step.sizes[0]
+    numbers = {"q_num_heads": heads, "kv_num_heads": heads}
+    return {**numbers, "scale": 1.0, "update_rule": step.rule}
+
+
+def _linear_attention(step: LinearStep, op: Writer) -> tuple[ir.Value, ir.Value]:
+    """Write a step as the attention of one token, whose heads lie beside each other."""
+    heads, wide, deep = step.sizes
+
+    def packed(value: ir.Value | None, size: int) -> ir.Value | None:
+        return None if value is None else op.Reshape(value, [0, 1, heads * size])
+
+    in_decay = 1 if step.decay is None or step.decay_rank == 2 else wide
+    result, state = op.LinearAttention(
+        packed(step.query, wide),
+        packed(step.key, wide),
+        packed(step.value, deep),
+        step.past,
+        packed(step.decay, in_decay),
+        packed(step.beta, 1),
+        **_attributes(step),
+        outputs=2,
+    )
+    return op.Reshape(result, [0, heads, deep]), state
 
 
 class Softmax(TreeRule):

@@ -1,11 +1,11 @@
-"""Convolutions whose channels have a filter each, which is computed."""
+"""Convolutions whose channels have a filter each, which is computed; those with a padding."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv
+from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv, PaddedConv
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 IMAGES = "(float[N,6,{},{}] x, float[6,1,3,5] w, float[6] b) => (float[N,6,P,Q] z)"
@@ -96,3 +96,52 @@ def test_constant_filters_are_left() -> None:
         f"<float[2,1,3,3] w = {{{ones}}}> {{ z = Conv<group = 2>(x, w) }}"
     )
     assert_refuses(DepthwiseConv, text, "the filters are constants")
+
+
+PADDED = "(float[2,3,7,6] x, float[4,3,3,3] w, float[4] b) => (float[2,4,P,Q] z)"
+HOW_PADDED = "strides = [1, 2], pads = [1, 2, 1, 2], dilations = [1, 2]"
+CHECKED = (
+    "stride = [1, 2], padding = [1, 2], dilation = [1, 2], output_padding = [0, 0], groups = 1"
+)
+
+
+@pytest.mark.parametrize("relu", [0, 1])
+def test_padding_may_not_be_multiplied(relu: int) -> None:
+    """A Relu stays beside its convolution, which ONNX Runtime makes one operator of both."""
+    before, after = f"y = Conv<{HOW_PADDED}>(x, w, b)", f"relu = {relu}, {CHECKED}"
+    read = "r" if relu else "y"
+    relus = "r = Relu(y)" if relu else ""
+    model = f"{PADDED} {{ {before} {relus} z = Sigmoid({read}) }}"
+    checked = f"c = dort_rewriter.PaddingLeftOut<{after}>({read}, x, w, b) z = Sigmoid(c)"
+    assert_rewrites(
+        PaddedConv,
+        model,
+        f"{PADDED} {{ {before} {relus} {checked} }}",
+        inputs={"x": _numbers(2, 3, 7, 6), "w": _numbers(4, 3, 3, 3), "b": _numbers(4)},
+        reference=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ("Conv(x, w)", None),
+        ("Conv<pads = [0, 0, 0, 0]>(x, w)", None),
+        ("Conv<pads = [1, 1, 0, 0]>(x, w)", "other windows than torch's"),
+        ("Conv<pads = [9000, 0, 9000, 0]>(x, w)", "other windows than torch's"),
+        ("ConvTranspose<pads = [1, 1, 1, 1]>(x, w)", None),
+    ],
+)
+def test_what_multiplies_no_padding_is_left(node: str, reason: str | None) -> None:
+    shapes = "(float[2,4,7,6] x, float[4,4,3,3] w) => (float[2,4,P,Q] z)"
+    assert_refuses(PaddedConv, f"{shapes} {{ z = {node} }}", reason)
+
+
+def test_finite_constants_are_left() -> None:
+    """ONNX Runtime has a layout of its own for them."""
+    ones = ", ".join(["1"] * 9)
+    text = (
+        "(float[2,1,8,8] x) => (float[2,1,8,8] z) "
+        f"<float[1,1,3,3] w = {{{ones}}}> {{ z = Conv<pads = [1, 1, 1, 1]>(x, w) }}"
+    )
+    assert_refuses(PaddedConv, text, "the weights are finite constants")

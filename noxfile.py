@@ -52,6 +52,9 @@ STAMP = "installed.json"
 OLD_PYTHON = "3.11"
 """The newest Python onnxruntime-training 1.19.2 has a wheel for."""
 
+NEWEST_PYTHON = "3.14"
+"""The newest one that torch and onnxruntime have wheels for."""
+
 
 def install(session: nox.Session, extras: str, *pins: str) -> None:
     """Install the package with ``extras`` and ``pins``, unless exactly that was installed before.
@@ -162,6 +165,13 @@ def repeats(session: nox.Session, stack: str) -> None:
     else:
         install(session, "training,test", *OLD)
     session.run("python", "scripts/repeat_tests.py", *session.posargs)
+
+
+@nox.session(name="tests-python", python=NEWEST_PYTHON)
+def tests_python(session: nox.Session) -> None:
+    """Test with the newest Python, torch 2.13.0 and the newest onnxruntime."""
+    install(session, "cpu,test", *NEW)
+    run_pytest(session)
 
 
 @nox.session(name="tests-latest")

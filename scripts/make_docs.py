@@ -124,9 +124,10 @@ PYTHONS = """## Python
 | 3.10 | onnxruntime 1.23.2 is the last with wheels for it: pip takes that one by \
 itself. onnxruntime-training has wheels |
 | 3.11 | all of it: both stacks are tested with this version |
-| 3.12, 3.13 | the newest onnxruntime; onnxruntime-training has no wheels |
-| 3.14, and free-threaded 3.14 | not tested, and so not in the classifiers. torch 2.13.0 and \
-onnxruntime 1.32.0 have wheels for both |"""
+| 3.12, 3.13, 3.14 | the newest onnxruntime; onnxruntime-training has no wheels. 3.14 is tested \
+on demand, with torch 2.13.0 and onnxruntime 1.32.0 (`nox -s tests-python`) |
+| 3.14, free-threaded | not tested, and so not in the classifiers. torch 2.13.0 and onnxruntime \
+1.32.0 have wheels for it |"""
 
 SYSTEMS = """## Systems
 
@@ -170,7 +171,7 @@ def series_table() -> str:
 
 
 def constants(noxfile: ast.Module) -> dict[str, Any]:
-    """The literals that have a name: the pins of each stack, the Python of the old one."""
+    """The literals that have a name: the pins of each stack, versions of Python."""
     return {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in noxfile.body
@@ -195,11 +196,11 @@ def tested(session: ast.FunctionDef, known: dict[str, Any]) -> Iterator[str]:
             continue
         names = [ast.unparse(a.value) for a in call.args[2:] if isinstance(a, ast.Starred)]
         pins = [pin for name in names for pin in known.get(name, ())]
-        old = "OLD_PYTHON" in " ".join(map(ast.unparse, session.decorator_list))
+        wanted = re.search(r"\bpython=(\w+)", " ".join(map(ast.unparse, session.decorator_list)))
         runtime = {"cpu": "onnxruntime", "training": "onnxruntime-training"}[extras[0]]
         yield " | ".join(
             [
-                known["OLD_PYTHON"] if old else "any",
+                known[wanted[1]] if wanted else "any",
                 version_of("torch", pins),
                 f"{runtime} {version_of(runtime, pins)}",
                 ast.get_docstring(session) or "",

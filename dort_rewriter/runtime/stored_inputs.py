@@ -94,7 +94,7 @@ def _describe_tensor(
     try:
         array = tensor_to_array(value) if isinstance(value, torch.Tensor) else value
         proto = ir.to_proto(ir.Tensor(np.array(array, order="C")))
-    except (TypeError, ExportError) as error:
+    except (TypeError, ir.serde.SerdeError, ExportError) as error:
         raise OptionError(f"{place}: ONNX stores no {value.dtype}.") from error
     tensors.append(proto)
     if isinstance(value, np.ndarray):

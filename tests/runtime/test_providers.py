@@ -196,7 +196,8 @@ def test_a_policy(plug_in: PlugIn, policy: str, monkeypatch: pytest.MonkeyPatch)
     assert providers.parse(constant) == Provider(policy.upper())
 
 
-def test_a_policy_where_there_are_no_plug_ins() -> None:
+@pytest.mark.usefixtures("plug_in")
+def test_a_policy_where_there_are_none() -> None:
     with pytest.raises(OptionError, match="plug-in for the policy"):
         take_present(["PREFER_NPU"], strict=True)
 

@@ -228,7 +228,7 @@ class OrtBackendOptions:
     """
 
     preferred_execution_providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None
-    """Execution providers to try first: names, or pairs of a name and its options."""
+    """Execution providers to try first: names or policies, or pairs of one and its options."""
     infer_execution_providers: bool = True
     """Choose providers from the devices of the inputs, or of the results when there are none."""
     default_execution_providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None

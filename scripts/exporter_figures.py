@@ -149,7 +149,8 @@ def _reasons(result: Record) -> Iterator[str]:
         if other["error"]:
             yield f"{runtime}: {_plain(other['error'])}"
         elif not other["agrees"]:
-            yield f"{runtime} differs by {other['max_difference']:.1e}"
+            whose = ", where onnxruntime is right" if result["agrees"] else ""
+            yield f"{runtime} differs by {other['max_difference']:.1e}{whose}"
 
 
 def _plain(text: str, most: int = 160) -> str:

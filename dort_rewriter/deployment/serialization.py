@@ -40,6 +40,9 @@ from dort_rewriter.signature import (
 MOST_DIMENSIONS = 64
 """What torch takes."""
 
+MOST_VIEWS = 1_000
+"""The views of a result, one of another: code is made of each."""
+
 _OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "min", "max")
 
 
@@ -220,6 +223,7 @@ def check_signature(signature: GraphSignature) -> None:
         _check_common(result)
         limits = {"input": len(signature.inputs), "output": position}
         whole(result.index, "place", limit=limits.get(result.source, 1_000_000))
+        expect(len(result.views) <= MOST_VIEWS, "number of views", len(result.views))
         expect((result.size is None) is (result.source != "size"), "size", result.size)
         for place in places_in((result.size, result.views)):
             if not isinstance(place, int):

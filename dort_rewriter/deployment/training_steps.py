@@ -14,14 +14,18 @@ import json
 import operator
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import dort_rewriter
 from dort_rewriter.aten import is_random, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.deployment.training_random import SeededDraws
@@ -70,7 +74,8 @@ class _WithLoss(torch.nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         given, target = self.batch.restore(leaves)
-        value = self.loss(_call(self.model, given), target)
+        with _Unchecked():  # type: ignore[no-untyped-call]
+            value = self.loss(_call(self.model, given), target)
         if not isinstance(value, torch.Tensor) or value.dim() != 0:
             raise ExportError("The loss of a training step is a tensor of one number.")
         return (value,)
@@ -85,9 +90,20 @@ class _Outputs(torch.nn.Module):
         self.batch = batch
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        result = _call(self.model, self.batch.restore_input(leaves))
+        with _Unchecked():  # type: ignore[no-untyped-call]
+            result = _call(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))
+
+
+class _Unchecked(TorchDispatchMode):
+    """Leaves the checks of factorizations out, whose order AOTAutograd would keep by tokens: a
+    file has no errors to raise."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._linalg_check_errors.default:
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 def _call(model: torch.nn.Module, given: Any) -> Any:
@@ -250,9 +266,23 @@ def _as_error() -> Iterator[None]:
         raise
     except Exception as error:  # torch's, whatever it is
         first = str(error).strip().partition("\n")[0]
+        where = _line_of(error)
         raise ExportError(
             f"torch does not trace the training step: {type(error).__name__}: {first}"
+            f"{f', at {where}' if where else ''}"
         ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the model, or of a layer of torch, at which tracing failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    called = [i for i, frame in enumerate(frames) if frame.name == _call.__name__]
+    layers = str(Path(torch.nn.__file__).parent)
+    others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    for frame in reversed(frames[called[-1] + 1 :] if called else []):
+        if frame.filename.startswith(layers) or not frame.filename.startswith(others):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return ""
 
 
 class _SameGradient(Exception):
@@ -359,8 +389,6 @@ def export_training_step(
     names = _Names(known)
     batch = _Batch(example, dynamic_shapes, names)
     step = _Step(model, loss, optimizer, batch, names, trainable, clip_norm, accumulate)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     with _modes(model, training=True):
         trained = step.export(target_opset)
     with _modes(model, training=False):
@@ -369,8 +397,15 @@ def export_training_step(
         "format": FORMAT,
         **step.describe(),
         "eval": {"inputs": batch.names[: batch.inputs], "outputs": evaluated[1]},
-        "versions": {"torch": torch.__version__, "opset": target_opset},
+        "versions": {
+            "dort_rewriter": dort_rewriter.__version__,
+            "torch": torch.__version__,
+            "onnx": onnx.__version__,
+            "opset": target_opset,
+        },
     }
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
     with staged(target, last=DESCRIPTION) as place:
         (place / "step.onnx").write_bytes(trained)
         (place / "eval.onnx").write_bytes(evaluated[0])
@@ -431,7 +466,7 @@ class _Step:
 
     def describe(self) -> dict[str, Any]:
         """What ``training.json`` says of the step."""
-        leaves = zip(self.batch.names, self.batch.leaves, strict=True)
+        batch = self.batch
         return {
             "batch": self.batch.names,
             "loss": self.loss_name,
@@ -447,8 +482,12 @@ class _Step:
                 },
             },
             "inputs": {
-                name: {"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)}
-                for name, leaf in leaves
+                name: {
+                    "dtype": str(leaf.dtype).removeprefix("torch."),
+                    "shape": list(leaf.shape),
+                    "varies": sorted(_dynamic_axes(said, leaf.dim())),
+                }
+                for name, leaf, said in zip(batch.names, batch.leaves, batch.shapes, strict=True)
             },
             "accumulate": self.accumulate,
         }

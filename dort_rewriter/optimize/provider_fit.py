@@ -301,9 +301,73 @@ def _norm(
     return result, mean, inverse
 
 
+_SMALLEST = 2.0**-126
+"""The smallest normal number of float32."""
+
+
+def _quotient(op: Emitter, node: ir.Node, a: ir.Value, b: ir.Value) -> ir.Value | None:
+    """A quotient that is not a product with the reciprocal of a denormal number: infinite."""
+    if _is_zero_or_normal(b):
+        return None
+    factor = op.Where(op.Less(op.Abs(b), _SMALLEST), 2.0**64, 1)
+    return op.Div(op.Mul(a, factor), op.Mul(b, factor))
+
+
+_WHOLE = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL)
+_ABOVE_ZERO = frozenset({"Abs", "Exp", "ReduceSumSquare", "Sigmoid", "Softplus", "Sqrt"})
+"""Operators whose results are not below zero."""
+
+
+def _is_zero_or_normal(value: ir.Value | None) -> bool:
+    """Whether a float32 number is known not to be a denormal one."""
+    if value is None:
+        return False
+    if value.const_value is not None:
+        known = abs(value.const_value.numpy())
+        return not bool(((known > 0) & (known < _SMALLEST)).any())
+    producer = value.producer()
+    if producer is None or producer.domain:
+        return False
+    if producer.op_type in ("Expand", "Reshape", "Squeeze", "Unsqueeze"):
+        return _is_zero_or_normal(producer.inputs[0])
+    if producer.op_type == "Sqrt":
+        return True
+    if producer.op_type == "Cast":
+        return producer.inputs[0] is not None and producer.inputs[0].dtype in _WHOLE
+    if producer.op_type == "Add":
+        first, second = producer.inputs
+        return any(
+            one is not None
+            and one.const_value is not None
+            and bool((one.const_value.numpy() >= _SMALLEST).all())
+            and _is_above_zero(other)
+            for one, other in ((first, second), (second, first))
+        )
+    return False
+
+
+def _is_above_zero(value: ir.Value | None) -> bool:
+    """Whether a number is known not to be below zero, where it is one."""
+    producer = None if value is None else value.producer()
+    if producer is None or producer.domain:
+        return False
+    if producer.op_type == "Where":  # what keeps a NaN
+        condition = producer.inputs[0]
+        of_nan = None if condition is None else condition.producer()
+        return (
+            of_nan is not None
+            and of_nan.op_type == "IsNaN"
+            and of_nan.inputs[0] is producer.inputs[1]
+            and _is_above_zero(producer.inputs[2])
+        )
+    squares = producer.op_type == "Mul" and producer.inputs[0] is producer.inputs[1]
+    return squares or producer.op_type in _ABOVE_ZERO
+
+
 KEEPING: Mapping[str, Write] = {
     "Cast": _to_bool,
     "Clip": _itself,
+    "Div": _quotient,
     "Exp": _itself,
     "Greater": lambda op, node, a, b: op.Less(b, a),
     "GreaterOrEqual": lambda op, node, a, b: op.LessOrEqual(b, a),

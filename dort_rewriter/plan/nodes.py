@@ -122,7 +122,7 @@ class Chooser:
             frozen=self.options.freeze,
         )
         place = choose(self.options.placement)
-        if place == "torch" and _has_own_kernel(node) and self.has_own():
+        if place == "torch" and _has_own_kernel(node) and (not self.on_cpu or self.has_own()):
             return choose({"*": "onnxruntime", **(self.options.placement or {})})
         return place
 
@@ -130,8 +130,9 @@ class Chooser:
         return place == KERNEL and self.on_cpu and self.recipe.torch_kernels and self.has_own()
 
     def has_own(self) -> bool:
-        """Whether our kernels may be written; asked last, since that may compile them."""
-        return uses_own_kernels(self.options.optimization)
+        """Whether our kernels may be written, which run on the CPU's provider; asked last, since
+        that may compile them."""
+        return self.on_cpu and uses_own_kernels(self.options.optimization)
 
     def may_call(self, node: torch.fx.Node, *, draws: bool = False) -> bool:
         """Whether a session may call what a node of an ATen graph calls, and is to.

@@ -212,6 +212,8 @@ def _said(result: ExporterResult) -> Iterator[str]:
         found = "as eager mode"
         if other.max_difference is not None and not other.agrees:
             found = f"differs from eager mode by {other.max_difference:.1e}"
+            if result.agrees:
+                found += ", by the runtime: onnxruntime computes eager mode's of the same file"
         yield f"on {other.runtime}: {other.error or found}"
 
 

@@ -43,9 +43,12 @@ def _expand(x: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> 
         return _EXPAND._op_dk(_AUTOGRAD[0], x, size, implicit=implicit)
     if not new:
         return torch.ops.aten.alias.default(x)
+    view = x
     for _ in range(new):
-        x = x.unsqueeze(0)
-    return x
+        view = view.unsqueeze(0)
+    if view.requires_grad:  # the gradient of an expansion is a sum, which begins with 0.0
+        view.register_hook(lambda gradient: gradient + 0.0)
+    return view
 
 
 def _is_one(sizes: Sequence[Any]) -> bool:

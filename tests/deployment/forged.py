@@ -91,6 +91,7 @@ FORGED_GRAPHS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another field": lambda c: _output(c).update(code="print(1)"),
     "an unknown type": lambda c: _output(c).update(dtype="__name__"),
     "a list for a dictionary": lambda c: _call(c)["graph"].update(signature=[]),
+    "more views than there may be": lambda c: _output(c).update(views=_view("aten::t") * 1002),
 }
 """Those of the graph."""
 

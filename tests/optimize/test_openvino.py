@@ -23,6 +23,7 @@ OF_ONE = {
 }
 OF_TWO = {
     "Clip": ("Clip(x, z, z)", lambda x, z: x.clamp(z[0], z[0])),
+    "Div": ("Div(x, z)", torch.div),
     "Greater": ("Greater(x, z)", torch.gt),
     "GreaterOrEqual": ("GreaterOrEqual(x, z)", torch.ge),
     "Max": ("Max(x, z)", torch.maximum),
@@ -56,6 +57,31 @@ def test_of_two(op: str) -> None:
     b = torch.tensor([0.25] if op == "Clip" else NUMBERS)
     expected = function(a, b)
     _check(model, {"x": a, "z": b[0] if op == "Clip" else b}, expected)
+
+
+def test_a_quotient_by_a_denormal_number() -> None:
+    model = model_of("(float[N] x, float[N] z) => (float[N] y) { y = Div(x, z) }")
+    x = torch.tensor([2.6e-40, 1e-40, 1.0, -1e-38, 3e38, 0.0, 1.0, math.nan])
+    z = torch.tensor([1e-40, -1e-40, 3e-39, 1e-38, 1e-40, 1e-45, 0.0, 1e-40])
+    _check(model, {"x": x, "z": z}, x / z)
+    assert {n.op_type for n in model.graph} >= {"Where", "Less", "Abs"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{ r = Sqrt(z) q = Unsqueeze(r, a) y = Div(x, q) }",
+        "{ e = Exp(z) s = Add(one, e) y = Div(x, s) }",
+        "{ s = Mul(z, z) t = Add(s, one) y = Div(x, t) }",
+        "{ y = Div(x, one) }",
+        "{ k = Shape(x) f = Cast<to=1>(k) y = Div(x, f) }",
+    ],
+)
+def test_quotients_by_what_is_none(text: str) -> None:
+    kept = "<float[1] one = {3.0}, int64[1] a = {0}>"
+    model = model_of(f"(float[1] x, float[1] z) => (float[1] y) {kept} {text}")
+    keep_special_numbers(model)
+    assert "Less" not in {n.op_type for n in model.graph}
 
 
 def test_a_nan_is_true() -> None:

@@ -67,3 +67,15 @@ def test_expansions_and_their_gradients() -> None:
     (ours, grad, *facts), (eager, expected, *wanted) = found
     torch.testing.assert_close([*ours, grad], [*eager, expected])
     assert facts == wanted
+
+
+def test_gradients_are_sums_that_begin_with_zero() -> None:
+    """Also where there is nothing to add: -0.0 is 0.0 then."""
+
+    def program(x: Tensor) -> Tensor:
+        return x.expand(1, 2, 3) * 2
+
+    x = torch.ones(2, 3, requires_grad=True)
+    for run in (program, torch.compile(program, backend=OrtBackend())):
+        (gradient,) = torch.autograd.grad(run(x), x, torch.full((1, 2, 3), -0.0))
+        assert not gradient.signbit().any()

@@ -189,6 +189,14 @@ def test_one_that_raises_at_a_run(failing: Failing, caplog: pytest.LogCaptureFix
     assert "the device is lost" in told.getMessage()
 
 
+def test_one_that_raises_at_a_run_without_fallback(failing: Failing) -> None:
+    compiled, _ = compile_strictly(torch.sinh, **ON_FAILING)
+    compiled(torch.randn(3))
+    failing.raises = True
+    with pytest.raises(dort_rewriter.ExecutionError, match="the device is lost"):
+        compiled(torch.randn(3))
+
+
 def test_one_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"preferred_execution_providers": ["NowhereExecutionProvider"]}
     x = torch.randn(3)

@@ -19,7 +19,7 @@ from dort_rewriter.compiler.provider_choice import select_providers
 from dort_rewriter.plan import nodes
 from dort_rewriter.plan.nodes import Chooser
 from dort_rewriter.runtime import providers
-from dort_rewriter.runtime.providers import CPU, CUDA, Provider
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO, Provider
 from tests.backends.ways import HAS_ORT_BACKEND, compile_strictly
 
 GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)
@@ -93,6 +93,19 @@ def test_our_kernels_are_not_compiled_for_a_graph_on_cuda(
         if node.op == "call_function":
             made.choose(node)
             assert not made.may_call(node)
+
+
+def test_our_kernels_are_not_compiled_for_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(options: Any) -> bool:
+        raise AssertionError("it was asked for our kernels")
+
+    monkeypatch.setattr(nodes, "uses_own_kernels", fail)
+    made = Chooser(onnxrt_graphs.make_recipe(OrtBackend()), OPENVINO)
+    for function in (torch.relu, torch.sort, lambda x: torch.nn.functional.max_pool2d(x, 2)):
+        graph = make_fx(function, tracing_mode="fake")(torch.ones(1, 4, 4))
+        for node in graph.graph.nodes:
+            if node.op == "call_function":
+                made.choose(node)
 
 
 def test_casts_are_for_nodes_without_a_kernel_on_cuda_and_on_the_cpu(

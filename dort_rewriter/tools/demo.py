@@ -25,6 +25,7 @@ import torch
 from dort_rewriter import env
 from dort_rewriter.tools import demo_worker
 from dort_rewriter.tools.demo_model import Size
+from dort_rewriter.tools.machine import busy
 
 BACKENDS = ("eager", "inductor", "onnxrt")
 MODES = ("inference", "training")
@@ -98,6 +99,8 @@ class DemoResult:
     competitors: tuple[Competitor, ...]
     files: tuple[Path, ...]
     """The models and the texts of their graphs, forward then backward."""
+    busy: str = ""
+    """Why the times say little; an empty text where nothing speaks against them."""
 
     @property
     def eager(self) -> Competitor:
@@ -131,6 +134,7 @@ def demonstrate(
     all day.
     """
     size = size or Size()
+    others = busy(torch.get_num_threads())  # before there is any work of ours
     with contextlib.ExitStack() as stack:
         empty = stack.enter_context(tempfile.TemporaryDirectory())
         # First results are those of a new model: what an earlier run left is not used.
@@ -151,6 +155,7 @@ def demonstrate(
         size=size,
         competitors=tuple(player.competitor for player in players),
         files=tuple(file for player in players for file in player.files),
+        busy=others,
     )
 
 

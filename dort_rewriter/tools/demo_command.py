@@ -85,7 +85,10 @@ def _progress(steps: Sequence[int]) -> Iterator[int]:
 
 
 def _text(result: DemoResult, page: Path) -> Iterator[str]:
-    yield f"{result.size}, on {processor()}.\n\nLoss:"
+    yield f"{result.size}, on {processor()}."
+    if result.busy:
+        yield f"NOTE: {result.busy}: times say little, measure again when it is not."
+    yield "\nLoss:"
     for c in result.competitors:
         if c.failure:
             yield f"  {c.backend:<9} {c.failure}"
@@ -130,4 +133,5 @@ def _data(result: DemoResult, page: Path) -> dict[str, Any]:
         ],
         "files": [str(file) for file in result.files],
         "page": str(page),
+        "busy": result.busy,
     }

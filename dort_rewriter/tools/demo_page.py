@@ -86,6 +86,7 @@ def write_page(result: DemoResult, path: Path) -> Path:
         f"{' and '.join(others)}, on the same data from the same weights. "
         f"{result.size}; "
         f"torch {html.escape(torch.__version__)} on {html.escape(processor())}.</p>",
+        notebook.text(f"NOTE: {result.busy}: times say little.") if result.busy else "",
         "<h2>From the start</h2>",
         race,
         notebook.text(overtaking(result)),

@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 
-from dort_rewriter.tools import cli, demo_command, demo_worker
+from dort_rewriter.tools import cli, demo, demo_command, demo_worker
 from dort_rewriter.tools.demo import Competitor, DemoResult, Times, catches_up, demonstrate
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.demo_page import overtaking, write_page
@@ -47,6 +47,8 @@ def test_the_curves_coincide_and_the_page_shows_the_graphs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[DemoResult] = []
+
+    monkeypatch.setattr(demo, "busy", lambda threads: "")
 
     def kept(*args: Any, **options: Any) -> DemoResult:
         made.append(demonstrate(*args, **options))
@@ -197,6 +199,20 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     for mode in ("inference", "training"):
         assert (onnxrt[f"first_{mode}_s"], onnxrt[f"{mode}_s"]) == (1.0, 0.5)
     assert Path(data["page"]).exists()
+
+
+@pytest.mark.parametrize("words", ["", "the machine is busy: a load of 9.0 on 2 processors"])
+def test_a_busy_machine_is_said(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the text and on the page: nobody is to believe its times."""
+    result = dataclasses.replace(WRONG, busy=words)
+    monkeypatch.setattr(demo_command, "demonstrate", lambda *args, **options: result)
+    Path("dort_demo").mkdir()
+    cli.main(["demo"])
+    page = Path("dort_demo/demo.html").read_text(encoding="utf-8")
+    for text in (capsys.readouterr().out, page):
+        assert ("busy" in text) == bool(words)
 
 
 def test_times_leave_the_first_steps_out() -> None:

@@ -77,7 +77,7 @@ KNOWN = (
         BY_ORDER,
         "float64",
     ),
-    Known(r"native_layer_norm", "nan|inf", "-?infs?", "eager: a rounding times infinity"),
+    Known(r"native_layer_norm", "nan|inf", "-?infs?|large|max", "eager: a rounding times infinity"),
     Known(r"nn\.functional\.conv.*", "nan|inf", "-?infs?|nan", BY_PADDING, "bfloat16"),
     Known(r"nn\.functional\.conv(_transpose)?3d", "nan|inf", "-?infs?|nan", BY_PADDING),
     Known(r"nn\.functional\.bilinear", "nan|inf", "-?infs?", COSTS),

@@ -48,6 +48,7 @@ BY_PLACE = "eager: the result hangs on where an element lies, in a whole vector 
 BY_ORDER = "either: out of range on the way, or not, by the order of a product or a sum"
 BY_LIBRARY = "either: the sign of a sum of zeros, which some of MKL's begin with 0.0"
 BY_PADDING = "eager: its library multiplies the padding, by the type, the strides and the axes"
+BY_ROUNDING = "eager: a rounding times infinity, or nearly so"
 COSTS = "ours: what is right costs ordinary numbers too much"
 KNOWN = (
     Known(r"clamp(_max|_min)?|(max|min)\.binary|maximum|minimum", "zero", "zeros", BY_PLACE),
@@ -77,7 +78,7 @@ KNOWN = (
         BY_ORDER,
         "float64",
     ),
-    Known(r"native_layer_norm", "nan|inf", "-?infs?", "eager: a rounding times infinity"),
+    Known(r"native_layer_norm", "nan|inf", "-?infs?|large|max", BY_ROUNDING),
     Known(r"nn\.functional\.conv.*", "nan|inf", "-?infs?|nan", BY_PADDING, "bfloat16"),
     Known(r"nn\.functional\.conv(_transpose)?3d", "nan|inf", "-?infs?|nan", BY_PADDING),
     Known(r"nn\.functional\.bilinear", "nan|inf", "-?infs?", COSTS),

@@ -150,7 +150,7 @@ def installed() -> tuple[str, ...]:
     """The versions of what takes part, and a fingerprint of this package's own files."""
     from dort_rewriter.ort_module import describe
 
-    versions = [f"{name} {_version(name)}" for name in _PACKAGES]
+    versions = [f"{name} {installed_version(name)}" for name in _PACKAGES]
     try:
         own = fingerprint(Path(__file__).parent.parent, IMPORTED_AT)
     except OSError as error:
@@ -184,7 +184,8 @@ def fingerprint(root: Path, since: float) -> str | None:
     return digest.hexdigest() if found else None
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """The release of a distribution, an empty text where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

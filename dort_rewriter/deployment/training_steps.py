@@ -25,9 +25,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-import dort_rewriter
 from dort_rewriter.aten import is_random, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.compiler.model_key import installed_version
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.deployment.training_state import (
     DESCRIPTION,
@@ -398,7 +398,7 @@ def export_training_step(
         **step.describe(),
         "eval": {"inputs": batch.names[: batch.inputs], "outputs": evaluated[1]},
         "versions": {
-            "dort_rewriter": dort_rewriter.__version__,
+            "dort_rewriter": installed_version("dort-rewriter"),
             "torch": torch.__version__,
             "onnx": onnx.__version__,
             "opset": target_opset,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dort_rewriter import env
+from dort_rewriter.compiler.model_key import installed_version
 from dort_rewriter.errors import DortError
 from dort_rewriter.files import cache_folder, private_folder, why_not_private
 from dort_rewriter.hook import HookStatus, status
@@ -47,7 +48,7 @@ REINSTALL = "pip install --force-reinstall --no-deps dort-rewriter"
 def examine(trial: bool = True) -> Iterator[Finding]:
     """Yield what is found on this machine; with ``trial``, train a small model at the end."""
     yield ok("python", platform.python_version())
-    yield from check_requirements(_requirements(), _version)
+    yield from check_requirements(_requirements(), installed_version)
     report = status()
     flavours = [name.split()[0] for name in report.onnxruntime]
     yield from check_flavours(flavours)
@@ -57,8 +58,10 @@ def examine(trial: bool = True) -> Iterator[Finding]:
         return
     if flavours:  # without one, everything below that needs it says the same again
         mode = env.read(TELEMETRY) if env.is_set(TELEMETRY) else ""
-        yield from check_telemetry(_version(flavours[0]) or "", mode)
-        yield from check_onnxruntime(torch.cuda.is_available(), _version("numpy") or "", flavours)
+        yield from check_telemetry(installed_version(flavours[0]), mode)
+        yield from check_onnxruntime(
+            torch.cuda.is_available(), installed_version("numpy"), flavours
+        )
         yield from check_plugins(plugins())
     importlib.import_module("torch.onnx")  # where the hook has its work
     yield from check_hook(status())
@@ -105,7 +108,7 @@ def check_requirements(
         name, lowest = match.groups()
         found = version_of(name)
         fix = f"pip install --upgrade '{name}>={lowest}'"
-        if found is None:
+        if not found:
             yield problem(name, "is not installed", fix)
         elif _numbers(found) < _numbers(lowest):
             yield problem(name, f"{found} is older than {lowest}", fix)
@@ -317,13 +320,6 @@ def _import(name: str) -> tuple[Any, str]:
         return importlib.import_module(name), ""
     except (ImportError, OSError) as error:  # OSError: a shared library is missing
         return None, str(error)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _requirements() -> list[str] | None:

@@ -367,7 +367,7 @@ def build_or_pass_on(model: Any, providers: Providers, options: OrtBackendOption
     Raises :class:`OptionError` where it is required, :class:`ExecutionError` where there is to be
     no fallback.
 
-    NOTE: not passed on where CUDA refuses it, behind which there is nobody who has its memory.
+    NOTE: not passed on where CUDA refuses it: no provider behind it has its memory.
     """
     (name, given), *rest = providers
     required = str(given.get("required")) == "True"

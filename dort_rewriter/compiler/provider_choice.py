@@ -116,7 +116,7 @@ def _as_torch_computes(provider: Provider, graph_module: torch.fx.GraphModule | 
 def _may_be_bfloat16() -> bool:
     """Whether torch may compute float32 products in bfloat16 beside CUDA.
 
-    NOTE: read by the name of torch 2.9 where it is, which the older one raises beside.
+    NOTE: the setting of torch 2.9 is asked first where it exists: beside it the older one raises.
     """
     products = getattr(torch.backends.mkldnn, "matmul", None)
     named = getattr(products, "fp32_precision", None)

@@ -223,7 +223,7 @@ def _read_at(handle: int, size: int, position: int) -> bytes:
 
 class FormFile:
     """What a provider has compiled of a model of a folder, behind its key: a file that is read
-    when it is asked for. While a model is saved, what is compiled of it is held (`made`)."""
+    when it is asked for. While a model is saved, what is compiled of it is kept in `made`."""
 
     def __init__(self, folder: Path, entry: Mapping[str, Any] | None, *, holds: bool) -> None:
         self._entry, self._holds = entry, holds
@@ -250,7 +250,7 @@ class FormFile:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Hold what was compiled, where a model is saved."""
+        """Keep what was compiled, where a model is saved."""
         if self._holds:
             self.made = key.encode() + b"\n" + data
 

@@ -2,8 +2,8 @@
 
 onnxruntime writes it as another model, whose nodes ``EPContext`` hold what the provider made. It
 is loaded again by the same releases of onnxruntime and of the provider, on the same device, with
-the same options; what is damaged is made again. It lies in the cache of models, and beside a model
-that is saved.
+the same options; what is damaged is made again. It is stored in the cache of models, and
+beside a model that is saved.
 """
 
 from __future__ import annotations

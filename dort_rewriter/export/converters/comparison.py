@@ -8,6 +8,7 @@ whole vector.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -48,13 +49,22 @@ _BYTES = 64
 """Those that torch's kernels of two numbers take at once, of each."""
 
 
+_OPTIMIZERS = os.path.join("torch", "optim", "")
+
+
 def _is_less_than_a_vector(op: Recorder) -> bool:
-    """Whether torch computes a result number by number, in a backend, which is to follow it."""
+    """Whether torch computes a result number by number, in a backend, which is to follow it.
+
+    NOTE: not in a step of torch's optimizers: their states have no zeros of two signs, and the
+    nodes of all tensors are to be alike, whatever their sizes, for a loop over them.
+    """
     result = op.result
     if (
         not op.own_kernels
         or not isinstance(result, torch.Tensor)
         or not all(isinstance(n, int) for n in result.shape)
+        or op.fx_node is None
+        or _OPTIMIZERS in (op.fx_node.meta.get("stack_trace") or "")
     ):
         return False
     return result.is_floating_point() and result.numel() * result.itemsize < _BYTES

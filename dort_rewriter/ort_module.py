@@ -30,11 +30,20 @@ _INSTALL = (
     "Install one flavour: `pip install dort-rewriter[cpu]`, `dort-rewriter[gpu]`, or (Python "
     "<= 3.11) `dort-rewriter[training]`."
 )
-PLUG_INS = re.compile(r"onnxruntime-(ep-.+|qnn|ggml)")
+_PLUG_INS = re.compile(r"onnxruntime-(ep-.+|qnn|ggml)")
 """The names of packages that bring a provider as a plug-in: their module says its name, and where
 its library is. NOTE: some were builds of all of onnxruntime before, and bring its module then."""
 
 _BATCH_API = (("OrtValueVector", "push_back_batch"), ("OrtValueVector", "to_dlpacks"))
+
+
+def plug_ins(*others: str) -> dict[str, importlib.metadata.Distribution]:
+    """The installed packages with plug-ins by name, and ``others`` where they are installed."""
+    every = {
+        str(d.metadata["Name"] or "").lower().replace("_", "-"): d
+        for d in importlib.metadata.distributions()
+    }
+    return {n: every[n] for n in sorted(every) if _PLUG_INS.fullmatch(n) or n in others}
 
 
 @functools.cache

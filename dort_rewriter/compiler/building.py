@@ -65,7 +65,7 @@ from dort_rewriter.runtime.kernel_query import (
     loses_factors,
 )
 from dort_rewriter.runtime.model_files import to_proto, try_dump, weight_bytes
-from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO
+from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO, parse
 from dort_rewriter.runtime.session import (
     Session,
     create_session,
@@ -369,14 +369,13 @@ def build_or_pass_on(model: Any, providers: Providers, options: OrtBackendOption
 
     NOTE: not passed on where CUDA refuses it: no provider behind it has its memory.
     """
-    (name, given), *rest = providers
-    required = str(given.get("required")) == "True"
+    (name, _), *rest = providers
     try:
         session = build_session(model, providers, options)
         if name not in (p.name for p in session.providers):
             raise ExecutionError(f"{describe()} made a session without {name}, which failed.")
     except ExecutionError as error:
-        if required and name != CPU:
+        if name != CPU and parse(providers[0]).required:
             raise OptionError(f"{name} is required, and refuses a graph: {error}") from error
         if name in (CPU, CUDA) or not rest or not options.fallback:
             raise

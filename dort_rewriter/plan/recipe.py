@@ -22,7 +22,7 @@ from dort_rewriter.export.interpreter import ExportedGraph
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.other_numbers import OF_FLOATS, others_of
 from dort_rewriter.plan.outputs import ModelOutput
-from dort_rewriter.runtime.providers import CPU
+from dort_rewriter.runtime.providers import CPU, parse
 from dort_rewriter.runtime.session import Session
 from dort_rewriter.signature import GraphSignature
 from dort_rewriter.trace import CompileTrace
@@ -161,7 +161,7 @@ class Recipe:
         (reason, _), *_ = others.most_common(1)
         alone = ", since a file has no torch beside it" if self.in_a_file else ""
         text = f"{OTHER_NUMBERS_FOR} {others.total()} of {count} operators of a graph ({reason})"
-        insists = str(options.get("required")) == "True" or not self.options.fallback
+        insists = parse((name, options)).required or not self.options.fallback
         if insists and (self.in_a_file or reason in OF_FLOATS):
             raise OptionError(
                 f"{name} {text}{alone}: it is required, or fallback=False was given."

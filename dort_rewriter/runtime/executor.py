@@ -408,10 +408,10 @@ def _check_interface(
     if missing := made - set(session.output_types):
         raise ExecutionError(f"The model does not compute {sorted(missing)}.")
     types = {**session.input_types, **session.output_types}
-    slots: list[InputSlot | OutputSlot] = [*signature.inputs]
-    slots += (outputs := [s for s in signature.outputs if s.source == "model"])
-    dtypes = [s.read_dtype for s in signature.inputs] + [s.made_dtype for s in outputs]
-    for slot, dtype in zip(slots, dtypes, strict=True):
+    slots: list[tuple[InputSlot | OutputSlot, torch.dtype | None]]
+    slots = [(s, s.read_dtype) for s in signature.inputs]
+    slots += [(s, s.made_dtype) for s in signature.outputs if s.source == "model"]
+    for slot, dtype in slots:
         if not slot.name or dtype is None or slot.name not in types:
             continue  # it is no tensor of the model, or known by its address
         declared = types[slot.name]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.errors import ExecutionError, OptionError
-from dort_rewriter.ort_module import PLUG_INS, bindings, describe, load_onnxruntime
+from dort_rewriter.ort_module import bindings, describe, load_onnxruntime, plug_ins
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def _register(name: str) -> bool:
     if register is None:
         return False
     with _registering:
-        for package, found in _installed().items():
+        for package, found in plug_ins().items():
             try:
                 module = _module_of(found, package)
                 if module is None or name not in _names_of(module):
@@ -233,15 +233,6 @@ def _names_of(module: Any) -> list[str]:
     return [module.get_ep_name()] if several is None else list(several())
 
 
-def _installed() -> dict[str, importlib.metadata.Distribution]:
-    """The packages with plug-ins that are installed, by name."""
-    every = {
-        str(d.metadata["Name"] or "").lower().replace("_", "-"): d
-        for d in importlib.metadata.distributions()
-    }
-    return {name: every[name] for name in sorted(every) if PLUG_INS.fullmatch(name)}
-
-
 def parse(spec: object) -> Provider:
     """What a user wrote; :class:`OptionError` for what names no provider."""
     match spec:
@@ -270,7 +261,7 @@ def parse(spec: object) -> Provider:
 
 def _missing(provider: Provider) -> str:
     """What is missing, what is there, and how to get the rest."""
-    name, here, ready = provider.name, available(), _installed()
+    name, here, ready = provider.name, available(), plug_ins()
     what = "Execution provider"
     if name.upper() in _POLICIES:
         what = "A plug-in for the policy"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dort_rewriter.ort_module import PLUG_INS
+from dort_rewriter.ort_module import plug_ins
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,7 @@ def check_threads(torchs: int, cores: int, machine: int) -> Finding:
 
 def plugins() -> list[str]:
     """The installed distributions that bring a provider as a plug-in, with their versions."""
-    found = {
-        f"{name} {d.version}"
-        for d in importlib.metadata.distributions()
-        if (name := str(d.metadata["Name"] or "").lower().replace("_", "-"))
-        and (PLUG_INS.fullmatch(name) or name == _NOT_BY_NAME)
-    }
-    return sorted(found)
+    return [f"{name} {found.version}" for name, found in plug_ins(_NOT_BY_NAME).items()]
 
 
 def check_plugins(names: Iterable[str]) -> Iterator[Finding]:

@@ -61,7 +61,6 @@ KNOWN = (
     ),
     Known(r"nn\.functional\.gelu", "nan", "-?infs?", "eager: it has NaN for infinity"),
     Known(r"mode", ".*", "nan", "eager: by the order of the elements"),
-    Known(r"(nan)?median", "zero", "zeros", "eager: by the order of the elements"),
     Known(
         r"i0|fmod.*|__rmod__|remainder.*",
         ".*",

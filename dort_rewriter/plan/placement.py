@@ -57,6 +57,8 @@ ONE_KERNEL = frozenset(
         *(f"aten::_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
         *(f"aten::adaptive_max_pool{n}d_backward" for n in (2, 3)),
         *(f"aten::adaptive_max_pool{n}d" for n in (2, 3)),
+        "aten::median",
+        "aten::nanmedian",
         "aten::_fft_c2c",
         "aten::_fft_c2r",
         "aten::_fft_r2c",

@@ -49,6 +49,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "batch_norm of integers": lambda: F.batch_norm(
         ones(2, 4, dtype=LONG), ones(4, dtype=LONG), ones(4, dtype=LONG)
     ),
+    "searchsorted of bool": lambda: torch.searchsorted(T([False, True]), T([True])),
     "argmax of bool": lambda: T([True, False]).argmax(),
     "cross of bool": lambda: torch.linalg.cross(ones(2, 3, dtype=BOOL), ones(2, 3, dtype=BOOL)),
     "abs of bool": lambda: T([True, False]).abs(),

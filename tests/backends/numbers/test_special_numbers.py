@@ -184,8 +184,10 @@ OF_OURS: dict[str, Operator] = {
     "masked_fill": lambda x: x.masked_fill(x > 0, -0.0),
     "threshold": lambda x: functional.threshold(x, 0.0, -0.0),
     "greater": lambda x: torch.where(x > x.flip(0), x, x.flip(0)),
+    "median": lambda x: torch.where(x > 0, x * 0, -0.0).nan_to_num().median(),
+    "windows": lambda x: functional.max_pool1d(x.nan_to_num().view(1, 1, -1).clamp(-1, 0), 3),
 }
-"""What ONNX Runtime's Where and Tanh do, which our kernels replace."""
+"""What ONNX Runtime's Where, Tanh and Max do, which our kernels and torch's replace."""
 
 
 @pytest.mark.parametrize("patterns", PATTERNS)

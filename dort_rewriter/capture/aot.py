@@ -29,6 +29,7 @@ from dort_rewriter.capture.updates import apply_updates, is_inference, take_upda
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.progress import shown
 from dort_rewriter.torch_defects.gradient_layouts import keep_gradients_apart
+from dort_rewriter.torch_defects.inverse_views import detach_owning_results, owning_results
 from dort_rewriter.torch_defects.lost_strides import keep_orders
 from dort_rewriter.torch_defects.margin_loss import corrected
 from dort_rewriter.torch_defects.metadata import correct_metadata
@@ -99,11 +100,12 @@ def compile_with_aot(
 
         make, keeping = functools.partial(make_keeper, finish), keep(traced, key, finish)
     types = TypeCheck({**corrected(decompositions), **RANDOM_DECOMPOSITIONS})
+    owning = owning_results(traced.graph)
     compiler = aot_autograd(
-        fw_compiler=make(_prepare_forward),
+        fw_compiler=make(functools.partial(_prepare_forward, owning)),
         bw_compiler=make(_prepare_backward),
-        inference_compiler=make(functools.partial(_prepare_inference, types)),
-        partition_fn=functools.partial(_partition, types, len(results_of(traced.graph))),
+        inference_compiler=make(functools.partial(_prepare_inference, types, owning)),
+        partition_fn=functools.partial(_partition, types, len(owning)),
         decompositions=types.decompositions,
         keep_inference_input_mutations=is_inference(args),
     )
@@ -115,11 +117,7 @@ def compile_with_aot(
     ):
         packed = args if flat is None else flat.pack(*args)
         run = without_last(compiler(traced, packed), unread)
-    if flat is None:
-        return _raising_as(graph_module, run, any(drawing))
-    return _raising_as(
-        graph_module, lambda *given: flat.unpack(list(run(*flat.pack(*given)))), any(drawing)
-    )
+    return _raising_as(graph_module, run if flat is None else flat.around(run), any(drawing))
 
 
 def _make_compiler(
@@ -161,10 +159,17 @@ def _raising_as(
 class _AotGraph:
     """A graph of AOTAutograd on its way to a compiler."""
 
-    def __init__(self, graph_module: torch.fx.GraphModule, types: TypeCheck | None = None) -> None:
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        types: TypeCheck | None = None,
+        owning: tuple[bool, ...] = (),
+    ) -> None:
         self.graph_module = graph_module
         self.graph: torch.fx.Graph = graph_module.graph
         self.types = types
+        self.owning = owning
+        """Which results of the program are no views in eager mode."""
         self.metadata = metadata_of_compilation()
         self.updated: tuple[int, ...] = ()
         """The arguments whose new values are its last results."""
@@ -218,6 +223,11 @@ _VIEW_WRITTEN_ARGUMENTS = AtenPass[_AotGraph](
     "Results that are views of mutated inputs are views of these.",
     lambda given: view_written_arguments(given.graph, given.metadata),
 )
+_DETACH_OWNING_RESULTS = AtenPass[_AotGraph](
+    "detach_owning_results",
+    "Results that are no views in eager mode are none of what they are made of.",
+    lambda given: detach_owning_results(given.graph, given.metadata, given.owning),
+)
 _RELEASE_UPDATES = AtenPass[_AotGraph](
     "release_updates",
     "New values of mutated inputs may have any strides: torch copies them.",
@@ -248,13 +258,18 @@ JOINT: tuple[AtenPass[_AotGraph], ...] = (
 )
 """What a joint graph goes through before it is cut into forward and backward."""
 
-FORWARD: tuple[AtenPass[_AotGraph], ...] = (_VIEW_WRITTEN_ARGUMENTS, _RELEASE_UPDATES)
+FORWARD: tuple[AtenPass[_AotGraph], ...] = (
+    _VIEW_WRITTEN_ARGUMENTS,
+    _DETACH_OWNING_RESULTS,
+    _RELEASE_UPDATES,
+)
 """What a forward graph goes through behind that."""
 
 INFERENCE: tuple[AtenPass[_AotGraph], ...] = (
     _CORRECT_METADATA,
     _REFUSE_TYPES,
     _VIEW_WRITTEN_ARGUMENTS,
+    _DETACH_OWNING_RESULTS,
     _RELEASE_UPDATES,
     _NAME_KNOWN_MASKS,
     AtenPass(
@@ -266,8 +281,8 @@ INFERENCE: tuple[AtenPass[_AotGraph], ...] = (
 """What a graph without gradients goes through."""
 
 
-def _prepare_forward(graph_module: torch.fx.GraphModule) -> Traced:
-    _AotGraph(graph_module).run(FORWARD)
+def _prepare_forward(owning: tuple[bool, ...], graph_module: torch.fx.GraphModule) -> Traced:
+    _AotGraph(graph_module, owning=owning).run(FORWARD)
     return Traced("forward")
 
 
@@ -275,8 +290,10 @@ def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
     return Traced("backward")
 
 
-def _prepare_inference(types: TypeCheck, graph_module: torch.fx.GraphModule) -> Traced:
-    given = _AotGraph(graph_module, types)
+def _prepare_inference(
+    types: TypeCheck, owning: tuple[bool, ...], graph_module: torch.fx.GraphModule
+) -> Traced:
+    given = _AotGraph(graph_module, types, owning)
     given.run(INFERENCE)
     return Traced("inference", given.updated, _weights(graph_module))
 

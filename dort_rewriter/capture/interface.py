@@ -49,6 +49,10 @@ class FlatGraph:
     unpack: Callable[[list[Any]], Any]
     """From the results of the graph to the result of the call."""
 
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs the graph, called as it was before."""
+        return lambda *given: self.unpack(list(run(*self.pack(*given))))
+
 
 def has_tree(graph_module: torch.fx.GraphModule) -> bool:
     """Whether a graph takes its arguments out of structures, as those of torch.export do."""

@@ -31,8 +31,8 @@ from dort_rewriter.plan.placement import (
     CALLED,
     CHECK,
     CHECKS,
+    IN_ORDER,
     KERNEL,
-    MOVING,
     ONE_KERNEL,
     ORDERED,
     PLACED,
@@ -197,15 +197,18 @@ def _has_own_kernel(node: torch.fx.Node) -> bool:
 def _is_one_kernel(node: torch.fx.Node, name: str) -> bool:
     """Whether a node is one kernel in torch, and many nodes in ONNX, or other numbers."""
     running = name in RUNNING and not has_known_size(node)
-    return name in ONE_KERNEL or running or _is_complex_abs(node, name) or _moves(node, name)
+    return (
+        name in ONE_KERNEL or running or _is_complex_abs(node, name) or _goes_in_order(node, name)
+    )
 
 
-def _moves(node: torch.fx.Node, name: str) -> bool:
-    """Whether a node takes moments of float64 from number to number: what is NaN where numbers
-    are huge, or not finite, hangs on the order. Our kernels follow it in float32."""
+def _goes_in_order(node: torch.fx.Node, name: str) -> bool:
+    """Whether a node takes moments of float64 from number to number, or the first of two zeros:
+    what is NaN where numbers are huge, or not finite, hangs on the order. Our kernels follow it in
+    float32."""
     first = node.args[0] if node.args else None
     value = first.meta.get("val") if isinstance(first, torch.fx.Node) else None
-    return name in MOVING and isinstance(value, torch.Tensor) and value.dtype is torch.float64
+    return name in IN_ORDER and isinstance(value, torch.Tensor) and value.dtype is torch.float64
 
 
 def _is_complex_abs(node: torch.fx.Node, name: str) -> bool:

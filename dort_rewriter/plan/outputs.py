@@ -354,6 +354,8 @@ class _Planner:
             if step is None:
                 continue
             gaps = [s for s in laid_out if s.op == "lay_out"]
+            if not gaps and _is_as_computed(step, value):
+                return node, ()
             return node, (*gaps, ViewStep("aten::as_strided_", step.args))
         return owner, laid_out
 

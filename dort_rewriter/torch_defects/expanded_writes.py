@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dort_rewriter.torch_defects.defect import Defect
@@ -39,7 +40,12 @@ def put_back_whole() -> contextlib.AbstractContextManager[None]:
 
 def _expand(x: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> torch.Tensor:
     new = len(size) - x.dim()
-    if new < 0 or not (_is_one(size[:new]) and _is_same(size[new:], x.shape)):
+    # NOTE: what AOTAutograd learns before it traces is how to make views again, for autograd.
+    if (
+        get_proxy_mode() is None
+        or new < 0
+        or not (_is_one(size[:new]) and _is_same(size[new:], x.shape))
+    ):
         return _EXPAND._op_dk(_AUTOGRAD[0], x, size, implicit=implicit)
     if not new:
         return torch.ops.aten.alias.default(x)

@@ -69,12 +69,15 @@ def test_expansions_and_their_gradients() -> None:
     assert facts == wanted
 
 
-def test_gradients_are_sums_that_begin_with_zero() -> None:
+@pytest.mark.parametrize("factor", [None, 2])
+def test_gradients_are_sums_that_begin_with_zero(factor: int | None) -> None:
     """Also where there is nothing to add: -0.0 is 0.0 then."""
 
     def program(x: Tensor) -> Tensor:
-        return x.expand(1, 2, 3) * 2
+        view = x.expand(1, 2, 3)
+        return view if factor is None else view * factor
 
+    torch._dynamo.reset()
     x = torch.ones(2, 3, requires_grad=True)
     for run in (program, torch.compile(program, backend=OrtBackend())):
         (gradient,) = torch.autograd.grad(run(x), x, torch.full((1, 2, 3), -0.0))

@@ -57,10 +57,40 @@ def max_pool(
     if rank == 2 and op.takes_own(wide):
         found, chosen = own_kernels.max_pool(op, wide, windows, indexed=indexed)
         return cast_like(op, found, x), chosen
+    if rank == 3 and op.takes_own(wide):
+        found, chosen = _pool_planes(op, wide, windows, indexed=indexed)
+        return cast_like(op, found, x), chosen
     value, place = x, planes(op, x, rank) if indexed else None
     for axis in reversed(range(-rank, 0)):
         value, place = _pool_axis(op, value, place, axis, windows[axis])
     return value, None if place is None else indices_of(op, value, place)
+
+
+def _pool_planes(
+    op: Recorder, x: Value, windows: Sequence[Windows], *, indexed: bool
+) -> tuple[Value, Value | None]:
+    """Pool three axes by our kernel for two: each plane, then rows as long as what is left of one.
+
+    The first of equal elements of the first such plane is the first one of the window.
+    """
+    depth, *plane = spatial_sizes(op, x, 3)
+    lead = _lead(op, x, (depth, *plane))
+    depths, *sizes = (
+        count_windows(op, n, w) for n, w in zip((depth, *plane), windows, strict=True)
+    )
+    row = product(op, sizes)
+    flat, whole = op.vector([*lead, depth, row]), op.vector([*lead, depths, *sizes])
+    value, place = own_kernels.max_pool(op, x, windows[1:], indexed=indexed)
+    along = (windows[0], Windows(1, 1, 0, 1, False))
+    value, of_row = own_kernels.max_pool(op, op.Reshape(value, flat), along, indexed=indexed)
+    value = op.Reshape(value, whole)
+    if place is None or of_row is None:
+        return value, None
+    listed = op.vector([*lead, -1])
+    chosen, of_row = op.Reshape(place, listed), op.Reshape(of_row, listed)
+    first = op.Mul(op.Div(of_row, op.vector([row])), op.vector([product(op, plane)]))
+    chosen = op.Add(op.GatherElements(chosen, of_row, axis=-1), first)
+    return value, op.Reshape(chosen, whole)
 
 
 def indices_of(op: Recorder, value: Value, place: Value) -> Value:
@@ -161,6 +191,16 @@ def scatter_gradient(
     return _put(op, grad if overlap else grad + 0.0, indices, sizes, "add" if overlap else "none")
 
 
+def _add_to_volumes(op: Recorder, grad: Value, indices: Value, x: Value) -> Value:
+    """Add gradients at the places their windows chose, by our kernel for two axes."""
+    sizes = spatial_sizes(op, x, 3)
+    lead = _lead(op, x, sizes)
+    rows = op.vector([*lead, 1, -1])
+    shape = op.vector([*lead, 1, product(op, sizes)])
+    flat = op.own("MaxPoolGrad", op.Reshape(grad, rows), op.Reshape(indices, rows), shape)
+    return op.Reshape(flat, op.sizes(x))
+
+
 def _put(
     op: Recorder, values: Value, indices: Value, sizes: Sequence[Size], reduction: str = "none"
 ) -> Value:
@@ -224,6 +264,8 @@ def _register(rank: int) -> None:
         wide = widen(op, given.grad_output)
         if rank == 2 and op.takes_own(wide):
             return store(op, op.own("MaxPoolGrad", wide, given.indices, op.sizes(given.x)))
+        if op.takes_own(wide):
+            return store(op, _add_to_volumes(op, wide, given.indices, given.x))
         overlap = any(w.overlap for w in make_windows(rank, given))
         read = (given.grad_output, given.x, given.indices)
         return scatter_gradient(op, *read, rank, overlap=overlap)

@@ -154,7 +154,14 @@ POOLS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
     "ceil mode, last window outside": ((1, 1, 5, 5), ([2, 2], [3, 3], [1, 1], [1, 1], True)),
     "one plane": ((3, 8, 8), ([2, 2],)),
     "a window as large as the plane": ((2, 2, 4, 5), ([4, 5],)),
+    "volumes": ((2, 3, 6, 5, 9), ([2, 2, 2], [2, 2, 2])),
+    "volumes that overlap": ((2, 7, 6, 9), ([3, 3, 2], [2, 1, 1], [1, 0, 1])),
+    "volumes, dilation": ((1, 2, 9, 8, 9), ([2, 3, 2], [1, 2, 1], [1, 1, 0], [2, 1, 3], True)),
 }
+
+
+def _pooling(arguments: tuple[Any, ...], part: str = "") -> Any:
+    return getattr(aten, f"max_pool{len(arguments[0])}d_with_indices{part}")
 
 
 def _with_specials(*shape: int) -> torch.Tensor:
@@ -174,23 +181,24 @@ def test_max_pool(name: str, special: bool) -> None:
     x = _with_specials(*shape) if special else torch.randn(shape)
 
     def pool(x: torch.Tensor) -> Any:
-        return aten.max_pool2d_with_indices(x, *arguments)
+        return _pooling(arguments)(x, *arguments)
 
     check(pool, x, uses={"MaxPool"}, rtol=0, atol=0)
-    check(lambda x: pool(x)[0], x, uses={"MaxPool"}, rtol=0, atol=0)
+    zeros = torch.tensor([0.0, -0.0])[torch.randint(2, shape)]
+    for given in (x, zeros):  # whose signs are those of infinities
+        check(lambda x: pool(x)[0].reciprocal(), given, uses={"MaxPool"}, rtol=0, atol=0)
     y, places = pool(x)
     grad = torch.randn(y.shape)
 
     def gradient(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> Any:
         kernel, stride, padding, dilation, ceil = _complete(arguments)
-        return aten.max_pool2d_with_indices_backward(
-            grad, x, kernel, stride, padding, dilation, ceil, places
-        )
+        differentiate = _pooling(arguments, "_backward")
+        return differentiate(grad, x, kernel, stride, padding, dilation, ceil, places)
 
     check(gradient, grad, x, places, uses={"MaxPoolGrad"})
 
 
-@pytest.mark.parametrize("name", ["halves", "overlap and padding", "one plane"])
+@pytest.mark.parametrize("name", ["halves", "overlap and padding", "one plane", "volumes"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_max_pool_of_16_bits(name: str, dtype: torch.dtype) -> None:
     """Values, places and gradients are torch's."""
@@ -198,23 +206,23 @@ def test_max_pool_of_16_bits(name: str, dtype: torch.dtype) -> None:
     x = _with_specials(*shape).to(dtype)
 
     def pool(x: torch.Tensor) -> Any:
-        return aten.max_pool2d_with_indices(x, *arguments)
+        return _pooling(arguments)(x, *arguments)
 
     check(pool, x, uses={"MaxPool"}, rtol=0, atol=0)
     y, places = pool(x)
 
     def gradient(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> Any:
         kernel, stride, padding, dilation, ceil = _complete(arguments)
-        return aten.max_pool2d_with_indices_backward(
-            grad, x, kernel, stride, padding, dilation, ceil, places
-        )
+        differentiate = _pooling(arguments, "_backward")
+        return differentiate(grad, x, kernel, stride, padding, dilation, ceil, places)
 
     grad, unit = torch.randn(y.shape).to(dtype), torch.finfo(dtype).eps  # torch may add in 16 bits
     check(gradient, grad, x, places, uses={"MaxPoolGrad"}, rtol=4 * unit, atol=4 * unit)
 
 
 def _complete(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*arguments, *([], [0, 0], [1, 1], False)[len(arguments) - 1 :])
+    rank = len(arguments[0])
+    return (*arguments, *([], [0] * rank, [1] * rank, False)[len(arguments) - 1 :])
 
 
 def test_a_window_of_minus_infinity() -> None:

@@ -128,10 +128,11 @@ def _check_operators(names: Iterable[str]) -> None:
         library, _, _ = name.partition("::")
         if name == "*" or name in known or library in _NO_LIBRARY:
             continue
-        wanted = name if "::" in name else f"aten::{name}"
+        path = name.rpartition(".")[2] if name.startswith("torch.") else name
+        wanted = name if "::" in name else f"aten::{path}"  # torch.nn.functional.gelu: aten::gelu
         close = difflib.get_close_matches(wanted.removesuffix(".default"), known, n=3)
         hint = f"did you mean {', '.join(map(repr, close))}?" if close else "no name is like it."
-        if library != "aten" and not any(k.startswith(f"{library}::") for k in known):
+        if "::" in name and not any(k.startswith(f"{library}::") for k in known):
             hint += " Operators of another library are known once it is imported."
         raise OptionError(f"placement names {name!r}, and torch has no such operator: {hint}")
 

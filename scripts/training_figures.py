@@ -20,7 +20,8 @@ INTRODUCTION = """\
 Fifty steps of each on one thread, by onnxruntime {onnxruntime} and by torch {torch}, on the \
 same batches; all losses at least halve. *Differ* is the largest relative difference of a loss, \
 with a batch of one size and of any; *torch's own* is how far torch's loop is from itself on two \
-threads, or with its weights moved by a rounding. Milliseconds are processor time of a step \
+threads, or with its weights moved by a rounding; where a file differs by more than twice that, \
+the same loop in float64 is the judge. Milliseconds are processor time of a step \
 (forward, gradients, optimizer), medians of steps made in turns on one thread of {processor}; the \
 runner is the loop above, which copies each new value."""
 

@@ -96,6 +96,26 @@ def own_options(cls: Any, options: Any = None) -> OrtBackendOptions | None:
     return from_mapping(OrtBackendOptions, options)
 
 
+def fields_of_torch(cls: Any, options: Any = None) -> dict[str, Any]:
+    """What the constructor of torch's class sets, as far as functions of ours read it."""
+    module = _module_of(cls)
+    if (own := own_options(cls, options)) is None:
+        own = module.OrtBackendOptions() if options is None else options
+    return {
+        "_options": own,
+        "_all_ort_execution_info": module.OrtExecutionInfoForAllGraphModules(),
+        "_assert_allclose_to_baseline": False,
+        "execution_count": 0,
+    }
+
+
+def built_by_torch(cls: Any, build: Callable[..., None], options: Any) -> dict[str, Any]:
+    """All that ``build``, torch's own constructor, sets for these options."""
+    backend = cls.__new__(cls)
+    build(backend, options if isinstance(options, _options_of_torch(cls)) else None)
+    return vars(backend)
+
+
 def as_own(options: Any) -> OrtBackendOptions:
     """Options of torch's dataclass as ours; it has some of our fields."""
     if isinstance(options, OrtBackendOptions):
@@ -113,8 +133,12 @@ def _build_with(cls: Any, options: OrtBackendOptions) -> Any:
 
 
 def _options_of_torch(cls: Any) -> Any:
+    return _module_of(cls).OrtBackendOptions
+
+
+def _module_of(cls: Any) -> Any:
     # NOTE: the class itself says that it comes from torch.onnx.
-    return sys.modules[cls.compile.__module__].OrtBackendOptions
+    return sys.modules[cls.compile.__module__]
 
 
 def _freeze(value: Any) -> Any:

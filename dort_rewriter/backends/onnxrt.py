@@ -20,11 +20,12 @@ from dort_rewriter import notebook
 from dort_rewriter.backends.arguments import level_name, log_as_asked, select_patterns, with_mode
 from dort_rewriter.backends.execution_info import ExecutionInfo, ExecutionInfoTable, run_session
 from dort_rewriter.backends.instances import (
+    built_by_torch,
     clear_instances,
+    fields_of_torch,
     instance_for,
     instance_of_torch,
     instances_of,
-    own_options,
 )
 from dort_rewriter.backends.onnxrt_graphs import (
     accelerated_call,
@@ -45,14 +46,15 @@ __all__ = [
     "OrtBackendOptions",
     "OrtExecutionProvider",
     "accelerated_call",
+    "built_by_torch",
     "call_backend",
     "clear_instances",
     "compile_graph",
+    "fields_of_torch",
     "instance_of_torch",
     "instances_of",
     "is_onnxrt_backend_supported",
     "make_aot_ort",
-    "own_options",
     "serves",
     "torch_compile_backend",
 ]

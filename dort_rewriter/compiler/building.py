@@ -43,6 +43,7 @@ from dort_rewriter.optimize.provider_fit import (
     drop_unused_results,
     fit_to_provider,
     fit_to_standard,
+    keep_ranks,
     keep_special_numbers,
     separate_operands,
     substitute,
@@ -335,6 +336,7 @@ def _convert(
             lower_weights(model, BITS[options.weights])
         drop_unused_results(model)
         if provider == OPENVINO:
+            keep_ranks(model)
             keep_special_numbers(model)
         if recipe.may_call_torch(provider):
             compute_by_mkl(model, options)

@@ -3,6 +3,9 @@
 A number is a function of the seed, of which draw of the step it belongs to, and of its place: a
 chain of squares modulo the prime 2**31 - 1, in integers of 64 bits. So no operator of ONNX that
 draws is needed, whose generators differ between runtimes. They are not those of torch.
+
+A uniform number has as many of the integer's first bits as its type has digits: it is exact, so
+that it is below 1 in every type, and needs no rounding that a runtime could do otherwise.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ import torch
 
 aten = torch.ops.aten
 
-_PRIME = 2**31 - 1
+_BITS = 31
+_PRIME = 2**_BITS - 1
 _ROUNDS = ((48271, 11), (69621, 1337), (39373, 7919), (16807, 104729))
 """Multipliers that generate all numbers below the prime, and what is added."""
+
+_DIGITS = {torch.float64: _BITS, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""The bits of a uniform number of each type."""
 
 
 class SeededDraws:
@@ -44,22 +51,43 @@ class SeededDraws:
             aten.rand_like.default: self._rand_like,
             aten.randn.default: self._randn,
             aten.randn_like.default: self._randn_like,
+            aten.uniform.default: self._uniform_between,
+            aten.exponential.default: self._exponential,
+            aten.normal_functional.default: self._normal_like,
+            aten.normal.float_float: self._normal_of_size,
+            aten.randint.default: self._randint,
+            aten.randint.low: self._randint_from,
+            aten.randint_like.default: self._randint_like,
+            aten.randint_like.low_dtype: self._randint_like_from,
+            aten.randperm.default: self._randperm,
         }
 
-    def _uniform(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-        """Numbers from 0 up to, and without, 1."""
+    # -- the numbers ---------------------------------------------------------------------------
+
+    def _integers(self, count: Any) -> torch.Tensor:
+        """Numbers from 0 up to, and without, the prime."""
         self.count += 1
-        places = torch.arange(math.prod(shape), dtype=torch.int64)
+        places = torch.arange(count, dtype=torch.int64)
         x = torch.remainder(places * 40014 + self.seed * 40692 + self.count * 52774, _PRIME)
         for multiplier, added in _ROUNDS:
             x = torch.remainder(x * x + torch.remainder(x * multiplier + added, _PRIME), _PRIME)
             x = torch.remainder(x * multiplier + self.seed, _PRIME)
-        return (x.to(torch.float64) / _PRIME).to(dtype).reshape(shape)
+        return x
+
+    def _uniform(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+        """Numbers from 0 up to, and without, 1."""
+        bits = _DIGITS[dtype]
+        x = self._integers(math.prod(shape))
+        first = x if bits == _BITS else torch.div(x, 2 ** (_BITS - bits), rounding_mode="trunc")
+        return (first.to(dtype) * 2.0**-bits).reshape(shape)
 
     def _normal(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-        a, b = (self._uniform(shape, torch.float64) for _ in range(2))
-        radius = torch.sqrt(-2 * torch.log(1 - a))
-        return (radius * torch.cos(2 * math.pi * b)).to(dtype)
+        # NOTE: cosines of float64 have no kernel in ONNX Runtime 1.19.
+        radius = torch.sqrt(-2 * torch.log(1 - self._uniform(shape, torch.float64)))
+        direction = torch.cos(2 * math.pi * self._uniform(shape, torch.float32))
+        return (radius * direction.to(torch.float64)).to(dtype)
+
+    # -- operators: NotImplemented for what they do not draw -----------------------------------
 
     def _native_dropout(self, x: torch.Tensor, p: float, train: bool | None) -> Any:
         if train is False or p == 0:
@@ -70,19 +98,71 @@ class SeededDraws:
         return x * mask * (1.0 / (1.0 - p)), mask
 
     def _bernoulli(self, x: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
-        return (self._uniform(x.shape, x.dtype) < x).to(x.dtype)
+        finer = torch.promote_types(x.dtype, torch.float32)
+        return (self._uniform(x.shape, finer) < x.to(finer)).to(x.dtype)
 
     def _bernoulli_p(self, x: torch.Tensor, p: float, *, generator: Any = None) -> torch.Tensor:
         return (self._uniform(x.shape, torch.float32) < p).to(x.dtype)
 
-    def _rand(self, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
-        return self._uniform(size, dtype or torch.get_default_dtype())
+    def _rand(self, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any) -> Any:
+        dtype = dtype or torch.get_default_dtype()
+        return self._uniform(size, dtype) if dtype in _DIGITS else NotImplemented
 
-    def _rand_like(self, x: torch.Tensor, *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
-        return self._uniform(x.shape, dtype or x.dtype)
+    def _rand_like(self, x: torch.Tensor, *, dtype: Any = None, **kwargs: Any) -> Any:
+        return self._rand(x.shape, dtype=dtype or x.dtype)
 
-    def _randn(self, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
-        return self._normal(size, dtype or torch.get_default_dtype())
+    def _randn(self, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any) -> Any:
+        dtype = dtype or torch.get_default_dtype()
+        return self._normal(size, dtype) if dtype in _DIGITS else NotImplemented
 
-    def _randn_like(self, x: torch.Tensor, *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
-        return self._normal(x.shape, dtype or x.dtype)
+    def _randn_like(self, x: torch.Tensor, *, dtype: Any = None, **kwargs: Any) -> Any:
+        return self._randn(x.shape, dtype=dtype or x.dtype)
+
+    def _uniform_between(
+        self, x: torch.Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None
+    ) -> Any:
+        if x.dtype not in _DIGITS:
+            return NotImplemented
+        return self._uniform(x.shape, x.dtype) * (end - start) + start
+
+    def _exponential(self, x: torch.Tensor, rate: float = 1.0, *, generator: Any = None) -> Any:
+        if x.dtype not in _DIGITS:
+            return NotImplemented
+        above_zero = self._uniform(x.shape, torch.float64) + 2.0**-_BITS
+        found = -torch.log(above_zero) / rate
+        return found.to(x.dtype).clamp(min=torch.finfo(x.dtype).tiny)
+
+    def _normal_like(
+        self, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
+    ) -> Any:
+        return self._normal_of_size(mean, std, x.shape, dtype=x.dtype)
+
+    def _normal_of_size(
+        self, mean: float, std: float, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any
+    ) -> Any:
+        found = self._randn(size, dtype=dtype)
+        return found if found is NotImplemented else found * std + mean
+
+    def _randint(self, high: Any, size: Sequence[Any], **kwargs: Any) -> Any:
+        return self._randint_from(0, high, size, **kwargs)
+
+    def _randint_from(
+        self, low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any
+    ) -> Any:
+        count = high - low
+        if not isinstance(count, int) or count > _PRIME:  # as many numbers are drawn
+            return NotImplemented
+        x = torch.div(self._integers(math.prod(size)) * count, _PRIME, rounding_mode="trunc")
+        return (x + low).reshape(size).to(torch.int64 if dtype is None else dtype)
+
+    def _randint_like(self, x: torch.Tensor, high: Any, **kwargs: Any) -> Any:
+        return self._randint_like_from(x, 0, high, **kwargs)
+
+    def _randint_like_from(
+        self, x: torch.Tensor, low: Any, high: Any, *, dtype: Any = None, **kwargs: Any
+    ) -> Any:
+        return self._randint_from(low, high, x.shape, dtype=dtype or x.dtype)
+
+    def _randperm(self, n: Any, *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+        order = torch.sort(self._integers(n), stable=True)[1]
+        return order if dtype is None else order.to(dtype)

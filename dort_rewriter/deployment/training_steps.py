@@ -14,7 +14,6 @@ import json
 import operator
 import os
 import sys
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from typing import Any
 import onnx
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dort_rewriter.aten import is_random, source_line
@@ -37,14 +35,25 @@ from dort_rewriter.deployment.training_state import (
     require_safetensors,
     trained_of,
 )
+from dort_rewriter.deployment.training_tracing import (
+    Fakes,
+    Lines,
+    SameGradient,
+    as_export_error,
+    call_loss,
+    call_model,
+    dynamic_axes,
+    interpreter_of,
+    named_tensors,
+    trace,
+)
 from dort_rewriter.deployment.training_updates import Given, update_of
-from dort_rewriter.errors import CaptureError, ExportError
-from dort_rewriter.export.decompositions import get_standard_table
-from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.errors import ExportError
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.files import staged
 from dort_rewriter.plan.placement import CHECKS
 
+_CHECKS = CHECKS | {"aten::_linalg_check_errors"}
 _STEP, _MICRO, _SEED, _LOSS = "step", "micro_step", "seed", "loss"
 
 
@@ -71,13 +80,14 @@ class _WithLoss(torch.nn.Module):
         self.model = model
         self.loss = loss
         self.batch = batch
+        self.lines = Lines()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         given, target = self.batch.restore(leaves)
-        with _Unchecked():  # type: ignore[no-untyped-call]
-            value = self.loss(_call(self.model, given), target)
-        if not isinstance(value, torch.Tensor) or value.dim() != 0:
-            raise ExportError("The loss of a training step is a tensor of one number.")
+        with self.lines:
+            value = call_loss(self.loss, call_model(self.model, given), target)
+        if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
+            raise ExportError("The loss of a training step is a tensor of one number, a float.")
         return (value,)
 
 
@@ -88,28 +98,28 @@ class _Outputs(torch.nn.Module):
         super().__init__()
         self.model = model
         self.batch = batch
+        self.lines = Lines()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with _Unchecked():  # type: ignore[no-untyped-call]
-            result = _call(self.model, self.batch.restore_input(leaves))
+        with self.lines:
+            result = call_model(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))
 
 
-class _Unchecked(TorchDispatchMode):
-    """Leaves the checks of factorizations out, whose order AOTAutograd would keep by tokens: a
-    file has no errors to raise."""
+class _Apart(torch.nn.Module):
+    """A module each of whose parameters has a gradient of its own: multiplied by 1, which is left
+    out of the file again."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._linalg_check_errors.default:
-            return None
-        return func(*args, **(kwargs or {}))
+    def __init__(self, whole: _WithLoss) -> None:
+        super().__init__()
+        self.model, self.loss = whole.model, whole.loss
+        self._whole = [whole]  # no submodule
 
-
-def _call(model: torch.nn.Module, given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return model(**given)
-    return model(*given) if isinstance(given, tuple) else model(given)
+    def forward(self, *leaves: torch.Tensor) -> Any:
+        (whole,) = self._whole
+        scaled = {n: p * 1.0 for n, p in whole.named_parameters() if p.requires_grad}
+        return torch.func.functional_call(whole, scaled, leaves)
 
 
 class _Batch:
@@ -177,169 +187,8 @@ def _shapes(part: Any, said: Any) -> list[Any]:
             for leaf in _shapes(value, shape)]  # fmt: skip
 
 
-# -- tracing ------------------------------------------------------------------------------------
-
-
-class _Fakes:
-    """Fake tensors for tracing: with symbols for what is dynamic."""
-
-    def __init__(self, dynamic: bool) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        self.dynamic = dynamic
-        self.mode = FakeTensorMode(
-            shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True
-        )
-        self._made: dict[int, torch.Tensor] = {}
-
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Trace with these fakes.
-
-        NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
-        its own C++ does not take symbols.
-        """
-        from torch._dispatch.python import enable_python_dispatcher
-
-        is_told = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
-        with self.mode, is_told:
-            yield
-
-    def of(self, tensor: torch.Tensor, shape: Any = None) -> torch.Tensor:
-        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-
-        tensor = tensor.detach()
-        if not self.dynamic:
-            return self.mode.from_tensor(tensor)
-        axes = _dynamic_axes(shape, tensor.dim())
-        sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC
-                 for i in range(tensor.dim())]  # fmt: skip
-        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
-        return self.mode.from_tensor(tensor, symbolic_context=context)
-
-    def all(self, leaves: Sequence[torch.Tensor], shapes: Sequence[Any]) -> list[torch.Tensor]:
-        return [self.of(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
-
-    @contextlib.contextmanager
-    def inside(
-        self, module: torch.nn.Module, trained: Collection[torch.nn.Parameter]
-    ) -> Iterator[None]:
-        """Have a module hold fakes for a while; those of ``trained`` need gradients."""
-        wanted = {id(p) for p in trained}
-        made: dict[int, torch.Tensor] = {}
-        held: dict[str, torch.Tensor] = {}
-        for prefix, part in module.named_modules():  # each once, whatever its names
-            for name, value in _named(part, recurse=False):
-                if id(value) not in made:
-                    fake = self.of(value)
-                    if isinstance(value, torch.nn.Parameter):
-                        fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
-                    made[id(value)] = fake
-                held[f"{prefix}.{name}".lstrip(".")] = made[id(value)]
-        with torch.nn.utils.stateless._reparametrize_module(module, held):
-            yield
-
-
-def _named(module: torch.nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers under each of their names."""
-    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
-    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
-
-
-def _dynamic_axes(shape: Any, rank: int) -> set[int]:
-    """The axes that ``dynamic_shapes`` says may vary, of a tensor."""
-    listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-    return {axis % rank for axis, dim in listed if dim is not None and not isinstance(dim, int)}
-
-
 def _varies(shape: Any) -> bool:
-    return bool(_dynamic_axes(shape, sys.maxsize))
-
-
-@contextlib.contextmanager
-def _as_error() -> Iterator[None]:
-    """What torch raises where it does not trace a model, as ours."""
-    try:
-        yield
-    except (ExportError, CaptureError, _SameGradient):
-        raise
-    except Exception as error:  # torch's, whatever it is
-        first = str(error).strip().partition("\n")[0]
-        where = _line_of(error)
-        raise ExportError(
-            f"torch does not trace the training step: {type(error).__name__}: {first}"
-            f"{f', at {where}' if where else ''}"
-        ) from error
-
-
-def _line_of(error: BaseException) -> str:
-    """The innermost line of the model, or of a layer of torch, at which tracing failed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    called = [i for i, frame in enumerate(frames) if frame.name == _call.__name__]
-    layers = str(Path(torch.nn.__file__).parent)
-    others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    for frame in reversed(frames[called[-1] + 1 :] if called else []):
-        if frame.filename.startswith(layers) or not frame.filename.startswith(others):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    return ""
-
-
-class _SameGradient(Exception):
-    """Two parameters have one gradient, which torch's signature of a graph does not take."""
-
-
-class _Apart(torch.nn.Module):
-    """A module each of whose parameters has a gradient of its own: multiplied by 1, which is left
-    out of the file again."""
-
-    def __init__(self, whole: _WithLoss) -> None:
-        super().__init__()
-        self.model, self.loss = whole.model, whole.loss
-        self._whole = [whole]  # no submodule
-
-    def forward(self, *leaves: torch.Tensor) -> Any:
-        (whole,) = self._whole
-        scaled = {n: p * 1.0 for n, p in whole.named_parameters() if p.requires_grad}
-        return torch.func.functional_call(whole, scaled, leaves)
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Trace the parts of layers for which oneDNN has one operator, and ONNX none: an LSTM."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-def _trace(
-    module: torch.nn.Module, fakes: _Fakes, leaves: Sequence[Any], *, joint: bool
-) -> tuple[torch.fx.GraphModule, Any]:
-    """The graph of a module of its parameters, buffers and arguments, and its signature."""
-    from torch._functorch.aot_autograd import aot_export_module
-
-    table = get_standard_table(OxsDispatcher())
-    for draws in SeededDraws.operators():
-        table.pop(draws, None)  # they are written when the seed is known
-    with _as_error(), fakes.tracing(), _without_onednn():
-        try:
-            graph, signature = aot_export_module(
-                module,
-                tuple(leaves),
-                trace_joint=joint,
-                output_loss_index=0 if joint else None,
-                decompositions=table,
-                dynamic_shapes=fakes.dynamic,
-            )
-        except AssertionError as error:
-            if "gradients_to_parameters" not in str(error):
-                raise
-            raise _SameGradient from error
-    assert isinstance(graph, torch.fx.GraphModule)
-    return graph, signature
+    return bool(dynamic_axes(shape, sys.maxsize))
 
 
 # -- the step -----------------------------------------------------------------------------------
@@ -385,6 +234,7 @@ def export_training_step(
     save_file = require_safetensors().save_file
     if accumulate < 1:
         raise ExportError(f"accumulate is how many batches, 1 or more, not {accumulate}.")
+    _refuse_averages(model)
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = _Names(known)
     batch = _Batch(example, dynamic_shapes, names)
@@ -485,7 +335,7 @@ class _Step:
                 name: {
                     "dtype": str(leaf.dtype).removeprefix("torch."),
                     "shape": list(leaf.shape),
-                    "varies": sorted(_dynamic_axes(said, leaf.dim())),
+                    "varies": sorted(dynamic_axes(said, leaf.dim())),
                 }
                 for name, leaf, said in zip(batch.names, batch.leaves, batch.shapes, strict=True)
             },
@@ -502,15 +352,15 @@ class _Step:
 
     def export(self, opset: int) -> bytes:
         """The model of the step."""
-        fakes = _Fakes(any(map(_varies, self.batch.shapes)))
+        fakes = Fakes(any(map(_varies, self.batch.shapes)))
         whole = _WithLoss(self.model, self.loss, self.batch)
         with fakes.inside(whole, [t.parameter for t in self.trained]):
             leaves = fakes.all(self.batch.leaves, self.batch.shapes)
             try:
-                graph, signature = _trace(whole, fakes, leaves, joint=True)
-            except _SameGradient:  # of two parameters: torch names gradients by their nodes
+                graph, signature = trace(whole, fakes, leaves, whole.lines, joint=True)
+            except SameGradient:  # of two parameters: torch names gradients by their nodes
                 apart = _Apart(whole)
-                graph, signature = _trace(apart, fakes, leaves, joint=True)
+                graph, signature = trace(apart, fakes, leaves, whole.lines, joint=True)
         held = self._held(signature)
         gradients = _places_of_gradients(graph, signature, held, {t.name for t in self.trained})
         self.trained = [t for t in self.trained if t.name in gradients]
@@ -521,7 +371,7 @@ class _Step:
         step = self._function(graph, signature, held, gradients, inputs, draws)
         places = dict(zip(self.batch.names, leaves, strict=True))
         given = [places[n] if n in places else fakes.of(tensors[n]) for n in inputs]
-        with _as_error(), fakes.tracing():
+        with as_export_error(whole.lines), fakes.tracing():
             traced = make_fx(step, decomposition_table=dict(draws.table()))(*given)
         return self._convert(traced, inputs, opset, is_dynamic=fakes.dynamic)
 
@@ -560,10 +410,12 @@ class _Step:
         # NOTE: new values of buffers come first; the signature's name of the loss forgets them.
         buffers = [self._canonical[n] for n in signature.buffers_to_mutate.values()]
 
+        whole = interpreter_of(graph)
+
         def run(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
             given = dict(zip(inputs, values, strict=True))
             draws.seed = given[self.seed_name]
-            results = graph(*(given[name] for name in order))
+            results = whole(*(given[name] for name in order))
             new = dict(zip(buffers, results[: len(buffers)], strict=True))
             found = {
                 t.name: functools.reduce(
@@ -636,11 +488,11 @@ class _Step:
         """The model of the outputs, and their names."""
         batch = self.batch
         shapes = batch.shapes[: batch.inputs]
-        fakes = _Fakes(any(map(_varies, shapes)))
+        fakes = Fakes(any(map(_varies, shapes)))
         module = _Outputs(self.model, batch)
         with fakes.inside(module, ()), torch.no_grad():
             leaves = fakes.all(batch.leaves[: batch.inputs], shapes)
-            graph, signature = _trace(module, fakes, leaves, joint=False)
+            graph, signature = trace(module, fakes, leaves, module.lines, joint=False)
         count = len(next(n for n in graph.graph.nodes if n.op == "output").args[0])
         changed = len(signature.buffers_to_mutate)
         _keep_results(graph, slice(changed, count))
@@ -666,7 +518,7 @@ def _held_by(model: torch.nn.Module, loss: Any) -> tuple[dict[str, torch.Tensor]
     if isinstance(loss, torch.nn.Module):
         parts.append(("loss.", "loss.", loss))
     for traced, shown, module in parts:
-        for name, tensor in _named(module):
+        for name, tensor in named_tensors(module):
             known = first.setdefault(id(tensor), f"{shown}{name}")
             canonical[f"{traced}{name}"] = known
             tensors[known] = tensor
@@ -723,10 +575,23 @@ def _merge_inputs(graph: torch.fx.GraphModule, names: Sequence[str]) -> None:
 def _drop_checks(graph: torch.fx.GraphModule) -> None:
     """Leave out what torch adds to check sizes and types, and what is unused."""
     for node in reversed(graph.graph.nodes):
-        if node.op == "call_function" and op_name(node.target) in CHECKS and not node.users:
+        if node.op == "call_function" and op_name(node.target) in _CHECKS and not node.users:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _refuse_averages(model: torch.nn.Module) -> None:
+    """Refuse batch norms that weigh a batch by the number of all before, which torch reads into
+    Python at each call."""
+    for name, part in model.named_modules():
+        is_norm = isinstance(part, torch.nn.modules.batchnorm._NormBase)
+        if is_norm and part.training and part.track_running_stats and part.momentum is None:
+            raise ExportError(
+                f"{name or 'The model'}: {type(part).__name__}(momentum=None) reads into Python "
+                "how many batches there were, which a file cannot: give it a momentum (0.1 is "
+                "torch's default)."
+            )
 
 
 def _refuse_draws(graph: torch.fx.GraphModule) -> None:
@@ -736,8 +601,8 @@ def _refuse_draws(graph: torch.fx.GraphModule) -> None:
             where = source_line(node)
             raise ExportError(
                 f"{op_name(node.target)} draws random numbers that a file cannot draw"
-                f"{f', at {where}' if where else ''}: dropout, bernoulli, rand and randn can be "
-                "exported."
+                f"{f', at {where}' if where else ''}: dropout, bernoulli, rand, randn, randint, "
+                "randperm, uniform, normal and exponential can be exported."
             )
 
 

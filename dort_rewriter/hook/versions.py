@@ -44,7 +44,7 @@ ship the same one."""
 _OF_ORT_BACKEND: dict[str, tuple[Wrapper, str]] = {
     "OrtBackend.__init__": (
         wrappers.build_backend,
-        "torch warns about an exporter of its own, which is not going to be used",
+        "torch reads the converters of an exporter of its own, which is not going to be used",
     ),
     "torch_compile_backend": (
         wrappers.compile_by_name,
@@ -89,6 +89,15 @@ PATCHES: tuple[Patch, ...] = (
             before=REMOVED_IN,
         )
         for attribute, (replacement, reason) in _OF_ORT_BACKEND.items()
+    ),
+    Patch(
+        module=BACKEND_MODULE,
+        attribute="OrtBackend.__getattr__",
+        replacement=wrappers.complete_backend,
+        reason="what torch's own constructor sets is made when it is asked for",
+        since=OLDEST,
+        before=REMOVED_IN,
+        absent=wrappers.no_attribute_of_backend,
     ),
     Patch(
         module="torch.onnx",

@@ -38,16 +38,36 @@ Keywords = Mapping[str, Any]
 
 
 def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> None:
-    """Stand in for ``OrtBackend.__init__``."""
+    """Stand in for ``OrtBackend.__init__``: while the variable is on, only what ours reads is set.
+
+    torch's reads onnxscript's whole library, for each instance: two seconds for the first one. See
+    ``complete_backend``.
+    """
     if not _is_on():
         return wrapped(*args, **kwargs)
+    vars(backend).update(_ours().fields_of_torch(type(backend), *args, **kwargs))
+    return None
+
+
+def complete_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Stand in for ``OrtBackend.__getattr__``, not in torch: make what ``build_backend`` left."""
+    fields = vars(backend)
+    (name,) = args
+    build = _class_of_torch().__init__.__wrapped__
+    if "_options" not in fields or name not in build.__code__.co_names:
+        return wrapped(name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"torch\.onnx\.dynamo_export")
-        if (own := _ours().own_options(type(backend), *args, **kwargs)) is not None:
-            wrapped()
-            backend._options = own
-            return None
-        return wrapped(*args, **kwargs)
+        made = _ours().built_by_torch(_class_of_torch(), build, fields["_options"])
+    for field, value in made.items():
+        fields.setdefault(field, value)
+    return fields[name] if name in fields else wrapped(name)
+
+
+def no_attribute_of_backend(backend: Any, name: str) -> Any:
+    """The ``__getattr__`` of a class that has none."""
+    text = f"{type(backend).__name__!r} object has no attribute {name!r}"
+    raise AttributeError(text, name=name, obj=backend)
 
 
 def while_on(name: str, first: Callable[[Function, Any], Any]) -> Wrapper:

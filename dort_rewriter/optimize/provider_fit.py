@@ -424,6 +424,39 @@ def keep_special_numbers(model: ir.Model) -> int:
     return _replace_nodes(model, choose, "special numbers")
 
 
+_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
+
+
+def keep_ranks(model: ir.Model) -> int:
+    """Give operands as many axes as that of one element has which they meet; return how many.
+
+    OpenVINO moves a Reshape or a Transpose behind such an operator, and loses the axes that only
+    the one element has: a result of another shape, or a graph that it refuses.
+    """
+
+    def choose(node: ir.Node) -> Write | None:
+        if node.op_type not in _ARITHMETIC:
+            return None
+        shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+        if len(shapes) < 2:
+            return None
+        first, second = sorted(shapes, key=len)
+        is_longer = len(first) < len(second) and all(size == 1 for size in second)
+        return _of_equal_rank if is_longer else None
+
+    return _replace_nodes(model, choose, "ranks")
+
+
+def _of_equal_rank(op: Emitter, node: ir.Node, *inputs: ir.Value) -> ir.Value:
+    ranks = [len(x.shape or ()) for x in inputs]
+    missing = [list(range(max(ranks) - rank)) for rank in ranks]
+    raised = [
+        op.Unsqueeze(x, axes) if axes else x for x, axes in zip(inputs, missing, strict=True)
+    ]
+    result: ir.Value = op.call(node.op_type, *raised)
+    return result
+
+
 def _replace_nodes(model: ir.Model, choose: Callable[[ir.Node], Write | None], rule: str) -> int:
     """Replace what is chosen of the standard operators; what was written here stays."""
     replacer = Replacer(model.graph.opset_imports.get("", 18), rule=rule)

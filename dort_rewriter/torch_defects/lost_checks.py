@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.python_kernels import replaced
+from dort_rewriter.torch_defects.python_kernels import replaced, swapped
 
 DEFECT = Defect(
     operators="one_hot, linalg.inv, solve, cholesky, lu_factor",
@@ -45,6 +46,22 @@ def keep_checks() -> contextlib.AbstractContextManager[None]:
     """Trace the checks of classes (``one_hot``) and of factorizations (``linalg.inv``)."""
     _order_check_of_factors()
     return replaced({_ONE_HOT: _one_hot}) if present() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def without_checks() -> Iterator[None]:
+    """Trace the check of factorizations as an operator without an effect, for the calling thread:
+    a file raises no errors, and has no tokens that keep them in order.
+
+    NOTE: the caller holds ``KERNELS_LOCK``.
+    """
+    from torch._higher_order_ops import effects
+
+    def with_others(has: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda op, *args: op is not _FACTORS and has(op, *args)
+
+    with swapped(vars(effects), {"has_effects": with_others}):
+        yield
 
 
 def _one_hot(index: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:

@@ -307,6 +307,48 @@ def test_a_state_goes_there_and_back(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-5)
 
 
+def _branch(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def _draw(x: torch.Tensor) -> torch.Tensor:
+    return torch.multinomial(torch.ones(5, 3), 1)
+
+
+def _count(x: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(x > 0).sum()
+
+
+def _select(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].sum()
+
+
+def _eigen(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eigvals(x[:3, :3]).abs().sum()
+
+
+def _gamma(x: torch.Tensor) -> torch.Tensor:
+    return torch.igamma(torch.ones(()), x.abs() + 1)
+
+
+def _zeta(x: torch.Tensor) -> torch.Tensor:
+    return torch.special.zeta(x.abs() + 2, x.abs() + 1)
+
+
+class Asking(Net):
+    """A net that adds what a function makes of its results."""
+
+    def __init__(self, asks: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+        super().__init__()
+        self.asks = asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        return found if self.asks is None else found + self.asks(found)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -315,24 +357,25 @@ def test_a_state_goes_there_and_back(tmp_path: Path) -> None:
         ({"example": torch.ones(2)}, r"a pair \(input, target\)"),
         ({"trainable": ["no.such"]}, "no parameter 'no.such'"),
         ({"accumulate": 0}, "1 or more, not 0"),
-        ({"model": "multinomial"}, "aten::multinomial draws random numbers"),
-        ({"model": "branch"}, r"test_training_files.py:\d+ in forward: if x.sum\(\) > 0:"),
+        ({"loss": lambda output, target: torch.fft.fft(output).sum()}, "of one number, a float"),
+        ({"loss": lambda output, target: output.detach().sum()}, "has no gradient"),
+        ({"loss": lambda output, target: output.sum() * torch.unique(target).sum()},
+         r"aten::_unique2 makes a tensor whose size .*, at .*test_training_files.py:\d+ in"),
+        ({"averages": None}, r"norm: BatchNorm1d\(momentum=None\) .* give it a momentum"),
+        ({"asks": _branch}, r"reads a number .*, at .*: if x.sum\(\) > 0:"),
+        ({"asks": _draw}, r"multinomial draws random numbers .*, at .*: return torch.multinomial"),
+        ({"asks": _count}, r"aten::nonzero makes a tensor whose size .*: return torch.nonzero"),
+        ({"asks": _select}, r"aten::nonzero makes a tensor whose size .*: return x\[x > 0\]"),
+        ({"asks": _eigen}, r"(?s)aten::linalg_eig: .*at .*: return torch.linalg.eigvals\(x"),
+        ({"asks": _gamma}, r"(?s)igamma: no converter\n      at .*: return torch.igamma"),
+        ({"asks": _zeta}, r"the derivative for 'zeta' is not .*: return torch.special.zeta"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_exported(how: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """It says why, and nothing is written."""
-
-    class Drawing(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + torch.multinomial(torch.ones(5, 3), 1)
-
-    class Branching(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if x.sum() > 0:
-                return super().forward(x)
-            return x[:, :3]
-
-    model = {"multinomial": Drawing, "branch": Branching}.get(how.get("model", ""), Net)()
+    """It says why, with the operator and its line, and nothing is written."""
+    model = Asking(how.get("asks"))
+    if "averages" in how:
+        model.norm.momentum = None
     optimizer = how.get("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1)
     rest = {k: v for k, v in how.items() if k in ("trainable", "accumulate")}
     before = {n: (p.detach().clone(), p) for n, p in model.named_parameters()}

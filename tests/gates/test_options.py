@@ -130,6 +130,7 @@ def test_what_is_no_mapping_is_refused_by_type() -> None:
         ("OrtBackendOptions", {"placement": {"aten::mm": "gpu"}}, "not 'gpu' of 'aten::mm'"),
         ("OrtBackendOptions", {"placement": {"aten::nope": "torch"}}, "mean 'aten::ne'"),
         ("OrtBackendOptions", {"placement": {"convolution": "torch"}}, "mean 'aten::convolution'"),
+        ("OrtBackendOptions", {"placement": {"torch.add": "torch"}}, "mean 'aten::add'"),
         ("OrtBackendOptions", {"placement": {"aten::relu.default": "torch"}}, "mean 'aten::relu'"),
         ("OrtBackendOptions", {"placement": {"nowhere::op": "torch"}}, "once it is imported"),
         ("OptimizationOptions", {"verbose": "1"}, "verbose .* is a whole number, not '1'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ pytestmark = [
     pytest.mark.skipif(not HAS_ORT_BACKEND, reason="this torch has no OrtBackend"),
     pytest.mark.usefixtures("unhooked"),
 ]
+
+
+# What the constructor says when the rewriter is off.
+warnings_of_torch = pytest.mark.filterwarnings("ignore:torch.onnx.dynamo_export")
 
 
 def function(x: torch.Tensor) -> torch.Tensor:
@@ -112,6 +117,31 @@ def test_own_options_in_the_constructor(kind: str, cls: Any) -> None:
         cls({"min_blok_size": 3})
 
 
+@warnings_of_torch
+def test_torchs_library_is_read_when_it_is_asked_for(
+    cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds, and nothing of ours reads it."""
+    from torch.onnx._internal import _exporter_legacy
+
+    backend = cls(OWN["dataclass"])
+    read = _exporter_legacy.OnnxRegistry._initiate_registry_from_torchlib
+    with monkeypatch.context() as patched:
+        patched.setattr(_exporter_legacy.OnnxRegistry, read.__name__, refuse)
+        compiled = torch.compile(function, backend=cls(), fullgraph=True)
+        torch.testing.assert_close(compiled(torch.ones(2)), function(torch.ones(2)))
+        with pytest.raises(AssertionError, match="own exporter"):
+            backend._supported_ops  # noqa: B018
+    monkeypatch.delenv("ONNXRT_CHANGE_REWRITER")
+    assert set(vars(backend)) < set(vars(cls()))
+    assert "add" in str(backend._resolved_onnx_exporter_options.onnx_registry._registry.keys())
+    assert set(vars(backend)) == set(vars(cls()))
+    assert backend._options == OWN["dataclass"]
+    assert copy.copy(backend)._supported_ops is backend._supported_ops
+    with pytest.raises(AttributeError, match="object has no attribute 'suported_ops'"):
+        backend.suported_ops  # noqa: B018
+
+
 def test_options_of_torch_share_with_own_ones(cls: Any) -> None:
     from torch.onnx._internal.onnxruntime import OrtBackendOptions
 
@@ -119,10 +149,6 @@ def test_options_of_torch_share_with_own_ones(cls: Any) -> None:
     assert used._options == OrtBackendOptions(preallocate_output=True)
     assert cls.get_cached_instance_for_options({"preallocate_output": True}) is used
     assert cls.get_cached_instance_for_options(OrtBackendOptions()) is not used
-
-
-# What the constructor says when the rewriter is off.
-warnings_of_torch = pytest.mark.filterwarnings("ignore:torch.onnx.dynamo_export")
 
 
 @warnings_of_torch

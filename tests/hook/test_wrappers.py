@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from types import ModuleType
 from typing import Any
 
@@ -29,9 +28,6 @@ class Recorded(ModuleType):
 
     def accelerated_call(self, backend: object, *args: Any, **kwargs: Any) -> Any:
         return "ours", "accelerated", backend, args, kwargs
-
-    def own_options(self, cls: type, options: Any = None) -> Any:
-        return None
 
     def serves(self, backend: object, graph_module: object) -> bool:
         return graph_module in self.known
@@ -102,24 +98,6 @@ def test_off_imports_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrapper in CALLS.values():
         assert wrapper(torch_code, "backend", ("graph",), {})[0] == "torch"
     assert wrappers.SOURCE not in sys.modules
-
-
-def test_only_the_warning_about_the_exporter_is_silenced(
-    ours: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(*args: Any) -> None:
-        warnings.warn("torch.onnx.dynamo_export only implements opset 18", stacklevel=2)
-        if args:
-            warnings.warn("something else", stacklevel=2)
-
-    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")
-    wrappers.build_backend(build, None, (), {})
-    with pytest.warns(UserWarning, match="something else") as seen:
-        wrappers.build_backend(build, None, (1,), {})
-    assert len(seen) == 1
-    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "0")
-    with pytest.warns(UserWarning, match="dynamo_export"):
-        wrappers.build_backend(build, None, (), {})
 
 
 def test_a_backend_of_ours_is_registered_again_without_complaint(

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from dort_rewriter.optimize.provider_fit import KEEPING, keep_special_numbers
+from dort_rewriter.optimize.provider_fit import KEEPING, keep_ranks, keep_special_numbers
 from tests.optimize.rewrites import model_of, run_onnxruntime
 
 NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, -0.3, -2.7, 6e4]
@@ -125,3 +125,28 @@ def test_what_stays(text: str) -> None:
 
 def test_all_of_them_are_tried() -> None:
     assert OF_ONE.keys() | OF_TWO.keys() | {"Cast", "LayerNormalization"} == KEEPING.keys()
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Pow"])
+@pytest.mark.parametrize("text", ["{op}(v, z)", "{op}(z, v)"])
+def test_ranks(op: str, text: str) -> None:
+    """OpenVINO 2026.4 gives ``[M,N]`` for the sum of a transposed matrix and ``[1,1,1]``."""
+    model = model_of(
+        f"""(float[N,M] x, float[1,1,1] z) => (float[1,M,N] y) {{
+            v = Transpose(x)
+            y = {text.format(op=op)}
+        }}"""
+    )
+    x, z = torch.rand(2, 3) + 1, torch.rand(1, 1, 1) + 1
+    feeds = {"x": x.numpy(), "z": z.numpy()}
+    before = run_onnxruntime(ir.to_proto(model), feeds)
+    assert keep_ranks(model) == 1
+    assert all(len(v.shape) == 3 for v in next(iter(model.graph.outputs)).producer().inputs)
+    assert keep_ranks(model) == 0
+    np.testing.assert_array_equal(run_onnxruntime(ir.to_proto(model), feeds), before)
+
+
+@pytest.mark.parametrize("sizes", ["1", "2", "1,2", "N,M"])
+def test_ranks_that_stay(sizes: str) -> None:
+    model = model_of(f"(float[N,M] x, float[{sizes}] z) => (float[N,M] y) {{ y = Add(x, z) }}")
+    assert keep_ranks(model) == 0

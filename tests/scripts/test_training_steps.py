@@ -35,8 +35,18 @@ def test_a_model_that_learns(is_dynamic: bool, script: Any) -> None:
         torch.set_num_threads(threads)
     assert script.reasons(found) == []
     assert found["last over first"] < 0.5
+    judged = {"from float64": 3e-5, "torch's from float64": 1e-5}
     worse = {"first five": 1e-4, "all": 1.0, "last over first": 0.9, "bytes": 3_000_000}
-    assert len(script.reasons({**found, **worse})) == 4
+    assert len(script.reasons({**found, **worse, **judged})) == 4
+    as_near = {**found, "all": 1e-4, **judged, "torch's from float64": 2e-5}
+    assert script.reasons(as_near) == []
+
+
+def test_the_judge_is_a_loop_in_float64(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "most_apart", lambda found: -1.0)
+    found = script.measure(script.MODELS["mlp"], 5, False, 0.0)
+    assert 0 < found["from float64"] < 1e-5
+    assert 0 < found["torch's from float64"] < 1e-5
     assert script.reasons({"error": "no"}) == ["no"]
 
 

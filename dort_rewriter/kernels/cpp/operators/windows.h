@@ -87,58 +87,131 @@ class MaxPool : public Operator {
     int64_t planes = count(x.shape.begin(), x.shape.end() - 2), area = rows * columns;
     if (height * width > INT32_MAX) fail(kNotImplemented, "MaxPool of a plane too large");
     if (count(shape) == 0) return;
-    const Axis &high = window_.high, &wide = window_.wide;
-    std::vector<Taps> taps(wide.kernel);
-    for (int64_t j = 0; j < wide.kernel; ++j) {
-      wide.inside(j, width, columns, taps[j].first, taps[j].last);
-    }
-    std::vector<int32_t> starts((columns + kVector - 1) / kVector * kVector);
-    for (size_t c = 0; c < starts.size(); ++c) starts[c] = static_cast<int32_t>(start(wide, c));
+    const Plane plane(window_, height, width, rows, columns);
     context.each(planes, part_of(area), [&](int64_t p) {
-      const float* plane = x.as<float>() + p * height * width;
-      for (int64_t row = 0; row < rows; ++row) {
-        auto top = static_cast<int32_t>(start(high, row) * width);
-        for (int64_t column = 0; column < columns; column += kVector) {
-          Best best{{}, top + load<Ints>(&starts[column])};
-          best.values -= HUGE_VALF;
-          for (int64_t i = 0; i < high.kernel; ++i) {
-            int64_t y = row * high.stride - high.padding + i * high.dilation;
-            if (y < 0 || y >= height) continue;
-            for (int64_t j = 0; j < wide.kernel; ++j) {
-              int64_t place = y * width + j * wide.dilation - wide.padding + column * wide.stride;
-              take(plane, place, column, taps[j], best);
-            }
-          }
-          int64_t at = p * area + row * columns + column, n = std::min(kVector, columns - column);
-          store(best.values, n, values + at);
-          if (places != nullptr) store(best.places, n, places + at);
-        }
+      const float* from = x.as<float>() + p * height * width;
+      if (places == nullptr) {
+        pool<false>(plane, from, values + p * area, nullptr);
+      } else {
+        pool<true>(plane, from, values + p * area, places + p * area);
       }
     });
   }
 
  private:
-  // The windows that have an element at one place of theirs.
-  struct Taps {
-    int64_t first, last;
-  };
-
   // Neighbouring windows at once: compilers do not make vectors of strided reads by themselves.
   static constexpr int64_t kVector = 8;
   typedef float Floats __attribute__((vector_size(32)));
   typedef int32_t Ints __attribute__((vector_size(32)));
-  struct Best {
-    Floats values;
-    Ints places;
+
+  // What all planes have alike.
+  struct Plane {
+    // The windows that have an element at one place of theirs.
+    struct Taps {
+      int64_t first, last;
+
+      bool hold(int64_t column) const { return first <= column && column + kVector <= last; }
+    };
+
+    int64_t height, width, rows, columns;
+    std::vector<Taps> taps;
+    Taps all{0, 0};
+    std::vector<int32_t> starts;  // of the windows of a row
+
+    Plane(const Window& window, int64_t height, int64_t width, int64_t rows, int64_t columns)
+        : height(height), width(width), rows(rows), columns(columns), taps(window.wide.kernel),
+          starts((columns + kVector - 1) / kVector * kVector) {
+      all.last = columns;
+      for (size_t j = 0; j < taps.size(); ++j) {
+        window.wide.inside(static_cast<int64_t>(j), width, columns, taps[j].first, taps[j].last);
+        all = {std::max(all.first, taps[j].first), std::min(all.last, taps[j].last)};
+      }
+      for (size_t c = 0; c < starts.size(); ++c) {
+        starts[c] = static_cast<int32_t>(start(window.wide, static_cast<int64_t>(c)));
+      }
+    }
   };
 
-  template <typename V, typename T>
-  static void store(const V& from, int64_t n, T* to) {
-    if (n == kVector) {  // a number that compilers know
-      for (int64_t k = 0; k < kVector; ++k) to[k] = from[k];
-    } else {
-      for (int64_t k = 0; k < n; ++k) to[k] = from[k];
+  static int64_t start(const Axis& axis, int64_t window) {
+    int64_t at = window * axis.stride - axis.padding;
+    return at >= 0 ? at : at + (-at + axis.dilation - 1) / axis.dilation * axis.dilation;
+  }
+
+  template <bool kPlaces>
+  void pool(const Plane& plane, const float* from, float* values, int64_t* places) const {
+    switch (window_.wide.stride) {
+      case 1: return pool_by<kPlaces, 1>(plane, from, values, places);
+      case 2: return pool_by<kPlaces, 2>(plane, from, values, places);
+      default: return pool_by<kPlaces, 0>(plane, from, values, places);
     }
+  }
+
+  // `kStep` is the stride along a row, where vectors are read by it.
+  template <bool kPlaces, int32_t kStep>
+  void pool_by(const Plane& plane, const float* from, float* values, int64_t* places) const {
+    const Axis high = window_.high, wide = window_.wide;
+    for (int64_t row = 0; row < plane.rows; ++row) {
+      auto top = static_cast<int32_t>(start(high, row) * plane.width);
+      int64_t y = row * high.stride - high.padding;
+      int64_t above = y >= 0 ? 0 : (-y + high.dilation - 1) / high.dilation;
+      int64_t below = std::min(high.kernel, (plane.height - 1 - y) / high.dilation + 1);
+      for (int64_t begin = 0; begin < plane.columns; begin += kVector) {
+        // The last windows are looked at twice, rather than one by one.
+        int64_t column = std::max<int64_t>(0, std::min(begin, plane.columns - kVector));
+        Best<kPlaces, kStep> best(top + load<Ints>(&plane.starts[column]), wide.stride);
+        bool is_inside = plane.all.hold(column);
+        for (int64_t i = above; i < below; ++i) {
+          int64_t line = y + i * high.dilation;
+          int64_t at = line * plane.width - wide.padding + column * wide.stride;
+          for (const Plane::Taps& taps : plane.taps) {
+            if (kStep != 0 && (is_inside || taps.hold(column))) {
+              best.take(read<kStep>(from + at), at);
+            } else {
+              best.take(read_inside(from, at, wide.stride, column, taps), at);
+            }
+            at += wide.dilation;
+          }
+        }
+        int64_t to = row * plane.columns + column, n = std::min(kVector, plane.columns - column);
+        store(best.values, n, values + to);
+        if (kPlaces) store(best.places, n, places + to);
+      }
+    }
+  }
+
+  // The largest elements so far of neighbouring windows, and their places.
+  template <bool kPlaces, int32_t kStep>
+  struct Best {
+    Floats values = Floats{} - HUGE_VALF;
+    Ints places, along;
+
+    Best(const Ints& starts, int64_t stride)
+        : places(starts),
+          along((kStep ? kStep : static_cast<int32_t>(stride)) * Ints{0, 1, 2, 3, 4, 5, 6, 7}) {}
+
+    void take(const Floats& line, int64_t at) {
+      Ints wins = (line > values) | (line != line);
+      values = wins ? line : values;
+      if (kPlaces) places = wins ? static_cast<int32_t>(at) + along : places;
+    }
+  };
+
+  template <int32_t kStep>
+  static Floats read(const float* from) {
+    if (kStep == 1) return load<Floats>(from);
+    // The element after the last window may not be there.
+    return even(load<Floats>(from), load<Floats>(from + kVector - 1));
+  }
+
+  // `at` may be in front of the plane: no pointer is made of it where nothing is read.
+  static Floats read_inside(const float* plane, int64_t at, int64_t step, int64_t column,
+                            const Plane::Taps& taps) {
+    Floats line;
+    for (int64_t k = 0; k < kVector; ++k) {  // -inf wins nowhere
+      bool is_inside = column + k >= taps.first && column + k < taps.last;
+      line[k] = is_inside ? plane[at + k * step] : -HUGE_VALF;
+    }
+    return line;
   }
 
   static Floats even(const Floats& low, const Floats& high) {
@@ -149,33 +222,13 @@ class MaxPool : public Operator {
 #endif
   }
 
-  static int64_t start(const Axis& axis, int64_t window) {
-    int64_t at = window * axis.stride - axis.padding;
-    return at >= 0 ? at : at + (-at + axis.dilation - 1) / axis.dilation * axis.dilation;
-  }
-
-  // `start` is where the first window looks. It may be in front of the plane: no pointer is made of
-  // it where nothing is read.
-  inline void take(const float* plane, int64_t start, int64_t column, const Taps& taps,
-                   Best& best) const {
-    const auto step = static_cast<int32_t>(window_.wide.stride);
-    const auto place = static_cast<int32_t>(start);
-    Floats line;
-    if (taps.first > column || taps.last < column + kVector) {
-      for (int64_t k = 0; k < kVector; ++k) {  // -inf wins nowhere
-        bool is_inside = column + k >= taps.first && column + k < taps.last;
-        line[k] = is_inside ? plane[start + k * step] : -HUGE_VALF;
-      }
-    } else if (step == 1) {
-      line = load<Floats>(plane + start);
-    } else if (step == 2) {  // the element after the last window may not be there
-      line = even(load<Floats>(plane + start), load<Floats>(plane + start + kVector - 1));
+  template <typename V, typename T>
+  static void store(const V& from, int64_t n, T* to) {
+    if (n == kVector) {  // a number that compilers know
+      for (int64_t k = 0; k < kVector; ++k) to[k] = from[k];
     } else {
-      for (int64_t k = 0; k < kVector; ++k) line[k] = plane[start + k * step];
+      for (int64_t k = 0; k < n; ++k) to[k] = from[k];
     }
-    Ints wins = (line > best.values) | (line != line);
-    best.values = wins ? line : best.values;
-    best.places = wins ? place + step * Ints{0, 1, 2, 3, 4, 5, 6, 7} : best.places;
   }
 
   Window window_;

@@ -1,0 +1,336 @@
+"""How a training step is traced: with fake tensors in the model, to one graph of all it does.
+
+Each node keeps the line of the model's that asked for it, the nodes of a gradient that of the
+operator whose gradient they are, so that what cannot be exported is named with its line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx import traceback as fx_traceback
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dort_rewriter.capture.tracing import correct_tracing
+from dort_rewriter.deployment.training_random import SeededDraws
+from dort_rewriter.errors import CaptureError, ExportError
+from dort_rewriter.export.decompositions import get_standard_table
+from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.export.registry import op_name
+from dort_rewriter.torch_defects.lost_checks import without_checks
+from dort_rewriter.torch_defects.python_kernels import swapped
+
+
+class Fakes:
+    """Fake tensors for tracing: with symbols for what is dynamic."""
+
+    def __init__(self, dynamic: bool) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        self.dynamic = dynamic
+        self.mode = FakeTensorMode(
+            shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True
+        )
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace with these fakes.
+
+        NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
+        its own C++ does not take symbols.
+        """
+        from torch._dispatch.python import enable_python_dispatcher
+
+        is_told = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
+        with self.mode, is_told:
+            yield
+
+    def of(self, tensor: torch.Tensor, shape: Any = None) -> torch.Tensor:
+        """The fake of a tensor; ``shape`` is what ``dynamic_shapes`` says of it."""
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+        tensor = tensor.detach()
+        if not self.dynamic:
+            return self.mode.from_tensor(tensor)
+        axes = dynamic_axes(shape, tensor.dim())
+        sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC
+                 for i in range(tensor.dim())]  # fmt: skip
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        return self.mode.from_tensor(tensor, symbolic_context=context)
+
+    def all(self, leaves: Sequence[torch.Tensor], shapes: Sequence[Any]) -> list[torch.Tensor]:
+        """The fakes of several tensors."""
+        return [self.of(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+
+    @contextlib.contextmanager
+    def inside(
+        self, module: torch.nn.Module, trained: Collection[torch.nn.Parameter]
+    ) -> Iterator[None]:
+        """Have a module hold fakes for a while; those of ``trained`` need gradients."""
+        wanted = {id(p) for p in trained}
+        made: dict[int, torch.Tensor] = {}
+        held: dict[str, torch.Tensor] = {}
+        for prefix, part in module.named_modules():  # each once, whatever its names
+            for name, value in named_tensors(part, recurse=False):
+                if id(value) not in made:
+                    fake = self.of(value)
+                    if isinstance(value, torch.nn.Parameter):
+                        fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
+                    made[id(value)] = fake
+                held[f"{prefix}.{name}".lstrip(".")] = made[id(value)]
+        with torch.nn.utils.stateless._reparametrize_module(module, held):
+            yield
+
+
+def named_tensors(
+    module: torch.nn.Module, *, recurse: bool = True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers under each of their names."""
+    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
+    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
+
+
+def dynamic_axes(shape: Any, rank: int) -> set[int]:
+    """The axes that ``dynamic_shapes`` says may vary, of a tensor."""
+    listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
+    return {axis % rank for axis, dim in listed if dim is not None and not isinstance(dim, int)}
+
+
+# -- lines --------------------------------------------------------------------------------------
+
+
+def call_model(model: torch.nn.Module, given: Any) -> Any:
+    """What a model returns for the input of a batch."""
+    if isinstance(given, Mapping):
+        return model(**given)
+    return model(*given) if isinstance(given, tuple) else model(given)
+
+
+def call_loss(loss: Any, output: Any, target: Any) -> Any:
+    """What a loss returns."""
+    return loss(output, target)
+
+
+_CALLS = (call_model, call_loss)
+_LAYERS = str(Path(torch.nn.__file__).parent)
+_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith(_OTHERS)
+
+
+class Lines(TorchDispatchMode):
+    """Gives each operator of a forward, and of its gradient, the line of the model's that it
+    comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._of: dict[str, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        stack = _stack_here()
+        self._of.setdefault(op_name(func).partition("::")[2].partition(".")[0], stack)
+        meta = fx_traceback.get_current_meta()
+        before = meta.pop("stack_trace", None)
+        meta["stack_trace"] = stack
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            del meta["stack_trace"]
+            if before is not None:
+                meta["stack_trace"] = before
+
+    def of(self, text: str) -> str:
+        """The line of the first operator that a text names, or an empty text."""
+        for word in re.findall(r"\w+", text):
+            for name in (word, f"special_{word}", f"linalg_{word}"):
+                if name in self._of:
+                    return _last_line(self._of[name])
+        return ""
+
+    def give_gradients(self, graph: torch.fx.GraphModule) -> None:
+        """Give the nodes of gradients the lines of the operators that they belong to."""
+        found: dict[Any, str] = {}
+        for node in graph.graph.nodes:
+            number = node.meta.get("seq_nr")
+            if node.meta.get("stack_trace"):
+                found.setdefault(number, node.meta["stack_trace"])
+            elif number in found:
+                node.meta["stack_trace"] = found[number]
+
+
+def _stack_here() -> str:
+    """The innermost frame of the model, else of a layer of torch, as a traceback shows it."""
+    frame: FrameType | None = sys._getframe(2)
+    calls = [call.__code__ for call in _CALLS]
+    of_layers = ""
+    while frame is not None and frame.f_code not in calls:
+        file = frame.f_code.co_filename
+        if _is_users(file):
+            return _frame_text(frame)
+        if not of_layers and file.startswith(_LAYERS):
+            of_layers = _frame_text(frame)
+        frame = frame.f_back
+    return of_layers
+
+
+def _frame_text(frame: FrameType) -> str:
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, number).strip()
+    return f'  File "{file}", line {number}, in {frame.f_code.co_name}\n    {code}\n'
+
+
+def _last_line(stack: str) -> str:
+    found = re.search(r'File "(.*)", line (\d+), in (.*)\n\s*(.*)', stack)
+    return "{}:{} in {}: {}".format(*found.groups()) if found else ""
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the model, else of a layer of torch, at which tracing failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    names = [call.__name__ for call in _CALLS]
+    called = [i for i, frame in enumerate(frames) if frame.name in names]
+    inner = frames[called[-1] + 1 :] if called else []
+    of_users = [frame for frame in inner if _is_users(frame.filename)]
+    of_layers = [frame for frame in inner if frame.filename.startswith(_LAYERS)]
+    for frame in (of_users or of_layers)[-1:]:
+        return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return ""
+
+
+@contextlib.contextmanager
+def as_export_error(lines: Lines) -> Iterator[None]:
+    """What torch raises where it does not trace a model, as an :class:`ExportError`."""
+    try:
+        yield
+    except (ExportError, CaptureError, SameGradient):
+        raise
+    except Exception as error:  # torch's, whatever it is
+        where = _line_of(error) or lines.of(str(error))
+        raise ExportError(f"{_reason(error)}{f', at {where}' if where else ''}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why torch does not trace a training step, in a sentence."""
+    from torch._subclasses import fake_tensor
+
+    first = str(error).strip().partition("\n")[0]
+    func = getattr(error, "func", None)
+    name = op_name(func) if isinstance(func, torch._ops.OpOverload) else ""
+    if isinstance(error, fake_tensor.DynamicOutputShapeException) and name:
+        return (
+            f"{name} makes a tensor whose size depends on numbers that a step computes, and the "
+            "sizes of a training step follow from those of its batch alone"
+        )
+    if isinstance(error, fake_tensor.DataDependentOutputException):
+        return (
+            f"{name} reads a number of a tensor into Python (an `if`, `float(...)` or "
+            "`.item()`), and in a training step it may be another one each time"
+        )
+    if isinstance(error, fake_tensor.UnsupportedOperatorException) and name:
+        return f"torch does not trace {name}"
+    if "marked as the loss, but it does not require gradients" in first:
+        return (
+            "The loss of the training step has no gradient: no parameter that is trained reaches "
+            "it through operators that have one"
+        )
+    return f"torch does not trace the training step: {type(error).__name__}: {first}"
+
+
+# -- graphs -------------------------------------------------------------------------------------
+
+
+class SameGradient(Exception):
+    """Two parameters have one gradient, which torch's signature of a graph does not take."""
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Trace the parts of layers for which oneDNN has one operator, and ONNX none: an LSTM."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def _keeping_lines(lines: Lines) -> Iterator[None]:
+    """Have torch trace a joint graph with the lines of its nodes the second time too, in which it
+    flattens what the graph takes."""
+    from torch._functorch import aot_autograd
+
+    def interpreted(export: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            graph, *others = export(*args, **kwargs)
+            lines.give_gradients(graph)
+            return (interpreter_of(graph), *others)
+
+        return call
+
+    with swapped(vars(aot_autograd), {"_aot_export_function": interpreted}):
+        yield
+
+
+def interpreter_of(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A graph as a function that is traced with the lines of its nodes."""
+
+    def call(*args: Any) -> Any:
+        with fx_traceback.preserve_node_meta():
+            return torch.fx.Interpreter(graph).run(*args)
+
+    return call
+
+
+def trace(
+    module: torch.nn.Module, fakes: Fakes, leaves: Sequence[Any], lines: Lines, *, joint: bool
+) -> tuple[torch.fx.GraphModule, Any]:
+    """The graph of a module of its parameters, buffers and arguments, and its signature.
+
+    The module enters ``lines`` where it calls the model.
+
+    Raises:
+        ExportError: torch does not trace it.
+        SameGradient: see there.
+
+    """
+    from torch._functorch.aot_autograd import aot_export_module
+
+    table = get_standard_table(OxsDispatcher())
+    for draws in SeededDraws.operators():
+        table.pop(draws, None)  # they are written when the seed is known
+    with (
+        as_export_error(lines),
+        fakes.tracing(),
+        _without_onednn(),
+        correct_tracing(),
+        without_checks(),
+        _keeping_lines(lines) if joint else contextlib.nullcontext(),
+    ):
+        try:
+            graph, signature = aot_export_module(
+                module,
+                tuple(leaves),
+                trace_joint=joint,
+                output_loss_index=0 if joint else None,
+                decompositions=table,
+                dynamic_shapes=fakes.dynamic,
+            )
+        except AssertionError as error:
+            if "gradients_to_parameters" not in str(error):
+                raise
+            raise SameGradient from error
+    assert isinstance(graph, torch.fx.GraphModule)
+    return graph, signature

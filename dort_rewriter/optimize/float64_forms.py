@@ -220,10 +220,7 @@ def _conv_transpose(write: _Functions, node: ir.Node, op: Emitter) -> Any:
     dilations = _attribute(node, "dilations", [1] * spatial)
     more = _attribute(node, "output_padding", [0] * spatial)
     pads, group = _pads(node, spatial), _attribute(node, "group", 1)
-    sizes = [w.shape[2 + i] for i in range(spatial)]
-    channels, outputs = w.shape[0], w.shape[1]
-    if not all(isinstance(s, int) for s in (*sizes, channels, outputs)):
-        raise _no_form(node, "the size of its filters is not known")
+    channels, outputs, *sizes = _filters(node, w)
     for i, stride in enumerate(strides):
         if stride > 1:
             x = _spread(op, x, 2 + i, stride)
@@ -307,6 +304,14 @@ def _pads(node: ir.Node, spatial: int) -> Sequence[int]:
         raise _no_form(node, "its padding is not written out")
     pads: Sequence[int] = _attribute(node, "pads", [0] * (2 * spatial))
     return pads
+
+
+def _filters(node: ir.Node, w: ir.Value | None) -> list[int]:
+    """The sizes of the filters, all known."""
+    sizes = [] if w is None or w.shape is None else [s for s in w.shape if isinstance(s, int)]
+    if len(sizes) < _rank(node, w):
+        raise _no_form(node, "the size of its filters is not known")
+    return sizes
 
 
 def _rank(node: ir.Node, value: ir.Value | None) -> int:

@@ -240,9 +240,7 @@ def to_onnx(
         renamed = rename_symbols(exported.model, exported.signature, source.dim_names)
         exported = ExportedGraph(exported.model, renamed)
     with trace.phase("optimize"):
-        report = optimize_model(exported.model, optimization)
-        write_float64(exported.model, opsets.written, kernels_for(optimization))
-        lower_opset(exported.model, opsets.standard)
+        report = _optimized(exported.model, opsets, optimization)
         add_casts_of_standard(exported.model)
         give_way(exported.model, [*(input_names or ()), *(output_names or ())])
     if verbose:
@@ -253,6 +251,14 @@ def to_onnx(
     asked = [(return_builder, exported), (return_optimize_report, report)]
     extras = [extra for is_asked, extra in asked if is_asked]
     return (proto, *extras) if extras else proto
+
+
+def _optimized(model: Any, opsets: Opsets, options: OptimizationOptions) -> OptimizeReport:
+    """Optimize a model in place, and write it for the kernels and the opset that it is for."""
+    report = optimize_model(model, options)
+    write_float64(model, opsets.written, kernels_for(options))
+    lower_opset(model, opsets.standard)
+    return report
 
 
 def _flat(

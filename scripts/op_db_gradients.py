@@ -70,6 +70,14 @@ class Draws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+EVALUATOR = {
+    "index can't contain negative values": "ONNX's evaluator has no Pad with negative amounts "
+    "(an axis that is cropped on one side and padded on the other), which the standard allows",
+    "at most 64 array objects": "ONNX's evaluator gathers and scatters elements by numpy.choose, "
+    "which takes 64 arrays (an axis of more than that)",
+}
+"""What ONNX's reference evaluator raises for files that are right, and why: its own limits."""
+
 _files = itertools.count()
 
 
@@ -162,6 +170,11 @@ def main() -> int:
     judged = [r["reference"] for r in records if "reference" in r]
     if judged:
         print(f"reference evaluator: {judged.count('right')} of {len(judged)} right")
+        for record in records:
+            said = record.get("reference", "right")
+            if said != "right":
+                known = next((why for text, why in EVALUATOR.items() if text in said), "")
+                print(f"  {record['op']} {record['sample']}: {known or said}")
     return summarize(records, entries, time.monotonic() - start, args.json)
 
 

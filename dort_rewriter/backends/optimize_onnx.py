@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, overload
 
 import onnx
@@ -75,12 +75,18 @@ def _load(model: AnyModel) -> ir.Model:
     return loaded
 
 
+def kernels_for(options: OptimizationOptions) -> Callable[..., bool]:
+    """Which kernels there are where ``options.processor`` says that a model runs."""
+    any_runtime = options.processor == "any"
+    return in_standard if any_runtime else kernel_query(_PROVIDERS[options.processor])
+
+
 def optimize_model(model: ir.Model, options: OptimizationOptions) -> OptimizeReport:
     """Optimize a model in place for the provider of ``options.processor``."""
     provider = _PROVIDERS[options.processor]
     return optimize(
         model,
         options,
-        has_kernel=in_standard if options.processor == "any" else kernel_query(provider),
+        has_kernel=kernels_for(options),
         make_session=functools.partial(try_session, provider=provider),
     )

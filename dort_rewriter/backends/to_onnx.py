@@ -12,7 +12,7 @@ import onnx
 import torch
 
 from dort_rewriter.aten import rebase_strided
-from dort_rewriter.backends.optimize_onnx import optimize_model
+from dort_rewriter.backends.optimize_onnx import kernels_for, optimize_model
 from dort_rewriter.capture.interface import flatten_interface, has_tree
 from dort_rewriter.capture.lowering import is_lowered, lower
 from dort_rewriter.compiler.building import add_casts_of_standard
@@ -22,6 +22,7 @@ from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import OPSETS, ExportedGraph, convert_graph
 from dort_rewriter.export.names import give_way, read_names, rename_symbols
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
+from dort_rewriter.optimize.float64_forms import write_float64
 from dort_rewriter.optimize.older_opsets import lower_opset
 from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import ExportOptions, OptimizationOptions, from_mapping
@@ -239,8 +240,7 @@ def to_onnx(
         renamed = rename_symbols(exported.model, exported.signature, source.dim_names)
         exported = ExportedGraph(exported.model, renamed)
     with trace.phase("optimize"):
-        report = optimize_model(exported.model, optimization)
-        lower_opset(exported.model, opsets.standard)
+        report = _optimized(exported.model, opsets, optimization)
         add_casts_of_standard(exported.model)
         give_way(exported.model, [*(input_names or ()), *(output_names or ())])
     if verbose:
@@ -251,6 +251,14 @@ def to_onnx(
     asked = [(return_builder, exported), (return_optimize_report, report)]
     extras = [extra for is_asked, extra in asked if is_asked]
     return (proto, *extras) if extras else proto
+
+
+def _optimized(model: Any, opsets: Opsets, options: OptimizationOptions) -> OptimizeReport:
+    """Optimize a model in place, and write it for the kernels and the opset that it is for."""
+    report = optimize_model(model, options)
+    write_float64(model, opsets.written, kernels_for(options))
+    lower_opset(model, opsets.standard)
+    return report
 
 
 def _flat(

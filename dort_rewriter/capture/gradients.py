@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import is_fake
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import (
     keystr,
@@ -31,6 +32,7 @@ from torch.utils._pytree import (
 )
 
 from dort_rewriter.aten import is_mutation
+from dort_rewriter.capture.lines import Lines
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 
@@ -114,7 +116,7 @@ class _Call:
         filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = tree_unflatten(filled, self._spec)
         state = {name: stored[known] for name, known in self._names.items()}
-        with torch.enable_grad(), self.transforms:
+        with torch.enable_grad(), self.transforms, Lines(_Call.__call__):
             result = torch.func.functional_call(self._mod, state, args, kwargs)
         if not self.transforms.seen:
             raise CaptureError("Nothing is differentiated or mapped.")
@@ -160,7 +162,7 @@ def _traced(
     table = {**corrected(decompositions), **_ZEROS}
     # NOTE: torch 2.8 computes sizes of some operators in C++, which takes no symbols.
     in_python = enable_python_dispatcher() if is_dynamic else contextlib.nullcontext()
-    with mode, in_python, _without_torchs_errors():
+    with mode, in_python, _without_torchs_errors(), preserve_node_meta():
         # make_fx reads the arguments off a function.
         graph = make_fx(lambda *values: run(*values), decomposition_table=table)(*fakes)
         if any(map(is_mutation, graph.graph.nodes)):

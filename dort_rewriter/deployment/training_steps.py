@@ -37,13 +37,13 @@ from dort_rewriter.deployment.training_state import (
 )
 from dort_rewriter.deployment.training_tracing import (
     Fakes,
-    Lines,
     SameGradient,
     as_export_error,
     call_loss,
     call_model,
     dynamic_axes,
     interpreter_of,
+    lines_of_model,
     named_tensors,
     trace,
 )
@@ -80,7 +80,7 @@ class _WithLoss(torch.nn.Module):
         self.model = model
         self.loss = loss
         self.batch = batch
-        self.lines = Lines()
+        self.lines = lines_of_model()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         given, target = self.batch.restore(leaves)
@@ -98,7 +98,7 @@ class _Outputs(torch.nn.Module):
         super().__init__()
         self.model = model
         self.batch = batch
-        self.lines = Lines()
+        self.lines = lines_of_model()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with self.lines:

@@ -7,19 +7,14 @@ operator whose gradient they are, so that what cannot be exported is named with 
 from __future__ import annotations
 
 import contextlib
-import linecache
-import re
-import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.fx import traceback as fx_traceback
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dort_rewriter.capture.lines import LAYERS, Lines, is_users
 from dort_rewriter.capture.tracing import correct_tracing
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.errors import CaptureError, ExportError
@@ -122,78 +117,11 @@ def call_loss(loss: Any, output: Any, target: Any) -> Any:
 
 
 _CALLS = (call_model, call_loss)
-_LAYERS = str(Path(torch.nn.__file__).parent)
-_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
-def _is_users(file: str) -> bool:
-    return not file.startswith(_OTHERS)
-
-
-class Lines(TorchDispatchMode):
-    """Gives each operator of a forward, and of its gradient, the line of the model's that it
-    comes from."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._of: dict[str, str] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        stack = _stack_here()
-        self._of.setdefault(op_name(func).partition("::")[2].partition(".")[0], stack)
-        meta = fx_traceback.get_current_meta()
-        before = meta.pop("stack_trace", None)
-        meta["stack_trace"] = stack
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            del meta["stack_trace"]
-            if before is not None:
-                meta["stack_trace"] = before
-
-    def of(self, text: str) -> str:
-        """The line of the first operator that a text names, or an empty text."""
-        for word in re.findall(r"\w+", text):
-            for name in (word, f"special_{word}", f"linalg_{word}"):
-                if name in self._of:
-                    return _last_line(self._of[name])
-        return ""
-
-    def give_gradients(self, graph: torch.fx.GraphModule) -> None:
-        """Give the nodes of gradients the lines of the operators that they belong to."""
-        found: dict[Any, str] = {}
-        for node in graph.graph.nodes:
-            number = node.meta.get("seq_nr")
-            if node.meta.get("stack_trace"):
-                found.setdefault(number, node.meta["stack_trace"])
-            elif number in found:
-                node.meta["stack_trace"] = found[number]
-
-
-def _stack_here() -> str:
-    """The innermost frame of the model, else of a layer of torch, as a traceback shows it."""
-    frame: FrameType | None = sys._getframe(2)
-    calls = [call.__code__ for call in _CALLS]
-    of_layers = ""
-    while frame is not None and frame.f_code not in calls:
-        file = frame.f_code.co_filename
-        if _is_users(file):
-            return _frame_text(frame)
-        if not of_layers and file.startswith(_LAYERS):
-            of_layers = _frame_text(frame)
-        frame = frame.f_back
-    return of_layers
-
-
-def _frame_text(frame: FrameType) -> str:
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(file, number).strip()
-    return f'  File "{file}", line {number}, in {frame.f_code.co_name}\n    {code}\n'
-
-
-def _last_line(stack: str) -> str:
-    found = re.search(r'File "(.*)", line (\d+), in (.*)\n\s*(.*)', stack)
-    return "{}:{} in {}: {}".format(*found.groups()) if found else ""
+def lines_of_model() -> Lines:
+    """For a module that calls a model, and a loss, by these functions."""
+    return Lines(*_CALLS)
 
 
 def _line_of(error: BaseException) -> str:
@@ -202,8 +130,8 @@ def _line_of(error: BaseException) -> str:
     names = [call.__name__ for call in _CALLS]
     called = [i for i, frame in enumerate(frames) if frame.name in names]
     inner = frames[called[-1] + 1 :] if called else []
-    of_users = [frame for frame in inner if _is_users(frame.filename)]
-    of_layers = [frame for frame in inner if frame.filename.startswith(_LAYERS)]
+    of_users = [frame for frame in inner if is_users(frame.filename)]
+    of_layers = [frame for frame in inner if frame.filename.startswith(LAYERS)]
     for frame in (of_users or of_layers)[-1:]:
         return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
     return ""

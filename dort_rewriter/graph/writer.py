@@ -382,6 +382,8 @@ def _result_type(
         return ir.DataType(int(attributes["to"]))
     if name == "ConstantOfShape":
         return attributes["value"].dtype if "value" in attributes else ir.DataType.FLOAT
+    if name in ("RandomNormal", "RandomUniform"):
+        return ir.DataType(int(attributes.get("dtype", ir.DataType.FLOAT)))
     if name in _BY_DTYPE_ATTRIBUTE and attributes.get("dtype"):
         return ir.DataType(int(attributes["dtype"]))
     if name == "LayerNormalization" and index:

@@ -105,8 +105,13 @@ def pad_whole(
     """Pad or crop by amounts for all axes: those in front, then those behind.
 
     NOTE: onnxruntime 1.19 gives wrong elements where it crops all of an axis on one side and pads
-    it on the other: such an axis is padded, then cropped.
+    it on the other: such an axis is padded, then cropped. Where nothing is padded, a Slice crops:
+    ONNX's own evaluator takes no negative amounts.
     """
+    if all(isinstance(a, int) and a <= 0 for a in amounts):
+        return _crop(
+            op, x, amounts, [i for i in range(x.rank) if amounts[i] or amounts[i + x.rank]]
+        )
     befores, afters = amounts[: x.rank], amounts[x.rank :]
     turned = [
         axis
@@ -117,9 +122,17 @@ def pad_whole(
     result: Value = op.Pad(x, op.vector(kept), *([] if filler is None else [filler]), **attributes)
     if not turned:
         return result
-    starts = [-min(befores[axis], 0) for axis in turned]
-    ends = [min(afters[axis], 0) or END for axis in turned]
-    return op.Slice(result, starts, ends, turned)
+    return _crop(op, result, amounts, turned)
+
+
+def _crop(op: Recorder, x: Value, amounts: Sequence[Any], axes: Sequence[int]) -> Value:
+    """Crop some axes by what is negative of the amounts for all."""
+    if not axes:
+        return x
+    starts = [-min(amounts[axis], 0) for axis in axes]
+    ends = [min(amounts[axis + x.rank], 0) or END for axis in axes]
+    result: Value = op.Slice(x, starts, ends, axes)
+    return result
 
 
 def _may_crop_all(before: Any, after: Any, size: int | ir.SymbolicDim) -> bool:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dort_rewriter.export.converters.opmath import cast_like, like, wide_converter
 from dort_rewriter.export.converters.powers import logistic
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import converter
 from dort_rewriter.graph.values import Value
+
+_SIXTH = float(np.float32(1 / 6))
+"""As torch's kernel has it, in float64 too."""
 
 
 @converter("aten::hardtanh")
@@ -43,7 +48,7 @@ def hardsigmoid(op: Recorder, x: Value) -> Value:
 def hardsigmoid_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
     """hardsigmoid_backward(Tensor grad_output, Tensor self) -> Tensor"""
     is_steep = op.Less(op.Abs(x), 3.0)
-    return op.Where(is_steep, op.Mul(grad_output, 1 / 6), 0.0)
+    return op.Where(is_steep, op.Mul(grad_output, _SIXTH), 0.0)
 
 
 @wide_converter("aten::hardswish")

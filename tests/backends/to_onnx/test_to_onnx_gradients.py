@@ -13,7 +13,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from dort_rewriter import CaptureError, to_onnx
+from dort_rewriter import CaptureError, UnsupportedOpError, to_onnx
 
 pytestmark = [
     # What torch's forward mode imports when it is used first, and what linearize does.
@@ -241,3 +241,15 @@ def test_what_depends_on_numbers_is_refused_as_before() -> None:
 
     with pytest.raises(CaptureError, match="could not"):
         to_onnx(Branching(), (torch.randn(4, 3),))
+
+
+def test_operators_of_gradients_are_named_with_their_lines() -> None:
+    class Eigenvalues(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            x = x.detach().requires_grad_()
+            total = torch.linalg.eigvals(x).abs().sum()
+            return torch.autograd.grad(total, x)
+
+    said = r"(?s)aten::linalg_eig: .*at .*: total = .*_linalg_solve_ex: .*at .*: return torch.auto"
+    with pytest.raises(UnsupportedOpError, match=said):
+        to_onnx(Eigenvalues(), (torch.eye(3),))

@@ -42,7 +42,7 @@ def detach_owning_results(graph: torch.fx.Graph, metadata: Any, owning: Sequence
     if metadata is None or len(metadata.output_info) != len(owning):
         return 0
     results = results_of(graph)
-    first = len(metadata.mutated_inp_runtime_indices)
+    first = len(metadata.tokens) + len(metadata.mutated_inp_runtime_indices)
     changed: set[torch.fx.Node] = set()
     for leaf, info, owns in zip(results[first:], metadata.output_info, owning, strict=False):
         if not owns or info.output_type is not OutputType.non_alias or leaf in changed:

@@ -65,3 +65,15 @@ def test_what_is_written_is_no_view(dynamic: bool, gradient: bool) -> None:
             ours, eager = ours[:-2] + ours[-1:], eager[:-2] + eager[-1:]
         assert ours == eager
         torch.testing.assert_close([values, grad], [expected, wanted])
+
+
+def test_beside_a_check() -> None:
+    """Whose token is the first result of the graph."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x * 2)[None]
+        return y, torch.linalg.solve(y + 4 * torch.eye(3), y)
+
+    torch._dynamo.reset()
+    x = torch.rand(3, 3)
+    assert torch.compile(program, backend=OrtBackend())(x)[0]._is_view()

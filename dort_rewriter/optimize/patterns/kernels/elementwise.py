@@ -32,9 +32,9 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
 from dort_rewriter.optimize.patterns.recognize.operands import before_cast
 from dort_rewriter.optimize.view import GraphView, nodes_inside, take_place, values_read
 
-_NODES, _INPUTS, _RESULTS = 48, 14, 6
-"""Limits of a group: its registers have to stay in the fastest cache. The kernel has wider ones,
-``kMost`` inputs and ``kMostRegisters``."""
+_NODES, _TENSORS, _INPUTS, _RESULTS = 48, 14, 20, 6
+"""Limits of a group: its registers have to stay in the fastest cache, which single numbers need
+none of. The kernel has wider ones, but for ``kMost`` inputs."""
 
 _OWN_FUSIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "BatchNormalization"})
 """Operators into which onnxruntime takes an activation or a sum that follows."""
@@ -207,7 +207,9 @@ def _is_small(members: set[ir.Node]) -> bool:
     results = {m.outputs[0] for m in members}
     read = {v for m in members for v in operands(m)} - results
     kept = [v for v in results if _is_result(v, members)]
-    return len(read) <= _INPUTS and len(kept) <= _RESULTS and len(members) <= _NODES
+    if len(read) > _INPUTS or len(kept) > _RESULTS or len(members) > _NODES:
+        return False
+    return len(read) <= _TENSORS or sum(not _is_number(v) for v in read) <= _TENSORS
 
 
 def _is_read(group: _Group) -> bool:

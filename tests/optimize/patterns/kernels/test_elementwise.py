@@ -510,6 +510,19 @@ def test_long_chains_are_cut() -> None:
         assert set(program[1::5]) == {0}
 
 
+@pytest.mark.parametrize(("shape", "count"), [("", 1), ("4", 2)], ids=["numbers", "tensors"])
+def test_many_inputs(shape: str, count: int) -> None:
+    """A step of RAdam reads eleven numbers beside four tensors; numbers take no registers."""
+    kind = f"float[{shape}]" if shape else "float"
+    names = [f"c{i}" for i in range(15)]
+    lines = [f"v{i + 1} = {'Mul' if i % 2 else 'Add'}(v{i}, {c})" for i, c in enumerate(names)]
+    text = f"""({", ".join(f"{kind} {c}" for c in names)}, float[4] x) => (float[4] v15)
+        {{ {" ".join(lines).replace("v0,", "x,")} }}"""
+    model = model_of(text)
+    apply(ElementwiseChains, model)
+    assert sum(n.op_type == "Elementwise" for n in model.graph) == count
+
+
 def test_registers_are_used_again() -> None:
     """When the last reader has read, not before."""
     model = model_of("""(float[4] x) => (float[4] z) {

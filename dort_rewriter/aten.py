@@ -461,7 +461,7 @@ _TORCH = os.path.dirname(torch.__file__)
 
 def source_line(node: torch.fx.Node) -> str:
     """``file.py:12 in forward: x.sort()``, or an empty text when torch does not know."""
-    return _last_frame(node.meta.get("stack_trace") or "")
+    return last_frame(node.meta.get("stack_trace") or "")
 
 
 def describe(node: torch.fx.Node) -> str:
@@ -478,7 +478,8 @@ def first_place(graph_module: torch.fx.GraphModule) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _last_frame(stack: str) -> str:
+def last_frame(stack: str) -> str:
+    """The innermost line of a stack's text that is not torch's, or an empty text."""
     lines = [line.strip() for line in stack.splitlines() if line.strip()]
     frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
     if not frames:

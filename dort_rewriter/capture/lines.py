@@ -14,6 +14,8 @@ import torch
 from torch.fx import traceback as fx_traceback
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dort_rewriter.aten import last_frame
+
 LAYERS = str(Path(torch.nn.__file__).parent)
 _OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -53,7 +55,7 @@ class Lines(TorchDispatchMode):
         for word in re.findall(r"\w+", text):
             for name in (word, f"special_{word}", f"linalg_{word}"):
                 if name in self._of:
-                    return _last_line(self._of[name])
+                    return last_frame(self._of[name])
         return ""
 
     def give_gradients(self, graph: torch.fx.GraphModule) -> None:
@@ -85,8 +87,3 @@ def _frame_text(frame: FrameType) -> str:
     file, number = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(file, number).strip()
     return f'  File "{file}", line {number}, in {frame.f_code.co_name}\n    {code}\n'
-
-
-def _last_line(stack: str) -> str:
-    found = re.search(r'File "(.*)", line (\d+), in (.*)\n\s*(.*)', stack)
-    return "{}:{} in {}: {}".format(*found.groups()) if found else ""

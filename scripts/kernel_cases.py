@@ -261,6 +261,25 @@ def _depthwise(r: random.Random, op: str) -> Case:
     return Case(op, {"windows": windows}, inputs, [FLOAT])
 
 
+def _direct(r: random.Random, op: str) -> Case:
+    images, read, made = r.randint(0, 20), r.randint(1, 20), r.randint(1, 20)
+    sizes, windows, how = [r.randint(1, 40), r.randint(1, 40)], _windows(r), {}
+    for name in ("gradient", "channels_last", "relu"):
+        how[name] = r.randint(0, 1)
+    for i in (0, 5):
+        windows[i + 2] = r.randint(0, 6)
+        windows[i + 4] = 0
+        if how["gradient"]:
+            windows[i + 1] = 1
+    kernel = [windows[0], windows[5]]
+    if r.random() < 0.3:
+        windows[:5], kernel, sizes = [1, 1, 0, 1, 0], kernel[1:], sizes[1:]
+    first = [read, made] if how["gradient"] else [made, read]
+    filters = [first[0], *kernel, first[1]] if how["channels_last"] else [*first, *kernel]
+    inputs = [Tensor(FLOAT, shape) for shape in ([images, read, *sizes], filters, [made])]
+    return Case(op, {"windows": windows, **how}, inputs, [FLOAT])
+
+
 def _batch_norm(r: random.Random, op: str) -> Case:
     dims = _dims(r, 2)
     each = dims[1:2]
@@ -344,6 +363,7 @@ MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("MaxPool", "MaxPoolGrad"), _pooled),
     **dict.fromkeys(("Columns", "ColumnsGrad"), _columns),
     "DepthwiseConv": _depthwise,
+    "DirectConv": _direct,
     **dict.fromkeys(("BatchNorm", "BatchNormGrad"), _batch_norm),
     **dict.fromkeys(("LayerNorm", "LayerNormGrad"), _layer_norm),
     "Variance": _variance,

@@ -56,6 +56,10 @@ TORCH_ATTENTION = _named("torch", "last axis")
 TORCH_CONVOLUTIONS = _named("torch", "any")
 """Convolutions, whose inputs and outputs have any order."""
 
+PADDING_LEFT_OUT = "PaddingLeftOut"
+"""The operator that makes a convolution again by torch's, where its padding was multiplied with
+what is not finite."""
+
 CONVOLUTION_LIMITS = {"stride": 1024, "padding": 8192, "dilation": 8192, "output_padding": 1024}
 """The largest numbers that these take: ``kMostStride`` and ``kMostReach`` of
 ``kernels/cpp/operators/torch_convolution.h``."""

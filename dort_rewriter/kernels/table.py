@@ -11,6 +11,7 @@ TABLE: tuple[dict[str, Any], ...] = (
     {"name": "ColumnsGrad"},
     {"name": "CrossEntropyGrad", "mixed_types": True},
     {"name": "DepthwiseConv"},
+    {"name": "DirectConv"},
     {"name": "Elementwise", "never_fails": True},
     {"name": "ElementwiseList", "never_fails": True},
     {"name": "ElementwiseListAt"},

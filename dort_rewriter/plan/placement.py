@@ -183,19 +183,14 @@ with windows of one element is a product, and so is its gradient: that took 0.4 
 time, 0.9 to 1.0 with half of the work and 1.2 to 2.3 with less."""
 
 LEAST_WORK = 15e6
-LEAST_CHANNELS = {CONVOLUTIONS[0]: 32, CONVOLUTIONS[1]: 8}
+LEAST_CHANNELS = 8
 LEAST_SUMMED = 256
-"""The multiplications in all, and the channels of an image, from which a convolution of float32
-over two axes is torch's, and its gradient: where weights are not frozen, since onnxruntime has its
-fast layout for constants alone, and multiplies each picture for itself. A gradient of weights is
-to be a sum of so many pixels.
+"""The multiplications in all, and the channels of an image, from which the gradient of a
+convolution of float32 over two axes is torch's, and the pixels that a gradient of weights sums up.
 
 Measured with two threads on an EPYC with AVX-512, windows of 3 x 3, of the time without torch's:
-0.75 to 0.95 for planes of 14 to 56, 0.3 to 0.6 for planes of 2 to 8 with 256 and 512 channels; but
-1.0 to 1.4 below this work, 1.4 to 1.8 with 1 to 16 channels, 1.1 to 1.5 for windows of one
-element, 1.0 to 1.5 over one axis and 2.5 over three. Gradients took 0.23 to 0.77 with 16 to 64
-channels, 0.75 to 0.91 with more, 1.0 to 1.2 below this work; 1.0 to 1.6 for planes of 2 to 4, 0.96
-to 1.4 where pixels are left out, 2.8 with 3 channels.
+0.23 to 0.77 with 16 to 64 channels, 0.75 to 0.91 with more, 1.0 to 1.2 below this work; 1.0 to 1.6
+for planes of 2 to 4, 0.96 to 1.4 where pixels are left out, 2.8 with 3 channels.
 """
 
 LEAST_WORK_OF_WEIGHTS = 3e7
@@ -290,7 +285,7 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bo
     """Whether torch's kernel is the faster one."""
     if name in CONVOLUTIONS:
         if _has_type(node, (torch.float32,)):
-            return not frozen and _convolves_float32() and _is_large(node, name)
+            return not frozen and name == CONVOLUTIONS[1] and _is_large_gradient(node)
         return _convolves_bfloat16() and _convolves_faster(node, name)
     if not name.startswith(_FLASH):
         return True
@@ -345,13 +340,13 @@ def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
     return pixels >= LEAST_PIXELS and work >= LEAST_MULTIPLIED[name]
 
 
-def _is_large(node: torch.fx.Node, name: str) -> bool:
-    """Whether a convolution of float32, or its gradient, is one that torch computes faster."""
+def _is_large_gradient(node: torch.fx.Node) -> bool:
+    """Whether the gradient of a convolution of float32 is one that torch computes faster."""
+    if not _convolves_float32():
+        return False
     arguments: Sequence[Any] = node.args
-    is_gradient = name == CONVOLUTIONS[1]
-    made = _value(arguments[0]) if is_gradient else _value(node)
-    weight = _value(arguments[1 + is_gradient])
-    stride, _, _, transposed, _, groups = arguments[3 + is_gradient : 9 + is_gradient]
+    made, weight = (_value(arguments[i]) for i in (0, 2))
+    stride, _, _, transposed, _, groups, (of_input, *_) = arguments[4:11]
     window = weight.shape[2:]
     if transposed or groups != 1 or len(window) != 2 or math.prod(map(_size, window)) == 1:
         return False
@@ -360,11 +355,11 @@ def _is_large(node: torch.fx.Node, name: str) -> bool:
         return False  # some threads would have nothing to do
     summed = batch * math.prod(plane)
     work = summed * _count(weight)
-    if is_gradient and not arguments[10][0]:
+    if not of_input:
         return work >= LEAST_WORK_OF_WEIGHTS
-    if is_gradient and (summed < LEAST_SUMMED or any(n != 1 for n in stride)):
+    if summed < LEAST_SUMMED or any(n != 1 for n in stride):
         return False
-    return work >= LEAST_WORK and _size(weight.shape[1]) >= LEAST_CHANNELS[name]
+    return work >= LEAST_WORK and _size(weight.shape[1]) >= LEAST_CHANNELS
 
 
 def _convolves_float32() -> bool:

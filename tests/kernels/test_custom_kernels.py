@@ -635,6 +635,23 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
             ),
         )
     ),
+    *(
+        ("DirectConv", [_random(*x), _random(*w), _random(b)], {"windows": windows, **how}, reason)
+        for x, w, b, windows, how, reason in (
+            ((1, 2, 4, 4), (3, 2, 3, 2), 3, [3, 1, 0, 1, 0] * 2, {}, "filters"),
+            ((1, 2, 4, 4), (3, 1, 3, 3), 3, [3, 1, 0, 1, 0] * 2, {}, "filters"),
+            ((1, 2, 4, 4), (3, 2, 3, 3), 2, [3, 1, 0, 1, 0] * 2, {}, "biases"),
+            ((1, 2, 4, 4), (3, 2, 3, 3), 3, [3, 1, 0, 1, 1] * 2, {}, "whole"),
+            ((1, 2, 4, 4), (3, 2, 3, 3), 3, [3, 2, 0, 1, 0] * 2, {"gradient": 1}, "one place"),
+            ((1, 2, 4, 4), (3, 2, 3, 3), 3, [3, 1, 0, 1, 0] * 2, {"channels_last": 1}, "filters"),
+            ((1, 2, 4, 4), (3, 2, 5, 5), 3, [5, 1, 0, 1, 0] * 2, {}, "larger"),
+            ((1, 2, 4, 4), (3, 2, 1, 1), 3, [1, 65, 0, 1, 0] * 2, {}, "far apart"),
+            ((1, 2, 4), (3, 2, 3, 3), 3, [3, 1, 0, 1, 0] * 2, {}, "one or two axes"),
+            ((1, 2, 4), (3, 2, 3), 3, [3, 1, 1, 1, 0] * 2, {}, "filters"),
+            ((1, 0, 4, 4), (3, 0, 3, 3), 3, [3, 1, 0, 1, 0] * 2, {}, "no channels"),
+            ((1, 2, 4, 4), (3, 2, 1, 1), 3, [1, 64, 2**20, 1, 0] * 2, {}, "too large"),
+        )
+    ),
     ("ScatterZeros", [np.array([-2, -3]), np.zeros((1, 1), "i8"), _random(1)], {}, "negative"),
     ("ScatterZeros", [np.array([2**62, 4]), np.zeros((1, 1), "i8"), _random(1)], {}, "too large"),
     ("Elementwise", [_random(*[1] * 13)], {"program": [6, 0, -1, 0, 0]}, "dimensions"),

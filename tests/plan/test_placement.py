@@ -124,26 +124,26 @@ def test_windows_of_one_element_of_fixed_images(
 
 
 @pytest.mark.parametrize(
-    ("image", "weight", "stride", "place", "gradient"),
+    ("image", "weight", "stride", "faster"),
     [
-        pytest.param((8, 64, 28, 28), (64, 64, 3, 3), 1, True, True, id="large"),
-        pytest.param((4, 256, 4, 4), (256, 256, 3, 3), 1, True, False, id="few-pixels"),
-        pytest.param((4, 64, 16, 16), (128, 64, 3, 3), 2, True, False, id="leaves-out-pixels"),
-        pytest.param((16, 16, 16, 16), (32, 16, 3, 3), 1, False, True, id="few-channels"),
-        pytest.param((1, 128, 14, 14), (32, 128, 3, 3), 1, False, False, id="little-work"),
-        pytest.param((1, 3, 224, 224), (64, 3, 7, 7), 1, False, False, id="three-channels"),
-        pytest.param((8, 512, 16, 16), (128, 512, 1, 1), 1, False, False, id="products"),
-        pytest.param((8, 64, 64, 64), (64, 1, 3, 3), 1, False, False, id="by-channel"),
-        pytest.param((2, 256, 1000), (256, 256, 3), 1, False, False, id="one-axis"),
-        pytest.param((2, 32, 8, 32, 32), (32, 32, 3, 3, 3), 1, False, False, id="three-axes"),
+        pytest.param((8, 64, 28, 28), (64, 64, 3, 3), 1, True, id="large"),
+        pytest.param((16, 16, 16, 16), (32, 16, 3, 3), 1, True, id="few-channels"),
+        pytest.param((4, 256, 4, 4), (256, 256, 3, 3), 1, False, id="few-pixels"),
+        pytest.param((4, 64, 16, 16), (128, 64, 3, 3), 2, False, id="leaves-out-pixels"),
+        pytest.param((1, 128, 14, 14), (32, 128, 3, 3), 1, False, id="little-work"),
+        pytest.param((1, 3, 224, 224), (64, 3, 7, 7), 1, False, id="three-channels"),
+        pytest.param((8, 512, 16, 16), (128, 512, 1, 1), 1, False, id="products"),
+        pytest.param((8, 64, 64, 64), (64, 1, 3, 3), 1, False, id="by-channel"),
+        pytest.param((2, 256, 1000), (256, 256, 3), 1, False, id="one-axis"),
+        pytest.param((2, 32, 8, 32, 32), (32, 32, 3, 3, 3), 1, False, id="three-axes"),
     ],
 )
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_large_convolutions_whose_weights_are_no_constants(
-    image: tuple[int, ...], weight: tuple[int, ...], stride: int, place: bool, gradient: bool,
-    mode: str, monkeypatch: pytest.MonkeyPatch,
+def test_large_gradients_of_convolutions_whose_weights_are_no_constants(
+    image: tuple[int, ...], weight: tuple[int, ...], stride: int, faster: bool, mode: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of float32: those, and those gradients, are torch's that it computes faster."""
+    """Of float32: those are torch's that it computes faster; convolutions are ours."""
     monkeypatch.setattr(placement, "_convolves_float32", lambda: True)
     axes, groups = len(weight) - 2, image[1] // weight[1]
 
@@ -155,8 +155,8 @@ def test_large_convolutions_whose_weights_are_no_constants(
 
     graph = make_fx(function, tracing_mode=mode)(torch.ones(image), torch.ones(weight))
     nodes = [n for n in graph.graph.nodes if "aten.convolution" in str(n.target)]
-    for node, name, faster in zip(nodes, CONVOLUTIONS, (place, gradient), strict=True):
-        assert choose_place(node, name) == ("torch kernel" if faster else "onnxruntime")
+    for node, name, torchs in zip(nodes, CONVOLUTIONS, (False, faster), strict=True):
+        assert choose_place(node, name) == ("torch kernel" if torchs else "onnxruntime")
         assert choose_place(node, name, frozen=True) == "onnxruntime"
         assert choose_place(node, name, {name: "onnxruntime"}) == "onnxruntime"
 

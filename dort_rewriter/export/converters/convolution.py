@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters import own_kernels
@@ -112,6 +113,8 @@ def convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, 
         around = [*pads, *pads]
         how = {"strides": strides, "pads": around, "dilations": dilations, "group": groups}
         of_input = op.Conv(seen, weight, **how)
+    elif given.output_mask[0] and _is_convolved(op, given, windows):
+        of_input = _convolved_gradient(op, given, windows)
     elif given.output_mask[0] and rank == 2 and groups == 1 and op.takes_own(grad, weight):
         of_input = _input_gradient(op, grad, input, weight, windows)
     elif given.output_mask[0]:
@@ -133,6 +136,32 @@ def _may_multiply_padding(given: Arguments) -> bool:
     called where that gives NaN."""
     around = [*given.padding, *(given.output_padding if given.transposed else ())]
     return any(around) and are_taken(given) and has_function("aoti_torch_cpu_convolution_backward")
+
+
+def _is_convolved(op: Recorder, given: Arguments, windows: Sequence[Windows]) -> bool:
+    """Whether the gradient of the input is a convolution of our kernel: windows one place apart."""
+    steps = all(w.stride == 1 and w.padding < w.extent for w in windows)
+    fits = len(windows) <= 2 and given.groups == 1 and steps and not _are_points(windows)
+    known = all(isinstance(n, int) and n > 0 for n in given.weight.dims)
+    checked = are_taken(given) and has_function("aoti_torch_cpu_convolution")
+    return fits and known and checked and op.takes_own(given.grad_output, given.weight)
+
+
+def _convolved_gradient(op: Recorder, given: Arguments, windows: Sequence[Windows]) -> Value:
+    """The gradient of the input of a convolution, by a convolution with the filters turned.
+
+    Its padding is not to be multiplied with what is not finite, as in the forward pass.
+    """
+    grad, weight = given.grad_output, given.weight
+    turned = [w._replace(padding=w.extent - 1 - w.padding) for w in windows]
+    axes = [Windows(1, 1)] * (2 - len(windows)) + turned
+    zeros = op.constant([0.0] * int(weight.dims[1]), ir.DataType.FLOAT)
+    how: dict[str, Any] = {"windows": own_kernels.numbers(axes), "gradient": 1}
+    made: Value = op.own("DirectConv", grad, weight, zeros, **how)
+    if any(w.padding for w in turned):
+        checks = {**convolution_windows(given), "transposed": 1}
+        made = op.own("PaddingLeftOut", made, grad, weight, **checks)
+    return made
 
 
 def _are_points(windows: Sequence[Windows]) -> bool:

@@ -129,6 +129,99 @@ def test_a_filter_for_each_channel_that_onnxruntime_computes(name: str) -> None:
     )
 
 
+DIRECT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
+    "3x3": ((2, 4, 9, 21), (6, 4, 3, 3), (1, 1)),
+    "more filters than at once": ((1, 3, 12, 33), (21, 3, 3, 3), (1, 1)),
+    "narrow": ((5, 16, 4, 4), (8, 16, 3, 3), (1, 1)),
+    "no padding": ((3, 4, 9, 21), (5, 4, 2, 4), (1, 0)),
+    "strided": ((2, 3, 17, 16), (4, 3, 7, 7), (2, 3)),
+    "strided, dilated": ((2, 3, 30, 33), (4, 3, 3, 4), ([2, 3], [4, 1], [3, 1])),
+    "padding beyond the windows": ((2, 8, 3, 5), (4, 8, 2, 3), (1, [4, 6])),
+    "one axis": ((3, 6, 40), (5, 6, 3), (1, 1)),
+    "one axis, strided": ((3, 80, 41), (5, 80, 5), (2, 2, 2)),
+}
+NOT_DIRECT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
+    "points": ((2, 32, 9, 9), (6, 32, 1, 1), (1, 0)),
+    "patches": ((2, 3, 16, 16), (6, 3, 4, 4), (4, 0)),
+    "few numbers": ((2, 1, 9, 9), (6, 1, 3, 3), (1, 0)),
+    "three axes": ((1, 4, 6, 6, 6), (3, 4, 3, 3, 3), (1, 0)),
+    "groups": ((2, 8, 9, 9), (6, 4, 3, 3), (1, 0, 1, 2)),
+}
+
+
+def _convolution(shape: tuple[int, ...], how: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
+    run: Callable[..., torch.Tensor] = getattr(torch, f"conv{len(shape) - 2}d")
+    return lambda x, w, b: run(x, w, b, *how)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("name", DIRECT)
+def test_each_channel_reads_all(name: str, biased: bool) -> None:
+    """Also with channels that lie last, and a Relu behind."""
+    shape, kernel, how = DIRECT[name]
+    convolve = _convolution(shape, how)
+    padded = {"PaddingLeftOut"} if how[1] != 0 else set()
+    x, w, b = torch.randn(shape), torch.randn(kernel), torch.randn(kernel[0])
+
+    def plain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return convolve(x, w, b if biased else None)
+
+    def with_relu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(plain(x, w, b))
+
+    channels_last = w.movedim(1, -1).contiguous().movedim(-1, 1)
+    for weight in (w, channels_last):
+        for function in (plain, with_relu):
+            check(function, x, weight, b, uses={"DirectConv", *padded})
+
+
+@pytest.mark.parametrize("name", NOT_DIRECT)
+def test_what_a_product_computes_as_fast(name: str) -> None:
+    shape, kernel, how = NOT_DIRECT[name]
+    convolve = _convolution(shape, how)
+    check(lambda x, w: convolve(x, w, None), torch.randn(shape), torch.randn(kernel), uses=set())
+
+
+@pytest.mark.parametrize("number", [torch.inf, torch.nan])
+def test_no_filter_that_is_not_finite_multiplies_the_padding(number: float) -> None:
+    """Of a convolution, and of the gradient of its input, which is one."""
+    x, w = torch.randn(4, 3, 12, 12), torch.randn(5, 3, 3, 3)
+    w[2, 1, 0, 2] = number
+    check(lambda x, w: torch.conv2d(x, w, padding=1), x, w, uses={"DirectConv", "PaddingLeftOut"})
+
+    def backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        how = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        return aten.convolution_backward(g, x, w, None, *how, [True, False, False])[0]
+
+    used = {"DirectConv", "PaddingLeftOut"}
+    check(backward, torch.randn(4, 5, 10, 10), x, w, uses=used, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["same", "valid", "dilated", "wide kernel", "one axis"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_of_inputs(name: str, channels_last: bool) -> None:
+    """Of windows that lie one place apart: convolutions with the filters turned."""
+    shape, kernel, padding, dilation = {
+        "same": ((4, 6, 12, 11), (16, 6, 3, 3), [1, 1], [1, 1]),
+        "valid": ((4, 6, 12, 11), (16, 6, 3, 2), [0, 0], [1, 1]),
+        "dilated": ((3, 4, 16, 15), (16, 4, 3, 3), [1, 3], [2, 3]),
+        "wide kernel": ((2, 3, 20, 21), (9, 3, 5, 7), [2, 3], [1, 1]),
+        "one axis": ((4, 5, 80), (7, 5, 3), [2], [1]),
+    }[name]
+    x, w, axes = torch.randn(shape), torch.randn(kernel), len(shape) - 2
+    if channels_last:
+        w = w.movedim(1, -1).contiguous().movedim(-1, 1)
+    how = [1] * axes, padding, dilation, False, [0] * axes, 1
+    g = torch.randn_like(aten.convolution(x, w, None, *how))
+
+    def backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        return aten.convolution_backward(g, x, w, None, *how, [True, False, False])[0]
+
+    run, used = compiled(backward, g, x, w)
+    torch.testing.assert_close(run(g, x, w)[0], backward(g, x, w), rtol=1e-4, atol=1e-4)
+    assert "DirectConv" in used
+
+
 def test_a_filter_for_each_channel_of_images_of_any_size() -> None:
     def convolve(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return torch.conv2d(x, scale * torch.ones(8, 1, 3, 3), None, 2, 1, 1, 8)
@@ -333,7 +426,9 @@ def test_gradients_of_convolutions(name: str) -> None:
     for got, expected in zip(run(g, x, w), backward(g, x, w), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert ("Columns" in used) == (name != "points")
-    assert ("ColumnsGrad" in used) == (groups == 1 and name != "points")
+    steps = ("same", "valid", "one row")
+    assert ("DirectConv" in used) == (name in steps)
+    assert ("ColumnsGrad" in used) == (groups == 1 and name not in ("points", *steps))
 
 
 def test_gradients_of_transposed_convolutions() -> None:
@@ -346,7 +441,7 @@ def test_gradients_of_transposed_convolutions() -> None:
             g, x, w, [3], [2, 2], [1, 1], [1, 1], True, [0, 0], 1, [True] * 3
         )
 
-    used = {"Columns", "PaddingLeftOut", "PaddingLeftOutGrad"}
+    used = {"Columns", "DirectConv", "PaddingLeftOut", "PaddingLeftOutGrad"}
     check(backward, g, x, w, uses=used, rtol=1e-4, atol=1e-4)
 
 
@@ -569,7 +664,8 @@ def test_sizes_of_convolutions_may_be_symbols(stride: int) -> None:
     for given in (args, arguments(3, 3, 12, 7), arguments(5, 3, 9, 14)):
         for got, expected in zip(run(*given), backward(*given), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    assert used == {"Columns", "ColumnsGrad", "PaddingLeftOutGrad"}
+    of_input = {"DirectConv", "PaddingLeftOut"} if stride == 1 else {"ColumnsGrad"}
+    assert used == {"Columns", "PaddingLeftOutGrad", *of_input}
 
 
 def test_sizes_of_rows_may_be_symbols() -> None:

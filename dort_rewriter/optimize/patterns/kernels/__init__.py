@@ -14,7 +14,12 @@ from dort_rewriter.optimize.patterns.kernels.casts import (
     NarrowNorms,
     NarrowSoftmax,
 )
-from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv, PaddedConv
+from dort_rewriter.optimize.patterns.kernels.convolutions import (
+    DepthwiseConv,
+    DirectConv,
+    PaddedConv,
+    TransposeDirectConv,
+)
 from dort_rewriter.optimize.patterns.kernels.elementwise import ElementwiseChains, ElementwiseLists
 from dort_rewriter.optimize.patterns.kernels.reductions import (
     BatchNormProduct,
@@ -30,6 +35,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     Rotary,
     ConstantOfShapeScatterND,
     DepthwiseConv,
+    DirectConv,
+    TransposeDirectConv,
     PaddedConv,
     BatchNormProduct,
     CrossEntropyGrad,

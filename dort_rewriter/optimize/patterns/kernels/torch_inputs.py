@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import (
     OWN_DOMAIN,
+    PADDING_LEFT_OUT,
     TORCH_ATTENTION,
     TORCH_CONVOLUTIONS,
     TORCH_KERNELS,
@@ -22,7 +23,7 @@ class TransposeTorch(Rule):
     """``mm(Transpose(x, perm), y) -> mm<perm0=perm>(x, y)``   for each input of torch's
     kernels, of attention where the last axis stays the last."""
 
-    roots = own_roots(TORCH_KERNELS)
+    roots = own_roots(TORCH_KERNELS | {PADDING_LEFT_OUT})
     lowers = "kernels of torch that read a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
@@ -30,6 +31,8 @@ class TransposeTorch(Rule):
         attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
         for i, value in enumerate(node.inputs):
             before = graph.producer(value, "Transpose")
+            if node.op_type == PADDING_LEFT_OUT and i == 0:
+                continue  # what was made, which may become the result
             if before is None or (first := graph.order(before)) is None:
                 continue
             perm = [first[d] for d in attributes.get(f"perm{i}", range(len(first)))]

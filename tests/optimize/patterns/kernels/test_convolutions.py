@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.convolutions import DepthwiseConv, PaddedConv
+from dort_rewriter.optimize.patterns.kernels.convolutions import (
+    DepthwiseConv,
+    DirectConv,
+    PaddedConv,
+    TransposeDirectConv,
+)
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 IMAGES = "(float[N,6,{},{}] x, float[6,1,3,5] w, float[6] b) => (float[N,6,P,Q] z)"
@@ -96,6 +101,108 @@ def test_constant_filters_are_left() -> None:
         f"<float[2,1,3,3] w = {{{ones}}}> {{ z = Conv<group = 2>(x, w) }}"
     )
     assert_refuses(DepthwiseConv, text, "the filters are constants")
+
+
+DIRECT = {
+    "plain": ("", "windows = [3, 1, 0, 1, 0, 5, 1, 0, 1, 0], relu = {}", None),
+    "padded": (
+        "strides = [2, 3], pads = [4, 1, 4, 1], dilations = [2, 1]",
+        "windows = [3, 2, 4, 2, 0, 5, 3, 1, 1, 0], relu = {}",
+        "relu = {}, stride = [2, 3], padding = [4, 1], dilation = [2, 1], "
+        "output_padding = [0, 0], groups = 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("relu", [0, 1])
+@pytest.mark.parametrize("how", DIRECT)
+def test_each_channel_reads_all(how: str, relu: int) -> None:
+    """A Relu behind is computed with it; what may multiply the padding is checked."""
+    attributes, direct, checks = DIRECT[how]
+    shapes = "(float[N,6,9,14] x, float[4,6,3,5] w, float[4] b) => (float[N,4,P,Q] z)"
+    node = f"Conv<{attributes}>(x, w, b)" if attributes else "Conv(x, w, b)"
+    before = f"y = {node} z = Relu(y)" if relu else f"z = {node}"
+    made = f"dort_rewriter.DirectConv<{direct.format(relu)}>(x, w, b)"
+    after = f"z = {made}"
+    if checks is not None:
+        checked = f"dort_rewriter.PaddingLeftOut<{checks.format(relu)}>(y, x, w, b)"
+        after = f"y = {made} z = {checked}"
+    assert_rewrites(
+        DirectConv,
+        f"{shapes} {{ {before} }}",
+        f"{shapes} {{ {after} }}",
+        inputs={"x": _numbers(3, 6, 9, 14), "w": _numbers(4, 6, 3, 5), "b": _numbers(4)},
+        reference=False,
+    )
+
+
+def test_one_axis_and_no_bias() -> None:
+    shapes = "(float[N,6,9] x, float[2,6,3] w) => (float[N,2,P] z)"
+    windows = "windows = [1, 1, 0, 1, 0, 3, 2, 0, 1, 0], relu = 0"
+    assert_rewrites(
+        DirectConv,
+        f"{shapes} {{ z = Conv<strides = [2]>(x, w) }}",
+        f"{shapes} <float[2] zeros = {{0, 0}}> "
+        f"{{ z = dort_rewriter.DirectConv<{windows}>(x, w, zeros) }}",
+        inputs={"x": _numbers(3, 6, 9), "w": _numbers(2, 6, 3)},
+        reference=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "node", "reason"),
+    [
+        ("float[2,6,9,9] x, float[6,1,3,3] w", "Conv<group = 6>(x, w)", None),
+        ("float[2,6,8,8,8] x, float[6,6,3,3,3] w", "Conv(x, w)", None),
+        ("double[2,6,9,9] x, double[6,6,3,3] w", "Conv(x, w)", "no kernel"),
+        ("float[0,6,9,9] x, float[6,6,3,3] w", "Conv(x, w)", "there is nothing to convolve"),
+        ("float[2,6,9,9] x, float[6,6,1,1] w", "Conv(x, w)", "a product of matrices is faster"),
+        ("float[2,1,9,9] x, float[6,1,3,3] w", "Conv(x, w)", "a product of matrices is faster"),
+        (
+            "float[2,6,9,9] x, float[6,6,3,3] w",
+            "Conv<strides = [3, 3]>(x, w)",
+            "a product of matrices is faster",
+        ),
+        (
+            "float[2,6,9,9] x, float[6,6,3,3] w",
+            "Conv<pads = [1, 1, 0, 0]>(x, w)",
+            "other windows than torch's",
+        ),
+        (
+            "float[2,6,9,9] x, float[6,6,3,3] w",
+            'Conv<auto_pad = "SAME_UPPER">(x, w)',
+            "other windows than torch's",
+        ),
+    ],
+)
+def test_what_is_no_direct_convolution(inputs: str, node: str, reason: str | None) -> None:
+    dtype = inputs.partition("[")[0]
+    rank = inputs.partition("]")[0].count(",") + 1
+    result = f"{dtype}[{','.join('ABCDE'[:rank])}] z"
+    assert_refuses(DirectConv, f"({inputs}) => ({result}) {{ z = {node} }}", reason)
+
+
+@pytest.mark.parametrize("gradient", [0, 1])
+def test_filters_whose_channels_lie_last(gradient: int) -> None:
+    how = f"windows = [3, 1, 0, 1, 0, 2, 1, 0, 1, 0], gradient = {gradient}"
+    shapes = "(float[N,4,9,9] x, float[4,3,2,4] w, float[4] b) => (float[N,4,P,Q] z)"
+    assert_rewrites(
+        TransposeDirectConv,
+        f"{shapes} {{ v = Transpose<perm = [0, 3, 1, 2]>(w) "
+        f"z = dort_rewriter.DirectConv<{how}>(x, v, b) }}",
+        f"{shapes} {{ z = dort_rewriter.DirectConv<{how}, channels_last = 1>(x, w, b) }}",
+        inputs={"x": _numbers(2, 4, 9, 9), "w": _numbers(4, 3, 2, 4), "b": _numbers(4)},
+        reference=False,
+    )
+
+
+def test_filters_in_another_order() -> None:
+    how = "windows = [3, 1, 0, 1, 0, 2, 1, 0, 1, 0]"
+    text = (
+        "(float[N,4,9,9] x, float[4,4,3,2] w, float[4] b) => (float[N,4,P,Q] z) "
+        f"{{ v = Transpose<perm = [1, 0, 2, 3]>(w) z = dort_rewriter.DirectConv<{how}>(x, v, b) }}"
+    )
+    assert_refuses(TransposeDirectConv, text, None)
 
 
 PADDED = "(float[2,3,7,6] x, float[4,3,3,3] w, float[4] b) => (float[2,4,P,Q] z)"

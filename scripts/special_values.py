@@ -86,7 +86,6 @@ KNOWN = (
     Known(r"native_layer_norm", "nan|inf", "-?infs?|large|max", BY_ROUNDING),
     Known(r"nn\.functional\.conv.*", "nan|inf", "-?infs?|nan", BY_PADDING, "bfloat16"),
     Known(r"nn\.functional\.conv(_transpose)?3d", "nan|inf", "-?infs?|nan", BY_PADDING),
-    Known(r"nn\.functional\.bilinear", "nan|inf", "-?infs?", COSTS),
     Known(r"nn\.functional\..*cross_entropy.*", "zero", "zeros|-infs?", COSTS),
 )
 """What is not wrong, with its reason: eager mode is the odd one, neither is, or we are."""

@@ -247,6 +247,22 @@ def test_distances_of_what_is_not_finite() -> None:
     _compare(program, [(torch.tensor(r).requires_grad_(), y.requires_grad_()) for r in rows])
 
 
+def test_a_bilinear_form_of_what_is_not_finite() -> None:
+    """Its gradients are sums of products of three: an infinity is in them with both signs."""
+
+    def program(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (functional.bilinear(x, y, w),)
+
+    torch.manual_seed(0)
+    given = [torch.randn(s) for s in ((2, 3), (2, 4), (5, 3, 4))]
+    calls = [
+        [_with(t, numbers) if i == changed else t for i, t in enumerate(given)]
+        for changed in range(3)
+        for numbers in ({0: INF}, {0: -INF, -1: INF}, {1: NAN}, {2: INF, 3: 0.0})
+    ]
+    _compare(program, [[t.requires_grad_() for t in call] for call in calls])
+
+
 def test_bessel_functions_and_bins() -> None:
     """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
 

@@ -340,6 +340,26 @@ def test_padding_is_not_multiplied_with_what_is_not_finite() -> None:
     _compare(_convolutions, [[t.requires_grad_() for t in given] for given in calls])
 
 
+def test_padding_of_bfloat16_is_not_multiplied() -> None:
+    """In a convolution, and the gradient of a transposed one, that are between casts."""
+
+    def program(
+        x: torch.Tensor, transposed: torch.Tensor, single: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return (
+            functional.conv_transpose1d(x, transposed, stride=2, padding=1, groups=4),
+            functional.conv1d(x, single, stride=3, padding=1, groups=4),
+        )
+
+    torch.manual_seed(0)
+    calls = [
+        [t.bfloat16() for t in (torch.randn(2, 4, 7), _with(torch.randn(4, 1, 5), numbers), w)]
+        for numbers in NOT_FINITE
+        for w in (_with(torch.ones(4, 1, 1), {0: INF}), torch.ones(4, 1, 1))
+    ]
+    _compare(program, [[t.requires_grad_() for t in call] for call in calls])
+
+
 @pytest.mark.parametrize("numbers", NOT_FINITE[:2], ids=str)
 def test_frozen_weights_that_are_not_finite(numbers: dict[int, float]) -> None:
     """They are looked at when the model is built."""

@@ -263,6 +263,21 @@ def test_a_bilinear_form_of_what_is_not_finite() -> None:
     _compare(program, [[t.requires_grad_() for t in call] for call in calls])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_zeros_in_the_gradient_of_a_cross_entropy(dtype: torch.dtype) -> None:
+    """At probabilities of zero, and in rows that do not count or whose gradient is zero."""
+    target = torch.tensor([0, 1, 2, -100])
+
+    def program(x: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (functional.cross_entropy(x, target, reduction="none") * seeds,)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 3).to(dtype).index_fill(1, torch.tensor([0]), -INF).requires_grad_()
+    factors = (1.0,) if dtype is torch.float64 else (1.0, 0.0)  # of zeros see troubleshooting.md
+    calls = [[x, torch.full((4,), sign * f).to(dtype)] for f in factors for sign in (1, -1)]
+    _compare(program, calls)
+
+
 def test_bessel_functions_and_bins() -> None:
     """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
 

@@ -72,7 +72,12 @@ KNOWN = (
     ),
     Known(r"fmod.*|__rmod__|remainder.*", "nan", "tiny", "eager: it flushes a denormal divisor"),
     Known(r".*mm.*|.*matmul.*|einsum|nn\.functional\.(bi)?linear.*", "zero", ".*", BY_LIBRARY),
-    Known(r"linalg\.(inv|solve|tensor)\w*|nn\.functional\.conv.*", "zero", ".*", BY_LIBRARY),
+    Known(
+        r"linalg\.(inv|solve|tensor|(matrix_)?norm)\w*|nn\.functional\.conv.*",
+        "zero",
+        ".*",
+        BY_LIBRARY,
+    ),
     Known(r"(cum)?prod|nn\.functional\.linear_cross_entropy.*", "nan", "max|large|1e30", BY_ORDER),
     Known(r"std.*", "nan|zero", "max|large", BY_ORDER, dtypes="float64"),
     Known(r"native_layer_norm", "nan", "-?infs?|large|max", BY_ROUNDING),

@@ -29,6 +29,12 @@ from torch import nn
 import dort_rewriter
 from dort_rewriter import ExecutionError, OrtBackend
 
+SAYS_WHAT = frozenset(
+    "views order offset outputs inputs name source result dict list tuple".split()
+)
+"""What a description alone says, and nothing can be held against: which part of a tensor a result
+or a weight is, which weight an input is, which results there are, and which of a model's."""
+
 LIMIT = 120
 """Seconds for a case, which takes some milliseconds."""
 
@@ -156,15 +162,18 @@ def _other_list(r: random.Random, value: list[Any]) -> list[Any]:
     return changed
 
 
-def mutate(r: random.Random, content: dict[str, Any]) -> None:
-    """Change one value, or some."""
+def mutate(r: random.Random, content: dict[str, Any]) -> set[str]:
+    """Change one value, or some; what they belong to."""
     words = sorted({w for w in _words(content) if len(w) < 40})
+    names: set[str] = set()
     for _ in range(r.choice((1, 1, 1, 2, 3))):
         *way, last = r.choice(list(_places(content)))
         inner: Any = content
         for key in way:
             inner = inner[key]
         inner[last] = _other(r, inner[last], words)
+        names.add(next(key for key in (last, *reversed(way)) if isinstance(key, str)))
+    return names
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -213,11 +222,13 @@ def _alike(a: list[Any], b: list[Any]) -> bool:
     )
 
 
-def outcome(work: Callable[[], list[Any]], expected: list[Any]) -> str:
-    """What a case came to: ``refused``, ``right``, ``other`` (a description of something else), or
-    what it raised, and where, which it must not."""
+def outcome(work: Callable[[], list[Any]], expected: list[Any], names: set[str]) -> str:
+    """What a case came to: ``refused``, ``right``, ``other`` (a description of something else, by
+    what was changed), or what it must not: ``believed``, or what it raised, and where."""
     try:
-        return "right" if _alike(work(), expected) else "other"
+        if _alike(work(), expected):
+            return "right"
+        return "other" if names & SAYS_WHAT else "believed"
     except ExecutionError:
         return "refused"
     except Exception as error:  # counted, and told at the end
@@ -241,14 +252,14 @@ def main(folder: Path, cases: int, seed: int) -> Counter[str]:
         path = changed / "saved.json"
         content = json.loads(path.read_text())["content"]
         path.unlink()
-        mutate(r, content)
+        names = mutate(r, content)
         text = json.dumps(content, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         path.write_text(f'{{"sha256": "{digest}",\n"content": {text}}}\n')
         print(f"{number} {name}", file=sys.stderr, flush=True)
         x, training = subjects[name]
         faulthandler.dump_traceback_later(LIMIT, exit=True)
-        found = outcome(partial(call, changed, x, training=training), right[name])
+        found = outcome(partial(call, changed, x, training=training), right[name], names)
         faulthandler.cancel_dump_traceback_later()
         counts[f"{name} {found}"] += 1
     return counts

@@ -223,6 +223,7 @@ class Sample:
                     "result": i,
                     "fill": str(chosen),
                     "detail": text,
+                    "more": has_more_nan(got[i], expected[i]),
                     "given": [briefly(t) for t in tensors][:4],
                 }
             if any(isinstance(g, str) for g in got) or (chosen is None and differing):
@@ -362,6 +363,14 @@ class Sample:
             return evaluate(self.call, wide, numbers, narrow)
         except Exception:  # it insists on its types
             return []
+
+
+def has_more_nan(a: Any, b: Any) -> bool:
+    """Whether a result is NaN where eager mode's is not."""
+    tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
+    if len(tensors) < 2 or a.shape != b.shape:
+        return True
+    return bool((a.isnan() & ~b.isnan()).any())
 
 
 def overflows(a: torch.Tensor, b: torch.Tensor, exact: list[Any]) -> bool:

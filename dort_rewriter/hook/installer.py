@@ -13,7 +13,7 @@ from dort_rewriter.errors import HookError
 from dort_rewriter.hook import empty_frames, imports, versions
 from dort_rewriter.hook.patch import STATE, Patch, RestoredModule
 from dort_rewriter.hook.report import HookStatus, is_expected, status
-from dort_rewriter.hook.wrappers import SOURCE
+from dort_rewriter.hook.wrappers import SOURCE, complete_all
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ def uninstall() -> HookStatus:
 
     Raises :class:`HookError`, and changes nothing, if someone else replaced what was put in place.
     """
+    complete_all()  # before the lock is taken, too: it imports modules of torch
     with STATE.lock:
         if obstacles := [text for change in STATE.changes if (text := change.obstacle())]:
             raise HookError(

@@ -7,8 +7,10 @@ a session of ours keeps it.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +18,8 @@ from dort_rewriter import env
 from dort_rewriter.forks import SafeLock
 from dort_rewriter.hook import empty_frames
 from dort_rewriter.hook.patch import STATE, Wrapper
+
+logger = logging.getLogger(__name__)
 
 SOURCE = "dort_rewriter.backends.onnxrt"
 """Where the work is done: imported when it is first needed."""
@@ -27,6 +31,9 @@ RESTORED_NAMES = {
     "is_onnxrt_backend_supported": "is_onnxrt_backend_supported",
 }
 """The names that torch.onnx had until torch 2.8."""
+
+_incomplete: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The instances of torch's class that lack some of what its constructor sets, by their ids."""
 
 _registering = SafeLock()
 _registered: dict[str, object] = {}
@@ -41,11 +48,12 @@ def build_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: Keyw
     """Stand in for ``OrtBackend.__init__``: while the variable is on, only what ours reads is set.
 
     torch's reads onnxscript's whole library, for each instance: two seconds for the first one. See
-    ``complete_backend``.
+    ``complete_backend`` and ``complete_all``.
     """
     if not _is_on():
         return wrapped(*args, **kwargs)
     vars(backend).update(_ours().fields_of_torch(type(backend), *args, **kwargs))
+    _incomplete[id(backend)] = backend
     return None
 
 
@@ -56,12 +64,33 @@ def complete_backend(wrapped: Function, backend: Any, args: Arguments, kwargs: K
     build = _class_of_torch().__init__.__wrapped__
     if "_options" not in fields or name not in build.__code__.co_names:
         return wrapped(name)
+    _complete(backend, build)
+    return fields[name] if name in fields else wrapped(name)
+
+
+def complete_all() -> None:
+    """Make what ``build_backend`` left of all instances that are alive: torch is to be as it was.
+
+    What torch's constructor cannot make here, it could not have made before, and stays away.
+    """
+    for backend in tuple(_incomplete.values()):
+        build = getattr(_class_of_torch().__init__, "__wrapped__", None)
+        if build is None:  # another one took the place of ours
+            return
+        try:
+            _complete(backend, build)
+        except Exception as error:  # whatever its exporter raises
+            logger.info("an OrtBackend stays without what its constructor sets: %s", error)
+
+
+def _complete(backend: Any, build: Function) -> None:
+    fields = vars(backend)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"torch\.onnx\.dynamo_export")
         made = _ours().built_by_torch(_class_of_torch(), build, fields["_options"])
     for field, value in made.items():
         fields.setdefault(field, value)
-    return fields[name] if name in fields else wrapped(name)
+    _incomplete.pop(id(backend), None)
 
 
 def no_attribute_of_backend(backend: Any, name: str) -> Any:

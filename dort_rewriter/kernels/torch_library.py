@@ -64,3 +64,12 @@ def multiplies_faster() -> bool:
 def multiplies_bfloat16() -> bool:
     """Whether MKL multiplies matrices of bfloat16 by instructions for that."""
     return has_function("gemm_bf16bf16f32_") and "amx_bf16" in features()
+
+
+@functools.cache
+def convolves_bfloat16() -> bool:
+    """Whether the processor has what oneDNN needs for convolutions of bfloat16; torch has slow
+    loops beside it, which multiply the padding."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -13,7 +13,6 @@ what torch's kernels for the CPU do; where it cannot be used, the node stays in 
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from dort_rewriter.kernels.loading import is_available
 from dort_rewriter.kernels.operators import OWN_MOST_AXES
 from dort_rewriter.kernels.torch_library import (
     comes_with_mkl,
+    convolves_bfloat16,
     multiplies_bfloat16,
     multiplies_faster,
 )
@@ -286,7 +286,7 @@ def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bo
     if name in CONVOLUTIONS:
         if _has_type(node, (torch.float32,)):
             return not frozen and name == CONVOLUTIONS[1] and _is_large_gradient(node)
-        return _convolves_bfloat16() and _convolves_faster(node, name)
+        return convolves_bfloat16() and _convolves_faster(node, name)
     if not name.startswith(_FLASH):
         return True
     is_backward = name == FLASH_BACKWARD
@@ -366,14 +366,6 @@ def _convolves_float32() -> bool:
     """Whether torch has oneDNN, and works in the session's threads, see ``OPENMP_SCORES``."""
     both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
     return both and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-@functools.cache
-def _convolves_bfloat16() -> bool:
-    """Whether the processor has what oneDNN needs for that; torch has slow loops beside it."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _is_differentiated(node: torch.fx.Node) -> bool:

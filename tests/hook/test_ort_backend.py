@@ -142,6 +142,19 @@ def test_torchs_library_is_read_when_it_is_asked_for(
         backend.suported_ops  # noqa: B018
 
 
+@warnings_of_torch
+def test_instances_are_complete_when_the_hook_is_gone(cls: Any) -> None:
+    """Those that are alive: torch's own methods read what its constructor sets."""
+    backend, gone = cls(OWN["dataclass"]), cls()
+    assert "_supported_ops" not in vars(backend)
+    del gone
+    uninstall()
+    assert set(vars(backend)) == set(vars(cls()))
+    assert backend._options == OWN["dataclass"]
+    with pytest.raises(AttributeError, match="object has no attribute 'suported_ops'"):
+        backend.suported_ops  # noqa: B018
+
+
 def test_options_of_torch_share_with_own_ones(cls: Any) -> None:
     from torch.onnx._internal.onnxruntime import OrtBackendOptions
 

@@ -89,7 +89,7 @@ def test_gradients_of_groups_that_leave_out_pixels_stay(
     groups: int, stride: int, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's kernel is slow there; in bfloat16."""
-    monkeypatch.setattr(placement, "_convolves_bfloat16", lambda: True)
+    monkeypatch.setattr(placement, "convolves_bfloat16", lambda: True)
 
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         steps = [stride, stride]
@@ -112,7 +112,7 @@ def test_windows_of_one_element_of_fixed_images(
     mode: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are products where the pixels are known, and torch's convolution is slow elsewhere."""
-    monkeypatch.setattr(placement, "_convolves_bfloat16", lambda: True)
+    monkeypatch.setattr(placement, "convolves_bfloat16", lambda: True)
 
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         return torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -176,8 +176,8 @@ def _gradient_of_weights(
 
 def test_gradients_of_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a first layer are torch's where they are large, of bfloat16 in any case."""
-    for of in ("float32", "bfloat16"):
-        monkeypatch.setattr(placement, f"_convolves_{of}", lambda: True)
+    for name in ("_convolves_float32", "convolves_bfloat16"):
+        monkeypatch.setattr(placement, name, lambda: True)
     for batch, of_floats in ((16, "torch kernel"), (2, "onnxruntime")):
         shapes = (batch, 3, 48, 48), (64, 3, 3, 3)
         for dtype, place in ((torch.float32, of_floats), (torch.bfloat16, "torch kernel")):

@@ -15,7 +15,10 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def verdict_of(
-    monkeypatch: pytest.MonkeyPatch, jumps_of_eager: set[int], jumps_of_ours: set[int]
+    monkeypatch: pytest.MonkeyPatch,
+    jumps_of_eager: set[int],
+    jumps_of_ours: set[int],
+    in_float64: bool = True,
 ) -> str:
     """What becomes of a gradient that is far off in some draws."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -24,6 +27,8 @@ def verdict_of(
     def run(
         _: Any, way: str, backend: str | None, dtype: Any = None, moved_by: int = 0, **more: Any
     ) -> dict[str, Any]:
+        if dtype is not None and not in_float64:
+            raise RuntimeError("a product of float64 is not implemented")
         jumps = jumps_of_ours if backend else jumps_of_eager
         value = 1.0 if dtype is not None else 1.3 if moved_by in jumps else 1.0001
         return {"gradient of w": torch.full((3,), value)}
@@ -50,6 +55,14 @@ def test_what_is_far_off_in_some_draws(
     monkeypatch: pytest.MonkeyPatch, eager: set[int], ours: set[int], status: str
 ) -> None:
     assert verdict_of(monkeypatch, eager, ours) == status
+
+
+@pytest.mark.parametrize(("eager", "status"), [(set(), "wrong"), ({2}, "right"), ({9}, "right")])
+def test_what_does_not_run_in_float64(
+    monkeypatch: pytest.MonkeyPatch, eager: set[int], status: str
+) -> None:
+    """Eager mode whose numbers are moved by a rounding says how far off is noise."""
+    assert verdict_of(monkeypatch, eager, {0}, in_float64=False) == status
 
 
 @pytest.mark.parametrize(

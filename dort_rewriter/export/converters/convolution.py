@@ -24,7 +24,7 @@ from dort_rewriter.export.converters.windows import (
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
-from dort_rewriter.kernels.torch_library import has_function
+from dort_rewriter.kernels.torch_library import convolves_bfloat16, has_function
 
 
 def _is_floating(node: torch.fx.Node) -> bool:
@@ -57,6 +57,8 @@ def convolution(op: Recorder, given: Arguments) -> Value:
         "group": group_count(given.groups),
     }
     operands = (given.input, given.weight, given.bias)
+    if not given.transposed and _is_widened(op, given):
+        return op.cast(op.Conv(*_wide(op, operands), **attributes), ir.DataType.BFLOAT16)
     if not given.transposed:
         return op.Conv(*operands, **attributes)
     if any(more >= max(step, gap) for more, step, gap in zip(extra, strides, gaps, strict=True)):
@@ -96,7 +98,9 @@ def _padded_behind(
 @by_name
 def convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, ...]:
     """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
-    grad, input, weight = given.grad_output, given.input, given.weight
+    read: Sequence[Any] = (given.grad_output, given.input, given.weight)
+    is_widened = _is_widened(op, given)
+    grad, input, weight = _wide(op, read) if is_widened else read
     rank, groups = weight.rank - 2, group_count(given.groups)
     kernel = _kernel(weight)
     strides, pads, dilations = (
@@ -128,7 +132,20 @@ def convolution_backward(op: Recorder, given: Arguments) -> tuple[Value | None, 
             of_weight = op.own("PaddingLeftOutGrad", *read, **convolution_windows(given))
     if given.output_mask[2]:
         of_bias = op.ReduceSum(grad, [0, *range(2, 2 + rank)], keepdims=0)
-    return of_input, of_weight, of_bias
+    results = of_input, of_weight, of_bias
+    if not is_widened:
+        return results
+    return tuple(v if v is None else op.cast(v, ir.DataType.BFLOAT16) for v in results)
+
+
+def _is_widened(op: Recorder, given: Arguments) -> bool:
+    """Whether bfloat16 is float32 here, which our kernels take: they leave the padding out, as
+    oneDNN does. torch's loops for float16 multiply it."""
+    return op.own_kernels and given.weight.dtype == ir.DataType.BFLOAT16 and convolves_bfloat16()
+
+
+def _wide(op: Recorder, values: Sequence[Value | None]) -> list[Any]:
+    return [v if v is None else op.cast(v, ir.DataType.FLOAT) for v in values]
 
 
 def _may_multiply_padding(given: Arguments) -> bool:

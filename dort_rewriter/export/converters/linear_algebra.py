@@ -188,4 +188,20 @@ def trilinear(op: Recorder, given: Arguments) -> Value:
         "".join(c for axis, c in enumerate(letters) if axis not in missing)
         for missing in (given.expand1, given.expand2, given.expand3, given.sumdim)
     ]
-    return op.Einsum(given.i1, given.i2, given.i3, equation=f"{','.join(terms[:3])}->{terms[3]}")
+    factors = [given.i1, given.i2, given.i3]
+    if any(may_be_zero(size) for factor in factors for size in factor.dims):
+        # NOTE: Einsum of onnxruntime 1.19 divides by the sizes, which ends the process.
+        wide = [
+            op.Unsqueeze(factor, missing)
+            for factor, missing in zip(
+                factors, (given.expand1, given.expand2, given.expand3), strict=True
+            )
+        ]
+        return op.ReduceSum(op.Mul(op.Mul(*wide[:2]), wide[2]), given.sumdim, keepdims=0)
+    order = [0, 1, 2]
+    if given.unroll_dim in given.sumdim and given.unroll_dim in given.expand3:
+        # torch multiplies all three before it adds up along this axis, of both signs where the
+        # third is infinite. A product of the first and the third has nothing to add up.
+        order = [0, 2, 1]
+    equation = f"{','.join(terms[i] for i in order)}->{terms[3]}"
+    return op.Einsum(*(factors[i] for i in order), equation=equation)

@@ -68,7 +68,7 @@ def step(model: Any, x: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 @pytest.mark.skipif(
-    not placement._convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
+    not placement.convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
 )
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 def test_autocast_gives_what_eager_mode_does(last: bool, dumped: Path) -> None:
@@ -99,7 +99,7 @@ def test_autocast_gives_what_eager_mode_does(last: bool, dumped: Path) -> None:
 def test_it_depends_on_the_processor(dumped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own loops for bfloat16 are slow."""
     for there in (True, False):
-        monkeypatch.setattr(placement, "_convolves_bfloat16", lambda there=there: there)
+        monkeypatch.setattr(placement, "convolves_bfloat16", lambda there=there: there)
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             compiled(torch.nn.Conv2d(3, 4, 3))(torch.randn(1, 3, 8, 8))
         assert ("convolution" in operators(dumped), "Conv" in operators(dumped)) == (
@@ -109,7 +109,7 @@ def test_it_depends_on_the_processor(dumped: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(
-    not placement._convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
+    not placement.convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
 )
 def test_gradients_that_nobody_asks_for_are_not_made(dumped: Path) -> None:
     """That of the image which a first layer reads, and that of a bias that is not there."""
@@ -140,7 +140,7 @@ def test_others_stay(case: str, dumped: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not placement._convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
+    not placement.convolves_bfloat16(), reason="oneDNN has no bfloat16 on this processor"
 )
 @pytest.mark.parametrize("bias", [True, False])
 def test_windows_of_one_element_are_products(bias: bool, dumped: Path) -> None:

@@ -247,6 +247,37 @@ def test_distances_of_what_is_not_finite() -> None:
     _compare(program, [(torch.tensor(r).requires_grad_(), y.requires_grad_()) for r in rows])
 
 
+def test_a_bilinear_form_of_what_is_not_finite() -> None:
+    """Its gradients are sums of products of three: an infinity is in them with both signs."""
+
+    def program(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (functional.bilinear(x, y, w),)
+
+    torch.manual_seed(0)
+    given = [torch.randn(s) for s in ((2, 3), (2, 4), (5, 3, 4))]
+    calls = [
+        [_with(t, numbers) if i == changed else t for i, t in enumerate(given)]
+        for changed in range(3)
+        for numbers in ({0: INF}, {0: -INF, -1: INF}, {1: NAN}, {2: INF, 3: 0.0})
+    ]
+    _compare(program, [[t.requires_grad_() for t in call] for call in calls])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_zeros_in_the_gradient_of_a_cross_entropy(dtype: torch.dtype) -> None:
+    """At probabilities of zero, and in rows that do not count or whose gradient is zero."""
+    target = torch.tensor([0, 1, 2, -100])
+
+    def program(x: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (functional.cross_entropy(x, target, reduction="none") * seeds,)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 3).to(dtype).index_fill(1, torch.tensor([0]), -INF).requires_grad_()
+    factors = (1.0,) if dtype is torch.float64 else (1.0, 0.0)  # of zeros see troubleshooting.md
+    calls = [[x, torch.full((4,), sign * f).to(dtype)] for f in factors for sign in (1, -1)]
+    _compare(program, calls)
+
+
 def test_bessel_functions_and_bins() -> None:
     """Numbers below the normal ones, beyond a power that float32 holds, and beside an edge."""
 
@@ -322,6 +353,26 @@ def test_padding_is_not_multiplied_with_what_is_not_finite() -> None:
         calls.append((*images, *(_with(w, numbers) for w in weights)))
     calls.append((*(_with(t, {0: INF}) for t in images), *map(torch.randn, WEIGHTS)))
     _compare(_convolutions, [[t.requires_grad_() for t in given] for given in calls])
+
+
+def test_padding_of_bfloat16_is_not_multiplied() -> None:
+    """In a convolution, and the gradient of a transposed one, that are between casts."""
+
+    def program(
+        x: torch.Tensor, transposed: torch.Tensor, single: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return (
+            functional.conv_transpose1d(x, transposed, stride=2, padding=1, groups=4),
+            functional.conv1d(x, single, stride=3, padding=1, groups=4),
+        )
+
+    torch.manual_seed(0)
+    calls = [
+        [t.bfloat16() for t in (torch.randn(2, 4, 7), _with(torch.randn(4, 1, 5), numbers), w)]
+        for numbers in NOT_FINITE
+        for w in (_with(torch.ones(4, 1, 1), {0: INF}), torch.ones(4, 1, 1))
+    ]
+    _compare(program, [[t.requires_grad_() for t in call] for call in calls])
 
 
 @pytest.mark.parametrize("numbers", NOT_FINITE[:2], ids=str)

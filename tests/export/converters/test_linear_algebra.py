@@ -65,6 +65,16 @@ CASES = [
         )
         for t in (torch.float32, INTS)
     ),
+    *(  # the gradients of what has a batch, and of what has none
+        Case("aten::_trilinear", (*factors, *expand, summed), dynamic=bool(b))
+        for b in (2, 0)
+        for x, w, y, g in [(T(b, 3), T(4, 3, 5), T(b, 5), T(b, 4))]
+        for factors, expand, summed in (
+            ((g, w, y), ([2, 3], [0], [1, 2]), [1, 3]),
+            ((x, g, y), ([1, 3], [2, 3], [1, 2]), [0]),
+            ((x, w, g), ([1, 3], [0], [2, 3]), [1, 2]),
+        )
+    ),
     Case("aten::trace", (T(3, 5),)),
     Case("aten::trace", (T(5, 3, dtype=torch.int32),)),
     Case("aten::trace", (T(0, 3),), dynamic=False),

@@ -47,10 +47,11 @@ class CrossEntropyGrad : public Operator {
     if (slope == 0.0f) {  // a row that does not count; what is no number stays none
 #pragma GCC ivdep
       for (int64_t i = 0; i < width; ++i) y[i] = x[i] < HUGE_VALF ? 0.0f : NAN;
+      if (y[place] == 0.0f) y[place] = -slope;  // the gradient of the place, of its sign
       return;
     }
 #pragma GCC ivdep
-    for (int64_t i = 0; i < width; ++i) y[i] = exponential(x[i]) * slope;
+    for (int64_t i = 0; i < width; ++i) y[i] = exponential(x[i]) * slope + 0.0f;  // 0.0 of either
     y[place] -= slope;
   }
 };

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dort_rewriter.graph.writer import Writer
+from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize import gelu
 from dort_rewriter.optimize.patterns.recognize.linear_attention import (
@@ -268,7 +269,8 @@ class CrossEntropyScatter(Rule):
     ``ScatterElements(0, target, g)``: the gradient of one class taken of a LogSoftmax.
 
     The sum over the classes is ``g``, the same bits: nothing but zeros is added to it. A gradient
-    that the exporter wrote with a kernel of ours becomes one kernel in its set instead.
+    that the exporter wrote with a kernel of ours becomes one kernel in its set instead. Where our
+    kernel computes a group of nodes in one pass, ``0 - exp(y) * g``: a zero is 0.0 then.
     """
 
     roots = ("Sub",)
@@ -335,9 +337,15 @@ def _rewrite(
     )
     if not runs:
         return Refusal("no kernel for the type", output.dtype)
+    made = node.outputs
+    exponential: dict[str, Any] = {"program": [12, 0, -1, 0, 0], "results": [0]}
+    is_fused = graph.runs("Elementwise", [output], outputs=made, domain=OWN_DOMAIN, **exponential)
 
     def build(op: Writer) -> ir.Value:
-        scaled = op.Mul(op.Exp(output), op.Neg(updates))
+        if is_fused:  # 0.0 at a probability of zero, as in torch
+            scaled = op.Sub(op.constant(0, output.dtype), op.Mul(op.Exp(output), updates))
+        else:
+            scaled = op.Mul(op.Exp(output), op.Neg(updates))
         return op.ScatterElements(scaled, target, updates, axis=axis, reduction="add")
 
     return Match([node.outputs[0]], build)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from dort_rewriter import OrtBackend
+from dort_rewriter import OptimizationOptions, OrtBackend
 from dort_rewriter.optimize.patterns.base import Rule
 from dort_rewriter.optimize.patterns.standard.layers import (
     CrossEntropyScatter,
@@ -19,8 +19,9 @@ from dort_rewriter.optimize.patterns.standard.layers import (
     SwiGLU,
     Swish,
 )
+from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.ort_module import max_opset
-from tests.optimize.rewrites import assert_refuses, assert_rewrites
+from tests.optimize.rewrites import assert_refuses, assert_rewrites, model_of
 
 HEADER = "(float[2,N] x) => (float[2,N] y)"
 SWISH = "<float a = {1.702}> { z = Mul(x, a) g = Sigmoid(z) y = Mul(g, x) }"
@@ -155,10 +156,11 @@ BACKWARD = """(float[2,5] y, int64[2,1] t, float[2,1] g) => (float[2,5] z)
     p = Mul(e, s)
     z = Sub(h, p)
 }"""
-REDUCED = """(float[2,5] y, int64[2,1] t, float[2,1] g) => (float[2,5] z) {
+REDUCED = """(float[2,5] y, int64[2,1] t, float[2,1] g) => (float[2,5] z)
+    <float o = {0.0}> {
     e = Exp(y)
-    n = Neg(g)
-    p = Mul(e, n)
+    q = Mul(e, g)
+    p = Sub(o, q)
     z = ScatterElements<axis=1, reduction="add">(p, t, g)
 }"""
 INPUTS = {
@@ -176,6 +178,14 @@ def test_cross_entropy_grad() -> None:
     assert_rewrites(CrossEntropyScatter, BACKWARD, REDUCED, inputs=INPUTS)
 
 
+def test_cross_entropy_grad_without_our_kernels() -> None:
+    """A pass over all classes is not worth the sign of a zero."""
+    model = model_of(BACKWARD, 18)
+    options = OptimizationOptions(patterns=[CrossEntropyScatter])
+    optimize(model, options, has_kernel=lambda _, domain, *args, **kwargs: not domain)
+    assert [node.op_type for node in model.graph] == ["Exp", "Neg", "Mul", "ScatterElements"]
+
+
 def test_constants_of_all_elements() -> None:
     """As folding leaves them, and along another axis."""
     before = """(float[3,2] y, int64[1,2] t, float[1,2] g) => (float[3,2] z)
@@ -187,10 +197,11 @@ def test_constants_of_all_elements() -> None:
         p = Mul(s, e)
         z = Sub(h, p)
     }"""
-    after = """(float[3,2] y, int64[1,2] t, float[1,2] g) => (float[3,2] z) {
+    after = """(float[3,2] y, int64[1,2] t, float[1,2] g) => (float[3,2] z)
+        <float o = {0.0}> {
         e = Exp(y)
-        n = Neg(g)
-        p = Mul(e, n)
+        q = Mul(e, g)
+        p = Sub(o, q)
         z = ScatterElements<axis=0, reduction="add">(p, t, g)
     }"""
     inputs = {

@@ -343,7 +343,6 @@ _MOVED: Mapping[str, Moved] = {
     ),
     **dict.fromkeys(("aten::sum.dim_IntList", "aten::mean.dim"), _axes_or_all),
     "aten::unsqueeze": _axis(1, new=1),
-    "aten::stack": _axis(1, 0, new=1),
     "aten::permute": _permuted,
     "aten::transpose.int": lambda rank, given: _axis(2)(rank, _axis(1)(rank, given)),
     "aten::roll": _rolled,

@@ -102,7 +102,7 @@ def compile_with_aot(
     types = TypeCheck({**corrected(decompositions), **RANDOM_DECOMPOSITIONS})
     compiler = aot_autograd(
         fw_compiler=make(functools.partial(_prepare_forward, traced.graph)),
-        bw_compiler=make(_prepare_backward),
+        bw_compiler=make(lambda graph: Traced("backward")),
         inference_compiler=make(functools.partial(_prepare_inference, types, traced.graph)),
         partition_fn=functools.partial(_partition, types, traced.graph),
         decompositions=types.decompositions,
@@ -294,10 +294,6 @@ INFERENCE: tuple[AtenPass[_AotGraph], ...] = (
 def _prepare_forward(program: torch.fx.Graph, graph_module: torch.fx.GraphModule) -> Traced:
     _AotGraph(graph_module, program).run(FORWARD)
     return Traced("forward")
-
-
-def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
-    return Traced("backward")
 
 
 def _prepare_inference(

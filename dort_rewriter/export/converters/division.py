@@ -45,6 +45,12 @@ converter("aten::floor")(_to_whole(lambda op, x: op.Floor(x)))
 converter("aten::trunc")(_to_whole(truncate))
 
 
+@converter("aten::frac")
+def frac(op: Recorder, x: Value) -> Value:
+    """frac(Tensor self) -> Tensor"""
+    return op.Sub(x, truncate(op, x))
+
+
 @converter("aten::round", "aten::round.decimals")
 def round_(op: Recorder, x: Value, *, decimals: int = 0) -> Value:
     """round.decimals(Tensor self, *, int decimals) -> Tensor"""

@@ -358,6 +358,7 @@ def _one_node(
 BITS = {"int8": 8, "int4": 4}
 """The bits of what the option ``weights`` may be."""
 
+
 def has_low_bit_products(bits: int) -> bool:
     """Whether a session takes a product by a weight of so many bits."""
     sizes = {"K": 32, "N": 16, "block_size": 32, "bits": bits, "accuracy_level": 4}

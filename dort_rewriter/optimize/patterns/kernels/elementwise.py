@@ -67,7 +67,7 @@ class ElementwiseChains(GraphPass):
 
     def run(self, graph: GraphView) -> int:
         """Fuse what can be fused, and return how many groups there were."""
-        chosen = [n for n in graph.graph if _is_eligible(n, graph)]
+        chosen = [n for n in filter(is_instruction, graph.graph) if _is_eligible(n, graph)]
         found = _find_groups(graph.graph, set(chosen))
         groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
         alone = [g for g in groups if all(map(widens, g.members))]
@@ -98,7 +98,7 @@ def _is_worth(group: _Group) -> bool:
 
 
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
-    if not is_instruction(node) or None in _key(node)[1]:
+    if None in _key(node)[1]:
         return False
     if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs) and _may_be_taken(node, graph):
         return False

@@ -80,7 +80,7 @@ def compile_with_aot(
     ) -> Callable[..., Any]:
         drawing.append(traced.kind != "backward" and any(map(is_random, graph.graph.nodes)))
         if traced.kind != "backward":
-            drop_wrong_replays(metadata_of_compilation(), shared=shared)
+            drop_wrong_replays(graph.graph, metadata_of_compilation(), shared=shared)
             keep_gradients_apart(metadata_of_compilation())
         if traced.kind != "inference" or compile_inference is None:
             return apply_updates(compile_graph(graph, given), traced.updated)

@@ -18,7 +18,7 @@ import torch
 
 from dort_rewriter.progress import shown
 
-_hidden = contextlib.nullcontext[Callable[[], object]](lambda: None)
+_hidden = contextlib.nullcontext[Callable[[], object]](bool)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dort_rewriter.aten import is_random, let_layouts_vary, results_of
+from dort_rewriter.aten import is_random, let_layouts_vary, lineage, results_of
 from dort_rewriter.capture.interface import (
     Finish,
     Traced,
@@ -29,7 +29,7 @@ from dort_rewriter.capture.updates import apply_updates, is_inference, take_upda
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.progress import shown
 from dort_rewriter.torch_defects.gradient_layouts import keep_gradients_apart
-from dort_rewriter.torch_defects.inverse_views import detach_owning_results, owning_results
+from dort_rewriter.torch_defects.inverse_views import detach_owning_results
 from dort_rewriter.torch_defects.lost_strides import keep_orders
 from dort_rewriter.torch_defects.margin_loss import corrected
 from dort_rewriter.torch_defects.metadata import correct_metadata
@@ -80,7 +80,7 @@ def compile_with_aot(
     ) -> Callable[..., Any]:
         drawing.append(traced.kind != "backward" and any(map(is_random, graph.graph.nodes)))
         if traced.kind != "backward":
-            drop_wrong_replays(metadata_of_compilation(), shared=shared)
+            drop_wrong_replays(graph.graph, metadata_of_compilation(), shared=shared)
             keep_gradients_apart(metadata_of_compilation())
         if traced.kind != "inference" or compile_inference is None:
             return apply_updates(compile_graph(graph, given), traced.updated)
@@ -100,12 +100,11 @@ def compile_with_aot(
 
         make, keeping = functools.partial(make_keeper, finish), keep(traced, key, finish)
     types = TypeCheck({**corrected(decompositions), **RANDOM_DECOMPOSITIONS})
-    owning = owning_results(traced.graph)
     compiler = aot_autograd(
-        fw_compiler=make(functools.partial(_prepare_forward, owning)),
-        bw_compiler=make(_prepare_backward),
-        inference_compiler=make(functools.partial(_prepare_inference, types, owning)),
-        partition_fn=functools.partial(_partition, types, len(owning)),
+        fw_compiler=make(functools.partial(_prepare_forward, traced.graph)),
+        bw_compiler=make(lambda graph: Traced("backward")),
+        inference_compiler=make(functools.partial(_prepare_inference, types, traced.graph)),
+        partition_fn=functools.partial(_partition, types, traced.graph),
         decompositions=types.decompositions,
         keep_inference_input_mutations=is_inference(args),
     )
@@ -162,24 +161,32 @@ class _AotGraph:
     def __init__(
         self,
         graph_module: torch.fx.GraphModule,
+        program: torch.fx.Graph,
         types: TypeCheck | None = None,
-        owning: tuple[bool, ...] = (),
     ) -> None:
         self.graph_module = graph_module
         self.graph: torch.fx.Graph = graph_module.graph
         self.types = types
-        self.owning = owning
-        """Which results of the program are no views in eager mode."""
+        self.program = program
+        """Dynamo's graph."""
         self.metadata = metadata_of_compilation()
         self.updated: tuple[int, ...] = ()
         """The arguments whose new values are its last results."""
-        self.results = self.returned = 0
-        """How many results a joint graph has that are the forward part's, and the program's."""
+        self.results = 0
+        """How many results a joint graph has that are the forward part's."""
 
     def refuse_types(self) -> int:
         assert self.types is not None
         self.types.check(self.graph_module)
         return 0
+
+    def returns_views(self) -> bool:
+        """Whether a result of the program is made by a view of another node."""
+        if self.metadata is None:
+            return False
+        first = len(self.metadata.tokens) + len(self.metadata.mutated_inp_runtime_indices)
+        results = results_of(self.graph)[first : first + len(self.metadata.output_info)]
+        return any(len(lineage(n)) > 1 for n in results if isinstance(n, torch.fx.Node))
 
     def release_updates(self) -> int:
         """Let the new values of arguments lie in memory as they like: torch copies them.
@@ -226,7 +233,8 @@ _VIEW_WRITTEN_ARGUMENTS = AtenPass[_AotGraph](
 _DETACH_OWNING_RESULTS = AtenPass[_AotGraph](
     "detach_owning_results",
     "Results that are no views in eager mode are none of what they are made of.",
-    lambda given: detach_owning_results(given.graph, given.metadata, given.owning),
+    lambda given: detach_owning_results(given.graph, given.metadata, given.program),
+    applies=_AotGraph.returns_views,
 )
 _RELEASE_UPDATES = AtenPass[_AotGraph](
     "release_updates",
@@ -252,7 +260,9 @@ JOINT: tuple[AtenPass[_AotGraph], ...] = (
         "mark_saved",
         "What the backward graph would recompute to other values is saved.",
         lambda given: mark_saved(
-            given.graph, given.results, max(given.results - given.returned, 0)
+            given.graph,
+            given.results,
+            max(given.results - len(results_of(given.program)), 0),
         ),
     ),
 )
@@ -281,35 +291,35 @@ INFERENCE: tuple[AtenPass[_AotGraph], ...] = (
 """What a graph without gradients goes through."""
 
 
-def _prepare_forward(owning: tuple[bool, ...], graph_module: torch.fx.GraphModule) -> Traced:
-    _AotGraph(graph_module, owning=owning).run(FORWARD)
+def _prepare_forward(program: torch.fx.Graph, graph_module: torch.fx.GraphModule) -> Traced:
+    _AotGraph(graph_module, program).run(FORWARD)
     return Traced("forward")
 
 
-def _prepare_backward(graph_module: torch.fx.GraphModule) -> Traced:
-    return Traced("backward")
-
-
 def _prepare_inference(
-    types: TypeCheck, owning: tuple[bool, ...], graph_module: torch.fx.GraphModule
+    types: TypeCheck, program: torch.fx.Graph, graph_module: torch.fx.GraphModule
 ) -> Traced:
-    given = _AotGraph(graph_module, types, owning)
+    given = _AotGraph(graph_module, program, types)
     given.run(INFERENCE)
     return Traced("inference", given.updated, _weights(graph_module))
 
 
 def _partition(
-    types: TypeCheck, returned: int, joint: torch.fx.GraphModule, inputs: Any, **kwargs: Any
+    types: TypeCheck,
+    program: torch.fx.Graph,
+    joint: torch.fx.GraphModule,
+    inputs: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Cut the joint graph of one that has `returned` results into forward and backward.
+    """Cut the joint graph of Dynamo's graph into forward and backward.
 
     NOTE: min_cut_rematerialization_partition works on every torch; default_partition fails on
     torch 2.8 with dynamic shapes.
     """
     from functorch.compile import min_cut_rematerialization_partition
 
-    given = _AotGraph(joint, types)
-    given.results, given.returned = kwargs["num_fwd_outputs"], returned
+    given = _AotGraph(joint, program, types)
+    given.results = kwargs["num_fwd_outputs"]
     given.run(JOINT)
     with torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)

@@ -160,11 +160,9 @@ def _leaves(value: Any, shapes: Any) -> Iterator[Any]:
     elif isinstance(value, torch.Tensor):
         yield shapes
     else:  # a number, None, or a structure of a user
-        yield from (None for _ in torch.utils._pytree.tree_leaves(value, is_leaf=_is_none))
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
+        yield from (
+            None for _ in torch.utils._pytree.tree_leaves(value, is_leaf=lambda v: v is None)
+        )
 
 
 def name_symbols(

@@ -10,6 +10,7 @@ that it is below 1 in every type, and needs no rounding that a runtime could do 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,15 @@ _ROUNDS = ((48271, 11), (69621, 1337), (39373, 7919), (16807, 104729))
 
 _DIGITS = {torch.float64: _BITS, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """The bits of a uniform number of each type."""
+
+
+def _like(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """A draw of the sizes of a tensor, which is its first argument, and of its type."""
+
+    def drawn(x: torch.Tensor, *bounds: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return draw(*bounds, x.shape, dtype=dtype or x.dtype)
+
+    return drawn
 
 
 class SeededDraws:
@@ -43,22 +53,23 @@ class SeededDraws:
 
     def table(self) -> Mapping[Any, Callable[..., Any]]:
         """For ``make_fx``."""
+        below = functools.partial(self._randint, 0)
         return {
             aten.native_dropout.default: self._native_dropout,
             aten.bernoulli.default: self._bernoulli,
             aten.bernoulli.p: self._bernoulli_p,
             aten.rand.default: self._rand,
-            aten.rand_like.default: self._rand_like,
+            aten.rand_like.default: _like(self._rand),
             aten.randn.default: self._randn,
-            aten.randn_like.default: self._randn_like,
+            aten.randn_like.default: _like(self._randn),
             aten.uniform.default: self._uniform_between,
             aten.exponential.default: self._exponential,
             aten.normal_functional.default: self._normal_like,
             aten.normal.float_float: self._normal_of_size,
-            aten.randint.default: self._randint,
-            aten.randint.low: self._randint_from,
-            aten.randint_like.default: self._randint_like,
-            aten.randint_like.low_dtype: self._randint_like_from,
+            aten.randint.default: below,
+            aten.randint.low: self._randint,
+            aten.randint_like.default: _like(below),
+            aten.randint_like.low_dtype: _like(self._randint),
             aten.randperm.default: self._randperm,
         }
 
@@ -108,15 +119,9 @@ class SeededDraws:
         dtype = dtype or torch.get_default_dtype()
         return self._uniform(size, dtype) if dtype in _DIGITS else NotImplemented
 
-    def _rand_like(self, x: torch.Tensor, *, dtype: Any = None, **kwargs: Any) -> Any:
-        return self._rand(x.shape, dtype=dtype or x.dtype)
-
     def _randn(self, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any) -> Any:
         dtype = dtype or torch.get_default_dtype()
         return self._normal(size, dtype) if dtype in _DIGITS else NotImplemented
-
-    def _randn_like(self, x: torch.Tensor, *, dtype: Any = None, **kwargs: Any) -> Any:
-        return self._randn(x.shape, dtype=dtype or x.dtype)
 
     def _uniform_between(
         self, x: torch.Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None
@@ -143,10 +148,7 @@ class SeededDraws:
         found = self._randn(size, dtype=dtype)
         return found if found is NotImplemented else found * std + mean
 
-    def _randint(self, high: Any, size: Sequence[Any], **kwargs: Any) -> Any:
-        return self._randint_from(0, high, size, **kwargs)
-
-    def _randint_from(
+    def _randint(
         self, low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any
     ) -> Any:
         count = high - low
@@ -154,14 +156,6 @@ class SeededDraws:
             return NotImplemented
         x = torch.div(self._integers(math.prod(size)) * count, _PRIME, rounding_mode="trunc")
         return (x + low).reshape(size).to(torch.int64 if dtype is None else dtype)
-
-    def _randint_like(self, x: torch.Tensor, high: Any, **kwargs: Any) -> Any:
-        return self._randint_like_from(x, 0, high, **kwargs)
-
-    def _randint_like_from(
-        self, x: torch.Tensor, low: Any, high: Any, *, dtype: Any = None, **kwargs: Any
-    ) -> Any:
-        return self._randint_from(low, high, x.shape, dtype=dtype or x.dtype)
 
     def _randperm(self, n: Any, *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
         order = torch.sort(self._integers(n), stable=True)[1]

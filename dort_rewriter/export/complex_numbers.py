@@ -131,10 +131,6 @@ def _of_parts(op: Recorder, real: Value, imaginary: Value) -> Value:
     return _join(op, op.Expand(real, sizes), op.Expand(imaginary, sizes))
 
 
-def _polar(op: Recorder, length: Value, angle: Value) -> Value:
-    return _join(op, length * op.Cos(angle), length * op.Sin(angle))
-
-
 def _abs(op: Recorder, x: _Complex) -> Value:
     return builtin_converters()["aten::hypot"].function(op, *_parts_of(op, x.pairs))
 
@@ -188,7 +184,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "aten::complex": _of_parts,
     "aten::imag": lambda op, x: _parts_of(op, x.pairs)[1],
     "aten::mean": _reduced("ReduceMean"),
-    "aten::polar": _polar,
+    "aten::polar": lambda op, x, angle: _join(op, x * op.Cos(angle), x * op.Sin(angle)),
     "aten::real": _real,
     "aten::sgn": _sgn,
     "aten::sum": _reduced("ReduceSum"),
@@ -200,10 +196,6 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "aten::where.self": _where,
     "prims::convert_element_type": _to_copy,
 }
-
-
-def _copy(op: Recorder, x: Any, source: Any) -> Value:
-    return _filled(op, x, source)
 
 
 def _sizes(op: Recorder, x: Any) -> list[int | Value]:
@@ -343,18 +335,12 @@ _MOVED: Mapping[str, Moved] = {
     ),
     **dict.fromkeys(("aten::sum.dim_IntList", "aten::mean.dim"), _axes_or_all),
     "aten::unsqueeze": _axis(1, new=1),
-    "aten::stack": _axis(1, 0, new=1),
     "aten::permute": _permuted,
     "aten::transpose.int": lambda rank, given: _axis(2)(rank, _axis(1)(rank, given)),
     "aten::roll": _rolled,
     "aten::constant_pad_nd": _padded,
     **dict.fromkeys(("aten::slice_backward", "aten::select_backward"), _size_and_axis),
 }
-
-
-def _moving_converters() -> dict[str, Converter]:
-    """The converters of operators that move complex numbers about, by name."""
-    return {name: _moving(name, moved) for name, moved in _MOVED.items()}
 
 
 def _of_complex(
@@ -436,9 +422,9 @@ _FOURIER: Mapping[str, Callable[..., Any]] = {
 @functools.cache
 def complex_converters() -> Mapping[str, Converter]:
     """The converters of operators on complex numbers, by name."""
-    computing = {**_ARITHMETIC, **fillers(_filled), "aten::copy": _copy, **_FOURIER}
+    computing = {**_ARITHMETIC, **fillers(_filled), "aten::copy": _filled, **_FOURIER}
     return {
-        **_moving_converters(),
+        **{name: _moving(name, moved) for name, moved in _MOVED.items()},
         **{name: _computing(name, function) for name, function in computing.items()},
     }
 

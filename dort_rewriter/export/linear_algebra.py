@@ -42,8 +42,12 @@ def linear_algebra_decompositions() -> dict[Any, Callable[..., Any]]:
         aten._linalg_slogdet.default: _where_it_fits(_slogdet),
         aten._linalg_solve_ex.default: _where_it_fits(solve_ex),
         aten._linalg_svd.default: _where_it_fits(_svd, LARGEST_ROTATED),
-        aten.cholesky.default: _where_it_fits(_cholesky),
-        aten.cholesky_inverse.default: _where_it_fits(_cholesky_inverse),
+        aten.cholesky.default: _where_it_fits(
+            lambda a, upper=False: _cholesky_ex(a, upper=upper)[0]
+        ),
+        aten.cholesky_inverse.default: _where_it_fits(
+            lambda factor, upper=False: _cholesky_solve(_identity(factor), factor, upper)
+        ),
         aten.cholesky_solve.default: _where_it_fits(_cholesky_solve, matrix=1),
         aten.geqrf.default: _where_it_fits(_geqrf),
         aten.linalg_cholesky_ex.default: _where_it_fits(_cholesky_ex),
@@ -157,10 +161,6 @@ def _cholesky_ex(
     return factor if upper else factor.mT, info
 
 
-def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
-    return _cholesky_ex(a, upper=upper)[0]
-
-
 def _first(failed: Tensor) -> Tensor:
     """The place of the first failure, counted from one; zero without any."""
     if not failed.shape[-1]:
@@ -172,10 +172,6 @@ def _first(failed: Tensor) -> Tensor:
 def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     lower = factor.mT if upper else factor
     return _solve_upper(lower.mT, _solve_lower(lower, b))
-
-
-def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
-    return _cholesky_solve(_identity(factor), factor, upper)
 
 
 def _identity(a: Tensor, rows: int | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,11 +37,10 @@ class OpInfo:
     is_variadic: bool
     attributes: frozenset[str]
 
-    def input_slot(self, index: int) -> Slot | None:
-        """The formal input for an actual position (the last one repeats when variadic)."""
-        if index < len(self.inputs):
-            return self.inputs[index]
-        return self.inputs[-1] if self.is_variadic and self.inputs else None
+    def input_slots(self, count: int) -> Sequence[Slot | None]:
+        """The formal inputs of so many actual ones (the last one repeats when variadic)."""
+        rest = self.inputs[-1] if self.is_variadic and self.inputs else None
+        return [*self.inputs[:count], *[rest] * (count - len(self.inputs))]
 
 
 def _slot(parameter: onnx_ir.schemas.Parameter) -> Slot:

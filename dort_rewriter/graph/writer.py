@@ -265,7 +265,7 @@ class Writer:
     ) -> tuple[list[ir.Value | None], dict[str, ir.DataType]]:
         """Turn arguments into values, Python numbers taking the type of their neighbours."""
         types: dict[str, ir.DataType] = {}
-        slots = [info.input_slot(i) if info else None for i in range(len(inputs))]
+        slots = info.input_slots(len(inputs)) if info else [None] * len(inputs)
         for slot, value in zip(slots, inputs, strict=True):
             if slot is not None and isinstance(value, ir.Value) and value.dtype is not None:
                 types.setdefault(slot.variable, value.dtype)

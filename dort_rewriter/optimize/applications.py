@@ -33,7 +33,8 @@ class ApplicationWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptimizeError(f"dump_applied_patterns={folder!r}: {error}.") from error
-        numbers = [re.match(r"(\d+)_\w+_(?:before|after)\.onnx$", p.name) for p in _files(folder)]
+        files = self.folder.glob("*.onnx")
+        numbers = [re.match(r"(\d+)_\w+_(?:before|after)\.onnx$", p.name) for p in files]
         self._next = 1 + max((int(m[1]) for m in numbers if m), default=-1)
 
     def __call__(self, application: Application) -> None:
@@ -50,13 +51,10 @@ class ApplicationWriter:
         self._next += 1
         for kind, graph in (("before", before), ("after", after)):
             graph.opset_imports.update(self.model.graph.opset_imports)
-            functions = [f for f in self.model.functions.values() if _calls(graph, f.identifier())]
+            called = {node.op_identifier() for node in graph}
+            functions = [f for f in self.model.functions.values() if f.identifier() in called]
             small = ir.Model(graph, ir_version=self.model.ir_version, functions=functions)
             ir.save(small, self.folder / f"{stem}_{kind}.onnx")
-
-
-def _calls(graph: ir.Graph, function: tuple[str, str, str]) -> bool:
-    return any(node.op_identifier() == function for node in graph)
 
 
 def _extract(
@@ -94,10 +92,6 @@ def _extract(
         graph.outputs.append(returned)
     known = all(v.type is not None for v in (*graph.inputs, *graph.outputs))
     return graph if known else None
-
-
-def _files(folder: str) -> list[Path]:
-    return sorted(Path(folder).glob("*.onnx"))
 
 
 def _needed(nodes: set[ir.Node], results: Sequence[ir.Value]) -> list[ir.Node]:

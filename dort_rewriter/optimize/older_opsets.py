@@ -9,7 +9,6 @@ and takes models below 2 GB only.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from dort_rewriter.errors import ExportError
 from dort_rewriter.graph.schemas import ir_version_of
 from dort_rewriter.graph.values import Value
 from dort_rewriter.graph.writer import Writer
-from dort_rewriter.optimize.patterns.base import Emitter, Replacer
+from dort_rewriter.optimize.patterns.base import Replacer
 from dort_rewriter.optimize.view import GraphView
 
 _attribute = GraphView.attribute
@@ -82,17 +81,13 @@ def _lower_node(node: ir.Node, opset: int, replacer: Replacer) -> None:
             raise _NotLowered("it is younger, or has other inputs there")
         if not isinstance(node.graph, ir.Graph):
             raise _NotLowered("it stands in a function")
-        replacer.replace(node, functools.partial(_lowered, lower, node))
+        replacer.replace(node, lambda op: lower(op, node, list(node.inputs)))
     except _NotLowered as reason:
         place = node.metadata_props.get("source", "")
         raise ExportError(
             f"{node.op_type} cannot be written in opset {opset}: {reason}. Choose opset "
             f"{_WRITTEN} or more.{f' {place}' if place else ''}"
         ) from None
-
-
-def _lowered(lower: Lower, node: ir.Node, op: Emitter) -> Any:
-    return lower(op, node, list(node.inputs))
 
 
 def _adjust(node: ir.Node, opset: int) -> bool:
@@ -351,18 +346,6 @@ def _layer_normalization(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
     return y, mean, deviation
 
 
-def _hard_swish(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
-    return op.Mul(inputs[0], op.HardSigmoid(inputs[0], alpha=1 / 6, beta=0.5))
-
-
-def _mish(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
-    return op.Mul(inputs[0], op.Tanh(op.Softplus(inputs[0])))
-
-
-def _cast_like(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
-    return op.cast(inputs[0], inputs[1].dtype)
-
-
 def _bernoulli(op: Writer, node: ir.Node, inputs: Inputs) -> Any:
     (x,) = inputs
     drawn = op.RandomUniformLike(x, seed=_attribute(node, "seed"))
@@ -428,13 +411,13 @@ _LOWERED: dict[str, Lower] = {
     "BitwiseOr": _bitwise("Or"),
     "BitwiseXor": _bitwise("Xor"),
     "BlackmanWindow": _window(0.42, -0.5, 0.08),
-    "CastLike": _cast_like,
+    "CastLike": lambda op, node, xs: op.cast(xs[0], xs[1].dtype),
     "DFT": _fourier,
     "HammingWindow": _window(25 / 46, -21 / 46),
     "HannWindow": _window(0.5, -0.5),
-    "HardSwish": _hard_swish,
+    "HardSwish": lambda op, node, xs: op.Mul(xs[0], op.HardSigmoid(xs[0], alpha=1 / 6, beta=0.5)),
     "LayerNormalization": _layer_normalization,
-    "Mish": _mish,
+    "Mish": lambda op, node, xs: op.Mul(xs[0], op.Tanh(op.Softplus(xs[0]))),
     "Pad": _pad,
     "Reshape": _reshape,
     "ScatterElements": _scatter_elements,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 
 import onnx_ir as ir
 
-from dort_rewriter.optimize.view import values_read
+from dort_rewriter.optimize.view import values_read, waits_of
 
 _UNKNOWN_SIZE = 32
 """What a symbolic dimension counts as."""
@@ -99,37 +100,32 @@ class _Memory:
 def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
     """The nodes in a new order: always the ready one that lets memory grow the least."""
     place = {node: i for i, node in enumerate(nodes)}
-    waits = {
-        node: {p for v in values_read(node) if (p := v.producer()) in place} for node in nodes
-    }
-    after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
-    for node, before in waits.items():
-        for producer in before:
-            after[producer].append(node)
-    missing = {node: len(before) for node, before in waits.items()}
+    sorter = TopologicalSorter(waits_of(nodes))
+    sorter.prepare()
     left = {buffer: len(readers) for buffer, readers in memory.readers.items()}
 
     def entry(node: ir.Node) -> tuple[int, int]:
         return memory.allocated(node) - memory.freed(node, left), place[node]
 
-    ready = [entry(n) for n in nodes if not missing[n]]
-    heapq.heapify(ready)
+    ready: list[tuple[int, int]] = []
+    reached: set[ir.Node] = set()
+    """Those that were ready so far."""
     chosen: dict[ir.Node, None] = {}
-    while ready:
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            reached.add(node)
+            heapq.heappush(ready, entry(node))
         node = nodes[heapq.heappop(ready)[1]]
         if node in chosen:
             continue  # its growth was computed anew since
         chosen[node] = None
         for buffer in memory.reads[node]:
             left[buffer] -= 1
-        for follower in after[node]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(ready, entry(follower))
+        sorter.done(node)
         for buffer in memory.reads[node]:
             if left[buffer] == 1:  # the last reader frees it
                 for reader in memory.readers[buffer]:
-                    if reader not in chosen and not missing[reader]:
+                    if reader in reached and reader not in chosen:
                         heapq.heappush(ready, entry(reader))
     return list(chosen)
 

@@ -47,8 +47,8 @@ called first: nothing else is in it, and nothing that is not measured."""
 
 RETIRED = frozenset(
     (
-        "AddMulTranspose ClipClip ConcatConcat ConcatSlice ExpandExpand "
-        "MaskedShapeScatterND NotNot NotWhere PowToMul SliceSlice SplitConcat TriMatrix"
+        "AddMulTranspose ClipClip ConcatConcat ConcatSlice ExpandExpand MaskedShapeScatterND "
+        "NotNot NotWhere PowToMul RotaryTranspose SliceSlice SplitConcat TriMatrix"
     ).split()
 )
 """Names of rules that were published and do nothing now: they gained nothing on any whole program,

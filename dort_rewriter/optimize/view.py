@@ -1,6 +1,6 @@
 """GraphView: the questions rules ask about a graph. It answers, and changes nothing.
 
-Beside it, what nodes have inside, and a value in the place of another.
+Beside it, what nodes have inside, an order of them, and a value in the place of another.
 
 Of integers that are computed from shapes it knows the sizes that they stand for: ``Shape(x)[1:2]``
 of a tensor ``[N, M]`` holds ``M``, though nobody knows its number yet.
@@ -8,7 +8,9 @@ of a tensor ``[N, M]`` holds ``M``, though nobody knows its number yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,27 @@ def values_read(node: ir.Node) -> Iterator[ir.Value]:
         for inner in graph:
             yield from values_read(inner)
         yield from graph.outputs
+
+
+def waits_of(nodes: Collection[ir.Node]) -> dict[ir.Node, set[ir.Node]]:
+    """Of each of some nodes, those among them that it reads, in its subgraphs too."""
+    known = set(nodes)
+    return {n: {p for v in values_read(n) if (p := v.producer()) in known} for n in nodes}
+
+
+def in_turn(nodes: Collection[ir.Node], rank: Callable[[ir.Node], Any]) -> list[ir.Node]:
+    """Nodes in an order in which each stands behind those that it reads, of several that may come
+    next the one of the lowest rank; no two have the same."""
+    sorter = TopologicalSorter(waits_of(nodes))
+    sorter.prepare()
+    ready: list[tuple[Any, ir.Node]] = []
+    order = []
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heapq.heappush(ready, (rank(node), node))
+        order.append(heapq.heappop(ready)[1])
+        sorter.done(order[-1])
+    return order
 
 
 def _bodies(node: ir.Node) -> Iterator[ir.Graph]:

@@ -13,6 +13,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -206,21 +207,15 @@ def _keep_in_order(
     nodes = [n for n in graph.nodes if n.op != "output"]
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     waits = {n: {*n.all_input_nodes, *earlier[n]} for n in nodes}
-    readers: dict[torch.fx.Node, list[int]] = defaultdict(list)
-    for i, node in enumerate(nodes):
-        for read in waits[node]:
-            readers[read].append(i)
-    ready = [i for i, n in enumerate(nodes) if not waits[n]]  # in order, as a heap is
-    placed = 0
-    while ready:
+    place = {node: i for i, node in enumerate(nodes)}
+    sorter, ready = TopologicalSorter(waits), list[int]()
+    sorter.prepare()
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heapq.heappush(ready, place[node])
         node = nodes[heapq.heappop(ready)]
         output.prepend(node)
-        placed += 1
-        for i in readers[node]:
-            waits[nodes[i]].remove(node)
-            if not waits[nodes[i]]:
-                heapq.heappush(ready, i)
-    assert placed == len(nodes), "parts of a graph wait for each other"
+        sorter.done(node)
 
 
 def has_a_place(target: Any) -> bool:

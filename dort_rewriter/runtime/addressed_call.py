@@ -20,7 +20,7 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.runtime.argument_encoding import spell_tuple
 from dort_rewriter.runtime.ort_values import CallPlan, element_type, empty_address, plan_call
 from dort_rewriter.runtime.providers import ort_device
-from dort_rewriter.runtime.straightline import CallLines, GeneratedCode
+from dort_rewriter.runtime.straightline import CallLines
 from dort_rewriter.runtime.writing import Kept
 from dort_rewriter.signature import Addresses, GraphSignature, InputSlot, Writes
 
@@ -42,13 +42,6 @@ def _is_plain(slot: InputSlot) -> bool:
     fixed = all(isinstance(d, int) for d in slot.shape)
     on_cpu = slot.device is None or slot.device.type == "cpu"
     return slot.dtype is torch.float32 and slot.order is None and fixed and on_cpu
-
-
-def write_addressed_call(
-    signature: GraphSignature, plan: CallPlan, writes: Writes, addresses: Addresses, *, pause: bool
-) -> GeneratedCode:
-    """Write the function ``call``, as ``write_call`` does for models that take tensors."""
-    return _AddressedLines(signature, plan, writes, addresses, pause).write_call()
 
 
 def addressed_constants(
@@ -77,7 +70,9 @@ def _given(plan: CallPlan, addresses: Addresses) -> list[int]:
     return [i for i in plan.batched if i not in addresses.places]
 
 
-class _AddressedLines(CallLines):
+class AddressedLines(CallLines):
+    """Lines of the function ``call`` for a model that is given addresses."""
+
     def __init__(
         self,
         signature: GraphSignature,

@@ -115,10 +115,6 @@ def _lay_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-def _from_pairs(pairs: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_complex(pairs).detach()  # no view: nobody else sees the pairs
-
-
 def _permute_in_place(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     permuted = tensor.permute(order)
     return tensor.as_strided_(permuted.shape, permuted.stride())
@@ -135,7 +131,7 @@ STRIDED = "as_strided_"
 """``aten::as_strided_`` of arguments that nobody has checked."""
 
 _STEPS: dict[str, Callable[..., Any]] = {
-    FROM_PAIRS: _from_pairs,
+    FROM_PAIRS: lambda x: torch.view_as_complex(x).detach(),  # nobody else sees the pairs
     STRIDED: _stride_in_place,
     "getitem": operator.getitem,
     "lay_out": _lay_out,

@@ -28,9 +28,9 @@ from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.torch_calls import take_failure
 from dort_rewriter.ort_module import bindings, load_onnxruntime
 from dort_rewriter.runtime.addressed_call import (
+    AddressedLines,
     addressed_constants,
     can_give_addresses,
-    write_addressed_call,
 )
 from dort_rewriter.runtime.ort_values import (
     DLPACK_TYPES,
@@ -49,9 +49,9 @@ from dort_rewriter.runtime.providers import CPU, ort_device
 from dort_rewriter.runtime.session import Session, explain_failure, failed_nodes, ort_errors
 from dort_rewriter.runtime.straightline import (
     Allocation,
+    CallLines,
     GeneratedCode,
     fetch_order,
-    write_call,
 )
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
 from dort_rewriter.runtime.writing import Apart, Kept
@@ -205,9 +205,10 @@ class Executor:
             if not can_give_addresses(signature, writes, addresses):
                 raise ExecutionError("The model takes addresses of what has none.")
             constants |= addressed_constants(signature, plan, writes, addresses)
-            written = write_addressed_call(signature, plan, writes, addresses, pause=pause)
+            lines: CallLines = AddressedLines(signature, plan, writes, addresses, pause)
         else:
-            written = write_call(signature, plan, allocated, writes, pause=pause)
+            lines = CallLines(signature, plan, allocated, writes, pause)
+        written = lines.write_call()
         self.source = written.text
         self.boxed = _compile(written, constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch

@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from google.protobuf.message import Message
-from onnx import TensorProto, helper
+from onnx import helper
 from packaging.version import Version
 
 from dort_rewriter.errors import ExecutionError, OptionError
@@ -35,7 +35,6 @@ from dort_rewriter.ort_module import (
     quiet_options,
 )
 from dort_rewriter.runtime.providers import CPU, CUDA, OPENVINO, available, is_plug_in
-from dort_rewriter.runtime.session import try_session
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +290,7 @@ def _ask(
     if provider != CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     refusals = [state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented]
-    if domain == OWN_DOMAIN:
+    if domain:
         refusals.append(state.RuntimeException)  # how onnxruntime passes on that a kernel refuses
     try:
         session = ort.InferenceSession(
@@ -359,38 +358,12 @@ def _one_node(
 BITS = {"int8": 8, "int4": 4}
 """The bits of what the option ``weights`` may be."""
 
-_IR_VERSION = 8
-"""One that every supported onnxruntime reads."""
 
-
-@functools.cache
 def has_low_bit_products(bits: int) -> bool:
-    """Whether a session takes a product by a weight of so many bits; it is tried."""
-    inner, outer, block = 32, 16, 32
-    sizes = {"K": inner, "N": outer, "block_size": block, "bits": bits}
-    node = helper.make_node(
-        "MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", accuracy_level=4, **sizes
-    )
-    packed = bytes(outer * block * bits // 8)
-    graph = helper.make_graph(
-        [node],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, inner])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, outer])],
-        [
-            helper.make_tensor(
-                "b", TensorProto.UINT8, [outer, 1, block * bits // 8], packed, raw=True
-            ),
-            helper.make_tensor("s", TensorProto.FLOAT, [outer], [1.0] * outer),
-        ],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
-    try:
-        try_session(model, "CPUExecutionProvider")
-    except ExecutionError:
-        return False
-    return True
+    """Whether a session takes a product by a weight of so many bits."""
+    sizes = {"K": 32, "N": 16, "block_size": 32, "bits": bits, "accuracy_level": 4}
+    types = (ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.FLOAT)
+    return has_kernel("MatMulNBits", "com.microsoft", 1, types, attributes=sizes)
 
 
 def require_low_bit_products(weights: str) -> None:

@@ -17,8 +17,13 @@ from onnx.reference import ReferenceEvaluator
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.node_session import NodeSession
-from dort_rewriter.runtime.ort_values import array_to_tensor, as_pairs, tensor_to_array
-from dort_rewriter.runtime.straightline import write_assemble
+from dort_rewriter.runtime.ort_values import (
+    array_to_tensor,
+    as_pairs,
+    plan_call,
+    tensor_to_array,
+)
+from dort_rewriter.runtime.straightline import CallLines
 from dort_rewriter.signature import GraphSignature
 
 Array = Any
@@ -114,7 +119,7 @@ class ReferenceExecutor:
         self.model = ReferenceModel(model, new_ops, engine)
         self.signature = signature
         self.on_result = on_result
-        source = write_assemble(signature)
+        source = CallLines(signature, plan_call(signature)).write_assemble()
         namespace = dict(source.constants)
         exec(compile(source.text, "<dort_rewriter assemble>", "exec"), namespace)
         self._assemble: Callable[..., tuple[Any, ...]] = namespace.pop("assemble")

@@ -408,22 +408,16 @@ def _node_places(model: Model) -> Mapping[str, str]:
         return _PlacesInFile(model.path)
     if isinstance(model, bytes):
         return {}
-    if not is_message(model):
-        return {
-            n.name: _place(
-                n.op_type,
-                n.domain,
-                (None if v is None else v.name for v in n.inputs),
-                n.metadata_props,
-            )
-            for n in model.graph.all_nodes()
-            if n.name
-        }
-    return {
-        n.name: _place(n.op_type, n.domain, n.input, {p.key: p.value for p in n.metadata_props})
-        for n in model.graph.node
-        if n.name
-    }
+    if is_message(model):
+        nodes = [n for n in model.graph.node if n.name]
+        read = [(n.input, {p.key: p.value for p in n.metadata_props}) for n in nodes]
+    else:
+        nodes = [n for n in model.graph.all_nodes() if n.name]
+        read = [
+            ([None if v is None else v.name for v in n.inputs], n.metadata_props) for n in nodes
+        ]
+    operators = [qualified(n.domain, n.op_type) for n in nodes]
+    return {n.name: _place(o, *r) for n, o, r in zip(nodes, operators, read, strict=True)}
 
 
 class _PlacesInFile(Mapping[str, str]):
@@ -449,8 +443,8 @@ class _PlacesInFile(Mapping[str, str]):
         return len(self._places)
 
 
-def _place(op: str, domain: str, inputs: Iterable[str | None], metadata: Mapping[str, str]) -> str:
-    call = f"{qualified(domain, op)}({', '.join(name or '' for name in inputs)})"
+def _place(operator: str, inputs: Iterable[str | None], metadata: Mapping[str, str]) -> str:
+    call = f"{operator}({', '.join(name or '' for name in inputs)})"
     origin = ", ".join(f"{key}={value}" for key, value in metadata.items() if value)
     return f"{call}, from {origin}" if origin else call
 

@@ -26,7 +26,7 @@ from dort_rewriter.runtime.argument_encoding import (
     spell_tuple,
     spell_unpacking,
 )
-from dort_rewriter.runtime.ort_values import TYPECODES, CallPlan, plan_call, takes_flag
+from dort_rewriter.runtime.ort_values import TYPECODES, CallPlan, takes_flag
 from dort_rewriter.signature import GraphSignature, OutputSlot, ViewStep, Writes
 
 _METHODS = {
@@ -149,36 +149,19 @@ class Allocation:
     device: torch.device | None
 
 
-def write_call(
-    signature: GraphSignature,
-    plan: CallPlan,
-    allocated: Sequence[Allocation] = (),
-    writes: Writes | None = None,
-    *,
-    pause: bool = False,
-) -> GeneratedCode:
-    """Write the function ``call``; the session's names are left to the caller to define.
+def fetch_order(signature: GraphSignature, written: Mapping[str, int]) -> list[str]:
+    """The outputs of a model in the order they are asked for: those written to arguments first."""
+    return [*written, *(n for n in signature.output_names if n not in written)]
+
+
+class CallLines(_ResultLines):
+    """Lines that feed a session, run it, and make the results of a call.
 
     ``allocated`` says what torch makes for the session to write the model's outputs to; without
     it onnxruntime makes its own. What ``writes`` names is written to the memory of arguments, and
     these are the results, in calls that allow it. With ``pause`` torch's threads are paused before
     the runs that gain by it.
     """
-    return CallLines(signature, plan, allocated, writes, pause).write_call()
-
-
-def fetch_order(signature: GraphSignature, written: Mapping[str, int]) -> list[str]:
-    """The outputs of a model in the order they are asked for: those written to arguments first."""
-    return [*written, *(n for n in signature.output_names if n not in written)]
-
-
-def write_assemble(signature: GraphSignature) -> GeneratedCode:
-    """Write ``assemble(arguments, produced)``: the results from the model's outputs."""
-    return CallLines(signature, plan_call(signature)).write_assemble()
-
-
-class CallLines(_ResultLines):
-    """Lines that feed a session, run it, and make the results of a call."""
 
     def __init__(
         self,
@@ -200,7 +183,7 @@ class CallLines(_ResultLines):
         self.pause = pause
 
     def write_call(self) -> GeneratedCode:
-        """Write the function ``call``."""
+        """Write the function ``call``; the session's names are left to the caller to define."""
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
         self.lines.append("def call(arguments):")
         if self.signature.output_names:
@@ -215,7 +198,7 @@ class CallLines(_ResultLines):
         return GeneratedCode("\n".join(self.lines) + "\n", self.constants)
 
     def write_assemble(self) -> GeneratedCode:
-        """Write the function ``assemble``."""
+        """Write ``assemble(arguments, produced)``: the results from the model's outputs."""
         names = [f"a{i}" for i in range(len(self.signature.inputs))]
         produced = [f"y{i}" for i in range(len(self.signature.output_names))]
         self.lines += ["def assemble(arguments, produced):", spell_unpacking(names, "arguments")]

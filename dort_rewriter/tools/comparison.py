@@ -258,11 +258,6 @@ MEANING = {
 """What the name of an exporter stands for."""
 
 
-def _default_exporters() -> tuple[str, ...]:
-    """All, without optimum where that is not installed."""
-    return tuple(n for n in EXPORTERS if n != "optimum" or optimum_is_installed())
-
-
 def _on_the_evaluator(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Run:
     evaluator = ReferenceEvaluator(proto)
     return lambda: list(evaluator.run(None, dict(feeds)))
@@ -337,7 +332,8 @@ def compare_exporters(
         repeat: how often each model is run, in turns; the time is the median.
 
     """
-    exporters = _default_exporters() if exporters is None else exporters
+    if exporters is None:
+        exporters = tuple(n for n in EXPORTERS if n != "optimum" or optimum_is_installed())
     check_names("exporter", exporters, EXPORTERS)
     check_names("runtime", runtimes, RUNTIMES)
     if repeat < 1:

@@ -7,7 +7,6 @@ returned with it have it for theirs. Dynamo's tensors tell which results are no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,27 +24,20 @@ DEFECT = Defect(
 )
 
 
-def owning_results(graph: torch.fx.Graph) -> tuple[bool, ...]:
-    """Which results of a graph of Dynamo are tensors that are no views."""
-    found = []
-    for leaf in results_of(graph):
-        value = leaf.meta.get("example_value") if isinstance(leaf, torch.fx.Node) else None
-        found.append(isinstance(value, torch.Tensor) and not value._is_view())
-    return tuple(found)
-
-
-def detach_owning_results(graph: torch.fx.Graph, metadata: Any, owning: Sequence[bool]) -> int:
+def detach_owning_results(graph: torch.fx.Graph, metadata: Any, program: torch.fx.Graph) -> int:
     """Let the results that are no views be none where they are made by views of new memory.
 
-    Returns how many they are. ``metadata`` is AOTAutograd's of that graph, or None.
+    Returns how many they are. ``metadata`` is AOTAutograd's of that graph, or None; ``program`` is
+    Dynamo's graph of it.
     """
-    if metadata is None or len(metadata.output_info) != len(owning):
+    returned = results_of(program)
+    if metadata is None or len(metadata.output_info) != len(returned):
         return 0
     results = results_of(graph)
     first = len(metadata.tokens) + len(metadata.mutated_inp_runtime_indices)
     changed: set[torch.fx.Node] = set()
-    for leaf, info, owns in zip(results[first:], metadata.output_info, owning, strict=False):
-        if not owns or info.output_type is not OutputType.non_alias or leaf in changed:
+    for leaf, info, own in zip(results[first:], metadata.output_info, returned, strict=False):
+        if not _is_owner(own) or info.output_type is not OutputType.non_alias or leaf in changed:
             continue
         chain = lineage(leaf)
         if chain[-1].op == "placeholder" or len(chain) == 1 or not is_tracked(leaf):
@@ -56,6 +48,12 @@ def detach_owning_results(graph: torch.fx.Graph, metadata: Any, owning: Sequence
         leaf.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
         changed.add(leaf)
     return len(changed)
+
+
+def _is_owner(leaf: Any) -> bool:
+    """Whether what Dynamo's graph returns is a tensor that is no view."""
+    value = leaf.meta.get("example_value") if isinstance(leaf, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and not value._is_view()
 
 
 def present() -> bool:

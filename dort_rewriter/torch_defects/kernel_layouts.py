@@ -183,7 +183,8 @@ def _replace(
     be dense in a format. What cannot be a view of what lies otherwise (``flatten``) becomes a
     copy, unless AOTAutograd will make the views that the graph returns.
     """
-    if any(_looks_at_place(user) for n in family for user in n.users):
+    readers = {user for n in family for user in n.users if reads_storage(user)}
+    if any(user.target is not aten.as_strided.default for user in readers):
         return set()
     owner, *views = family
     values: dict[torch.fx.Node, Any] = {owner: new}
@@ -369,11 +370,6 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
         return False
     is_tagged = torch.Tag.pointwise in node.target.tags or node.target in _UNTAGGED
     return is_tagged and len(lineage(node)) == 1
-
-
-def _looks_at_place(user: torch.fx.Node) -> bool:
-    """Whether a node reads the memory of its argument by places, and is no view of it."""
-    return reads_storage(user) and user.target is not aten.as_strided.default
 
 
 def _ask(call: torch.fx.Node) -> tuple[int, ...] | None:

@@ -39,11 +39,11 @@ _FORGETTING = _SUMS | {
 def keep_orders(graph_module: torch.fx.GraphModule) -> int:
     """Let ``x.index_add_(...)`` be ``x.copy_(x.index_add(...))`` in Dynamo's graph where ``x`` is
     not contiguous, and ``rrelu`` read what is; return how many there were."""
-    done = 0
-    for node in list(graph_module.graph.nodes):
-        if node.op == "call_method" and name_of(node) in _FORGETTING and _has_order(node):
+    done, nodes = 0, list(graph_module.graph.nodes)
+    for node, name in zip(nodes, list(map(name_of, nodes)), strict=True):
+        if node.op == "call_method" and name in _FORGETTING and _has_order(node):
             _write_by_copy(node)
-        elif node.op == "call_function" and _is_rrelu(node) and _has_order(node.args[0]):
+        elif name == "rrelu" and _makes_rows(node) and _has_order(node.args[0]):
             with node.graph.inserting_before(node):
                 rows = node.graph.call_method("contiguous", (node.args[0],))
             _describe(rows, node)
@@ -83,10 +83,10 @@ def _describe(new: torch.fx.Node, node: torch.fx.Node) -> None:
         new.meta = {**node.meta, "example_value": torch.empty_like(value)}
 
 
-def _is_rrelu(node: torch.fx.Node) -> bool:
-    """Whether a node makes a contiguous result whatever it reads."""
+def _makes_rows(node: torch.fx.Node) -> bool:
+    """Whether a call of ``rrelu`` makes a contiguous result whatever it reads."""
     in_place = node.args[4] if len(node.args) > 4 else node.kwargs.get("inplace", False)
-    return name_of(node) == "rrelu" and bool(node.args) and not in_place
+    return node.op == "call_function" and bool(node.args) and not in_place
 
 
 def _has_order(node: object) -> bool:

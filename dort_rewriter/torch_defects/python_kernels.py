@@ -53,8 +53,9 @@ def swapped(
     """
     found = {key: table[key] for key in others if key in table}
     _forget(forget, others)
-    for key, make in others.items():
-        table[key] = in_this_thread(make(found.get(key)), found.get(key, _no_kernel))
+    made = {key: make(found.get(key)) for key, make in others.items()}
+    for key, kernel in made.items():
+        table[key] = in_this_thread(kernel, found.get(key, _no_kernel))
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dort_rewriter.aten import lineage, results_of
+from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.defect import Defect
 
 DEFECT = Defect(
@@ -45,11 +46,12 @@ _RECORDS = ("view_meta_sequence", "functional_tensor")
 """The name in torch 2.9, and the one before."""
 
 
-def drop_wrong_replays(metadata: Any, *, shared: bool) -> None:
+def drop_wrong_replays(graph: torch.fx.Graph, metadata: Any, *, shared: bool) -> None:
     """Let the graph under compilation have no record that its bases do not fit.
 
     ``metadata`` is AOTAutograd's of that graph, or None; with ``shared``, some of its arguments
-    share memory.
+    share memory. Raises :class:`CaptureError` for a view in another type, which is not made again
+    without its record: torch takes its sizes for those of the base's elements.
     """
     if metadata is None:
         return
@@ -60,6 +62,30 @@ def drop_wrong_replays(metadata: Any, *, shared: bool) -> None:
             for name in _RECORDS:
                 if hasattr(info, name):
                     object.__setattr__(info, name, None)  # it is frozen, and not ours to make
+    if _has_other_types(graph, metadata):
+        raise CaptureError(
+            "A result shows an argument in another type, of which torch has no record."
+        )
+
+
+def _has_other_types(graph: torch.fx.Graph, metadata: Any) -> bool:
+    """Whether a result is a view of an argument in another type, by no record."""
+    arguments = [n for n in graph.nodes if n.op == "placeholder"]
+    first = len(metadata.tokens) + len(metadata.mutated_inp_runtime_indices)
+    pairs = zip(metadata.output_info, results_of(graph)[first:], strict=False)
+    return any(
+        arguments[info.base_idx].meta["val"].dtype is not leaf.meta["val"].dtype
+        for info, leaf in pairs
+        if info.output_type is OutputType.alias_of_input and not _is_done_again(info)
+    )
+
+
+def _is_done_again(info: OutputAliasInfo) -> bool:
+    """Whether torch does what it recorded: it does no steps of symbolic sizes."""
+    made, traced = (getattr(info, name, None) for name in _RECORDS)
+    if made is not None:
+        return not any(step.has_symbolic_inputs for step in made.sequence)
+    return traced is not None and not torch._functionalize_is_symbolic(traced.tensor)
 
 
 def _is_of_view(info: OutputAliasInfo, results: Sequence[OutputAliasInfo]) -> bool:

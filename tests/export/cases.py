@@ -1,7 +1,7 @@
 """Rows of the operator tables: one ATen operator, called as it is, against eager.
 
-The operator is traced alone (nothing is decomposed), converted, run by ONNX Runtime with its own
-optimizations off, and compared with torch: values, types, shapes.
+The operator is traced alone (decomposed only where it has no converter), converted, run by ONNX
+Runtime with its own optimizations off, and compared with torch: values, types, shapes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.compiler.building import add_casts, add_casts_of_standard
+from dort_rewriter.export.decompositions import get_decomposition_table
 from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import OPSETS, ExportedGraph, convert_graph
 from dort_rewriter.export.registry import op_name
@@ -134,10 +135,17 @@ def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, l
     else:
         # Tracing replaces the operators that resize, unless it is told not to.
         keep = contextlib.nullcontext() if case.pre_dispatch else keep_resizing({})
+        is_whole = Dispatcher().converts(case.op)
+        make = make_fx(
+            call,
+            decomposition_table={} if is_whole else get_decomposition_table(),
+            tracing_mode=mode,
+            pre_dispatch=case.pre_dispatch,
+        )
         with torch.no_grad(), keep, correct_count_types():
-            traced = make_fx(call, tracing_mode=mode, pre_dispatch=case.pre_dispatch)(*tensors)
-    called = [op_name(n.target) for n in traced.graph.nodes if n.op == "call_function"]
-    assert case.op in called, f"{case.op} is not in the traced graph: {called}"
+            traced = make(*tensors)
+        called = [op_name(n.target) for n in traced.graph.nodes if n.op == "call_function"]
+        assert (case.op in called) == is_whole, f"{case.op}: {called}"
     return traced, tensors
 
 

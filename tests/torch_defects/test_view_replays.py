@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dort_rewriter import OrtBackend
+from dort_rewriter import CaptureError, OrtBackend
 from tests.backends.memory.aliases import Program, observe
 
 Tensor = torch.Tensor
@@ -118,15 +118,42 @@ OF_SHARED_MEMORY: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+def two_of_one_memory(n: int) -> tuple[Tensor, ...]:
+    a = torch.arange(n * 3.0 + 3).view(n + 1, 3)[1:]
+    return a, a.view(-1)
+
+
 @pytest.mark.parametrize("name", OF_SHARED_MEMORY)
 def test_what_is_a_view_of_shared_memory(name: str) -> None:
-    def make(n: int) -> tuple[Tensor, ...]:
-        a = torch.arange(n * 3.0 + 3).view(n + 1, 3)[1:]
-        return a, a.view(-1)
-
-    program = Program(OF_SHARED_MEMORY[name], make, mutates=True)
+    program = Program(OF_SHARED_MEMORY[name], two_of_one_memory, mutates=True)
     torch._dynamo.reset()
     equals_eager(torch.compile(program.function, backend=OrtBackend()), program, 4, "no_grad")
+
+
+def of_two(a: Tensor, b: Tensor) -> Tensor:
+    a.mul_(2)
+    return b.view(torch.uint8)
+
+
+def part_of_two(a: Tensor, b: Tensor) -> Tensor:
+    a.mul_(2)
+    return a.chunk(2)[0].view(torch.uint8)
+
+
+@pytest.mark.parametrize("function", [of_two, part_of_two])
+def test_a_view_in_another_type(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of memory of two arguments, or a part of symbolic sizes: eager mode runs it."""
+    program = Program(function, two_of_one_memory, mutates=True)
+    torch._dynamo.reset()
+    refusing = torch.compile(function, backend=OrtBackend({"fallback": False}), dynamic=True)
+    with pytest.raises(CaptureError, match="in another type"):
+        refusing(*two_of_one_memory(4))
+    monkeypatch.delenv("DORT_STRICT")
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=OrtBackend(), dynamic=True)
+    equals_eager(compiled, program, 4, "no_grad")
 
 
 def equals_eager(

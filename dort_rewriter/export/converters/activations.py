@@ -68,25 +68,6 @@ def leaky_relu_backward(
     return op.Where(op.Greater(x, 0), grad_output, op.Mul(grad_output, slope))
 
 
-@converter("aten::_prelu_kernel")
-def prelu(op: Recorder, x: Value, weight: Value) -> Value:
-    """_prelu_kernel(Tensor self, Tensor weight) -> Tensor"""
-    # NOTE: not PRelu, whose zero is zero, whatever the weight; our kernels are faster, too.
-    return op.Where(op.Greater(x, 0), x, op.Mul(weight, x))
-
-
-@converter("aten::_prelu_kernel_backward")
-def prelu_backward(
-    op: Recorder, grad_output: Value, x: Value, weight: Value
-) -> tuple[Value, Value]:
-    """_prelu_kernel_backward(Tensor grad_output, Tensor self, Tensor weight) -> (Tensor, Tensor)"""
-    is_positive = op.Greater(x, 0)
-    return (
-        op.Where(is_positive, grad_output, op.Mul(weight, grad_output)),
-        op.Where(is_positive, 0, op.Mul(x, grad_output)),
-    )
-
-
 @converter("aten::gelu")
 def gelu(op: Recorder, x: Value, *, approximate: str = "none") -> Value:
     """gelu(Tensor self, *, str approximate='none') -> Tensor"""

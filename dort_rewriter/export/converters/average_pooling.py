@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dort_rewriter.export.converters.axes import pad_axes
+from dort_rewriter.export.converters.axes import pad_axes, repeated
 from dort_rewriter.export.converters.opmath import HALVES, store, widen
 from dort_rewriter.export.converters.windows import (
     Size,
@@ -157,16 +157,8 @@ def average_pool_backward(
 def _tile(op: Recorder, share: Value, sizes: Sequence[Size], windows: Sequence[Windows]) -> Value:
     """Repeat each element over its window, where windows lie side by side."""
     rank = len(windows)
-    scales = [1.0] * (share.rank - rank) + [float(w.kernel) for w in windows]
-    # Copies: faster than Expand and than a transposed convolution.
-    tiled = op.Resize(
-        share,
-        None,
-        scales,
-        mode="nearest",
-        nearest_mode="floor",
-        coordinate_transformation_mode="asymmetric",
-    )
+    # Copies: faster than a transposed convolution.
+    tiled = repeated(op, share, [w.kernel for w in windows])
     counts = spatial_sizes(op, share, rank)
     ends = [n - c * w.kernel for n, c, w in zip(sizes, counts, windows, strict=True)]
     if all(isinstance(end, int) and end == 0 for end in ends):

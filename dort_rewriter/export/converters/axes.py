@@ -56,6 +56,19 @@ def reshape(op: Recorder, x: Value, dims: Sequence[int | str], size: Sequence[An
     return op.Reshape(x, op.vector(target))
 
 
+def repeated(op: Recorder, x: Value, times: Sequence[int]) -> Value:
+    """Each element of float32 so many times along the last axes: faster than Expand."""
+    result: Value = op.Resize(
+        x,
+        None,
+        [1.0] * (x.rank - len(times)) + [float(n) for n in times],
+        mode="nearest",
+        nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric",
+    )
+    return result
+
+
 def flatten(op: Recorder, x: Value) -> Value:
     """The elements along one axis."""
     return x if x.rank == 1 else op.Reshape(x, [-1])

@@ -17,12 +17,6 @@ def _truth(op: Recorder, value: Any) -> Value:
     return op.cast(value, ir.DataType.BOOL)
 
 
-@converter("aten::logical_not")
-def logical_not(op: Recorder, x: Value) -> Value:
-    """logical_not(Tensor self) -> Tensor"""
-    return op.Not(_truth(op, x))
-
-
 @converter("aten::bitwise_not")
 def bitwise_not(op: Recorder, x: Value) -> Value:
     """bitwise_not(Tensor self) -> Tensor"""

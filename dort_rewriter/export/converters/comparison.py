@@ -21,28 +21,25 @@ from dort_rewriter.export.registry import Arguments, by_name, converter
 from dort_rewriter.graph.values import Value
 
 
-@converter("aten::maximum")
-def maximum(op: Recorder, x: Value, other: Value) -> Value:
-    """maximum(Tensor self, Tensor other) -> Tensor"""
-    if x.dtype == ir.DataType.INT64:  # ORT's Max of 1 and 2**31 is 1
-        return op.Where(op.Less(x, other), other, x)
-    if is_bool(x):
-        return op.Or(x, other)
-    if _is_less_than_a_vector(op):
-        return _first_of_equal(op, "Less", x, other)
-    return store(op, op.Max(widen(op, x), widen(op, other)))  # ORT 1.19 loses float16's NaN
+def _extreme(before: str, onnx_op: str, of_truth: str) -> Callable[..., Value]:
+    """The converter of the larger or the smaller of two, which the second is where the first is
+    ``before`` it."""
+
+    def convert(op: Recorder, x: Value, other: Value) -> Value:
+        if x.dtype == ir.DataType.INT64:  # ORT's Max of 1 and 2**31 is 1
+            return op.Where(op.call(before, x, other), other, x)
+        if is_bool(x):
+            return op.call(of_truth, x, other)
+        if _is_less_than_a_vector(op):
+            return _first_of_equal(op, before, x, other)
+        # ORT 1.19 loses float16's NaN
+        return store(op, op.call(onnx_op, widen(op, x), widen(op, other)))
+
+    return convert
 
 
-@converter("aten::minimum")
-def minimum(op: Recorder, x: Value, other: Value) -> Value:
-    """minimum(Tensor self, Tensor other) -> Tensor"""
-    if x.dtype == ir.DataType.INT64:  # as Max
-        return op.Where(op.Less(other, x), other, x)
-    if is_bool(x):
-        return op.And(x, other)
-    if _is_less_than_a_vector(op):
-        return _first_of_equal(op, "Greater", x, other)
-    return store(op, op.Min(widen(op, x), widen(op, other)))  # as Max
+maximum = converter("aten::maximum")(_extreme("Less", "Max", "Or"))
+minimum = converter("aten::minimum")(_extreme("Greater", "Min", "And"))
 
 
 _BYTES = 64
@@ -76,27 +73,22 @@ def _first_of_equal(op: Recorder, before: str, x: Value, other: Value) -> Value:
     return store(op, op.Where(op.Or(op.call(before, x, other), op.IsNaN(other)), other, x))
 
 
-@converter("aten::fmax")
-def fmax(op: Recorder, x: Value, other: Value) -> Value:
-    """fmax(Tensor self, Tensor other) -> Tensor"""
-    if not is_float(x):
-        return maximum(op, x, other)
-    return _known(op, "Greater", x, other)
+def _known(beyond: str, of_others: Callable[..., Value]) -> Callable[..., Value]:
+    """The converter of the larger or the smaller of two, of which NaN is none; of 16 bits the
+    second of zeros."""
+
+    def convert(op: Recorder, x: Value, other: Value) -> Value:
+        if not is_float(x):
+            return of_others(op, x, other)
+        test = f"{beyond}OrEqual" if op.dtype in HALVES else beyond
+        x, other = widen(op, x), widen(op, other)
+        return store(op, op.Where(op.Or(op.call(test, other, x), op.IsNaN(x)), other, x))
+
+    return convert
 
 
-@converter("aten::fmin")
-def fmin(op: Recorder, x: Value, other: Value) -> Value:
-    """fmin(Tensor self, Tensor other) -> Tensor"""
-    if not is_float(x):
-        return minimum(op, x, other)
-    return _known(op, "Less", x, other)
-
-
-def _known(op: Recorder, beyond: str, x: Value, other: Value) -> Value:
-    """The larger or the smaller of two, of which NaN is none; of 16 bits the second of zeros."""
-    beyond = f"{beyond}OrEqual" if op.dtype in HALVES else beyond
-    x, other = widen(op, x), widen(op, other)
-    return store(op, op.Where(op.Or(op.call(beyond, other, x), op.IsNaN(x)), other, x))
+converter("aten::fmax")(_known("Greater", maximum))
+converter("aten::fmin")(_known("Less", minimum))
 
 
 def _ordered(op: Recorder, *values: Any) -> list[Any]:

@@ -57,25 +57,11 @@ def hardswish(op: Recorder, x: Value) -> Value:
     return op.Mul(x, _hard_gate(op, x))
 
 
-@wide_converter("aten::hardswish_backward")
-def hardswish_backward(op: Recorder, grad_output: Value, x: Value) -> Value:
-    """hardswish_backward(Tensor grad_output, Tensor self) -> Tensor"""
-    slope = op.Add(op.Div(x, 3.0), 0.5)
-    above = op.Where(op.Less(x, 3.0), op.Mul(grad_output, slope), grad_output)
-    return op.Where(op.LessOrEqual(x, -3.0), 0.0, above)
-
-
 @wide_converter("aten::softshrink")
 def softshrink(op: Recorder, x: Value, lambd: Any = 0.5) -> Value:
     """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
     lambd = cast_like(op, lambd, x)
     return op.Sub(x, op.Clip(x, op.Neg(lambd), lambd))
-
-
-@converter("aten::hardshrink")
-def hardshrink(op: Recorder, x: Value, lambd: Any = 0.5) -> Value:
-    """hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
-    return op.Where(op.LessOrEqual(op.Abs(x), like(op, lambd, x)), 0, x)
 
 
 @converter("aten::softshrink_backward")

@@ -86,12 +86,10 @@ def index(op: Recorder, x: Value, indices: Sequence[Value | None]) -> Value:
         return op.GatherND(to_front(op, x, axes), places)
     sizes = [op.size(x, i) for i in range(x.rank)]
     merged: list[Any] = [*sizes[: axes[0]], product(op, [sizes[a] for a in axes])]
-    flat = op.Reshape(x, op.vector([*merged, *sizes[axes[-1] + 1 :]]), allowzero=_has_zero(x))
+    flat = op.Reshape(
+        x, op.vector([*merged, *sizes[axes[-1] + 1 :]]), allowzero=1 if 0 in x.dims else None
+    )
     return op.Gather(flat, _linear(op, x, selection), axis=axes[0])
-
-
-def _has_zero(x: Value) -> int | None:
-    return 1 if 0 in x.dims else None
 
 
 def _tuples(op: Recorder, indices: Sequence[Value]) -> Value:

@@ -37,14 +37,6 @@ def cat(op: Recorder, tensors: Sequence[Value], dim: int = 0) -> Value:
     return op.Concat(*with_elements, axis=axis)
 
 
-@converter("aten::stack")
-def stack(op: Recorder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """stack(Tensor[] tensors, int dim=0) -> Tensor"""
-    axis = dim % (tensors[0].rank + 1)
-    parts = [op.Unsqueeze(op.cast(t, op.dtype), [axis]) for t in tensors]
-    return op.Concat(*parts, axis=axis)
-
-
 @converter(
     "aten::split_with_sizes", "aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes"
 )

@@ -254,14 +254,6 @@ def amin(op: Recorder, x: Value, dim: Dims = (), keepdim: bool = False) -> Value
     return extremum(op, "ReduceMin", x, dim, keepdim)
 
 
-@converter("aten::aminmax")
-def aminmax(
-    op: Recorder, x: Value, *, dim: int | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
-    """aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"""
-    return amin(op, x, dim, keepdim), amax(op, x, dim, keepdim)
-
-
 def _holds(op: Recorder, x: Value, dim: Dims, keepdim: bool, *, everywhere: bool) -> Value:
     """Count what decides: an element that is set for any, one that is not for all."""
     truth = op.cast(x, ir.DataType.BOOL)
@@ -289,17 +281,3 @@ def all_(op: Recorder, x: Value, dim: Dims = None, keepdim: bool = False) -> Val
 def count_nonzero(op: Recorder, x: Value, dim: Dims = None) -> Value:
     """count_nonzero(Tensor self, int? dim=None) -> Tensor"""
     return integer_sum(op, op.cast(x, ir.DataType.BOOL), _axes(x, dim), False)
-
-
-@converter("aten::trace")
-def trace(op: Recorder, x: Value) -> Value:
-    """trace(Tensor self) -> Tensor"""
-    rows, columns = op.size(x, 0), op.size(x, 1)
-    if isinstance(rows, int) and isinstance(columns, int):
-        length: Any = min(rows, columns)
-    else:
-        length = op.Min(op.vector([rows]), op.vector([columns]))
-    step = columns + 1
-    flat = op.Reshape(x, [-1])
-    diagonal = op.Slice(flat, [0], op.vector([length * step]), [0], op.vector([step]))
-    return total(op, diagonal)

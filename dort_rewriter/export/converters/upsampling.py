@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from dort_rewriter.export.converters.axes import repeated
 from dort_rewriter.export.converters.interpolation import (
     Axis,
     Taps,
@@ -68,15 +69,7 @@ def _nearest(op: Recorder, x: Value, axes: Sequence[Axis], *, exact: bool) -> Va
     rank = len(axes)
     times = repetition(axes)
     if times is not None and x.dtype == ir.DataType.FLOAT:
-        scales = [1.0] * (x.rank - rank) + [float(n) for n in times]
-        return op.Resize(
-            x,
-            None,
-            scales,
-            mode="nearest",
-            nearest_mode="floor",
-            coordinate_transformation_mode="asymmetric",
-        )
+        return repeated(op, x, times)
     for place, axis in zip(range(-rank, 0), axes, strict=True):
         x = gather_taps(op, x, place, nearest_taps(op, axis, exact=exact))
     return x

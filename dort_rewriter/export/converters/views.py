@@ -54,11 +54,7 @@ def expand(op: Recorder, x: Value, size: Sequence[Any], *, implicit: bool = Fals
     for i, (d, s) in enumerate(zip(dims, size, strict=True)):
         stays = i >= new and have[i - new] == d
         target.append(1 if stays else d if isinstance(d, int) else s)
-    return op.Expand(x, op.vector([1 if _is_minus_one(s) else s for s in target]))
-
-
-def _is_minus_one(size: Any) -> bool:
-    return isinstance(size, int) and size == -1
+    return op.Expand(x, op.vector([1 if isinstance(s, int) and s == -1 else s for s in target]))
 
 
 @converter("aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims")

@@ -104,7 +104,7 @@ def aot_alone(
     shared = share_memory(args)
 
     def compiler(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
-        drop_wrong_replays(metadata_of_compilation(), shared=shared)
+        drop_wrong_replays(graph.graph, metadata_of_compilation(), shared=shared)
         prepare(graph)
         return cast("Callable[..., Any]", boxed_nop(graph, given))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
 from dort_rewriter.optimize.patterns.kernels.attention import (
     Rotary,
-    RotaryTranspose,
     TorchSharedHeads,
     TransposeRotary,
 )
@@ -50,7 +49,6 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     TransposeTorch,
     TorchTranspose,
     TransposeRotary,
-    RotaryTranspose,
     ElementwiseChains,
     ElementwiseLists,
 )

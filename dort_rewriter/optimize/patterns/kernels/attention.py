@@ -89,34 +89,6 @@ class TransposeRotary(Rule):
         )
 
 
-class RotaryTranspose(Rule):
-    """``Transpose(Rotary(x, cos, sin), perm) -> Rotary(Transpose(x, perm), cos', sin')``   where
-    torch's attention gives x: gradients, on the way back."""
-
-    roots = ("Transpose",)
-    reads = (f"{OWN_DOMAIN}::Rotary",)
-    lowers = "Transposes behind Rotary of what attention gives"
-
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        rotary = graph.producer(node.inputs[0], f"{OWN_DOMAIN}::Rotary")
-        if rotary is None or rotary.inputs[0] is None:
-            return None
-        x = rotary.inputs[0]
-        given = x.producer()
-        if given is None or operator(given) not in _ATTENTION:
-            return None
-        if not (graph.used_once(x) and graph.used_once(rotary.outputs[0])):
-            return Refusal("others read it too", x.name)
-        perm = graph.order(node)
-        if perm is None or not _may_move(rotary, perm, graph):
-            return Refusal("more than heads are moved", perm)
-
-        def build(op: Any) -> ir.Value:
-            return _turned(op, rotary, op.Transpose(x, perm=perm), perm, graph)
-
-        return Match([node.outputs[0]], build)
-
-
 def _may_move(rotary: ir.Node, perm: Sequence[int], graph: GraphView) -> bool:
     """Whether cos and sin follow another order of x without a copy."""
     rank = len(perm)

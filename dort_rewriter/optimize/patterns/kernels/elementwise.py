@@ -8,7 +8,6 @@ for each pair of operators would fuse pairs, and write what is between the pairs
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,13 @@ from dort_rewriter.optimize.patterns.kernels.programs import (
     write_program,
 )
 from dort_rewriter.optimize.patterns.recognize.operands import before_cast
-from dort_rewriter.optimize.view import GraphView, nodes_inside, take_place, values_read
+from dort_rewriter.optimize.view import (
+    GraphView,
+    in_turn,
+    nodes_inside,
+    take_place,
+    waits_of,
+)
 
 _NODES, _TENSORS, _INPUTS, _RESULTS = 48, 14, 20, 6
 """Limits of a group: its registers have to stay in the fastest cache, which single numbers need
@@ -62,7 +67,7 @@ class ElementwiseChains(GraphPass):
 
     def run(self, graph: GraphView) -> int:
         """Fuse what can be fused, and return how many groups there were."""
-        chosen = [n for n in graph.graph if _is_eligible(n, graph)]
+        chosen = [n for n in filter(is_instruction, graph.graph) if _is_eligible(n, graph)]
         found = _find_groups(graph.graph, set(chosen))
         groups = [g for g in found if _is_worth(g) and _is_small(set(g.members))]
         alone = [g for g in groups if all(map(widens, g.members))]
@@ -93,7 +98,7 @@ def _is_worth(group: _Group) -> bool:
 
 
 def _is_eligible(node: ir.Node, graph: GraphView) -> bool:
-    if not is_instruction(node) or None in _key(node)[1]:
+    if None in _key(node)[1]:
         return False
     if any(graph.producer(v, *_OWN_FUSIONS) for v in node.inputs) and _may_be_taken(node, graph):
         return False
@@ -151,30 +156,13 @@ def _is_number(value: ir.Value) -> bool:
 
 def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
     """The nodes in an order that keeps those to be fused together."""
-    nodes = list(graph)
-    index = {node: i for i, node in enumerate(nodes)}
-    waits = {n: {p for v in values_read(n) if (p := v.producer()) in index} for n in nodes}
-    followers: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
-    for node, before in waits.items():
-        for producer in before:
-            followers[producer].append(node)
-    missing = {node: len(before) for node, before in waits.items()}
+    index = {node: i for i, node in enumerate(graph)}
 
     def rank(node: ir.Node) -> tuple[bool, bool, int]:
         """Numbers before tensors, which would not let them stay together."""
         return node not in chosen, not _is_number(node.outputs[0]), index[node]
 
-    ready = [rank(n) for n in nodes if not missing[n]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        node = nodes[heapq.heappop(ready)[-1]]
-        order.append(node)
-        for follower in followers[node]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(ready, rank(follower))
-    return order
+    return in_turn(list(index), rank)
 
 
 def _joinable(
@@ -326,9 +314,8 @@ class ElementwiseLists(GraphPass):
 def _depths(graph: ir.Graph) -> dict[ir.Node, int]:
     """How many nodes stand before each on the longest way: those of one depth are apart."""
     depths: dict[ir.Node, int] = {}
-    for node in graph:
-        read = [v.producer() for v in values_read(node)]
-        depths[node] = 1 + max((depths[p] for p in read if p in depths), default=0)
+    for node, before in waits_of(list(graph)).items():
+        depths[node] = 1 + max((depths[p] for p in before), default=0)
     return depths
 
 

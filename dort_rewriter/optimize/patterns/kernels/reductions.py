@@ -271,7 +271,7 @@ class CrossEntropyGrad(Rule):
             return Refusal("more than one place is chosen in a row", rows)
         if not graph.same_shape(updates, indices):
             return Refusal("the gradient is not one for each row", graph.dims(updates))
-        if not _has_rows(rows, dims):
+        if len(rows) != len(dims) or not all(map(same, rows[:-1], dims[:-1])):
             return Refusal("places are chosen in some rows only", rows)
         read = (y, indices, updates)
         if not graph.runs("CrossEntropyGrad", read, outputs=node.outputs, domain=OWN_DOMAIN):
@@ -289,8 +289,3 @@ def _is_last(scatter: ir.Node, graph: GraphView) -> bool:
     rank = graph.rank(scatter.inputs[0]) or 0
     last = graph.attribute(scatter, "axis", 0) in (-1, rank - 1)
     return last and graph.attribute(scatter, "reduction", "none") == "none"
-
-
-def _has_rows(rows: tuple[Any, ...], dims: tuple[Any, ...]) -> bool:
-    """Whether indices have the sizes of a tensor, but for the last."""
-    return len(rows) == len(dims) and all(map(same, rows[:-1], dims[:-1]))

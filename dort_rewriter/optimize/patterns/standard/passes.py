@@ -23,7 +23,7 @@ from dort_rewriter.optimize.patterns.base import Emitter, GraphPass
 from dort_rewriter.optimize.patterns.recognize.operands import Piece, slice_of
 from dort_rewriter.optimize.patterns.standard.moves import BROADCASTING, UNARY
 from dort_rewriter.optimize.patterns.standard.views import VIEWS, reshape_target
-from dort_rewriter.optimize.view import GraphView, same_sizes, take_place
+from dort_rewriter.optimize.view import GraphView, same_sizes, take_place, waits_of
 
 _RANDOM = frozenset(
     {"Dropout", "Bernoulli", "Multinomial"}
@@ -354,22 +354,16 @@ class LeavesLast(GraphPass):
         moved = set(leaves)
         inner = [node for node in nodes if node not in moved]
         position = {node: i for i, node in enumerate(inner)}
-        leaves.sort(key=lambda leaf: _ready(leaf, position), reverse=True)
+        waits = waits_of(nodes)
+
+        def ready(leaf: ir.Node) -> int:
+            """The position of the last node it waits for."""
+            return max((position[p] for p in waits[leaf] if p in position), default=-1)
+
+        leaves.sort(key=ready, reverse=True)
         wanted = [*inner, *leaves]
         count = sum(a is not b for a, b in zip(nodes, wanted, strict=True))
         if count:
             graph.graph.remove(leaves)
             graph.graph.extend(leaves)
         return count
-
-
-def _ready(node: ir.Node, position: dict[ir.Node, int]) -> int:
-    """The position of the last node it waits for."""
-    waits = [v.producer() for v in node.inputs if v is not None]
-    waits += [v.producer() for graph in _subgraphs(node) for n in graph.all_nodes()
-              for v in n.inputs if v is not None]  # fmt: skip
-    return max((position[p] for p in waits if p in position), default=-1)
-
-
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    return [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]

@@ -54,13 +54,16 @@ def shown(
         logger.info("%s, after %.0f s.", what, since)
     start = time.perf_counter()
     if asked or read == "0" or not _is_read():
-        yield bool  # which does nothing
+        yield _nothing
     else:
         with _Line(what, steps) as line:
             yield line.advance
     spent = time.perf_counter() - start
     if spent > LONG:
         logger.info("%s took %.0f s.", what, spent)
+
+
+def _nothing() -> None: ...
 
 
 class _Line:

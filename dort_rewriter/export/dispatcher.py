@@ -162,8 +162,26 @@ class InFront(Dispatcher):
     def __init__(self, others: Dispatcher) -> None:
         """Keep who converts the rest."""
         self.others = others
-        for method in ("standard", "description", "converts", "prefers", "find_drawing"):
-            setattr(self, method, getattr(others, method))
+
+    def standard(self) -> Dispatcher:
+        """The dispatcher of models that run without torch."""
+        return self.others.standard()
+
+    def description(self) -> str | None:
+        """What is the same for dispatchers that convert alike."""
+        return self.others.description()
+
+    def converts(self, name: str) -> bool:
+        """Whether an operator has a converter, whatever its arguments."""
+        return self.others.converts(name)
+
+    def prefers(self, name: str) -> bool:
+        """Whether an operator is better converted than decomposed by torch."""
+        return self.others.prefers(name)
+
+    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
+        """The converter of a random operator, for a model that draws its own numbers."""
+        return self.others.find_drawing(node)
 
 
 class ForceDispatcher(Dispatcher):

@@ -7,7 +7,8 @@ taken twice, and some of them end the process. Without a record it reads sizes a
 
 It does so too where the steps have symbolic sizes. A view of an argument that was written is then
 sought where a view of the new value lies, whose memory is another: it is a view of the argument
-here, which lies and begins where it does in eager mode.
+here, which lies and begins where it does in eager mode. One in another type, whose sizes torch
+takes for those of the argument's elements, is not compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dort_rewriter.torch_defects.defect import Defect
 DEFECT = Defect(
     operators=(
         "results that are views of other results, of mutated arguments, of arguments that "
-        "share memory"
+        "share memory; views of arguments in another type"
     ),
     effect=(
         "The view is made again from a tensor that it is no view of: other elements, an "
@@ -37,7 +38,7 @@ DEFECT = Defect(
     remedy="AOTAutograd's metadata of the compilation, and the graph, are corrected",
     upstream=(
         "arguments that share memory: pytorch#198095; the others: `reports/view_replays.md`, "
-        "`reports/view_replays_of_arguments.md`"
+        "`reports/view_replays_of_arguments.md`, `reports/view_replays_of_types.md`"
     ),
 )
 
@@ -74,10 +75,18 @@ def _has_other_types(graph: torch.fx.Graph, metadata: Any) -> bool:
     first = len(metadata.tokens) + len(metadata.mutated_inp_runtime_indices)
     pairs = zip(metadata.output_info, results_of(graph)[first:], strict=False)
     return any(
-        arguments[info.base_idx].meta["val"].dtype is not leaf.meta["val"].dtype
+        _shown(arguments[info.base_idx].meta["val"].dtype, leaf.meta["val"].dtype.is_complex)
+        is not leaf.meta["val"].dtype
         for info, leaf in pairs
         if info.output_type is OutputType.alias_of_input and not _is_done_again(info)
     )
+
+
+def _shown(dtype: torch.dtype, as_complex: bool) -> torch.dtype:
+    """The type of what torch makes of an argument: parts of complex numbers are real ones."""
+    if dtype.is_complex is as_complex:
+        return dtype
+    return dtype.to_complex() if as_complex else dtype.to_real()
 
 
 def _is_done_again(info: OutputAliasInfo) -> bool:

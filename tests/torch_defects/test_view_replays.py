@@ -156,6 +156,25 @@ def test_a_view_in_another_type(
     equals_eager(compiled, program, 4, "no_grad")
 
 
+@pytest.mark.parametrize("to_real", [True, False])
+def test_parts_of_complex_numbers(to_real: bool) -> None:
+    """Of symbolic sizes: torch has a way from the ones to the others, and sessions run it."""
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        part = b.chunk(2)[0]
+        return torch.view_as_real(part) if to_real else torch.view_as_complex(part)
+
+    def make(n: int) -> tuple[Tensor, ...]:
+        parts = torch.arange(n * 4.0).reshape(n, 2, 2).clone()
+        return torch.ones(n), torch.complex(*parts.unbind(-1)) if to_real else parts
+
+    program = Program(function, make, mutates=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=OrtBackend({"fallback": False}), dynamic=True)
+    equals_eager(compiled, program, 4, "no_grad")
+
+
 def equals_eager(
     compiled: Callable[..., Any],
     program: Program,

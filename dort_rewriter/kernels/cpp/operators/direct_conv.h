@@ -50,8 +50,10 @@ class DirectConv : public Operator {
     const Shares shares(call, context.threads());
     const double work = double(count(call.result)) / double(shares.size()) * double(call.depth());
     const int64_t worth = std::max<int64_t>(1, static_cast<int64_t>(kWorthAThread / work));
-    context.parallel(shares.size(), worth, [&](int64_t begin, int64_t end) {
+    // NOTE: not `parallel`, which leaves two shares to one thread.
+    context.share((shares.size() + worth - 1) / worth, [&](int64_t part) {
       static thread_local std::vector<float> memory;
+      const int64_t begin = part * worth, end = std::min(begin + worth, shares.size());
       for (int64_t i = begin; i < end; ++i) {
         const Share share = shares[i];
         const Layout& layout = *share.layout;

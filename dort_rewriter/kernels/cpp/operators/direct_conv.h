@@ -212,6 +212,34 @@ class DirectConv : public Operator {
       }
     }
 
+    // Says which products there are, once it is the layout to be used.
+    ONCE void find_products() {
+      const int64_t taps = call_.taps();
+      // The first axis of filters, the second one, and the last: which is the second one, or the taps.
+      const int64_t channels = call_.gradient ? call_.made : call_.read, first = channels * taps;
+      const int64_t second = call_.channels_last ? 1 : taps, tap = call_.channels_last ? channels : 1;
+      Products found{std::max<int64_t>(1, kSummed / taps), first, second, {}, {}, {}};
+      if (call_.gradient) std::swap(found.filter, found.channel);
+      const auto add = [&](int64_t c, int64_t t) {
+        found.places.push_back(c * channel_ + taps_[t]);
+        found.weights.push_back(c * found.channel + tap * (call_.gradient ? taps - 1 - t : t));
+      };
+      // What lies in a row is read in a row.
+      if (found.channel == 1 && call_.read % kInARow == 0) {
+        found.channels = kInARow;
+        for (int64_t t = 0; t < taps; ++t) {
+          for (int64_t c = 0; c < kInARow; ++c) add(c, t);
+        }
+      } else {
+        for (int64_t c = 0; c < found.channels; ++c) {
+          for (int64_t t = 0; t < taps; ++t) add(c, t);
+        }
+      }
+      found.ahead = found.weights;
+      if (call_.made * call_.depth() > kCached) find_lines(found);
+      products_ = std::move(found);
+    }
+
     void convolve(const float* x, const float* filters, const float* biases, const Share& share, bool relu,
                   float* output) const;
 
@@ -298,33 +326,6 @@ class DirectConv : public Operator {
       std::vector<int64_t> ahead;  // of weights of the next products
     };
 
-    ONCE Products find_products() const {
-      const int64_t taps = call_.taps();
-      // The first axis of filters, the second one, and the last: which is the second one, or the taps.
-      const int64_t channels = call_.gradient ? call_.made : call_.read, first = channels * taps;
-      const int64_t second = call_.channels_last ? 1 : taps, tap = call_.channels_last ? channels : 1;
-      Products found{std::max<int64_t>(1, kSummed / taps), first, second, {}, {}};
-      if (call_.gradient) std::swap(found.filter, found.channel);
-      const auto add = [&](int64_t c, int64_t t) {
-        found.places.push_back(c * channel_ + taps_[t]);
-        found.weights.push_back(c * found.channel + tap * (call_.gradient ? taps - 1 - t : t));
-      };
-      // What lies in a row is read in a row.
-      if (found.channel == 1 && call_.read % kInARow == 0) {
-        found.channels = kInARow;
-        for (int64_t t = 0; t < taps; ++t) {
-          for (int64_t c = 0; c < kInARow; ++c) add(c, t);
-        }
-      } else {
-        for (int64_t c = 0; c < found.channels; ++c) {
-          for (int64_t t = 0; t < taps; ++t) add(c, t);
-        }
-      }
-      found.ahead = found.weights;
-      if (call_.made * call_.depth() > kCached) find_lines(found);
-      return found;
-    }
-
     // Filters that no cache holds come in time if they are asked for before: a line at each product.
     static void find_lines(Products& products) {
       std::vector<int64_t> lines;
@@ -402,7 +403,7 @@ class DirectConv : public Operator {
       }
     }
 
-    const Call call_;
+    Call call_;
     int64_t images_, rows_;  // pictures, and rows of windows in each
     int64_t step_;           // from a number of a picture to the next one
     int64_t pitch_, lines_, image_, channel_, size_;
@@ -411,6 +412,7 @@ class DirectConv : public Operator {
     std::vector<int64_t> starts_;  // of vectors
     std::vector<int64_t> pieces_;  // the first one of each vector
     std::vector<Piece> all_;
+    Products products_{};
   };
 
   // What one thread makes at once: some filters' results for some pictures, or for some rows of one.
@@ -465,9 +467,10 @@ class DirectConv : public Operator {
         const auto cost = [&](const Layout& l, int64_t writes) {
           return l.vectors() * (call_.depth() + writes);
         };
-        if (cost(beside, 40) < cost(below, 8)) return layouts_.push_back(std::move(beside));
+        if (cost(beside, 40) < cost(below, 8)) std::swap(below, beside);
       }
       layouts_.push_back(std::move(below));
+      layouts_.back().find_products();
     }
 
     const Call& call_;
@@ -482,7 +485,7 @@ class DirectConv : public Operator {
 inline void DirectConv::Layout::convolve(const float* x, const float* filters, const float* biases,
                                          const Share& share, bool relu, float* output) const {
   const int64_t area = call_.rows * call_.columns;
-  const Products products = find_products();
+  const Products& products = products_;
   float* picture = output + (share.image * call_.made) * area + share.row * call_.columns;
   const int64_t all = static_cast<int64_t>(starts_.size()), last = share.filter + share.filters;
   auto make = [&](int64_t v, int64_t f) {

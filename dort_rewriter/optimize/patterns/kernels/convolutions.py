@@ -53,7 +53,7 @@ class DepthwiseConv(Rule):
             return Refusal("no kernel", x.dtype)
 
         def write(op: Writer) -> ir.Value:
-            added = op.constant([0.0] * channels, ir.DataType.FLOAT) if bias is None else bias
+            added = _or_zeros(op, bias, channels)
             result: ir.Value = op.call(
                 "DepthwiseConv", x, weight, added, domain=OWN_DOMAIN, windows=windows
             )
@@ -99,9 +99,7 @@ class DirectConv(Rule):
             return Refusal("no kernel", x.dtype)
 
         def write(op: Writer) -> ir.Value:
-            added = bias
-            if bias is None:
-                added = op.constant([0.0] * filters[0], ir.DataType.FLOAT)
+            added = _or_zeros(op, bias, filters[0])
             made: ir.Value = op.call(
                 "DirectConv", x, weight, added, domain=OWN_DOMAIN, **attributes
             )
@@ -172,6 +170,11 @@ class PaddedConv(Rule):
             return checked
 
         return Match([result], write)
+
+
+def _or_zeros(op: Writer, bias: ir.Value | None, channels: int) -> ir.Value:
+    """A bias, which these kernels always read."""
+    return op.constant([0.0] * channels, ir.DataType.FLOAT) if bias is None else bias
 
 
 def _with_relu(node: ir.Node, graph: GraphView) -> tuple[ir.Value, bool]:

@@ -29,6 +29,13 @@ def _numbers(*shape: int) -> np.ndarray:
     return GENERATOR.normal(size=shape).astype(np.float32)
 
 
+def _of_one_node(inputs: str, node: str) -> str:
+    """A graph whose result has the type and the axes of its first input."""
+    dtype = inputs.partition("[")[0]
+    rank = inputs.partition("]")[0].count(",") + 1
+    return f"({inputs}) => ({dtype}[{','.join('ABCDE'[:rank])}] z) {{ z = {node} }}"
+
+
 @pytest.mark.parametrize("size", [(9, 21), (40, 37), (5, 64)])
 @pytest.mark.parametrize("how", HOW)
 def test_images(how: str, size: tuple[int, int]) -> None:
@@ -88,10 +95,7 @@ def test_images_without_a_bias() -> None:
     ],
 )
 def test_others_are_left(inputs: str, node: str, reason: str | None) -> None:
-    dtype = inputs.partition("[")[0]
-    rank = inputs.partition("]")[0].count(",") + 1
-    result = f"{dtype}[{','.join('ABCDE'[:rank])}] z"
-    assert_refuses(DepthwiseConv, f"({inputs}) => ({result}) {{ z = {node} }}", reason)
+    assert_refuses(DepthwiseConv, _of_one_node(inputs, node), reason)
 
 
 def test_constant_filters_are_left() -> None:
@@ -176,10 +180,7 @@ def test_one_axis_and_no_bias() -> None:
     ],
 )
 def test_what_is_no_direct_convolution(inputs: str, node: str, reason: str | None) -> None:
-    dtype = inputs.partition("[")[0]
-    rank = inputs.partition("]")[0].count(",") + 1
-    result = f"{dtype}[{','.join('ABCDE'[:rank])}] z"
-    assert_refuses(DirectConv, f"({inputs}) => ({result}) {{ z = {node} }}", reason)
+    assert_refuses(DirectConv, _of_one_node(inputs, node), reason)
 
 
 @pytest.mark.parametrize("gradient", [0, 1])

@@ -14,11 +14,10 @@
 #include <immintrin.h>
 #endif
 
-// A picture with its padding lies in memory so that all windows read a tap of a filter from
-// neighbouring places: a vector of them is multiplied with the tap, for several filters at once. The
-// right padding of a row is the left one of the next row, and so is that of pictures below each other.
-// With a stride, places of each remainder lie together. Narrow pictures may lie side by side, number
-// by number, so that a vector is filled.
+// In the layout of a padded picture all windows read a tap of a filter from contiguous numbers: a
+// vector of them is multiplied with the tap, for several filters at once. The right padding of a row
+// is the left one of the next row, and so is that of pictures below each other. With a stride, places
+// of each remainder are contiguous. Narrow pictures may be interleaved, so that a vector is filled.
 class DirectConv : public Operator {
  public:
   static constexpr const char* name = "DirectConv";

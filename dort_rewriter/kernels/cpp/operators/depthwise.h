@@ -10,10 +10,6 @@
 
 #include "windows.h"
 
-#if defined(__FMA__)
-#include <immintrin.h>
-#endif
-
 class DepthwiseConv : public Operator {
  public:
   static constexpr const char* name = "DepthwiseConv";
@@ -84,14 +80,6 @@ class DepthwiseConv : public Operator {
   // Neighbouring windows at once, and several rows of them: a sum waits for the one before.
   static constexpr int64_t kVector = 8, kVectors = 2, kColumns = kVector * kVectors, kRows = 4;
   typedef float Floats __attribute__((vector_size(32)));
-
-  static Floats add_product(Floats sum, Floats a, Floats b) {
-#if defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, sum);
-#else
-    return a * b + sum;
-#endif
-  }
 
   // A plane with its padding around it. Every column that a window begins at is beside the next one:
   // with a stride of two, even columns stand first in a row, odd ones behind them.

@@ -10,10 +10,6 @@
 
 #include "windows.h"
 
-#if defined(__FMA__)
-#include <immintrin.h>
-#endif
-
 // In the layout of a padded picture all windows read a tap of a filter from contiguous numbers: a
 // vector of them is multiplied with the tap, for several filters at once. The right padding of a row
 // is the left one of the next row, and so is that of pictures below each other. With a stride, places
@@ -65,13 +61,7 @@ class DirectConv : public Operator {
   }
 
  private:
-#if defined(__AVX512F__)
-  static constexpr int64_t kVector = 16, kFilters = 8;
-#elif defined(__AVX__)
-  static constexpr int64_t kVector = 8, kFilters = 4;
-#else
-  static constexpr int64_t kVector = 4, kFilters = 4;
-#endif
+  static constexpr int64_t kVector = kWidest, kFilters = kWidest == 16 ? 8 : 4;
   // Vectors of windows at once: with the sums of all filters they fill the registers.
   static constexpr int64_t kVectors = 3;
   // Numbers that are added up before they are added to others: errors of long sums grow less.
@@ -90,17 +80,7 @@ class DirectConv : public Operator {
   // Pictures side by side.
   static constexpr int64_t kPictures = 16;
 
-  typedef float Floats __attribute__((vector_size(4 * kVector)));
-
-  static Floats add_product(Floats sum, Floats a, Floats b) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, sum);
-#elif defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, sum);
-#else
-    return a * b + sum;
-#endif
-  }
+  using Floats = WidestFloats;
 
   // What is convolved, as pictures of two axes.
   struct Call {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernel.h"
+#include "vectors.h"
 
 // The windows along one axis, as torch counts them.
 struct Axis {
@@ -48,14 +49,6 @@ struct Window {
     wide = {w[5], w[6], w[7], w[8], w[9]};
   }
 };
-
-// A vector of the numbers from a place on, wherever that is.
-template <typename V, typename T>
-V load(const T* from) {
-  V vector;
-  std::memcpy(&vector, from, sizeof(V));
-  return vector;
-}
 
 // Largest elements of windows: the first of equal ones, the last NaN; and their places.
 class MaxPool : public Operator {

@@ -141,7 +141,7 @@ def removals(level: str, base: str, seen: Seen) -> list[Removal]:
     classes = {
         "products by MKL or torch": PRODUCTS,
         "convolutions by torch": frozenset(placement.CONVOLUTIONS),
-        "attention by torch": frozenset({placement._FLASH, placement.FLASH_BACKWARD}),
+        "attention without scores": frozenset(placement.ATTENTION),
         "faster in torch by the table": frozenset(placement.COSTS),
         "one kernel in torch": placement.ONE_KERNEL,
     }

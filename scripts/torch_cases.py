@@ -27,6 +27,8 @@ from onnx import helper
 
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.operators import (
+    ATTENTION,
+    ATTENTION_GRAD,
     MKL_ATTENTION_GRAD,
     MKL_PRODUCT,
     OWN_DOMAIN,
@@ -119,9 +121,9 @@ def _mkl_product(r: random.Random, op: str) -> Case:
 
 
 def _attention(r: random.Random, op: str) -> Case:
-    kind, gradient = _type(r), op != TORCH_FLASH
+    kind, gradient = _type(r), op not in (TORCH_FLASH, ATTENTION)
     if op == MKL_ATTENTION_GRAD:
-        kind = FLOAT
+        kind = BFLOAT
     groups, batch, queries, keys, width = (_size(r) for _ in range(5))
     heads = groups * r.choice((1, 1, 1, 2, 8))
     query, key = [batch, heads, queries, width], [batch, groups, keys, width]
@@ -191,7 +193,8 @@ def _windows(image: list[int], window: list[int], how: dict[str, Any]) -> list[i
 
 TORCH_MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys((TORCH_FLASH, f"{TORCH_FLASH}_backward", MKL_ATTENTION_GRAD), _attention),
+    **dict.fromkeys((TORCH_FLASH, f"{TORCH_FLASH}_backward"), _attention),
+    **dict.fromkeys((ATTENTION, ATTENTION_GRAD, MKL_ATTENTION_GRAD), _attention),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
     **dict.fromkeys(("PaddingLeftOut", "PaddingLeftOutGrad"), _convolution),
     MKL_PRODUCT: _mkl_product,

@@ -53,7 +53,7 @@ from dort_rewriter.ort_module import describe
 from dort_rewriter.plan.graph_plan import GraphPlan
 from dort_rewriter.plan.nodes import unsupported
 from dort_rewriter.plan.outputs import SHARED, ModelOutput, OutputPlan
-from dort_rewriter.plan.placement import compute_by_mkl, uses_own_kernels
+from dort_rewriter.plan.placement import choose_products, uses_own_kernels
 from dort_rewriter.plan.recipe import BuiltBlock, ExportedBlock, Providers, Recipe
 from dort_rewriter.runtime.addressed_call import can_give_addresses
 from dort_rewriter.runtime.disk_cache import DiskCache, disk_cache
@@ -338,8 +338,8 @@ def _convert(
         if provider == OPENVINO:
             keep_ranks(model)
             keep_special_numbers(model)
-        if recipe.may_call_torch(provider):
-            compute_by_mkl(model, options)
+        if provider == CPU:
+            choose_products(model, options, calls_mkl=recipe.may_call_torch(provider))
     return model
 
 

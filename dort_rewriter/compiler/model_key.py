@@ -25,7 +25,7 @@ from dort_rewriter.errors import CaptureError
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 from dort_rewriter.plan.nodes import plan_of
 from dort_rewriter.plan.outputs import ModelOutput
-from dort_rewriter.plan.placement import described_mkl, uses_own_kernels
+from dort_rewriter.plan.placement import described_products, uses_own_kernels
 from dort_rewriter.plan.recipe import Recipe
 from dort_rewriter.runtime.providers import CPU
 
@@ -119,7 +119,8 @@ def _choices(recipe: Recipe, provider: str) -> Iterator[str]:
     optimization = recipe.options.optimization
     own = provider == CPU and uses_own_kernels(optimization)
     yield f"own kernels: {own}"  # a compiler may come and go
-    yield f"MKL: {described_mkl(recipe.options) if recipe.may_call_torch(provider) else None}"
+    calls_mkl = recipe.may_call_torch(provider)
+    yield f"products: {described_products(recipe.options, calls_mkl=calls_mkl)}"
     placed = sorted((recipe.options.placement or {}).items())
     yield f"torch's kernels: {recipe.torch_kernels}, {placed}"
     yield f"frozen: {recipe.options.freeze}"

@@ -69,8 +69,11 @@ TORCH_KERNELS = TORCH_PRODUCTS | TORCH_ATTENTION | TORCH_CONVOLUTIONS
 MKL_PRODUCT = "MklProduct"
 """The operator that multiplies by MKL, which comes with torch."""
 
+ATTENTION, ATTENTION_GRAD = "Attention", "AttentionGrad"
+"""Attention by products of our own, and its gradient, in the place of torch's kernels."""
+
 MKL_ATTENTION_GRAD = "MklAttentionGrad"
-"""The gradient of attention by those products: it reads and gives what torch's kernel does."""
+"""The gradient of attention of bfloat16 by MKL's products."""
 
 TORCH_CALL = "TorchCall"
 """The operator that calls any operator of torch, through Python."""

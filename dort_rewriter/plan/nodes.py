@@ -40,7 +40,6 @@ from dort_rewriter.plan.placement import (
     TIES,
     Place,
     choose_place,
-    differentiates_by_mkl,
     find_override,
     has_torchs_order,
     uses_own_kernels,
@@ -118,7 +117,6 @@ class Chooser:
             choose_place,
             node,
             name,
-            by_mkl=functools.partial(differentiates_by_mkl, self.options),
             frozen=self.options.freeze,
         )
         place = choose(self.options.placement)

@@ -31,8 +31,8 @@ from dort_rewriter.kernels.torch_library import (
     multiplies_bfloat16,
     multiplies_faster,
 )
-from dort_rewriter.optimize.mkl import differentiate_by_mkl, multiply_by_mkl, multiply_small_by_mkl
 from dort_rewriter.optimize.pipeline import asks_for_kernels
+from dort_rewriter.optimize.products import attend_by_own, multiply_by_mkl, multiply_small_by_mkl
 from dort_rewriter.options import OptimizationOptions, OrtBackendOptions
 
 Place = Literal["torch", "onnxruntime", "torch kernel"]
@@ -153,8 +153,8 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 _FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
-FLASH_BACKWARD = f"{_FLASH}_backward"
-"""The gradient of attention."""
+ATTENTION = (_FLASH, f"{_FLASH}_backward")
+"""Attention, and its gradient."""
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 """Products of matrices."""
@@ -165,12 +165,12 @@ CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 KERNEL_TYPES: Mapping[str, Collection[torch.dtype]] = {
     **dict.fromkeys(PRODUCTS, _HALVES),
     **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
-    _FLASH: (torch.float32, *_HALVES),
-    FLASH_BACKWARD: (torch.float32, *_HALVES),
+    ATTENTION[0]: (torch.float32, *_HALVES),
+    ATTENTION[1]: (torch.float32, *_HALVES),
 }
 """The operators that torch's kernels compute inside a model, by the type of the first result that
 is asked for: ONNX Runtime has no products of halves, and makes them in float32, at a third of the
-speed; torch's attention never makes the scores.
+speed; torch's attention never makes the scores, nor does ours, which takes its place.
 
 NOTE: torch's gradients of convolutions of float16 take 40 to 600 times as long as those of
 float32.
@@ -200,57 +200,17 @@ LEAST_WORK_OF_WEIGHTS = 3e7
 CHANNELS_AT_ONCE = 16
 """Of so many channels a thread computes all that it does, see `kernels/cpp`."""
 
-SHORT = 32
-"""The tokens up to which attention in float32 is not torch's, where their number is fixed: there
-are few scores, and its kernel is slow to start.
-
-Measured with one thread, a Llama of width 16 to 128: of the time with torch's kernel, inference
-took 0.80 (8 tokens), 0.87 and 0.94 (16), 0.93 (32) and 0.98 (64), training 0.94, 0.99, 0.98 and
-0.99.
-"""
-
-THREADED_SCORES = 200 * 200
-"""The scores of a head from which attention in float32 is torch's when threads share the work.
-
-Measured with two threads on two cores, a Llama of width 256: of the time with the kernels of ONNX
-Runtime, inference took 1.02 (64 tokens), 0.98 (128), 0.88 (256) and 0.85 (384), training 1.01,
-0.99, 0.93 and 0.91; a ViT of 197 tokens 1.06 and 1.01, a BERT of 128 1.02 and 0.97. With one
-thread torch's kernel was the faster one at each of these lengths. Where MKL computes the
-gradient, training takes 0.97 (a ViT of 65 tokens), 0.98 (a BERT of 128) and 0.95 (a GPT-2 and a
-Llama of 128).
-"""
-
-OTHER_MAKERS_SCORES = 1280 * 1280
-"""The same where torch's kernel calls an MKL that multiplies slower than ONNX Runtime does, with
-one thread too. The gradient that calls MKL itself pays there all the same.
-
-Measured on an EPYC of Zen 5, a Llama of width 256: of the time with torch's kernel, inference
-took 0.94 (64 tokens), 0.93 (128), 0.89 (256), 0.84 (512), 0.93 (1,024) and 1.11 (2,048) with one
-thread, 0.96, 0.91, 0.84 and 0.93 (128 to 1,024) with two; training, with gradients by MKL in both,
-0.98 (128), 0.96 (256), 0.94 (512) and 1.02 (1,024). In bfloat16, between casts, with one thread:
-inference 0.92 (64), 0.90 (128), 0.78 (512) and 0.92 (1,024), training 1.0, 0.98, 0.93 and 1.0.
-"""
-
-OPENMP_SCORES = 512 * 512
-"""The same where torch's kernels share their work between OpenMP's threads.
-
-Those of the session wait without spinning then, which costs its other operators: 128 tokens took
-1.15 to 1.35 times as long, 512 tokens 0.97 and 1,024 tokens 0.76.
-"""
-
 
 def choose_place(
     node: torch.fx.Node,
     name: str,
     overrides: Mapping[str, Place] | None = None,
     *,
-    by_mkl: Callable[[], bool] = lambda: False,
     frozen: bool = False,
 ) -> Place:
     """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all.
 
-    ``by_mkl`` tells whether MKL computes the gradient of attention in place of torch's kernel,
-    ``frozen`` whether weights are constants.
+    ``frozen`` tells whether weights are constants.
     """
     base = name.split(".")[0]
     chosen = find_override(name, overrides)
@@ -258,7 +218,7 @@ def choose_place(
         return chosen
     if not _on_cpu(node):
         return "torch" if base in ON_CUDA else "onnxruntime"
-    if _has_type(node, KERNEL_TYPES.get(base, ())) and _pays(node, base, by_mkl, frozen):
+    if _has_type(node, KERNEL_TYPES.get(base, ())) and _pays(node, base, frozen):
         return KERNEL
     cost = COSTS.get(base)
     if cost is None:
@@ -281,33 +241,13 @@ def _has_type(node: torch.fx.Node, types: Collection[torch.dtype]) -> bool:
     return first is not None and first.dtype in types
 
 
-def _pays(node: torch.fx.Node, name: str, by_mkl: Callable[[], bool], frozen: bool) -> bool:
-    """Whether torch's kernel is the faster one."""
-    if name in CONVOLUTIONS:
-        if _has_type(node, (torch.float32,)):
-            return not frozen and name == CONVOLUTIONS[1] and _is_large_gradient(node)
-        return convolves_bfloat16() and _convolves_faster(node, name)
-    if not name.startswith(_FLASH):
+def _pays(node: torch.fx.Node, name: str, frozen: bool) -> bool:
+    """Whether torch's kernel is the faster one, or ours that takes its place."""
+    if name not in CONVOLUTIONS:
         return True
-    is_backward = name == FLASH_BACKWARD
-    first = 1 if is_backward else 0
-    query, key = (_value(node.args[first + i]) for i in range(2))
-    lengths = [x.shape[-2] for x in (query, key)]
-    scores = math.prod(map(_size, lengths))
-    is_slow = comes_with_mkl() and not multiplies_faster() and scores < OTHER_MAKERS_SCORES
-    if query.dtype in _HALVES:
-        return is_backward or query.dtype is torch.float16 or not is_slow
-    if all(isinstance(n, int) and n <= SHORT for n in lengths):
-        return False
-    if is_backward and by_mkl():
-        return True
-    if is_slow:
-        return False
-    if torch.get_num_threads() == 1 or (_is_differentiated(node) and by_mkl()):
-        return True
-    # NOTE: where torch has no MKL, its kernels cannot be told to work in the session's threads.
-    fewest = THREADED_SCORES if torch.backends.mkl.is_available() else OPENMP_SCORES
-    return scores >= fewest
+    if _has_type(node, (torch.float32,)):
+        return not frozen and name == CONVOLUTIONS[1] and _is_large_gradient(node)
+    return convolves_bfloat16() and _convolves_faster(node, name)
 
 
 def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
@@ -363,14 +303,9 @@ def _is_large_gradient(node: torch.fx.Node) -> bool:
 
 
 def _convolves_float32() -> bool:
-    """Whether torch has oneDNN, and works in the session's threads, see ``OPENMP_SCORES``."""
+    """Whether torch has oneDNN, and can be told to work in the session's threads, as with MKL."""
     both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
     return both and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def _is_differentiated(node: torch.fx.Node) -> bool:
-    """Whether the sums of exponentials of an attention are read, which is for its gradient."""
-    return any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in node.users)
 
 
 def _on_cpu(node: torch.fx.Node) -> bool:
@@ -427,16 +362,6 @@ def _multiplies_by_mkl(options: OrtBackendOptions) -> bool:
     return not elsewhere and multiplies_faster() and _may_call_mkl(options)
 
 
-def differentiates_by_mkl(options: OrtBackendOptions) -> bool:
-    """Whether gradients of attention are: where nobody asks for torch's kernel.
-
-    NOTE: on processors of other makers too. On an EPYC with AVX-512 training steps in two threads
-    take, of the time with torch's kernel, 0.82 (a ViT under bfloat16 autocast), 0.87 (a BERT and a
-    Llama), 0.89 (a GPT-2) and 0.97 (a Llama of 1,024), in float32 0.95 to 0.97.
-    """
-    return find_override(FLASH_BACKWARD, options.placement) is None and _may_call_mkl(options)
-
-
 def _multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
     """Whether small products of bfloat16 are: where nobody asks for torch's kernels."""
     asked = any(find_override(p, options.placement) is not None for p in PRODUCTS)
@@ -447,20 +372,31 @@ def _may_call_mkl(options: OrtBackendOptions) -> bool:
     return comes_with_mkl() and uses_own_kernels(options.optimization)
 
 
-def described_mkl(options: OrtBackendOptions) -> str:
-    """All that decides what MKL computes."""
-    decided = _multiplies_by_mkl, _multiplies_small_by_mkl, differentiates_by_mkl
-    return f"{[d(options) for d in decided]}, of bfloat16: {multiplies_bfloat16()}"
+def described_products(options: OrtBackendOptions, *, calls_mkl: bool) -> str:
+    """All that decides whose products are in a model, as :func:`choose_products` changes it."""
+    decided = [d(options) for d in (_multiplies_by_mkl, _multiplies_small_by_mkl) if calls_mkl]
+    return f"{decided}, {_own_attention(options)}, of bfloat16: {multiplies_bfloat16()}"
 
 
-def compute_by_mkl(model: ir.Model, options: OrtBackendOptions) -> None:
-    """Change a model in place."""
-    if _multiplies_by_mkl(options):
+def choose_products(model: ir.Model, options: OrtBackendOptions, *, calls_mkl: bool) -> None:
+    """Change a model in place: whose products compute its nodes. Those of MKL are not for what is
+    kept, and may run where there is none."""
+    if calls_mkl and _multiplies_by_mkl(options):
         multiply_by_mkl(model)
-    if _multiplies_small_by_mkl(options):
+    if calls_mkl and _multiplies_small_by_mkl(options):
         multiply_small_by_mkl(model)
-    if differentiates_by_mkl(options):
-        differentiate_by_mkl(model, of_bfloat16=multiplies_bfloat16())
+    attend_by_own(
+        model,
+        _own_attention(options),
+        torchs_bfloat16=multiplies_bfloat16(),
+        calls_mkl=calls_mkl,
+    )
+
+
+def _own_attention(options: OrtBackendOptions) -> list[str]:
+    """Attention and its gradient, unless somebody asks for torch's kernel."""
+    asked = (name for name in ATTENTION if find_override(name, options.placement) is None)
+    return [name.removeprefix("aten::") for name in asked]
 
 
 TIES = "which of equal elements comes first is the choice of torch's kernel"

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 import dort_rewriter
 from dort_rewriter import OrtBackend, OrtBackendOptions
-from dort_rewriter.plan.placement import FLASH_BACKWARD
+from dort_rewriter.plan.placement import ATTENTION
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_a_growing_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up() ->
 def test_a_training_step_of_a_transformer(dynamic: bool, tmp_path: Path) -> None:
     model = llama(use_cache=False).train()
     # Where MKL computes the gradient of attention, in a model that is not saved, bits differ.
-    backend = OrtBackend(OrtBackendOptions(placement={FLASH_BACKWARD: "torch kernel"}))
+    backend = OrtBackend(OrtBackendOptions(placement=dict.fromkeys(ATTENTION, "torch kernel")))
     compiled = torch.compile(model, backend=backend, dynamic=dynamic)
 
     def batch(rows: int, length: int) -> dict[str, torch.Tensor]:

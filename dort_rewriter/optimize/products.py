@@ -1,19 +1,21 @@
-"""Nodes for kernels that call MKL: products where it multiplies faster, gradients of attention.
+"""Nodes for kernels that multiply faster: by MKL, and attention by products of our own.
 
-Large products of float32, small ones of bfloat16; the gradients in place of those by torch's
-kernel. Done last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them
+Large products of float32 are MKL's, small ones of bfloat16, and gradients of attention of it. Done
+last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them
 into others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import (
+    ATTENTION,
+    ATTENTION_GRAD,
     MKL_ATTENTION_GRAD,
     MKL_PRODUCT,
     OWN_DOMAIN,
@@ -100,19 +102,26 @@ def _sizes(value: ir.Value | None) -> list[int]:
     return [d if isinstance(d, int) else _USUAL for d in value.shape]
 
 
-def differentiate_by_mkl(model: ir.Model, *, of_bfloat16: bool) -> int:
-    """Change a model in place, and return how many gradients of attention MKL computes now.
+def attend_by_own(
+    model: ir.Model, names: Collection[str], *, torchs_bfloat16: bool, calls_mkl: bool
+) -> int:
+    """Change a model in place, and return how many attentions and gradients of attention, of the
+    named operators of torch, it does not leave to torch's kernels.
 
-    ``of_bfloat16`` says whether it multiplies bfloat16 by instructions for that: factors are
-    widened to floats elsewhere, as those of float16 are.
+    ``torchs_bfloat16`` says whether torch and MKL multiply bfloat16 by instructions for that: such
+    attention is torch's, and its gradient MKL's where a model may call it.
     """
     done = 0
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if (node.domain, node.op_type) != (OWN_DOMAIN, f"{TORCH_FLASH}_backward"):
+        if node.domain != OWN_DOMAIN or node.op_type not in names:
             continue
-        node.op_type = MKL_ATTENTION_GRAD
-        query = node.inputs[1]
-        if of_bfloat16 and query is not None and query.dtype is ir.DataType.BFLOAT16:
-            node.attributes["of_bfloat16"] = ir.AttrInt64("of_bfloat16", 1)
+        first = node.inputs[0]
+        is_gradient = node.op_type != TORCH_FLASH
+        if not (torchs_bfloat16 and first is not None and first.dtype is ir.DataType.BFLOAT16):
+            node.op_type = ATTENTION_GRAD if is_gradient else ATTENTION
+        elif is_gradient and calls_mkl:
+            node.op_type = MKL_ATTENTION_GRAD
+        else:
+            continue
         done += 1
     return done

@@ -9,8 +9,16 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from dort_rewriter.kernels.operators import MKL_ATTENTION_GRAD, MKL_PRODUCT, TORCH_FLASH
-from dort_rewriter.optimize.mkl import differentiate_by_mkl, multiply_by_mkl, multiply_small_by_mkl
+from dort_rewriter.kernels.operators import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    MKL_ATTENTION_GRAD,
+    MKL_PRODUCT,
+    TORCH_FLASH,
+)
+from dort_rewriter.optimize.products import attend_by_own, multiply_by_mkl, multiply_small_by_mkl
+
+FLASH_GRAD = f"{TORCH_FLASH}_backward"
 
 
 def model_of(node: str, *inputs: str) -> ir.Model:
@@ -126,18 +134,34 @@ def attention_model(dtype: str) -> ir.Model:
     return ir.from_proto(onnx.parser.parse_model(text))
 
 
-@pytest.mark.parametrize("of_bfloat16", [False, True])
+@pytest.mark.parametrize("calls_mkl", [False, True])
+@pytest.mark.parametrize("torchs", [False, True])
 @pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16"])
-def test_a_gradient_by_torchs_kernel(dtype: str, of_bfloat16: bool) -> None:
-    """It keeps what it reads, gives and knows; the attention itself is left alone."""
+def test_attention_of_torch(dtype: str, torchs: bool, calls_mkl: bool) -> None:
+    """It keeps what it reads, gives and knows."""
     model = attention_model(dtype)
-    assert differentiate_by_mkl(model, of_bfloat16=of_bfloat16) == 1
+    names, how = [TORCH_FLASH, FLASH_GRAD], {"torchs_bfloat16": torchs, "calls_mkl": calls_mkl}
+    by_torch = dtype == "bfloat16" and torchs
+    done = attend_by_own(model, names, **how)
+    expected = (TORCH_FLASH, MKL_ATTENTION_GRAD if calls_mkl else FLASH_GRAD)
+    if not by_torch:
+        expected = ATTENTION, ATTENTION_GRAD
     attention, gradient = model.graph
-    assert (attention.op_type, gradient.op_type) == (TORCH_FLASH, MKL_ATTENTION_GRAD)
+    assert (attention.op_type, gradient.op_type) == expected
+    assert done == len({*expected} - {*names})
     assert [v.name for v in gradient.inputs if v is not None] == "g q k v out sums".split()
     assert [v.name for v in gradient.outputs] == ["x", "", "y"]
     assert list(model.graph.outputs) == [gradient.outputs[0], gradient.outputs[2]]
     known = {name: a.value for name, a in gradient.attributes.items()}
-    narrow = {"of_bfloat16": 1} if of_bfloat16 and dtype == "bfloat16" else {}
-    assert known == {"is_causal": 1, "scale": 0.5, "order0": (0, 2, 1, 3), **narrow}
-    assert differentiate_by_mkl(model, of_bfloat16=of_bfloat16) == 0
+    assert known == {"is_causal": 1, "scale": 0.5, "order0": (0, 2, 1, 3)}
+    assert attend_by_own(model, names, **how) == 0
+
+
+@pytest.mark.parametrize("name", [TORCH_FLASH, FLASH_GRAD])
+def test_attention_that_somebody_wants_of_torch(name: str) -> None:
+    model = attention_model("float")
+    assert attend_by_own(model, [name], torchs_bfloat16=False, calls_mkl=True) == 1
+    assert {TORCH_FLASH, FLASH_GRAD} & {n.op_type for n in model.graph} == {
+        TORCH_FLASH,
+        FLASH_GRAD,
+    } - {name}

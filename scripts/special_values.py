@@ -82,7 +82,6 @@ KNOWN = (
     Known(r"std.*", "nan|zero", "max|large", BY_ORDER, dtypes="float64"),
     Known(r"native_layer_norm", "nan", "-?infs?|large|max", BY_ROUNDING),
     Known(r"nn\.functional\.conv.*", "nan", "-?infs?|nan", BY_PADDING, only_eager=True),
-    Known(r"nn\.functional\.cross_entropy", "zero", "zeros", COSTS, dtypes="float64"),
 )
 """What is not wrong, with its reason: eager mode is the odd one, neither is, or we are."""
 UNTOLD = ("right", "torch's")

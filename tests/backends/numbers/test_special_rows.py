@@ -183,6 +183,35 @@ def test_what_is_not_multiplied(dtype: torch.dtype) -> None:
     _compare(program, [(x, seeds), (x * 0 + 1, seeds * 0)])
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_zeros_of_classes(dtype: torch.dtype, reduction: str) -> None:
+    """The loss of a zero, of one sample or more."""
+    places = torch.tensor([4, 0, 1])
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            functional.nll_loss(x, places, reduction=reduction),
+            functional.nll_loss(x[0], places[0], reduction=reduction),
+            functional.nll_loss(x[0], places[0], ignore_index=4, reduction=reduction),
+        )
+
+    x = torch.zeros((3, 5), dtype=dtype)
+    _compare(program, [(x,), (-x,)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_gradient_of_a_class_that_is_zero(dtype: torch.dtype) -> None:
+    def program(y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        places = torch.tensor([4, 0, 1])
+        chosen = torch.ops.aten.nll_loss_backward(g, y, places, None, 0, -100, y[0, 0])
+        return torch.ops.aten._log_softmax_backward_data(chosen, y, 1, y.dtype)
+
+    y = torch.linspace(-1, 1, 15, dtype=dtype).view(3, 5).log_softmax(1)
+    seeds = torch.tensor([0.0, -0.0, 1.0], dtype=dtype)
+    _compare(program, [(y, seeds), (y, -seeds)])
+
+
 def test_statistics_and_filters() -> None:
     """A deviation of zero, numbers out of range of their own mean, filters with an infinity."""
 

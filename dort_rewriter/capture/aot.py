@@ -111,6 +111,7 @@ def compile_with_aot(
     with (
         keep_resizing(decompositions),
         correct_tracing(traced),
+        types.watched(),
         shown("Tracing by AOTAutograd", asked=verbose),
         keeping,
     ):

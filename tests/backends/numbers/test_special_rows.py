@@ -384,6 +384,28 @@ def test_padding_is_not_multiplied_with_what_is_not_finite() -> None:
     _compare(_convolutions, [[t.requires_grad_() for t in given] for given in calls])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [2, 3])
+def test_padding_of_channels_that_lie_behind_is_not_multiplied(
+    rank: int, dtype: torch.dtype
+) -> None:
+    """As torch leaves it out of the gradients of grouped filters, if its images lie like that."""
+    layout = torch.channels_last if rank == 2 else torch.channels_last_3d
+    convolve = functional.conv2d if rank == 2 else functional.conv3d
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return convolve(x, w, padding=1, groups=2)
+
+    compiled = torch.compile(program, backend="onnxrt")
+    torch._dynamo.reset()
+    x = torch.randn(1, 6, *[6] * rank).to(dtype).contiguous(memory_format=layout)
+    w = torch.randn(8, 3, *[3] * rank).to(dtype).requires_grad_()
+    seeds = torch.randn(1, 8, *[6] * rank).to(dtype)
+    seeds.view(-1)[::97] = INF
+    eager, ours = (torch.autograd.grad(f(x, w), w, seeds)[0] for f in (program, compiled))
+    assert not (ours.isnan() & ~eager.isnan()).any()
+
+
 def test_padding_of_bfloat16_is_not_multiplied() -> None:
     """In a convolution, and the gradient of a transposed one, that are between casts."""
 

@@ -73,24 +73,26 @@ KNOWN = (
     Known(r"fmod.*|__rmod__|remainder.*", "nan", "tiny", "eager: it flushes a denormal divisor"),
     Known(r".*mm.*|.*matmul.*|einsum|nn\.functional\.(bi)?linear.*", "zero", ".*", BY_LIBRARY),
     Known(
-        r"linalg\.(inv|solve|tensor|(matrix_)?norm)\w*|nn\.functional\.conv.*",
+        r"linalg\.(inv|solve|svdvals|tensor|matrix_power|(matrix_)?norm)\w*|nn\.functional\.conv.*",
         "zero",
         ".*",
         BY_LIBRARY,
     ),
     Known(r"(cum)?prod|nn\.functional\.linear_cross_entropy.*", "nan", "max|large|1e30", BY_ORDER),
     Known(r"std.*", "nan|zero", "max|large", BY_ORDER, dtypes="float64"),
-    Known(r"native_layer_norm", "nan", "-?infs?|large|max", BY_ROUNDING),
+    Known(r"(native_|nn\.functional\.)layer_norm", "nan", "-?infs?|large|max", BY_ROUNDING),
+    Known(r"(masked\.|nan)median", "nan|value", "nan", "eager: by the order of the elements"),
+    Known(r"diff|(cumulative_)?trap(ezoid|z)", "zero", "zeros", COSTS),
     Known(r"nn\.functional\.conv.*", "nan", "-?infs?|nan", BY_PADDING, only_eager=True),
-    Known(r"nn\.functional\.cross_entropy", "zero", "zeros", COSTS, dtypes="float64"),
 )
 """What is not wrong, with its reason: eager mode is the odd one, neither is, or we are."""
 UNTOLD = ("right", "torch's")
 """What is counted, and has no line."""
 LEFT_OUT = (
-    "empty|empty_like|empty_permuted|empty_strided|new_empty|new_empty_strided|grid_sampler_2d"
+    "empty|empty_like|empty_permuted|empty_strided|new_empty|new_empty_strided|grid_sampler_2d|"
+    r"nn\.functional\.grid_sample"
 )
-"""Entries that show memory as it was, and one that ends the process in eager mode, given an
+"""Entries that show memory as it was, and those that end the process in eager mode, given an
 infinity."""
 
 

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from dort_rewriter.backends.onnxrt_graphs import make_dispatcher
 from dort_rewriter.capture import taken_types
+from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.export.decompositions import get_tracing_table
 
 TABLE = Path(taken_types.__file__).with_suffix(".txt")
@@ -143,7 +144,8 @@ def trace(case: Case, table: Any) -> None:
         partition_fn=parted,
         decompositions=types.decompositions,
     )
-    traced(*(v for v in leaves if isinstance(v, torch.Tensor)))
+    with keep_resizing(table), types.watched():
+        traced(*(v for v in leaves if isinstance(v, torch.Tensor)))
 
 
 def taken(case: Case, table: Any) -> Mapping[str, Any]:

@@ -148,7 +148,7 @@ def _overlaps(graph_module: torch.fx.GraphModule, options: OrtBackendOptions) ->
 
     Logs it, where eager mode does not raise.
     """
-    written = overlapping_writes(graph_module.graph)
+    written = overlapping_writes(graph_module)
     if written and not any(map(raises_in_eager_mode, written)):
         left = [UnsupportedOp(name_of(n), REASON, source_line(n), n.name) for n in written]
         log_whole_fallback(left, fallback=options.fallback)

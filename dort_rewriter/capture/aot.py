@@ -90,7 +90,7 @@ def compile_with_aot(
     drawing: list[bool] = []
     make = functools.partial(_make_compiler, finish, watched)
     keeping: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    for node in overlapping_writes(graph_module.graph) if may_overlap else ():
+    for node in overlapping_writes(graph_module) if may_overlap else ():
         raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
     keep_orders(graph_module)
     flat = flatten_interface(graph_module)
@@ -111,6 +111,7 @@ def compile_with_aot(
     with (
         keep_resizing(decompositions),
         correct_tracing(traced),
+        types.watched(),
         shown("Tracing by AOTAutograd", asked=verbose),
         keeping,
     ):

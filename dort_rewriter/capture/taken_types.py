@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.aten import hint_of
+from dort_rewriter.torch_defects.python_kernels import AUTOGRAD_KEYS, KERNELS_LOCK, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ smaller ones of any type."""
 _MOST_KINDS = 3
 """So many arguments are given every type, each on its own, to find one that torch takes."""
 _KINDS = (torch.float32, torch.int64, torch.bool, torch.complex64)
-_PLAIN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+_PLAIN = (FakeTensor, FunctionalTensor, torch.Tensor, torch.nn.Parameter)
 
 _BELIEVING = (
     *("linalg_", "_linalg_", "lu_", "_lu_", "_ctc_loss", "_embedding_bag", "segment_reduce"),
@@ -53,6 +56,13 @@ They are not asked about those: torch runs them in any case, and refuses them it
 
 _OF_NUMBERS = frozenset({"aten::linalg_cross", "aten::linalg_vector_norm"})
 """Those of them that compute with the integers they are given."""
+
+_EARLY = (
+    *("hardshrink", "max_pool1d", "multi_margin_loss", "multilabel_margin_loss_forward"),
+    *("one_hot", "softshrink"),
+)
+"""Operators that are decomposed before a table of decompositions is asked, into ones that take
+more types."""
 
 _PLACES = frozenset({"device", "layout", "memory_format", "pin_memory"})
 """Arguments that say where a result lies."""
@@ -266,6 +276,7 @@ def _undisturbed() -> Iterator[None]:
     """Run kernels of torch as if nothing was traced, and leave the random generator as it is."""
     with (
         _disable_current_modes(),
+        no_python_dispatcher(),
         torch._C.DisableTorchFunction(),
         torch._C._AutoDispatchBelowAutograd(),
         torch._C._DisableAutocast(),
@@ -414,6 +425,18 @@ class TypeCheck:
         finally:
             self._is_inside = False
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise :class:`RefusedByTorch` for operators that are decomposed early, too."""
+        early = [getattr(torch.ops.aten, name).default for name in _EARLY]
+        kernels = {
+            op: functools.partial(self._decompose, op, made)
+            for op in early
+            if (made := _decomposition_of(op)) is not None
+        }
+        with KERNELS_LOCK, replaced(kernels):
+            yield
+
     def check(self, graph_module: torch.fx.GraphModule) -> None:
         """Raise :class:`RefusedByTorch` for an operator that was not decomposed."""
         for module in graph_module.modules():
@@ -429,6 +452,16 @@ class TypeCheck:
                 if (error := refusal_of(node.target, node.args, node.kwargs)) is not None:
                     stack = node.meta.get("stack_trace") or ""
                     raise RefusedByTorch(node.target.name(), error, stack)
+
+
+def _decomposition_of(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """What computes an operator out of others before a table is asked; None where nothing does."""
+    for key in AUTOGRAD_KEYS:
+        if key in op.py_kernels:
+            return op.py_kernels[key]
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    known = op.has_kernel_for_dispatch_key(composite)
+    return functools.partial(op._op_dk, composite) if known else None
 
 
 def in_eager_mode_if_refused(

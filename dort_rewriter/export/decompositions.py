@@ -266,6 +266,22 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
     return loss.mean() if reduction == 1 else loss.sum()
 
 
+def _of_one_sample(
+    decompose: Decomposition,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+) -> Any:
+    """The kernel adds up one sample as well, which makes 0.0 of a zero of either sign."""
+    if x.dim() == 1 and reduction == 0:
+        reduction = _SUM
+    return decompose(x, target, weight, reduction, ignore_index)
+
+
+_SUM = 2
+
 _CORRECTED: dict[Any, Decomposition] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     torch.ops.aten.channel_shuffle.default: _in_format,
@@ -273,6 +289,7 @@ _CORRECTED: dict[Any, Decomposition] = {
     torch.ops.aten.huber_loss_backward.default: _row_major,
     torch.ops.aten.ldexp.Tensor: _by_powers,
     torch.ops.aten.logit_backward.default: _of_logit,
+    torch.ops.aten.nll_loss_forward.default: _of_one_sample,
     torch.ops.aten.smooth_l1_loss.default: _where_it_is_defined,
     torch.ops.aten.smooth_l1_loss_backward.default: _of_smooth_l1,
     torch.ops.aten.soft_margin_loss.default: _loss_of_input,

@@ -18,7 +18,7 @@ import functools
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from dort_rewriter.runtime.addressed_call import (
 from dort_rewriter.runtime.ort_values import (
     DLPACK_TYPES,
     CallPlan,
+    any_to_capsule,
     as_pairs,
     capsule_to_any_tensor,
     capsule_to_tensor,
@@ -267,6 +268,7 @@ def _call_constants(
     slots = [signature.inputs[i] for i in plan.feed_order]
     addressed = slots[: len(slots) - len(plan.capsules)]
     read = [s.read_dtype for s in addressed]
+    made = [slot for slot in signature.outputs if slot.source == "model"]
     return {
         "OrtValueVector": bindings().OrtValueVector,
         "run": session.ort.run_with_ortvaluevector,
@@ -297,16 +299,15 @@ def _call_constants(
         "now": time.perf_counter,
         "pairs": as_pairs,
         "pause": omp_pause(),
-        "to_capsule": to_capsule,
-        "to_tensor": capsule_to_any_tensor if _may_be_empty(signature) else capsule_to_tensor,
+        "to_capsule": any_to_capsule if _may_be_empty(signature.inputs) else to_capsule,
+        "to_tensor": capsule_to_any_tensor if _may_be_empty(made) else capsule_to_tensor,
         **_stream_order(session),
     }
 
 
-def _may_be_empty(signature: GraphSignature) -> bool:
-    """Whether some result of the model has, or may have, no element."""
-    shapes = [slot.shape for slot in signature.outputs if slot.source == "model"]
-    return any(size == 0 or isinstance(size, str) for shape in shapes for size in shape)
+def _may_be_empty(slots: Iterable[InputSlot | OutputSlot]) -> bool:
+    """Whether some argument or result has, or may have, no element."""
+    return any(size == 0 or isinstance(size, str) for slot in slots for size in slot.shape)
 
 
 def _write_constants(

@@ -40,6 +40,15 @@ DLPACK_TYPES = frozenset({torch.bfloat16})
 to_capsule = torch._C._to_dlpack
 """Turn a tensor into a dlpack capsule, which holds its storage."""
 
+
+def any_to_capsule(tensor: torch.Tensor) -> Any:
+    """Turn a tensor that may be empty into a dlpack capsule.
+
+    To torch it is contiguous then whatever its strides are, to onnxruntime 1.19 it is not.
+    """
+    return to_capsule(tensor if tensor.numel() else tensor.new_empty(tensor.shape))
+
+
 capsule_to_tensor = torch._C._from_dlpack
 """Turn a dlpack capsule into a tensor. ``torch.from_dlpack`` adds checks that cost more."""
 
@@ -142,10 +151,10 @@ def takes_flag() -> bool:
 def push(vector: Any, tensor: torch.Tensor) -> None:
     """Append a contiguous tensor, whatever its type, to an OrtValueVector."""
     if not takes_flag():
-        vector.push_back(to_capsule(tensor))
+        vector.push_back(any_to_capsule(tensor))
         return
     is_bool = tensor.dtype is torch.bool  # of which dlpack knew nothing
-    vector.push_back(to_capsule(tensor.view(torch.uint8) if is_bool else tensor), is_bool)
+    vector.push_back(any_to_capsule(tensor.view(torch.uint8) if is_bool else tensor), is_bool)
 
 
 def to_ort(tensors: Sequence[torch.Tensor]) -> Any:

@@ -7,13 +7,18 @@ each place that an element is seen at. In eager mode most such writes are an err
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
-from dort_rewriter.aten import hint_of, is_mutation, overlaps
+from dort_rewriter.aten import hint_of, overlaps
 from dort_rewriter.torch_defects.defect import Defect
 
 DEFECT = Defect(
@@ -48,21 +53,24 @@ _OF_SHAPE = frozenset(
 """What changes a tensor in place, and no element of it."""
 _TAKEN = frozenset(
     {
-        *("__setitem__", "fill_", "fill_diagonal_", "index_fill_", "index_put_", "masked_fill_"),
-        *("setitem", "tril_", "triu_", "zero_"),
+        *("__setitem__", "embedding", "embedding_bag", "embedding_renorm_", "fill_"),
+        *("fill_diagonal_", "index_fill_", "index_put_", "masked_fill_", "setitem", "tril_"),
+        *("triu_", "zero_"),
     }
 )
 """What eager mode does to an expanded tensor: it refuses all other writes."""
 
 
-def overlapping_writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The nodes of Dynamo's graph that write where elements are one in memory, or to a part of
-    such a view: what has changed is added to the base, rounded, there too."""
+def overlapping_writes(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes of Dynamo's graph, and of those inside it, that write where elements are one in
+    memory, or to a part of such a view: what has changed is added to the base, rounded, there
+    too."""
+    graphs = [m.graph for m in graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     return [
-        n
-        for n in graph.nodes
-        if is_in_place(n)
-        if any(map(overlaps, (*_written(n), *_viewed(n.args[0]))))
+        node
+        for node in itertools.chain(*(graph.nodes for graph in graphs))
+        if (written := mutated_arguments(node))
+        if any(map(overlaps, (*_written(node), *itertools.chain(*map(_viewed, written)))))
     ]
 
 
@@ -82,16 +90,49 @@ def name_of(node: torch.fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def is_in_place(node: torch.fx.Node) -> bool:
-    """Whether a node of Dynamo's graph writes to its first argument."""
-    if node.op not in ("call_method", "call_function") or not node.args:
-        return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return is_mutation(node)
+def mutated_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a node of Dynamo's graph writes to, of its arguments."""
+    if node.op not in ("call_method", "call_function"):
+        return []
+    kwargs = node.kwargs
+    written = [kwargs.get("out")]
+    first = node.args[0] if node.args else kwargs.get("input", kwargs.get("self"))
     name = name_of(node)
-    if name.strip("_") in _OPERATORS:
-        return True
-    return name.endswith("_") and not name.endswith("__") and name not in _OF_SHAPE
+    if isinstance(node.target, torch._ops.OpOverload):
+        written = _written_by_schema(node, node.target)
+    elif name.strip("_") in _OPERATORS:
+        written = [first]
+    elif name.endswith("_") and not name.endswith("__"):
+        written = [first] if name not in _OF_SHAPE else []
+    elif getattr(node.target, "__module__", "") == functional.__name__:
+        written += [first] if _argument(node, "inplace") else []
+        written += [_argument(node, "weight")] if _argument(node, "max_norm") is not None else []
+    return [n for n in tree_leaves(written) if isinstance(n, torch.fx.Node)]
+
+
+def _written_by_schema(node: torch.fx.Node, op: torch._ops.OpOverload) -> list[Any]:
+    names = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+    if not names:
+        return []
+    ordered = zip((a.name for a in op._schema.arguments), node.args, strict=False)
+    given = {**dict(ordered), **node.kwargs}
+    return [given.get(name) for name in names]
+
+
+def _argument(node: torch.fx.Node, name: str) -> Any:
+    """What a function of Python is called with by a name; None where that is left out."""
+    place = _places(node.target).get(name)
+    if place is None or place >= len(node.args):
+        return node.kwargs.get(name)
+    return node.args[place]
+
+
+@functools.cache
+def _places(function: Any) -> Mapping[str, int]:
+    """The parameters of a function of ``torch.nn.functional``, with their numbers."""
+    if not inspect.isfunction(function):
+        return {}
+    return {name: i for i, name in enumerate(inspect.signature(function).parameters)}
 
 
 def traced_value(node: Any) -> Any:
@@ -102,17 +143,16 @@ def traced_value(node: Any) -> Any:
 
 
 def _written(node: torch.fx.Node) -> list[torch.Tensor]:
-    """What a node writes to, if it is traced as one tensor."""
-    value = traced_value(node.args[0])
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return []
-    if name_of(node).strip("_") != "setitem" or not overlaps(value):
-        return [value]
+    """What a node writes to, as far as it is traced as tensors."""
+    values = [traced_value(n) for n in mutated_arguments(node)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    if name_of(node).strip("_") != "setitem" or not any(map(overlaps, tensors)):
+        return tensors
     index: Any = torch.fx.map_arg(node.args[1], traced_value)
     items = index if isinstance(index, tuple) else (index,)
     if any(isinstance(i, torch.Tensor | list) for i in items):
-        return [value]  # a copy would be read; what is written may overlap
-    return [value[index]]
+        return tensors  # a copy would be read; what is written may overlap
+    return [value[index] for value in tensors]
 
 
 def _viewed(node: Any) -> Iterator[torch.Tensor]:

@@ -15,7 +15,11 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dort_rewriter.aten import results_of
 from dort_rewriter.torch_defects.defect import Defect
-from dort_rewriter.torch_defects.overlapping_writes import is_in_place, name_of, traced_value
+from dort_rewriter.torch_defects.overlapping_writes import (
+    mutated_arguments,
+    name_of,
+    traced_value,
+)
 
 DEFECT = Defect(
     operators="dropout and all random operators",
@@ -112,7 +116,7 @@ def _unread(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     for node in reversed(nodes):
         if node in given or node.op == "output":
             continue
-        written = _storages(node.args[0]) if is_in_place(node) else ()
+        written = (s for n in mutated_arguments(node) for s in _storages(n))
         if node not in read and memory.isdisjoint(written):
             unread.append(node)
             continue

@@ -67,6 +67,16 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "mse_loss of complex": lambda: F.mse_loss(
         ones(2, dtype=torch.complex64), ones(2, dtype=torch.complex64)
     ),
+    # what is made of others before a table of decompositions is asked, or kept from that
+    "hardshrink of integers": lambda: F.hardshrink(T([0, 1, 3])),
+    "hardshrink of complex": lambda: F.hardshrink(ones(2, dtype=torch.complex64)),
+    "multi_margin_loss of float16": lambda: F.multi_margin_loss(ones(1, 3, dtype=SHORT), T([0])),
+    "multilabel_margin_loss of integers": lambda: F.multilabel_margin_loss(
+        ones(1, 3, dtype=LONG), T([[0, 1, -1]])
+    ),
+    "max_pool1d of integers": lambda: F.max_pool1d(ones(1, 1, 4, dtype=LONG), 2),
+    "interpolate of integers": lambda: F.interpolate(ones(1, 1, 2, 2, dtype=LONG), scale_factor=2),
+    "interpolate of bool": lambda: F.interpolate(ones(1, 1, 2, dtype=BOOL), 4),
     # numbers
     "full_like": lambda: torch.full_like(ones(2, dtype=torch.uint8), 300),
     "full_like of float16": lambda: torch.full_like(ones(2, dtype=SHORT), 1e6),
@@ -193,6 +203,30 @@ def test_common_types_are_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(taken_types._Question, "ask", None)
     compiled(program, fallback=False)(ones(2, 3)).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
+def test_classes_of_another_type(dtype: torch.dtype) -> None:
+    """Dynamo raises it itself where torch is 2.8."""
+    with pytest.raises(RuntimeError, match="one_hot is only applicable to index tensor"):
+        compiled(lambda x: F.one_hot(x, 3), fallback=False)(ones(2, dtype=dtype))
+
+
+def test_what_is_decomposed_early_is_still_compiled() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        pooled = F.hardshrink(F.max_pool1d(x, 2)) + F.softshrink(
+            F.interpolate(x, scale_factor=1.0)
+        )
+        margins = F.multilabel_margin_loss(x[0], T([[0, -1]]).expand(2, 2))
+        return pooled.sum() + F.multi_margin_loss(x[0], T([0, 1])) + margins
+
+    x = torch.linspace(-1, 1, 4).view(1, 2, 2)
+    found = []
+    for function in (program, compiled(program, fallback=False)):
+        given = x.clone().requires_grad_()
+        result = function(given)
+        found.append((result.detach(), *torch.autograd.grad(result, given)))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(

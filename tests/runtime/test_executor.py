@@ -256,6 +256,16 @@ def test_each_layout_is_read_right(layout: str, name: str, static: bool) -> None
     assert torch.equal(z, x)
 
 
+@pytest.mark.parametrize("name", ["float", "bfloat16"])
+@pytest.mark.parametrize("static", [False, True])
+def test_what_is_empty_is_read_whatever_its_strides_are(name: str, static: bool) -> None:
+    x = torch.ones(0, 6, dtype=TYPES[name])[:, ::2]
+    assert x.stride() == (6, 2)
+    shape = (0, 3) if static else ("A", "B")
+    (y,) = identity(name, TYPES[name], ",".join(map(str, shape)), shape)(x)
+    assert y.shape == (0, 3)
+
+
 @pytest.mark.parametrize("name", ["int64", "int8", "float16", "double"])
 def test_a_lazily_negated_tensor_of_any_type(name: str) -> None:
     x = torch._neg_view(torch.tensor([0, 1, 1, 0, 5]).to(TYPES[name]))

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dort_rewriter import CaptureError, OrtBackend, UnsupportedOpError, onnx_debug_backend
 from dort_rewriter.torch_defects.overlapping_writes import overlapping_writes
@@ -28,6 +30,7 @@ TAKEN: dict[str, Writes] = {
     "a row": lambda v: v[0].mul_(2),
     "a row, by number": lambda v: v.__setitem__(0, 5.0),
     "a column of one": lambda v: v[1:].add_(v[1:]),
+    "embedding": lambda v: functional.embedding(ROWS, v, max_norm=1e-3),
 }
 """What eager mode writes to an expanded tensor."""
 
@@ -38,6 +41,15 @@ REFUSED: dict[str, Writes] = {
     "*=, the method": lambda v: v.__imul__(2),
     "scatter_": lambda v: v.scatter_(0, torch.zeros(2, 3, dtype=torch.int64), 1.0),
     "setitem of a tensor": lambda v: v.__setitem__(slice(None), torch.ones(2, 3)),
+    "relu": lambda v: functional.relu(v, inplace=True),
+    "relu, by place": lambda v: functional.relu(v, True),
+    "relu, by name": lambda v: functional.relu(inplace=True, input=v),
+    "relu_, by name": lambda v: torch.relu_(input=v),
+    "a layer": torch.nn.ReLU(inplace=True),
+    "dropout": lambda v: functional.dropout(v, 0.5, True, True),
+    "_foreach_add_": lambda v: torch._foreach_add_([torch.ones(2), v], 1.0),
+    "out": lambda v: torch.max(v + 1, 1, out=(v[:, 0], torch.zeros(2, dtype=torch.int64))),
+    "in a checkpoint": lambda v: checkpoint(lambda t: t.mul_(2), v, use_reentrant=False),
 }
 
 IN_SOME_VERSIONS: dict[str, Writes] = {
@@ -49,6 +61,8 @@ IN_SOME_VERSIONS: dict[str, Writes] = {
 ONE_BY_ONE: dict[str, Writes] = {
     "a clone": lambda v: v.clone().mul_(2),
     "its shape": lambda v: v.t_(),
+    "a copy": lambda v: functional.relu(v, inplace=False),
+    "nothing": lambda v: functional.embedding(ROWS, v),
 }
 """What writes to no element twice."""
 
@@ -117,6 +131,32 @@ def test_what_is_written_once_is_converted(name: str) -> None:
         assert torch.equal(ours, eagers)
 
 
+class Clear(torch.autograd.Function):
+    """Writes to an expanded gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.sum().expand(3).zero_() + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo's own
+def test_a_backward_of_ones_own() -> None:
+    def gradient(function: Callable[[Tensor], Tensor]) -> list[float]:
+        x = torch.ones(3, requires_grad=True)
+        return torch.autograd.grad(function(x).sum(), x)[0].tolist()
+
+    def function(x: Tensor) -> Tensor:
+        return Clear.apply(x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=OrtBackend({"fallback": True}))
+    assert gradient(compiled) == gradient(function) == [1.0] * 3
+
+
 def test_an_expanded_argument() -> None:
     def function(x: Tensor) -> Tensor:
         x[:, 1:].zero_()
@@ -147,5 +187,5 @@ def test_a_backend_of_ones_own_is_told() -> None:
 
 
 def test_a_graph_made_by_hand_has_no_values() -> None:
-    graph = torch.fx.symbolic_trace(lambda x: x.expand(2, 3).zero_()).graph
-    assert overlapping_writes(graph) == []
+    made = torch.fx.symbolic_trace(lambda x: x.expand(2, 3).zero_())
+    assert overlapping_writes(made) == []

@@ -183,6 +183,35 @@ def test_what_is_not_multiplied(dtype: torch.dtype) -> None:
     _compare(program, [(x, seeds), (x * 0 + 1, seeds * 0)])
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_zeros_of_classes(dtype: torch.dtype, reduction: str) -> None:
+    """The loss of a zero, of one sample or more."""
+    places = torch.tensor([4, 0, 1])
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            functional.nll_loss(x, places, reduction=reduction),
+            functional.nll_loss(x[0], places[0], reduction=reduction),
+            functional.nll_loss(x[0], places[0], ignore_index=4, reduction=reduction),
+        )
+
+    x = torch.zeros((3, 5), dtype=dtype)
+    _compare(program, [(x,), (-x,)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_gradient_of_a_class_that_is_zero(dtype: torch.dtype) -> None:
+    def program(y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        places = torch.tensor([4, 0, 1])
+        chosen = torch.ops.aten.nll_loss_backward(g, y, places, None, 0, -100, y[0, 0])
+        return torch.ops.aten._log_softmax_backward_data(chosen, y, 1, y.dtype)
+
+    y = torch.linspace(-1, 1, 15, dtype=dtype).view(3, 5).log_softmax(1)
+    seeds = torch.tensor([0.0, -0.0, 1.0], dtype=dtype)
+    _compare(program, [(y, seeds), (y, -seeds)])
+
+
 def test_statistics_and_filters() -> None:
     """A deviation of zero, numbers out of range of their own mean, filters with an infinity."""
 
@@ -353,6 +382,28 @@ def test_padding_is_not_multiplied_with_what_is_not_finite() -> None:
         calls.append((*images, *(_with(w, numbers) for w in weights)))
     calls.append((*(_with(t, {0: INF}) for t in images), *map(torch.randn, WEIGHTS)))
     _compare(_convolutions, [[t.requires_grad_() for t in given] for given in calls])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [2, 3])
+def test_padding_of_channels_that_lie_behind_is_not_multiplied(
+    rank: int, dtype: torch.dtype
+) -> None:
+    """As torch leaves it out of the gradients of grouped filters, if its images lie like that."""
+    layout = torch.channels_last if rank == 2 else torch.channels_last_3d
+    convolve = functional.conv2d if rank == 2 else functional.conv3d
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return convolve(x, w, padding=1, groups=2)
+
+    compiled = torch.compile(program, backend="onnxrt")
+    torch._dynamo.reset()
+    x = torch.randn(1, 6, *[6] * rank).to(dtype).contiguous(memory_format=layout)
+    w = torch.randn(8, 3, *[3] * rank).to(dtype).requires_grad_()
+    seeds = torch.randn(1, 8, *[6] * rank).to(dtype)
+    seeds.view(-1)[::97] = INF
+    eager, ours = (torch.autograd.grad(f(x, w), w, seeds)[0] for f in (program, compiled))
+    assert not (ours.isnan() & ~eager.isnan()).any()
 
 
 def test_padding_of_bfloat16_is_not_multiplied() -> None:

@@ -115,6 +115,11 @@ class Convolution : public Operator {
       fail(kNotImplemented, "convolutions are of float, float16 and bfloat16");
     }
     for (size_t i = 0; i < info.outputs(); ++i) results_.emplace_back(info, i, type);
+    if (checks) {
+      Integers behind{0, static_cast<int64_t>(windows_.axes()) + 1};
+      for (size_t d = 1; d <= windows_.axes(); ++d) behind.push_back(static_cast<int64_t>(d));
+      channels_last_ = View(type, views_[0].number(), behind);
+    }
     Interface::get();
   }
 
@@ -144,6 +149,8 @@ class Convolution : public Operator {
       }
       return;
     }
+    std::vector<float> pixels;
+    if (checks && windows_.axes() > 1) order_channels_last(call, pixels);
     const double work = double(count(result)) * double(count(weight)) / double(result[1]);
     const int64_t most = context.works_alone() ? context.threads() : 1;
     const int64_t threads = threads_for(work, kWorthAThread, most);
@@ -182,6 +189,7 @@ class Convolution : public Operator {
     std::vector<Shape> shapes;
     std::vector<Result::Place> places;
     bool wanted[3] = {};
+    const View* image = nullptr;  // how the image lies, if not as it is given
   };
 
   // Whether what another kernel made stands: no number is NaN that would be, with the padding in it.
@@ -199,6 +207,21 @@ class Convolution : public Operator {
       if (std::isnan(first[0]) || std::isnan(first[length - 1])) return false;
     }
     return true;
+  }
+
+  // Let the channels of the image lie behind its pixels: torch leaves out the padding of every image
+  // like that, and of others by their groups and strides.
+  void order_channels_last(Call& call, std::vector<float>& pixels) const {
+    const Shape& sizes = call.shapes[kImage];
+    Tensor ordered = call.given[kImage];
+    for (size_t d = 2; d < sizes.size(); ++d) ordered.shape[d - 1] = sizes[d];
+    ordered.shape[0] = sizes[0], ordered.shape[sizes.size() - 1] = sizes[1];
+    pixels.resize(static_cast<size_t>(count(sizes)));
+    ordered.data = pixels.data();
+    const Owned to(ordered, channels_last_), from(call.given[kImage], views_[kImage]);
+    Interface::get().check(copy_.call(to.get(), from.get(), 0), "copy");
+    call.given[kImage] = ordered;
+    call.image = &channels_last_;
   }
 
   // The channels that oneDNN works on at once: for fewer it has slow loops.
@@ -260,7 +283,7 @@ class Convolution : public Operator {
   }
 
   void convolve(const Call& call, const Part& part) const {
-    const auto& [given, shapes, places, wanted] = call;
+    const auto& [given, shapes, places, wanted, image] = call;
     // The part of a tensor along its axis of pictures or of channels, if it has one.
     auto range = [&](size_t pictures, size_t made, size_t read, Range& found) -> const Range* {
       const size_t axis = part.along == kPictures ? pictures : part.along == kMade ? made : read;
@@ -277,7 +300,7 @@ class Convolution : public Operator {
                           : i == kImage   ? range(0, kNone, 1, space)
                           : i < kFixed    ? range(kNone, made_by, read_by, space)
                                           : range(kNone, 0, kNone, space);
-      tensors.emplace_back(given[i], views_[i], here);
+      tensors.emplace_back(given[i], i == kImage && image != nullptr ? *image : views_[i], here);
     }
     auto of = [](const Integers& numbers) { return numbers.data(); };
     const auto n = static_cast<int64_t>(windows_.axes());
@@ -318,6 +341,7 @@ class Convolution : public Operator {
   Function<std::conditional_t<gradient, Backward, Forward>> function_;
   Copy copy_;
   std::vector<View> views_;
+  View channels_last_;
   std::vector<Result> results_;
 };
 

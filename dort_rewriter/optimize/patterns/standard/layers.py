@@ -270,9 +270,11 @@ class CrossEntropyScatter(Rule):
 
     The sum over the classes is ``g``, the same bits: nothing but zeros is added to it. A gradient
     that the exporter wrote with a kernel of ours becomes one kernel in its set instead. Where our
-    kernel computes a group of nodes in one pass, ``0 - exp(y) * g``: a zero is 0.0 then.
+    kernel computes a group of nodes in one pass, zeros are of torch's signs: ``0 - exp(y) * g``,
+    and ``g - exp(y) * (g + 0)`` written to the class; a sum of zeros of either sign is 0.0.
     """
 
+    lowers = "sums over classes"
     roots = ("Sub",)
     reads = ("Mul",)
 
@@ -342,10 +344,13 @@ def _rewrite(
     is_fused = graph.runs("Elementwise", [output], outputs=made, domain=OWN_DOMAIN, **exponential)
 
     def build(op: Writer) -> ir.Value:
-        if is_fused:  # 0.0 at a probability of zero, as in torch
-            scaled = op.Sub(op.constant(0, output.dtype), op.Mul(op.Exp(output), updates))
-        else:
+        if not is_fused:
             scaled = op.Mul(op.Exp(output), op.Neg(updates))
-        return op.ScatterElements(scaled, target, updates, axis=axis, reduction="add")
+            return op.ScatterElements(scaled, target, updates, axis=axis, reduction="add")
+        zero = op.constant(0, output.dtype)
+        scaled = op.Sub(zero, op.Mul(op.Exp(output), updates))
+        picked = op.Exp(op.GatherElements(output, target, axis=axis))
+        chosen = op.Sub(updates, op.Mul(picked, op.Add(updates, zero)))
+        return op.ScatterElements(scaled, target, chosen, axis=axis)
 
     return Match([node.outputs[0]], build)

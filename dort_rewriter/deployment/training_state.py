@@ -34,6 +34,8 @@ class Trained:
     group: int
     options: Options
     state: State
+    steps: int | None
+    """How many the optimizer has made with it; None where that changes nothing."""
 
 
 def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -46,12 +48,12 @@ def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def trained_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, trainable: Collection[str] | None
-) -> tuple[list[Trained], int]:
-    """The parameters that are trained, and how many steps the optimizer has made."""
+) -> list[Trained]:
+    """The parameters that are trained."""
     names = {id(p): name for name, p in model.named_parameters()}
     if trainable is not None and (unknown := set(trainable) - set(names.values())):
         raise ExportError(f"The model has no parameter {sorted(unknown)[0]!r}.")
-    found, counts = [], set()
+    found = []
     for i, group in enumerate(optimizer.param_groups):
         options = options_of(optimizer, group)
         for p in group["params"]:
@@ -61,11 +63,17 @@ def trained_of(
             if not (p.requires_grad if trainable is None else name in trainable):
                 continue
             state, steps = state_of(optimizer, options, p)
-            found.append(Trained(name, p, i, options, state))
-            counts.add(steps)
-    if len(counts) > 1:
-        raise ExportError(f"The parameters have made {sorted(counts)} steps, not one number.")
-    return found, max(counts, default=0)
+            found.append(Trained(name, p, i, options, state, steps))
+    return found
+
+
+def steps_of(trained: Sequence[Trained]) -> int:
+    """How many steps an optimizer has made."""
+    first = {t.steps: t.name for t in reversed(trained) if t.steps is not None}
+    if len(first) > 1:
+        said = ", ".join(f"{first[steps]!r} {steps}" for steps in sorted(first))
+        raise ExportError(f"The optimizer has made more steps with some parameters: {said}.")
+    return next(iter(first), 0)
 
 
 def require_safetensors() -> Any:
@@ -121,8 +129,8 @@ class _Folder:
         except Exception as error:  # of safetensors, in Rust
             raise ExportError(f"{self.place / STATE} cannot be read: {error}") from error
 
-    def require_optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[list[Trained], int]:
-        """What an optimizer keeps of the parameters that the folder trains, and its steps.
+    def require_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Trained]:
+        """What an optimizer keeps of the parameters that the folder trains.
 
         Raises :class:`ExportError` where the folder is of another optimizer.
         """
@@ -134,7 +142,7 @@ class _Folder:
             raise ExportError(
                 f"The optimizer has {len(groups)} groups, and {self.place} has {len(rates)}."
             )
-        trained, steps = trained_of(self.model, optimizer, said["state"])
+        trained = trained_of(self.model, optimizer, said["state"])
         names = {t.name for t in trained}
         if missing := [name for name in said["state"] if name not in names]:
             raise ExportError(
@@ -144,7 +152,7 @@ class _Folder:
             of_both = [f"{t.name}.{key}" for key in said["state"][t.name]]
             mine = [f"{t.name}.{key}" for key in t.state]
             _require_same(str(self.place), of_both, "the optimizer", mine)
-        return trained, steps
+        return trained
 
 
 def _require_same(
@@ -225,11 +233,11 @@ def save_training_state(
         state[name] = held.detach().clone().contiguous().cpu()
     if optimizer is not None:
         said = found.description["optimizer"]
-        trained, steps = found.require_optimizer(optimizer)
+        trained = found.require_optimizer(optimizer)
         for t in trained:
             for key, value in t.state.items():
                 state[said["state"][t.name][key]] = value.contiguous().cpu()
-        state[said["steps"]] = torch.tensor(steps, dtype=torch.int64)
+        state[said["steps"]] = torch.tensor(steps_of(trained), dtype=torch.int64)
         rates = found.description["learning_rates"]
         for rate, group in zip(rates, optimizer.param_groups, strict=True):
             state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)

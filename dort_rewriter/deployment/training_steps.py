@@ -33,6 +33,7 @@ from dort_rewriter.deployment.training_state import (
     STATE,
     own_tensors,
     require_safetensors,
+    steps_of,
     trained_of,
 )
 from dort_rewriter.deployment.training_tracing import (
@@ -101,7 +102,7 @@ class _Outputs(torch.nn.Module):
         self.lines = lines_of_model()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with self.lines:
+        with torch.enable_grad(), self.lines:  # a model may differentiate
             result = call_model(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))
@@ -298,7 +299,7 @@ class _Step:
         self.names = names
         self.clip_norm = clip_norm
         self.accumulate = accumulate
-        self.trained, self.steps = trained_of(model, optimizer, trainable)
+        self.trained = trained_of(model, optimizer, trainable)
         groups = optimizer.param_groups
         rates = ["learning_rate"] if len(groups) == 1 else [
             f"learning_rate_{i}" for i in range(len(groups))
@@ -389,7 +390,7 @@ class _Step:
             for t in self.trained:
                 state[_of_state(t.name, "accumulated")] = torch.zeros_like(t.parameter)
             state[self.micro_name] = torch.zeros((), dtype=torch.int64)
-        state[self.step_name] = torch.tensor(self.steps, dtype=torch.int64)
+        state[self.step_name] = torch.tensor(steps_of(self.trained), dtype=torch.int64)
         for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
             state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
         state[self.seed_name] = torch.zeros((), dtype=torch.int64)

@@ -7,6 +7,7 @@ operator whose gradient they are, so that what cannot be exported is named with 
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -195,21 +196,43 @@ def _without_onednn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _keeping_lines(lines: Lines) -> Iterator[None]:
+def _joining(lines: Lines, has_gradient: list[bool]) -> Iterator[None]:
     """Have torch trace a joint graph with the lines of its nodes the second time too, in which it
-    flattens what the graph takes."""
+    flattens what the graph takes; and with zeros where a tensor that needs a gradient has none,
+    which torch refuses. ``has_gradient`` gets which of these tensors have one."""
     from torch._functorch import aot_autograd
+
+    def completed(run: Callable[..., Any], given: Sequence[Any], tangents: Any) -> Any:
+        results, gradients = run(given, tangents)
+        pairs = [*zip(given, gradients, strict=True)]
+        needed = [isinstance(x, torch.Tensor) and x.requires_grad for x, _ in pairs]
+        has_gradient[:] = [g is not None for (_, g), n in zip(pairs, needed, strict=True) if n]
+        return results, [
+            torch.zeros_like(x) if n and g is None else g
+            for (x, g), n in zip(pairs, needed, strict=True)
+        ]
 
     def interpreted(export: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             graph, *others = export(*args, **kwargs)
             lines.give_gradients(graph)
-            return (interpreter_of(graph), *others)
+            return (functools.partial(completed, interpreter_of(graph)), *others)
 
         return call
 
     with swapped(vars(aot_autograd), {"_aot_export_function": interpreted}):
         yield
+
+
+def _drop_zeros(graph: torch.fx.GraphModule, has_gradient: Sequence[bool]) -> None:
+    """Have the last results of a graph, its gradients, be None where a tensor has none."""
+    (output,) = graph.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    for place, kept in enumerate(has_gradient, len(results) - len(has_gradient)):
+        results[place] = results[place] if kept else None
+    output.args = (tuple(results),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 def interpreter_of(graph: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -227,7 +250,8 @@ def trace(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """The graph of a module of its parameters, buffers and arguments, and its signature.
 
-    The module enters ``lines`` where it calls the model.
+    The module enters ``lines`` where it calls the model. The gradient of a parameter that the
+    loss does not reach is None.
 
     Raises:
         ExportError: torch does not trace it.
@@ -236,6 +260,7 @@ def trace(
     """
     from torch._functorch.aot_autograd import aot_export_module
 
+    has_gradient: list[bool] = []
     table = get_standard_table(OxsDispatcher())
     for draws in SeededDraws.operators():
         table.pop(draws, None)  # they are written when the seed is known
@@ -245,7 +270,7 @@ def trace(
         _without_onednn(),
         correct_tracing(),
         without_checks(),
-        _keeping_lines(lines) if joint else contextlib.nullcontext(),
+        _joining(lines, has_gradient) if joint else contextlib.nullcontext(),
     ):
         try:
             graph, signature = aot_export_module(
@@ -261,4 +286,6 @@ def trace(
                 raise
             raise SameGradient from error
     assert isinstance(graph, torch.fx.GraphModule)
+    if not all(has_gradient):
+        _drop_zeros(graph, has_gradient)
     return graph, signature

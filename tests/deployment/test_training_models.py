@@ -1,0 +1,153 @@
+"""Training steps of models that are built in unusual ways, beside torch's own loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dort_rewriter import export_training_step, load_training_state
+from tests.deployment.test_training_files import Runner, batches, safetensors
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def check_beside_torch(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    given: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    folder: Path,
+    *,
+    steps: int = 6,
+    tolerance: float = 1e-5,
+    **options: Any,
+) -> Runner:
+    """Train in a file and in torch: the losses are equal, and the state, which torch takes."""
+    export_training_step(model, loss, optimizer, given[0], folder, **options)
+    run = Runner(folder)
+    again = copy.deepcopy(model)
+    got = [run(*given[i % len(given)]) for i in range(steps)]
+    want = losses(model, loss, optimizer, given, steps, options.get("clip_norm"))
+    np.testing.assert_allclose(got, want, rtol=tolerance)
+    state = {name: np.asarray(value) for name, value in run.state.items()}
+    safetensors.save_file(state, str(folder / "state.safetensors"))
+    load_training_state(again, folder)
+    close = {"rtol": 1e2 * tolerance, "atol": 1e2 * tolerance}
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), **close)
+    check_evaluated(run, model, given[0][0], folder, close)
+    return run
+
+
+def check_evaluated(
+    run: Runner, model: nn.Module, x: torch.Tensor, folder: Path, close: dict[str, float]
+) -> None:
+    session = onnxruntime.InferenceSession(str(folder / "eval.onnx"))
+    fed = {i.name: run.state.get(i.name, x.numpy()) for i in session.get_inputs()}
+    (got,) = session.run(None, fed)
+    want = copy.deepcopy(model).eval()(x).detach()
+    torch.testing.assert_close(torch.from_numpy(got), want, **close)
+
+
+def losses(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    given: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    steps: int,
+    clip_norm: float | None = None,
+) -> list[float]:
+    """Those of torch's loop."""
+    found = []
+    for i in range(steps):
+        x, y = given[i % len(given)]
+        optimizer.zero_grad()
+        value = loss(model(x), y)
+        value.backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        found.append(value.item())
+    return found
+
+
+class Unused(nn.Module):
+    """A layer that the loss does not reach, and one that is there under three names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        same = nn.Linear(6, 6)
+        self.a, self.b = nn.Sequential(same, nn.Tanh()), nn.Sequential(same, nn.Tanh(), same)
+        self.head, self.other = nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.b(self.a(x))
+        self.other(found)
+        return self.head(found)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.1),
+    ],
+)
+def test_parameters_without_a_gradient(make: Any, before: int, tmp_path: Path) -> None:
+    """They stay as they are, whatever the optimizer does with the others."""
+    torch.manual_seed(0)
+    model = Unused()
+    optimizer = make(model.parameters())
+    losses(model, F.cross_entropy, optimizer, batches(), before)
+    kept = model.other.weight.detach().clone()
+    run = check_beside_torch(model, F.cross_entropy, optimizer, batches(), tmp_path, clip_norm=0.5)
+    assert "other.weight" not in run.said["optimizer"]["state"]
+    np.testing.assert_array_equal(run.state["other.weight"], kept)
+
+
+class Forces(nn.Module):
+    """The gradient of an energy, which the last bias does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+class ForcesOfFunctions(Forces):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(lambda row: self.energy(row).squeeze()))(x)
+
+
+@pytest.mark.parametrize("make", [Forces, ForcesOfFunctions])
+def test_a_loss_of_gradients(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    given = [(x, x.sin()) for x, _ in batches()]
+    check_beside_torch(model, F.mse_loss, optimizer, given, tmp_path)
+
+
+def test_groups_of_which_some_keep_nothing(tmp_path: Path) -> None:
+    """SGD counts no steps of parameters without momentum."""
+    torch.manual_seed(0)
+    model = Unused()
+    groups = [
+        {"params": [*model.a.parameters()], "momentum": 0.9, "dampening": 0.1},
+        {"params": [*model.head.parameters()], "lr": 0.01},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    losses(model, F.cross_entropy, optimizer, batches(), 2)
+    check_beside_torch(model, F.cross_entropy, optimizer, batches(), tmp_path)

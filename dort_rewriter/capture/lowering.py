@@ -30,7 +30,11 @@ from dort_rewriter.capture.functions import FunctionModule
 from dort_rewriter.capture.gradients import trace_with_gradients, transforms_ended
 from dort_rewriter.capture.interface import propagate
 from dort_rewriter.capture.number_checks import WithoutNumbers
-from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
+from dort_rewriter.capture.tracing import (
+    correct_tracing,
+    keep_resizing,
+    through_compiled_parts,
+)
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 
@@ -192,7 +196,7 @@ def _exported(
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_tracing(), _keeping_marks(call[1:]):
+        with correct_tracing(), through_compiled_parts(), _keeping_marks(call[1:]):
             return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
     # torch.export refuses a model in many ways; the text of the first line tells which.
     except _REFUSALS as e:

@@ -38,6 +38,12 @@ class Trained:
     """How many the optimizer has made with it; None where that changes nothing."""
 
 
+def written(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that was given to ``torch.compile``, or a model itself."""
+    found: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return found
+
+
 def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of a model, each once, under the first of its names."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
@@ -98,7 +104,7 @@ class _Folder:
         self.place = Path(folder)
         self.description, parts = self._read()
         self.state: dict[str, torch.Tensor] = self._read_state()
-        self.model = model
+        self.model = model = written(model)
         self.named = own_tensors(model)
         whole = f"{DESCRIPTION} of {self.place}"
         _require_same(whole, parts, STATE, self.state)

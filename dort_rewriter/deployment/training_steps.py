@@ -35,6 +35,7 @@ from dort_rewriter.deployment.training_state import (
     require_safetensors,
     steps_of,
     trained_of,
+    written,
 )
 from dort_rewriter.deployment.training_tracing import (
     Fakes,
@@ -235,6 +236,7 @@ def export_training_step(
     save_file = require_safetensors().save_file
     if accumulate < 1:
         raise ExportError(f"accumulate is how many batches, 1 or more, not {accumulate}.")
+    model = written(model)
     _refuse_averages(model)
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = _Names(known)

@@ -16,7 +16,7 @@ import torch
 from torch.fx import traceback as fx_traceback
 
 from dort_rewriter.capture.lines import LAYERS, Lines, is_users
-from dort_rewriter.capture.tracing import correct_tracing
+from dort_rewriter.capture.tracing import correct_tracing, through_compiled_parts
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
@@ -269,6 +269,7 @@ def trace(
         fakes.tracing(),
         _without_onednn(),
         correct_tracing(),
+        through_compiled_parts(),
         without_checks(),
         _joining(lines, has_gradient) if joint else contextlib.nullcontext(),
     ):

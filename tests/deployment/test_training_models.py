@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dort_rewriter import export_training_step, load_training_state
+from dort_rewriter import export_training_step, load_training_state, save_training_state
 from tests.deployment.test_training_files import Runner, batches, safetensors
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -151,3 +151,33 @@ def test_groups_of_which_some_keep_nothing(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(groups, lr=0.1)
     losses(model, F.cross_entropy, optimizer, batches(), 2)
     check_beside_torch(model, F.cross_entropy, optimizer, batches(), tmp_path)
+
+
+class CompiledInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.compile(nn.Linear(6, 3), backend="eager")
+        self.b = nn.Linear(3, 3)
+        self.b.compile(backend="eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+def test_what_torch_has_compiled(tmp_path: Path) -> None:
+    """Names are those of the model that was compiled."""
+    torch.manual_seed(0)
+    model = CompiledInside()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="eager")
+    losses(compiled, F.cross_entropy, optimizer, batches(), 1)
+    export_training_step(compiled, F.cross_entropy, optimizer, batches()[0], tmp_path)
+    run = Runner(tmp_path)
+    assert {"a._orig_mod.weight", "b.weight"} < set(run.state)
+    got = [run(*batches()[i]) for i in range(3)]
+    want = losses(compiled, F.cross_entropy, optimizer, batches(), 3)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    save_training_state(compiled, tmp_path, optimizer)
+    again = CompiledInside()
+    load_training_state(again, tmp_path)
+    torch.testing.assert_close(again.state_dict(), model.state_dict())

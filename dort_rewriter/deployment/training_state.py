@@ -214,7 +214,10 @@ def load_training_state(
         write_state(optimizer, found.model.get_parameter(name), kept, steps)
     rates = found.description["learning_rates"]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = float(state[rate])
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(state[rate])
+        elif torch.tensor(group["lr"], dtype=state[rate].dtype) != state[rate]:
+            group["lr"] = float(state[rate])  # else it is the number before it was rounded
 
 
 def save_training_state(
@@ -246,6 +249,6 @@ def save_training_state(
         state[said["steps"]] = torch.tensor(steps_of(trained), dtype=torch.int64)
         rates = found.description["learning_rates"]
         for rate, group in zip(rates, optimizer.param_groups, strict=True):
-            state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
+            state[rate] = torch.tensor(float(group["lr"]), dtype=state[rate].dtype)
     with staged(found.place) as aside:
         require_safetensors().save_file(state, str(aside / STATE))

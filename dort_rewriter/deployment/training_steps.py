@@ -56,6 +56,7 @@ from dort_rewriter.files import staged
 from dort_rewriter.plan.placement import CHECKS
 
 _CHECKS = CHECKS | {"aten::_linalg_check_errors"}
+_DOUBLE = (torch.float64, torch.complex128)
 _STEP, _MICRO, _SEED, _LOSS = "step", "micro_step", "seed", "loss"
 
 
@@ -393,8 +394,12 @@ class _Step:
                 state[_of_state(t.name, "accumulated")] = torch.zeros_like(t.parameter)
             state[self.micro_name] = torch.zeros((), dtype=torch.int64)
         state[self.step_name] = torch.tensor(steps_of(self.trained), dtype=torch.int64)
-        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
-            state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
+        for i, (rate, group) in enumerate(
+            zip(self.rates, self.optimizer.param_groups, strict=True)
+        ):
+            is_double = any(t.group == i and t.parameter.dtype in _DOUBLE for t in self.trained)
+            kind = torch.float64 if is_double else torch.float32
+            state[rate] = torch.tensor(float(group["lr"]), dtype=kind)
         state[self.seed_name] = torch.zeros((), dtype=torch.int64)
         self.state = {k: v.detach().clone().contiguous().cpu() for k, v in state.items()}
         return [*self.batch.names, *state], {**state}
@@ -464,7 +469,8 @@ class _Step:
             changed, kept = self.update(Given(p, gradients[t.name], state, t.options, rate, step))
             pairs = {t.name: (changed, p)}
             pairs |= {_of_state(t.name, k): (v, state[k]) for k, v in kept.items()}
-            for name, (after, before) in pairs.items():
+            for name, (value, before) in pairs.items():
+                after = value.to(before.dtype)  # a rate makes single numbers wider
                 new[name] = after if due is None else torch.where(due, after, before)
         return new
 
@@ -534,9 +540,9 @@ def _of_state(name: str, key: str) -> str:
 
 def _clipped(gradients: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
     """Gradients whose norm together is no larger, as ``clip_grad_norm_`` makes them."""
-    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])
+    norms = torch.cat([torch.linalg.vector_norm(g).reshape(1) for g in gradients.values()])
     factor = torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0)
-    return {name: grad * factor for name, grad in gradients.items()}
+    return {name: grad * factor.to(grad.dtype) for name, grad in gradients.items()}
 
 
 def _places_of_gradients(

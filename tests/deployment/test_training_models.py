@@ -181,3 +181,55 @@ def test_what_torch_has_compiled(tmp_path: Path) -> None:
     again = CompiledInside()
     load_training_state(again, tmp_path)
     torch.testing.assert_close(again.state_dict(), model.state_dict())
+
+
+class Scaled(nn.Module):
+    """Parameters of several types, numbers and tensors."""
+
+    def __init__(self, dtype: torch.dtype, other: torch.dtype) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3, dtype=dtype), nn.Linear(6, 3, dtype=other)
+        self.scale = nn.Parameter(torch.tensor(0.5, dtype=dtype))
+        self.shift = nn.Parameter(torch.tensor(0.5, dtype=other))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = self.a(x.to(self.a.weight.dtype)) * self.scale.exp()
+        return one.to(x.dtype) + self.b(x.to(self.b.weight.dtype)).to(x.dtype) * self.shift
+
+
+MAKERS: dict[str, Any] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-4),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, eps=1e-4),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-4),
+}
+TYPES = {
+    "float16": (torch.float16, torch.float16, 2e-3),
+    "float64": (torch.float64, torch.float64, 1e-12),
+    "float64 and 32": (torch.float64, torch.float32, 1e-6),
+    "float32 and 16": (torch.float32, torch.float16, 2e-3),
+}
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("name", MAKERS)
+def test_types(name: str, types: str, tmp_path: Path) -> None:
+    """What is fed back has the type of what takes it; rates are as exact as the parameters."""
+    torch.manual_seed(0)
+    one, two, tolerance = TYPES[types]
+    model = Scaled(one, two)
+    given = [(x.double() if types == "float64" else x, y) for x, y in batches()]
+    optimizer = MAKERS[name](model.parameters())
+    before = copy.deepcopy(model.state_dict())
+    run = check_beside_torch(
+        model, F.cross_entropy, optimizer, given, tmp_path, tolerance=tolerance, clip_norm=0.7
+    )
+    for key, value in before.items():
+        assert torch.from_numpy(np.asarray(run.state[key])).dtype == value.dtype
+    if one is torch.float64:
+        assert run.state["learning_rate"] == 0.01
+        again = MAKERS[name](Scaled(one, two).parameters())
+        load_training_state(model, tmp_path, optimizer)
+        save_training_state(model, tmp_path, optimizer)
+        assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        Runner(tmp_path)(*given[0])

@@ -52,6 +52,19 @@ def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(found.values())
 
 
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as files have it: complex numbers are pairs, along a last axis."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_held(stored: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """What :func:`as_stored` made of a tensor, as a tensor like ``held``."""
+    if not held.is_complex():
+        return stored
+    return torch.view_as_complex(stored.contiguous())
+
+
 def trained_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, trainable: Collection[str] | None
 ) -> list[Trained]:
@@ -69,7 +82,8 @@ def trained_of(
             if not (p.requires_grad if trainable is None else name in trainable):
                 continue
             state, steps = state_of(optimizer, options, p)
-            found.append(Trained(name, p, i, options, state, steps))
+            stored = {key: as_stored(value) for key, value in state.items()}
+            found.append(Trained(name, p, i, options, stored, steps))
     return found
 
 
@@ -111,10 +125,11 @@ class _Folder:
         of_model = [name for name, part in parts.items() if part == "model"]
         _require_same(str(self.place), of_model, "the model", self.named)
         for name, held in self.named.items():
-            if tuple(self.state[name].shape) != tuple(held.shape):
+            shape, wanted = self.state[name].shape, as_stored(held).shape
+            if shape != wanted:
                 raise ExportError(
-                    f"{name!r} is of shape {tuple(self.state[name].shape)} in {self.place}, and "
-                    f"of {tuple(held.shape)} in the model."
+                    f"{name!r} is of shape {tuple(shape)} in {self.place}, and of "
+                    f"{tuple(wanted)} in the model."
                 )
 
     def _read(self) -> tuple[dict[str, Any], dict[str, str]]:
@@ -204,14 +219,15 @@ def load_training_state(
     state = found.state
     with torch.no_grad():
         for name, held in found.named.items():
-            held.copy_(state[name])
+            held.copy_(as_held(state[name], held))
     if optimizer is None:
         return
     said = found.description["optimizer"]
     steps = int(state[said["steps"]])
     for name, keys in said["state"].items():
-        kept = {key: state[file_name] for key, file_name in keys.items()}
-        write_state(optimizer, found.model.get_parameter(name), kept, steps)
+        p = found.model.get_parameter(name)
+        kept = {key: as_held(state[file_name], p) for key, file_name in keys.items()}
+        write_state(optimizer, p, kept, steps)
     rates = found.description["learning_rates"]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
@@ -239,7 +255,7 @@ def save_training_state(
     found = _Folder(folder, model)
     state = found.state
     for name, held in found.named.items():
-        state[name] = held.detach().clone().contiguous().cpu()
+        state[name] = as_stored(held).clone().contiguous().cpu()
     if optimizer is not None:
         said = found.description["optimizer"]
         trained = found.require_optimizer(optimizer)

@@ -31,6 +31,7 @@ from dort_rewriter.deployment.training_state import (
     DESCRIPTION,
     FORMAT,
     STATE,
+    as_stored,
     own_tensors,
     require_safetensors,
     steps_of,
@@ -235,9 +236,12 @@ def export_training_step(
 
     """
     save_file = require_safetensors().save_file
-    if accumulate < 1:
+    if accumulate < 1 or accumulate != int(accumulate):
         raise ExportError(f"accumulate is how many batches, 1 or more, not {accumulate}.")
+    if isinstance(trainable, str):
+        raise ExportError(f"trainable is a list of names: [{trainable!r}].")
     model = written(model)
+    _require_values(model)
     _refuse_averages(model)
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = _Names(known)
@@ -337,8 +341,8 @@ class _Step:
             },
             "inputs": {
                 name: {
-                    "dtype": str(leaf.dtype).removeprefix("torch."),
-                    "shape": list(leaf.shape),
+                    "dtype": str(as_stored(leaf).dtype).removeprefix("torch."),
+                    "shape": list(as_stored(leaf).shape),
                     "varies": sorted(dynamic_axes(said, leaf.dim())),
                 }
                 for name, leaf, said in zip(batch.names, batch.leaves, batch.shapes, strict=True)
@@ -391,7 +395,7 @@ class _Step:
                 state[_of_state(t.name, key)] = value
         if self.accumulate > 1:
             for t in self.trained:
-                state[_of_state(t.name, "accumulated")] = torch.zeros_like(t.parameter)
+                state[_of_state(t.name, "accumulated")] = torch.zeros_like(as_stored(t.parameter))
             state[self.micro_name] = torch.zeros((), dtype=torch.int64)
         state[self.step_name] = torch.tensor(steps_of(self.trained), dtype=torch.int64)
         for i, (rate, group) in enumerate(
@@ -401,7 +405,7 @@ class _Step:
             kind = torch.float64 if is_double else torch.float32
             state[rate] = torch.tensor(float(group["lr"]), dtype=kind)
         state[self.seed_name] = torch.zeros((), dtype=torch.int64)
-        self.state = {k: v.detach().clone().contiguous().cpu() for k, v in state.items()}
+        self.state = {k: as_stored(v).clone().contiguous().cpu() for k, v in state.items()}
         return [*self.batch.names, *state], {**state}
 
     def _function(
@@ -426,8 +430,8 @@ class _Step:
             results = whole(*(given[name] for name in order))
             new = dict(zip(buffers, results[: len(buffers)], strict=True))
             found = {
-                t.name: functools.reduce(
-                    operator.add, [results[place] for place in gradients[t.name]]
+                t.name: as_stored(
+                    functools.reduce(operator.add, [results[i] for i in gradients[t.name]])
                 )
                 for t in self.trained
             }
@@ -464,7 +468,7 @@ class _Step:
         step = given[self.step_name] + 1
         new[self.step_name] = step if due is None else torch.where(due, step, step - 1)
         for t in self.trained:
-            p, rate = given[t.name], given[self.rates[t.group]]
+            p, rate = as_stored(given[t.name]), given[self.rates[t.group]]
             state = {key: given[_of_state(t.name, key)] for key in t.state}
             changed, kept = self.update(Given(p, gradients[t.name], state, t.options, rate, step))
             pairs = {t.name: (changed, p)}
@@ -588,6 +592,15 @@ def _drop_checks(graph: torch.fx.GraphModule) -> None:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _require_values(model: torch.nn.Module) -> None:
+    """Refuse tensors that have no numbers yet."""
+    for name, tensor in named_tensors(model):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ExportError(f"{name!r} has no size before the model is called: call it once.")
+        if tensor.is_meta:
+            raise ExportError(f"{name!r} is on the meta device and has no values to start with.")
 
 
 def _refuse_averages(model: torch.nn.Module) -> None:

@@ -169,6 +169,13 @@ def _reason(error: Exception) -> str:
         )
     if isinstance(error, fake_tensor.UnsupportedOperatorException) and name:
         return f"torch does not trace {name}"
+    # The second, of parameters that need no gradient, has no text in torch 2.8.
+    inner = traceback.extract_tb(error.__traceback__)[-1].name
+    if "requires gradients, and received a mutation" in first or inner == "from_tracing_metadata":
+        return (
+            "The model writes to one of its parameters when it is called, as an embedding with "
+            "max_norm does"
+        )
     if "marked as the loss, but it does not require gradients" in first:
         return (
             "The loss of the training step has no gradient: no parameter that is trained reaches "
@@ -203,7 +210,8 @@ def _joining(lines: Lines, has_gradient: list[bool]) -> Iterator[None]:
     from torch._functorch import aot_autograd
 
     def completed(run: Callable[..., Any], given: Sequence[Any], tangents: Any) -> Any:
-        results, gradients = run(given, tangents)
+        with torch.no_grad():  # gradients of gradients, which some operators lack, are not asked
+            results, gradients = run(given, tangents)
         pairs = [*zip(given, gradients, strict=True)]
         needed = [isinstance(x, torch.Tensor) and x.requires_grad for x, _ in pairs]
         has_gradient[:] = [g is not None for (_, g), n in zip(pairs, needed, strict=True) if n]

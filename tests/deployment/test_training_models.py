@@ -14,7 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dort_rewriter import export_training_step, load_training_state, save_training_state
+from dort_rewriter import (
+    ExportError,
+    export_training_step,
+    load_training_state,
+    save_training_state,
+)
 from tests.deployment.test_training_files import Runner, batches, safetensors
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -197,17 +202,19 @@ class Scaled(nn.Module):
         return one.to(x.dtype) + self.b(x.to(self.b.weight.dtype)).to(x.dtype) * self.shift
 
 
-MAKERS: dict[str, Any] = {
+MAKERS: dict[
+    str, Any
+] = {  # NOTE: squares of float16 are 0 early: without such an eps all is noise
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-4),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, eps=1e-4),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-4),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-2),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, eps=1e-2),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-2),
 }
 TYPES = {
-    "float16": (torch.float16, torch.float16, 2e-3),
+    "float16": (torch.float16, torch.float16, 5e-3),
     "float64": (torch.float64, torch.float64, 1e-12),
     "float64 and 32": (torch.float64, torch.float32, 1e-6),
-    "float32 and 16": (torch.float32, torch.float16, 2e-3),
+    "float32 and 16": (torch.float32, torch.float16, 5e-3),
 }
 
 
@@ -233,3 +240,67 @@ def test_types(name: str, types: str, tmp_path: Path) -> None:
         save_training_state(model, tmp_path, optimizer)
         assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
         Runner(tmp_path)(*given[0])
+
+
+class Spectral(nn.Module):
+    """Complex parameters and buffers, of which a file knows pairs of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("turn", torch.polar(torch.ones(4), torch.arange(4.0)))
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(x) * self.filter * self.turn
+        if self.training:
+            self.seen.mul_(0.5).add_(spectrum.detach().mean(0))
+        return self.head(torch.fft.irfft(spectrum, n=6) + (self.seen * self.turn).abs().sum())
+
+
+@pytest.mark.parametrize("how", [{}, {"accumulate": 1, "clip_norm": 0.3}])
+@pytest.mark.parametrize("name", MAKERS)
+def test_complex_numbers(name: str, how: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Spectral()
+    optimizer = MAKERS[name](model.parameters())
+    losses(model, F.cross_entropy, optimizer, batches(), 1)
+    run = check_beside_torch(model, F.cross_entropy, optimizer, batches(), tmp_path, **how)
+    assert run.state["filter"].shape == (4, 2)
+    again = Spectral()
+    other = MAKERS[name](again.parameters())
+    load_training_state(again, tmp_path, other)
+    got = losses(again, F.cross_entropy, other, batches(), 3)
+    want = losses(model, F.cross_entropy, optimizer, batches(), 3)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def _writing(*, frozen: bool) -> nn.Module:
+    words = nn.Embedding(9, 6, max_norm=1.0).requires_grad_(not frozen)
+    return nn.Sequential(words, nn.Linear(6, 9))
+
+
+def _without_values() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: _writing(frozen=False), "writes to one of its parameters .* max_norm"),
+        (lambda: _writing(frozen=True), "writes to one of its parameters .* max_norm"),
+        (lambda: nn.LazyLinear(3), "'weight' has no size before the model is called"),
+        (_without_values, "'weight' is on the meta device"),
+    ],
+)
+def test_models_that_are_refused(make: Any, said: str, tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    ids = torch.arange(6) if isinstance(model, nn.Sequential) else torch.ones(6, 6)
+    with pytest.raises(ExportError, match=said):
+        export_training_step(
+            model, F.cross_entropy, optimizer, (ids, torch.arange(6) % 3), tmp_path / "f"
+        )
+    assert not (tmp_path / "f").exists()

@@ -304,3 +304,18 @@ def test_models_that_are_refused(make: Any, said: str, tmp_path: Path) -> None:
             model, F.cross_entropy, optimizer, (ids, torch.arange(6) % 3), tmp_path / "f"
         )
     assert not (tmp_path / "f").exists()
+
+
+def test_weights_made_of_others(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    parts = nn.utils.parametrizations
+    model = nn.Sequential(
+        parts.weight_norm(nn.Linear(6, 8)),
+        nn.Tanh(),
+        parts.spectral_norm(nn.Linear(8, 8)),
+        parts.weight_norm(nn.Linear(8, 8), dim=1),
+        parts.orthogonal(nn.Linear(8, 8)),
+        parts.weight_norm(nn.Linear(8, 3), dim=None),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    check_beside_torch(model, F.cross_entropy, optimizer, batches(), tmp_path)

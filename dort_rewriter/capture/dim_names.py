@@ -99,6 +99,17 @@ def check_dynamic(values: Sequence[Any], shapes: Sequence[Any]) -> None:
                 )
 
 
+def require_all_said(dynamic_shapes: Any, shapes: Sequence[Any]) -> None:
+    """Refuse ``dynamic_shapes`` of which some say nothing of a tensor, as ``shapes`` are read out
+    of them: they are not built as the arguments are."""
+    said, read = (
+        [dim for dim in torch.utils._pytree.tree_leaves(given) if _is_dynamic(dim)]
+        for given in (dynamic_shapes, shapes)
+    )
+    if len(said) != len(read):
+        raise CaptureError("dynamic_shapes is not built as the arguments are.")
+
+
 def _is_known(size: Any) -> bool:
     """Whether a size is a number, also where tracing found that its symbol can be no other."""
     return isinstance(size, int) or bool(size.node.expr.is_number)

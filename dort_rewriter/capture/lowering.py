@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import is_fake
 from dort_rewriter.capture.dim_names import (
     check_dynamic,
     flatten_shapes,
+    require_all_said,
     name_symbols,
     read_shapes,
     without_names,
@@ -132,6 +133,7 @@ def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> L
     ):
         warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
         try:
+            require_all_said(read_shapes(*call, dynamic_shapes), shapes or ())
             graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)
             nodes = [n for n in graph.graph.nodes if n.op == "placeholder"][len(constants) :]
             values = [n.meta["val"] for n in nodes]

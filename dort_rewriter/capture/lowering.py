@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import is_fake
 from dort_rewriter.capture.dim_names import (
     check_dynamic,
     flatten_shapes,
-    require_all_said,
     name_symbols,
     read_shapes,
+    require_all_said,
     without_names,
 )
 from dort_rewriter.capture.functions import FunctionModule

@@ -217,6 +217,36 @@ def test_shapes_that_fit_no_argument_are_refused() -> None:
     check(proto, model, torch.randn(7, 3))
 
 
+class Compared(Base):
+    """Python code compares a size, with and without a gradient."""
+
+    def __init__(self, *, differentiates: bool) -> None:
+        super().__init__()
+        self.differentiates = differentiates
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.differentiates:
+            return torch.func.grad(lambda y: self.part(y).sum())(x)
+        return self.part(x)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return self.n(x) * 2 if x.shape[0] > 3 else self.n(x)
+
+
+@pytest.mark.parametrize("differentiates", [False, True])
+def test_what_python_code_asks_of_sizes_is_said(
+    differentiates: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = Compared(differentiates=differentiates), torch.randn(4, 3)
+    to_onnx(model, (x,), dynamic_shapes=({0: "rows"},))
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "sizes with rows > 3, which " in said
+    assert "test_to_onnx_gradients.py:" in said
+    caplog.clear()
+    to_onnx(Compared(differentiates=differentiates), (x,))
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
 def test_sizes_that_torch_fixes_in_tracing_are_refused() -> None:
     with pytest.raises(CaptureError, match="could not capture Signs"):
         to_onnx(made("Signs"), (torch.randn(4, 3),), dynamic_shapes=({0: "rows"},))

@@ -315,6 +315,20 @@ def test_a_transform_that_fails_is_ended() -> None:
     check(to_onnx(model, (x,)), model, x)
 
 
+def test_what_torch_refuses_is_refused_with_its_line() -> None:
+    class Reading(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.n(x)[: int(x.sum().item() > 0)]
+
+    class Failing(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.n(x).no_such_method()
+
+    for model, line in ((Reading(), r"return self.n\(x\)\[:"), (Failing(), "no_such_method")):
+        with pytest.raises(CaptureError, match=rf"at \S+gradients.py:\d+ in forward: .*{line}"):
+            to_onnx(model, (torch.randn(2, 3),))
+
+
 def test_what_depends_on_numbers_is_refused_as_before() -> None:
     class Branching(Base):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -98,7 +98,7 @@ def check_dynamic(values: Sequence[Any], shapes: Sequence[Any]) -> None:
         for axis, (size, dim) in enumerate(
             zip(value.shape, _dims(shape, value.dim()), strict=False)
         ):
-            if _is_known(size) and _is_dynamic(dim):
+            if is_known(size) and _is_dynamic(dim):
                 raise CaptureError(
                     f"The graph was made for {size} in dimension {axis} of input {i}: it cannot "
                     "be dynamic any more. Give dynamic_shapes where the graph is made."
@@ -116,7 +116,7 @@ def require_all_said(dynamic_shapes: Any, shapes: Sequence[Any]) -> None:
         raise CaptureError("dynamic_shapes is not built as the arguments are.")
 
 
-def _is_known(size: Any) -> bool:
+def is_known(size: Any) -> bool:
     """Whether a size is a number, also where tracing found that its symbol can be no other."""
     return isinstance(size, int) or bool(size.node.expr.is_number)
 

@@ -167,7 +167,7 @@ def _traced(
     table = {**corrected(decompositions), **_ZEROS}
     # NOTE: torch 2.8 computes sizes of some operators in C++, which takes no symbols.
     in_python = enable_python_dispatcher() if is_dynamic else contextlib.nullcontext()
-    with mode, in_python, _without_torchs_errors(), preserve_node_meta():
+    with mode, in_python, without_torchs_errors(), preserve_node_meta():
         # make_fx reads the arguments off a function.
         graph = make_fx(lambda *values: run(*values), decomposition_table=table)(*fakes)
         if any(map(is_mutation, graph.graph.nodes)):
@@ -252,7 +252,7 @@ mapped."""
 
 
 @contextlib.contextmanager
-def _without_torchs_errors() -> Iterator[None]:
+def without_torchs_errors() -> Iterator[None]:
     """Have torch print nothing of a trace that fails: the exception is all that counts."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level

@@ -48,6 +48,7 @@ from dort_rewriter.deployment.training_tracing import (
     interpreter_of,
     lines_of_model,
     named_tensors,
+    require_varying,
     trace,
 )
 from dort_rewriter.deployment.training_updates import Given, update_of
@@ -240,7 +241,11 @@ def export_training_step(
         raise ExportError(f"accumulate is how many batches, 1 or more, not {accumulate}.")
     if isinstance(trainable, str):
         raise ExportError(f"trainable is a list of names: [{trainable!r}].")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ExportError(f"{os.fspath(folder)} is a file, not a folder.")
     model = written(model)
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(f"A training step is of a module of torch, not of a {type(model)}.")
     _require_values(model)
     _refuse_averages(model)
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -369,6 +374,7 @@ class _Step:
             except SameGradient:  # of two parameters: torch names gradients by their nodes
                 apart = _Apart(whole)
                 graph, signature = trace(apart, fakes, leaves, whole.lines, joint=True)
+        require_varying(leaves, self.batch.shapes, self.batch.names)
         held = self._held(signature)
         gradients = _places_of_gradients(graph, signature, held, {t.name for t in self.trained})
         self.trained = [t for t in self.trained if t.name in gradients]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.fx import traceback as fx_traceback
 
+from dort_rewriter.capture.dim_names import is_known
+from dort_rewriter.capture.gradients import without_torchs_errors
 from dort_rewriter.capture.lines import LAYERS, Lines, is_users
 from dort_rewriter.capture.tracing import correct_tracing, through_compiled_parts
 from dort_rewriter.deployment.training_random import SeededDraws
@@ -99,7 +101,24 @@ def named_tensors(
 def dynamic_axes(shape: Any, rank: int) -> set[int]:
     """The axes that ``dynamic_shapes`` says may vary, of a tensor."""
     listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-    return {axis % rank for axis, dim in listed if dim is not None and not isinstance(dim, int)}
+    axes = [axis for axis, dim in listed if dim is not None and not isinstance(dim, int)]
+    if wrong := [axis for axis in axes if not -rank <= axis < rank]:
+        raise ExportError(f"dynamic_shapes has axis {wrong[0]} of a tensor of {rank} axes.")
+    return {axis % rank for axis in axes}
+
+
+def require_varying(
+    leaves: Sequence[torch.Tensor], shapes: Sequence[Any], names: Sequence[str]
+) -> None:
+    """Raise :class:`ExportError` where an axis is to vary that tracing found to have one size."""
+    for leaf, shape, name in zip(leaves, shapes, names, strict=True):
+        for axis in sorted(dynamic_axes(shape, leaf.dim())):
+            size: Any = leaf.shape[axis]
+            if is_known(size):
+                raise ExportError(
+                    f"Axis {axis} of {name!r} cannot vary: the step is computed with tensors for "
+                    f"which its size is {size}, as others of the batch that do not vary."
+                )
 
 
 # -- lines --------------------------------------------------------------------------------------
@@ -278,6 +297,7 @@ def trace(
         _without_onednn(),
         correct_tracing(),
         through_compiled_parts(),
+        without_torchs_errors(),
         without_checks(),
         _joining(lines, has_gradient) if joint else contextlib.nullcontext(),
     ):

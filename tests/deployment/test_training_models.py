@@ -319,3 +319,23 @@ def test_weights_made_of_others(tmp_path: Path) -> None:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     check_beside_torch(model, F.cross_entropy, optimizer, batches(), tmp_path)
+
+
+def test_arguments_that_are_refused(tmp_path: Path) -> None:
+    model: Any = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (tmp_path / "file").write_text("")
+    rows = {0: "rows"}
+    for given, place, shapes, said in (
+        (model, "file", None, "file is a file, not a folder"),
+        (model.forward, "f", None, "of a module of torch, not of a <class 'method'>"),
+        (model, "f", ({7: "rows"}, rows), "axis 7 of a tensor of 2 axes"),
+        (model, "f", (rows, None), r"Axis 0 of 'input' cannot vary: .* its size is 5"),
+        (model, "f", (None, rows), r"Axis 0 of 'target' cannot vary: .* its size is 5"),
+    ):
+        with pytest.raises(ExportError, match=said):
+            export_training_step(
+                given, F.cross_entropy, optimizer, batches()[0], tmp_path / place,
+                dynamic_shapes=shapes,
+            )  # fmt: skip
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dort_rewriter.aten import is_random, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.compiler.model_key import installed_version
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.deployment.training_state import (
@@ -89,7 +90,7 @@ class _WithLoss(torch.nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         given, target = self.batch.restore(leaves)
-        with self.lines:
+        with self.lines, WithoutNumbers():
             value = call_loss(self.loss, call_model(self.model, given), target)
         if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
             raise ExportError("The loss of a training step is a tensor of one number, a float.")
@@ -106,7 +107,7 @@ class _Outputs(torch.nn.Module):
         self.lines = lines_of_model()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.enable_grad(), self.lines:  # a model may differentiate
+        with torch.enable_grad(), self.lines, WithoutNumbers():  # a model may differentiate
             result = call_model(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))

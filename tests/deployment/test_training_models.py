@@ -339,3 +339,42 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
                 dynamic_shapes=shapes,
             )  # fmt: skip
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+class Spread(nn.Module):
+    """A mean and a deviation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.a(x), F.softplus(self.b(x)) + 0.1
+
+
+D = torch.distributions
+LOSSES: dict[str, Loss] = {
+    "gaussian_nll_loss": lambda o, y: F.gaussian_nll_loss(o[0], F.one_hot(y, 3).float(), o[1]),
+    "Normal": lambda o, y: -D.Normal(*o).log_prob(F.one_hot(y, 3)).mean(),
+    "Categorical": lambda o, y: -D.Categorical(logits=o[0]).log_prob(y).mean(),
+    "kl_divergence": lambda o, _: D.kl_divergence(D.Normal(*o), D.Normal(0.0, 1.0)).mean(),
+    "quantile": lambda o, _: o[0].abs().quantile(0.9) + o[1].mean(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_check_numbers(name: str, tmp_path: Path) -> None:
+    """They are as for numbers that eager mode accepts."""
+    torch.manual_seed(0)
+    model = Spread()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    export_training_step(
+        model, LOSSES[name], optimizer, batches()[0], tmp_path,
+        dynamic_shapes=({0: "rows"}, {0: "rows"}) if name != "quantile" else None,
+    )  # fmt: skip
+    run = Runner(tmp_path)
+    got = [run(*batches()[i]) for i in range(3)]
+    want = losses(model, LOSSES[name], optimizer, batches(), 3)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    with pytest.raises(ValueError, match="Expected parameter"):
+        D.Normal(0.0, -1.0)

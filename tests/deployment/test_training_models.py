@@ -366,6 +366,7 @@ LOSSES: dict[str, Loss] = {
 def test_losses_that_check_numbers(name: str, tmp_path: Path) -> None:
     """They are as for numbers that eager mode accepts."""
     torch.manual_seed(0)
+    before = D.Distribution._validate_args  # torch's compiler changes it
     model = Spread()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     export_training_step(
@@ -376,5 +377,4 @@ def test_losses_that_check_numbers(name: str, tmp_path: Path) -> None:
     got = [run(*batches()[i]) for i in range(3)]
     want = losses(model, LOSSES[name], optimizer, batches(), 3)
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    with pytest.raises(ValueError, match="Expected parameter"):
-        D.Normal(0.0, -1.0)
+    assert D.Distribution._validate_args == before

@@ -107,7 +107,9 @@ class _Outputs(torch.nn.Module):
         self.lines = lines_of_model()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.enable_grad(), self.lines, WithoutNumbers():  # a model may differentiate
+        # A model may differentiate. NOTE: torch's encoder layers take their fast path, which fake
+        # tensors with gradients do not, unless such a mode is on.
+        with torch.enable_grad(), self.lines, WithoutNumbers():
             result = call_model(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))

@@ -378,3 +378,14 @@ def test_losses_that_check_numbers(name: str, tmp_path: Path) -> None:
     want = losses(model, LOSSES[name], optimizer, batches(), 3)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert D.Distribution._validate_args == before
+
+
+def test_encoder_layers_of_any_length(tmp_path: Path) -> None:
+    """In evaluation mode torch has one operator for such a layer, which has no gradient."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(0, 1), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = [(x[None], y) for x, y in batches()]
+    varying = ({1: "length"}, {0: "length"})
+    check_beside_torch(model, F.cross_entropy, optimizer, given, tmp_path, dynamic_shapes=varying)

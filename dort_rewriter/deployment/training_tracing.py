@@ -86,8 +86,19 @@ class Fakes:
                         fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
                     made[id(value)] = fake
                 held[f"{prefix}.{name}".lstrip(".")] = made[id(value)]
-        with torch.nn.utils.stateless._reparametrize_module(module, held):
-            yield
+        # Plain attributes too are as before: ``torch.nn.utils.weight_norm`` sets one at each call.
+        kept = [
+            (part, name, value)
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if isinstance(value, torch.Tensor)
+        ]
+        try:
+            with torch.nn.utils.stateless._reparametrize_module(module, held):
+                yield
+        finally:
+            for part, name, value in kept:
+                vars(part)[name] = value
 
 
 def named_tensors(

@@ -389,3 +389,18 @@ def test_encoder_layers_of_any_length(tmp_path: Path) -> None:
     given = [(x[None], y) for x, y in batches()]
     varying = ({1: "length"}, {0: "length"})
     check_beside_torch(model, F.cross_entropy, optimizer, given, tmp_path, dynamic_shapes=varying)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_weight_that_is_an_attribute(tmp_path: Path) -> None:
+    """The export leaves no fake tensor at the model."""
+    torch.manual_seed(0)
+    model = nn.utils.weight_norm(nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.weight
+    export_training_step(model, F.cross_entropy, optimizer, batches()[0], tmp_path)
+    assert model.weight is before
+    run = Runner(tmp_path)
+    got = [run(*batches()[i]) for i in range(3)]
+    want = losses(model, F.cross_entropy, optimizer, batches(), 3)
+    np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -315,7 +315,9 @@ def two_towers() -> Built:
 def sampled_ranking() -> Built:
     def run(m: Any, at: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         score = torch.einsum("bk,bik->bi", m.dense(x), m.table(at))
-        return -F.logsigmoid(score[:, :1] - score[:, 1:]).mean(), score.argsort(-1, stable=True)
+        return -F.logsigmoid(score[:, :1] - score[:, 1:]).mean(), score.argsort(
+            dim=-1, stable=True
+        )
 
     return Apply(run, table=nn.Embedding(30, 8, padding_idx=0), dense=nn.Linear(4, 8)), items
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from dort_rewriter.capture.lines import is_users
 from dort_rewriter.errors import CaptureError
 
 logger = logging.getLogger(__name__)
+
+_TRANSFORMS = str(Path(torch.__file__).parent / "_functorch")
 
 
 def read_shapes(mod: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any) -> Any:
@@ -92,14 +98,25 @@ def check_dynamic(values: Sequence[Any], shapes: Sequence[Any]) -> None:
         for axis, (size, dim) in enumerate(
             zip(value.shape, _dims(shape, value.dim()), strict=False)
         ):
-            if _is_known(size) and _is_dynamic(dim):
+            if is_known(size) and _is_dynamic(dim):
                 raise CaptureError(
                     f"The graph was made for {size} in dimension {axis} of input {i}: it cannot "
                     "be dynamic any more. Give dynamic_shapes where the graph is made."
                 )
 
 
-def _is_known(size: Any) -> bool:
+def require_all_said(dynamic_shapes: Any, shapes: Sequence[Any]) -> None:
+    """Refuse ``dynamic_shapes`` of which some say nothing of a tensor, as ``shapes`` are read out
+    of them: they are not built as the arguments are."""
+    said, read = (
+        [dim for dim in torch.utils._pytree.tree_leaves(given) if _is_dynamic(dim)]
+        for given in (dynamic_shapes, shapes)
+    )
+    if len(said) != len(read):
+        raise CaptureError("dynamic_shapes is not built as the arguments are.")
+
+
+def is_known(size: Any) -> bool:
     """Whether a size is a number, also where tracing found that its symbol can be no other."""
     return isinstance(size, int) or bool(size.node.expr.is_number)
 
@@ -183,7 +200,34 @@ def name_symbols(
     names: dict[str, str] = {}
     for symbol, name in found:
         _add(names, kept, symbol, name)
+    _warn_of_conditions(values, names)
     return names
+
+
+def _warn_of_conditions(values: Sequence[Any], names: Mapping[str, str]) -> None:
+    """Log for which sizes a graph is right, where Python code has compared sizes with numbers.
+
+    NOTE: what torch compares in an operator is left out: there eager mode raises for other sizes.
+    What ``torch.func`` decides, as in how many chunks it maps, is Python code.
+    """
+    sizes: list[Any] = [n for v in values if isinstance(v, torch.Tensor) for n in v.shape]
+    symbolic = [n for n in sizes if isinstance(n, torch.SymInt)]
+    env: Any = symbolic[0].node.shape_env if symbolic else None
+    said = set()
+    for guard in env.guards if symbolic else ():
+        place = guard.sloc.framework_loc
+        condition = env.replace(guard.expr)
+        if not isinstance(place, traceback.FrameSummary) or not condition.free_symbols:
+            continue
+        if is_users(place.filename) or place.filename.startswith(_TRANSFORMS):
+            text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(condition))
+            said.add((text, f"{place.filename}:{place.lineno}"))
+    for text, where in sorted(said):
+        logger.warning(
+            "The graph holds for sizes with %s, which %s asks of the example; for others it may "
+            "give wrong numbers.",
+            *(text, where),
+        )
 
 
 def _symbols(graph: torch.fx.Graph) -> set[str]:

@@ -1,4 +1,4 @@
-"""Graphs of models that differentiate, by ``torch.autograd.grad`` or transforms of ``torch.func``.
+"""Graphs of models that differentiate: ``torch.autograd.grad``, ``backward``, ``torch.func``.
 
 ``torch.export`` traces no such model. Here one is run on fake tensors, below autograd, by
 ``make_fx``: what the gradients compute is in the graph as anything else is. Tensors that the model
@@ -113,14 +113,19 @@ class _Call:
         for name, tensor in self._beside.items():
             self.transforms.stand_ins[id(tensor)] = stored[name]
         given = iter(values[len(self.held) :])
-        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        filled = [
+            next(given).detach().requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in self._leaves
+        ]
         args, kwargs = tree_unflatten(filled, self._spec)
         state = {name: stored[known] for name, known in self._names.items()}
         with torch.enable_grad(), self.transforms, Lines(_Call.__call__):
             result = torch.func.functional_call(self._mod, state, args, kwargs)
         if not self.transforms.seen:
             raise CaptureError("Nothing is differentiated or mapped.")
-        found = tree_leaves(result)
+        found = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, torch.Tensor) for leaf in found):
             raise CaptureError("A model that differentiates returns tensors only.")
         return tuple(leaf.detach() for leaf in found)
@@ -162,7 +167,7 @@ def _traced(
     table = {**corrected(decompositions), **_ZEROS}
     # NOTE: torch 2.8 computes sizes of some operators in C++, which takes no symbols.
     in_python = enable_python_dispatcher() if is_dynamic else contextlib.nullcontext()
-    with mode, in_python, _without_torchs_errors(), preserve_node_meta():
+    with mode, in_python, without_torchs_errors(), preserve_node_meta():
         # make_fx reads the arguments off a function.
         graph = make_fx(lambda *values: run(*values), decomposition_table=table)(*fakes)
         if any(map(is_mutation, graph.graph.nodes)):
@@ -184,7 +189,8 @@ class _Transforms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        self.seen |= func is torch.autograd.grad or getattr(func, "__name__", "") == "_make_dual"
+        self.seen |= func in (torch.autograd.grad, torch.Tensor.backward)
+        self.seen |= getattr(func, "__name__", "") == "_make_dual"
         self.seen |= torch._C._functorch.get_dynamic_layer_stack_depth() > 0
         args, kwargs = tree_map_only(torch.Tensor, self._of, (tuple(args), kwargs or {}))
         return func(*args, **kwargs)
@@ -246,7 +252,7 @@ mapped."""
 
 
 @contextlib.contextmanager
-def _without_torchs_errors() -> Iterator[None]:
+def without_torchs_errors() -> Iterator[None]:
     """Have torch print nothing of a trace that fails: the exception is all that counts."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +20,25 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import is_fake
 
+from dort_rewriter.aten import last_frame
 from dort_rewriter.capture.dim_names import (
     check_dynamic,
     flatten_shapes,
     name_symbols,
     read_shapes,
+    require_all_said,
     without_names,
 )
 from dort_rewriter.capture.functions import FunctionModule
 from dort_rewriter.capture.gradients import trace_with_gradients, transforms_ended
 from dort_rewriter.capture.interface import propagate
+from dort_rewriter.capture.lines import is_users
 from dort_rewriter.capture.number_checks import WithoutNumbers
-from dort_rewriter.capture.tracing import correct_tracing, keep_resizing
+from dort_rewriter.capture.tracing import (
+    correct_tracing,
+    keep_resizing,
+    through_compiled_parts,
+)
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
 
@@ -128,6 +136,7 @@ def _with_gradients(call: Call, dynamic_shapes: Any, decompositions: Table) -> L
     ):
         warnings.simplefilter("ignore")  # torch's, of parts of it that it uses itself
         try:
+            require_all_said(read_shapes(*call, dynamic_shapes), shapes or ())
             graph, constants = trace_with_gradients(mod, args, kwargs, shapes, decompositions)
             nodes = [n for n in graph.graph.nodes if n.op == "placeholder"][len(constants) :]
             values = [n.meta["val"] for n in nodes]
@@ -169,8 +178,10 @@ def _export(call: Call, shapes: Any, attempts: Sequence[bool]) -> torch.export.E
             return program
         errors.append(program)
     first = errors[0]
+    where = _place(first)
     raise CaptureError(
-        f"torch.export could not capture {call[0]._get_name()}: {_first_line(first)}\n"
+        f"torch.export could not capture {call[0]._get_name()}: {_first_line(first)}"
+        f"{f', at {where}' if where else ''}\n"
         f"{_advice(first)}"
     ) from first
 
@@ -189,18 +200,25 @@ def _attempt(call: Call, shapes: Any, strict: bool) -> torch.export.ExportedProg
 def _exported(
     call: Call, shapes: Any, *, strict: bool
 ) -> torch.export.ExportedProgram | Exception:
+    with leaving_no_hook():
+        try:
+            with correct_tracing(), through_compiled_parts(), _keeping_marks(call[1:]):
+                return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
+        # torch.export refuses a model in many ways; the text of the first line tells which.
+        except _REFUSALS as e:
+            logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
+            return e
+
+
+@contextlib.contextmanager
+def leaving_no_hook() -> Iterator[None]:
+    """Take back what an export that fails (torch 2.8) leaves on the buffers of all modules: each
+    later assignment to one would pass it, and break the graph of Dynamo."""
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = set(hooks)
     try:
-        with correct_tracing(), _keeping_marks(call[1:]):
-            return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
-    # torch.export refuses a model in many ways; the text of the first line tells which.
-    except _REFUSALS as e:
-        logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
-        return e
+        yield
     finally:
-        # An export that fails (torch 2.8) leaves its hook on the buffers of all modules
-        # behind: each later assignment to one would pass it, and break the graph of Dynamo.
         for left in set(hooks) - before:
             del hooks[left]
 
@@ -232,6 +250,14 @@ def _advice(error: Exception) -> str:
         "Check that the model runs on these args and kwargs, and that dynamic_shapes fits them; "
         "torch.export.draft_export lists what else is in the way."
     )
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of the model at which torch.export failed, or an empty text."""
+    if found := last_frame(str(error)):
+        return found
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    return last_frame("".join(traceback.format_list(frames[-1:])))
 
 
 def _first_line(error: Exception) -> str:

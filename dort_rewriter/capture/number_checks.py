@@ -17,7 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class WithoutNumbers(TorchFunctionMode):
-    """Calls what gives the same, and looks at no number."""
+    """Calls what gives the same, and looks at no number; distributions check no argument."""
+
+    def __enter__(self) -> Any:
+        self._validates = torch.distributions.Distribution._validate_args
+        torch.distributions.Distribution.set_default_validate_args(False)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.distributions.Distribution.set_default_validate_args(self._validates)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,

@@ -111,6 +111,14 @@ def _like_input(
 
 
 @contextlib.contextmanager
+def through_compiled_parts() -> Iterator[None]:
+    """Trace what parts of a model compute that ``torch.compile`` has compiled, which torch refuses
+    (before 2.13 also where it exports)."""
+    with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
+@contextlib.contextmanager
 def correct_tracing(traced: torch.fx.GraphModule | None = None) -> Iterator[None]:
     """Trace with the records that torch's kernels bear out.
 

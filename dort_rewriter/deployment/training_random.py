@@ -66,6 +66,9 @@ class SeededDraws:
             aten.exponential.default: self._exponential,
             aten.normal_functional.default: self._normal_like,
             aten.normal.float_float: self._normal_of_size,
+            aten.normal.Tensor_float: self._normal_around,
+            aten.normal.float_Tensor: self._normal_around,
+            aten.normal.Tensor_Tensor: self._normal_around,
             aten.randint.default: below,
             aten.randint.low: self._randint,
             aten.randint_like.default: _like(below),
@@ -147,6 +150,10 @@ class SeededDraws:
     ) -> Any:
         found = self._randn(size, dtype=dtype)
         return found if found is NotImplemented else found * std + mean
+
+    def _normal_around(self, mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
+        tensors = torch.broadcast_tensors(*(x for x in (mean, std) if isinstance(x, torch.Tensor)))
+        return self._randn(tensors[0].shape, dtype=tensors[0].dtype) * std + mean
 
     def _randint(
         self, low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None, **kwargs: Any

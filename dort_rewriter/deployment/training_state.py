@@ -34,6 +34,14 @@ class Trained:
     group: int
     options: Options
     state: State
+    steps: int | None
+    """How many the optimizer has made with it; None where that changes nothing."""
+
+
+def written(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that was given to ``torch.compile``, or a model itself."""
+    found: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return found
 
 
 def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -44,14 +52,27 @@ def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(found.values())
 
 
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as files have it: complex numbers are pairs, along a last axis."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_held(stored: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """What :func:`as_stored` made of a tensor, as a tensor like ``held``."""
+    if not held.is_complex():
+        return stored
+    return torch.view_as_complex(stored.contiguous())
+
+
 def trained_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, trainable: Collection[str] | None
-) -> tuple[list[Trained], int]:
-    """The parameters that are trained, and how many steps the optimizer has made."""
+) -> list[Trained]:
+    """The parameters that are trained."""
     names = {id(p): name for name, p in model.named_parameters()}
     if trainable is not None and (unknown := set(trainable) - set(names.values())):
         raise ExportError(f"The model has no parameter {sorted(unknown)[0]!r}.")
-    found, counts = [], set()
+    found = []
     for i, group in enumerate(optimizer.param_groups):
         options = options_of(optimizer, group)
         for p in group["params"]:
@@ -61,11 +82,18 @@ def trained_of(
             if not (p.requires_grad if trainable is None else name in trainable):
                 continue
             state, steps = state_of(optimizer, options, p)
-            found.append(Trained(name, p, i, options, state))
-            counts.add(steps)
-    if len(counts) > 1:
-        raise ExportError(f"The parameters have made {sorted(counts)} steps, not one number.")
-    return found, max(counts, default=0)
+            stored = {key: as_stored(value) for key, value in state.items()}
+            found.append(Trained(name, p, i, options, stored, steps))
+    return found
+
+
+def steps_of(trained: Sequence[Trained]) -> int:
+    """How many steps an optimizer has made."""
+    first = {t.steps: t.name for t in reversed(trained) if t.steps is not None}
+    if len(first) > 1:
+        said = ", ".join(f"{first[steps]!r} {steps}" for steps in sorted(first))
+        raise ExportError(f"The optimizer has made more steps with some parameters: {said}.")
+    return next(iter(first), 0)
 
 
 def require_safetensors() -> Any:
@@ -90,17 +118,18 @@ class _Folder:
         self.place = Path(folder)
         self.description, parts = self._read()
         self.state: dict[str, torch.Tensor] = self._read_state()
-        self.model = model
+        self.model = model = written(model)
         self.named = own_tensors(model)
         whole = f"{DESCRIPTION} of {self.place}"
         _require_same(whole, parts, STATE, self.state)
         of_model = [name for name, part in parts.items() if part == "model"]
         _require_same(str(self.place), of_model, "the model", self.named)
         for name, held in self.named.items():
-            if tuple(self.state[name].shape) != tuple(held.shape):
+            shape, wanted = self.state[name].shape, as_stored(held).shape
+            if shape != wanted:
                 raise ExportError(
-                    f"{name!r} is of shape {tuple(self.state[name].shape)} in {self.place}, and "
-                    f"of {tuple(held.shape)} in the model."
+                    f"{name!r} is of shape {tuple(shape)} in {self.place}, and of "
+                    f"{tuple(wanted)} in the model."
                 )
 
     def _read(self) -> tuple[dict[str, Any], dict[str, str]]:
@@ -121,8 +150,8 @@ class _Folder:
         except Exception as error:  # of safetensors, in Rust
             raise ExportError(f"{self.place / STATE} cannot be read: {error}") from error
 
-    def require_optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[list[Trained], int]:
-        """What an optimizer keeps of the parameters that the folder trains, and its steps.
+    def require_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Trained]:
+        """What an optimizer keeps of the parameters that the folder trains.
 
         Raises :class:`ExportError` where the folder is of another optimizer.
         """
@@ -134,7 +163,7 @@ class _Folder:
             raise ExportError(
                 f"The optimizer has {len(groups)} groups, and {self.place} has {len(rates)}."
             )
-        trained, steps = trained_of(self.model, optimizer, said["state"])
+        trained = trained_of(self.model, optimizer, said["state"])
         names = {t.name for t in trained}
         if missing := [name for name in said["state"] if name not in names]:
             raise ExportError(
@@ -144,7 +173,7 @@ class _Folder:
             of_both = [f"{t.name}.{key}" for key in said["state"][t.name]]
             mine = [f"{t.name}.{key}" for key in t.state]
             _require_same(str(self.place), of_both, "the optimizer", mine)
-        return trained, steps
+        return trained
 
 
 def _require_same(
@@ -190,17 +219,21 @@ def load_training_state(
     state = found.state
     with torch.no_grad():
         for name, held in found.named.items():
-            held.copy_(state[name])
+            held.copy_(as_held(state[name], held))
     if optimizer is None:
         return
     said = found.description["optimizer"]
     steps = int(state[said["steps"]])
     for name, keys in said["state"].items():
-        kept = {key: state[file_name] for key, file_name in keys.items()}
-        write_state(optimizer, found.model.get_parameter(name), kept, steps)
+        p = found.model.get_parameter(name)
+        kept = {key: as_held(state[file_name], p) for key, file_name in keys.items()}
+        write_state(optimizer, p, kept, steps)
     rates = found.description["learning_rates"]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = float(state[rate])
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(state[rate])
+        elif torch.tensor(group["lr"], dtype=state[rate].dtype) != state[rate]:
+            group["lr"] = float(state[rate])  # else it is the number before it was rounded
 
 
 def save_training_state(
@@ -222,16 +255,16 @@ def save_training_state(
     found = _Folder(folder, model)
     state = found.state
     for name, held in found.named.items():
-        state[name] = held.detach().clone().contiguous().cpu()
+        state[name] = as_stored(held).clone().contiguous().cpu()
     if optimizer is not None:
         said = found.description["optimizer"]
-        trained, steps = found.require_optimizer(optimizer)
+        trained = found.require_optimizer(optimizer)
         for t in trained:
             for key, value in t.state.items():
                 state[said["state"][t.name][key]] = value.contiguous().cpu()
-        state[said["steps"]] = torch.tensor(steps, dtype=torch.int64)
+        state[said["steps"]] = torch.tensor(steps_of(trained), dtype=torch.int64)
         rates = found.description["learning_rates"]
         for rate, group in zip(rates, optimizer.param_groups, strict=True):
-            state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
+            state[rate] = torch.tensor(float(group["lr"]), dtype=state[rate].dtype)
     with staged(found.place) as aside:
         require_safetensors().save_file(state, str(aside / STATE))

@@ -25,15 +25,19 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dort_rewriter.aten import is_random, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.compiler.model_key import installed_version
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.deployment.training_state import (
     DESCRIPTION,
     FORMAT,
     STATE,
+    as_stored,
     own_tensors,
     require_safetensors,
+    steps_of,
     trained_of,
+    written,
 )
 from dort_rewriter.deployment.training_tracing import (
     Fakes,
@@ -45,6 +49,7 @@ from dort_rewriter.deployment.training_tracing import (
     interpreter_of,
     lines_of_model,
     named_tensors,
+    require_varying,
     trace,
 )
 from dort_rewriter.deployment.training_updates import Given, update_of
@@ -54,6 +59,7 @@ from dort_rewriter.files import staged
 from dort_rewriter.plan.placement import CHECKS
 
 _CHECKS = CHECKS | {"aten::_linalg_check_errors"}
+_DOUBLE = (torch.float64, torch.complex128)
 _STEP, _MICRO, _SEED, _LOSS = "step", "micro_step", "seed", "loss"
 
 
@@ -84,7 +90,7 @@ class _WithLoss(torch.nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor]:
         given, target = self.batch.restore(leaves)
-        with self.lines:
+        with self.lines, WithoutNumbers():
             value = call_loss(self.loss, call_model(self.model, given), target)
         if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
             raise ExportError("The loss of a training step is a tensor of one number, a float.")
@@ -101,7 +107,9 @@ class _Outputs(torch.nn.Module):
         self.lines = lines_of_model()
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with self.lines:
+        # A model may differentiate. NOTE: torch's encoder layers take their fast path, which fake
+        # tensors with gradients do not, unless such a mode is on.
+        with torch.enable_grad(), self.lines, WithoutNumbers():
             result = call_model(self.model, self.batch.restore_input(leaves))
         found = tree_flatten(result)[0]
         return tuple(v for v in found if isinstance(v, torch.Tensor))
@@ -232,8 +240,16 @@ def export_training_step(
 
     """
     save_file = require_safetensors().save_file
-    if accumulate < 1:
+    if accumulate < 1 or accumulate != int(accumulate):
         raise ExportError(f"accumulate is how many batches, 1 or more, not {accumulate}.")
+    if isinstance(trainable, str):
+        raise ExportError(f"trainable is a list of names: [{trainable!r}].")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ExportError(f"{os.fspath(folder)} is a file, not a folder.")
+    model = written(model)
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(f"A training step is of a module of torch, not of a {type(model)}.")
+    _require_values(model)
     _refuse_averages(model)
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = _Names(known)
@@ -298,7 +314,7 @@ class _Step:
         self.names = names
         self.clip_norm = clip_norm
         self.accumulate = accumulate
-        self.trained, self.steps = trained_of(model, optimizer, trainable)
+        self.trained = trained_of(model, optimizer, trainable)
         groups = optimizer.param_groups
         rates = ["learning_rate"] if len(groups) == 1 else [
             f"learning_rate_{i}" for i in range(len(groups))
@@ -333,8 +349,8 @@ class _Step:
             },
             "inputs": {
                 name: {
-                    "dtype": str(leaf.dtype).removeprefix("torch."),
-                    "shape": list(leaf.shape),
+                    "dtype": str(as_stored(leaf).dtype).removeprefix("torch."),
+                    "shape": list(as_stored(leaf).shape),
                     "varies": sorted(dynamic_axes(said, leaf.dim())),
                 }
                 for name, leaf, said in zip(batch.names, batch.leaves, batch.shapes, strict=True)
@@ -361,6 +377,7 @@ class _Step:
             except SameGradient:  # of two parameters: torch names gradients by their nodes
                 apart = _Apart(whole)
                 graph, signature = trace(apart, fakes, leaves, whole.lines, joint=True)
+        require_varying(leaves, self.batch.shapes, self.batch.names)
         held = self._held(signature)
         gradients = _places_of_gradients(graph, signature, held, {t.name for t in self.trained})
         self.trained = [t for t in self.trained if t.name in gradients]
@@ -387,13 +404,17 @@ class _Step:
                 state[_of_state(t.name, key)] = value
         if self.accumulate > 1:
             for t in self.trained:
-                state[_of_state(t.name, "accumulated")] = torch.zeros_like(t.parameter)
+                state[_of_state(t.name, "accumulated")] = torch.zeros_like(as_stored(t.parameter))
             state[self.micro_name] = torch.zeros((), dtype=torch.int64)
-        state[self.step_name] = torch.tensor(self.steps, dtype=torch.int64)
-        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
-            state[rate] = torch.tensor(float(group["lr"]), dtype=torch.float32)
+        state[self.step_name] = torch.tensor(steps_of(self.trained), dtype=torch.int64)
+        for i, (rate, group) in enumerate(
+            zip(self.rates, self.optimizer.param_groups, strict=True)
+        ):
+            is_double = any(t.group == i and t.parameter.dtype in _DOUBLE for t in self.trained)
+            kind = torch.float64 if is_double else torch.float32
+            state[rate] = torch.tensor(float(group["lr"]), dtype=kind)
         state[self.seed_name] = torch.zeros((), dtype=torch.int64)
-        self.state = {k: v.detach().clone().contiguous().cpu() for k, v in state.items()}
+        self.state = {k: as_stored(v).clone().contiguous().cpu() for k, v in state.items()}
         return [*self.batch.names, *state], {**state}
 
     def _function(
@@ -418,8 +439,8 @@ class _Step:
             results = whole(*(given[name] for name in order))
             new = dict(zip(buffers, results[: len(buffers)], strict=True))
             found = {
-                t.name: functools.reduce(
-                    operator.add, [results[place] for place in gradients[t.name]]
+                t.name: as_stored(
+                    functools.reduce(operator.add, [results[i] for i in gradients[t.name]])
                 )
                 for t in self.trained
             }
@@ -456,12 +477,13 @@ class _Step:
         step = given[self.step_name] + 1
         new[self.step_name] = step if due is None else torch.where(due, step, step - 1)
         for t in self.trained:
-            p, rate = given[t.name], given[self.rates[t.group]]
+            p, rate = as_stored(given[t.name]), given[self.rates[t.group]]
             state = {key: given[_of_state(t.name, key)] for key in t.state}
             changed, kept = self.update(Given(p, gradients[t.name], state, t.options, rate, step))
             pairs = {t.name: (changed, p)}
             pairs |= {_of_state(t.name, k): (v, state[k]) for k, v in kept.items()}
-            for name, (after, before) in pairs.items():
+            for name, (value, before) in pairs.items():
+                after = value.to(before.dtype)  # a rate makes single numbers wider
                 new[name] = after if due is None else torch.where(due, after, before)
         return new
 
@@ -531,9 +553,9 @@ def _of_state(name: str, key: str) -> str:
 
 def _clipped(gradients: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
     """Gradients whose norm together is no larger, as ``clip_grad_norm_`` makes them."""
-    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])
+    norms = torch.cat([torch.linalg.vector_norm(g).reshape(1) for g in gradients.values()])
     factor = torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0)
-    return {name: grad * factor for name, grad in gradients.items()}
+    return {name: grad * factor.to(grad.dtype) for name, grad in gradients.items()}
 
 
 def _places_of_gradients(
@@ -579,6 +601,15 @@ def _drop_checks(graph: torch.fx.GraphModule) -> None:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _require_values(model: torch.nn.Module) -> None:
+    """Refuse tensors that have no numbers yet."""
+    for name, tensor in named_tensors(model):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ExportError(f"{name!r} has no size before the model is called: call it once.")
+        if tensor.is_meta:
+            raise ExportError(f"{name!r} is on the meta device and has no values to start with.")
 
 
 def _refuse_averages(model: torch.nn.Module) -> None:

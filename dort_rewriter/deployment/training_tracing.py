@@ -7,6 +7,7 @@ operator whose gradient they are, so that what cannot be exported is named with 
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 from torch.fx import traceback as fx_traceback
 
+from dort_rewriter.capture.dim_names import is_known
+from dort_rewriter.capture.gradients import without_torchs_errors
 from dort_rewriter.capture.lines import LAYERS, Lines, is_users
-from dort_rewriter.capture.tracing import correct_tracing
+from dort_rewriter.capture.tracing import correct_tracing, through_compiled_parts
 from dort_rewriter.deployment.training_random import SeededDraws
 from dort_rewriter.errors import CaptureError, ExportError
 from dort_rewriter.export.decompositions import get_standard_table
@@ -83,8 +86,19 @@ class Fakes:
                         fake = torch.nn.Parameter(fake, requires_grad=id(value) in wanted)
                     made[id(value)] = fake
                 held[f"{prefix}.{name}".lstrip(".")] = made[id(value)]
-        with torch.nn.utils.stateless._reparametrize_module(module, held):
-            yield
+        # Plain attributes too are as before: ``torch.nn.utils.weight_norm`` sets one at each call.
+        kept = [
+            (part, name, value)
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if isinstance(value, torch.Tensor)
+        ]
+        try:
+            with torch.nn.utils.stateless._reparametrize_module(module, held):
+                yield
+        finally:
+            for part, name, value in kept:
+                vars(part)[name] = value
 
 
 def named_tensors(
@@ -98,7 +112,24 @@ def named_tensors(
 def dynamic_axes(shape: Any, rank: int) -> set[int]:
     """The axes that ``dynamic_shapes`` says may vary, of a tensor."""
     listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-    return {axis % rank for axis, dim in listed if dim is not None and not isinstance(dim, int)}
+    axes = [axis for axis, dim in listed if dim is not None and not isinstance(dim, int)]
+    if wrong := [axis for axis in axes if not -rank <= axis < rank]:
+        raise ExportError(f"dynamic_shapes has axis {wrong[0]} of a tensor of {rank} axes.")
+    return {axis % rank for axis in axes}
+
+
+def require_varying(
+    leaves: Sequence[torch.Tensor], shapes: Sequence[Any], names: Sequence[str]
+) -> None:
+    """Raise :class:`ExportError` where an axis is to vary that tracing found to have one size."""
+    for leaf, shape, name in zip(leaves, shapes, names, strict=True):
+        for axis in sorted(dynamic_axes(shape, leaf.dim())):
+            size: Any = leaf.shape[axis]
+            if is_known(size):
+                raise ExportError(
+                    f"Axis {axis} of {name!r} cannot vary: the step is computed with tensors for "
+                    f"which its size is {size}, as others of the batch that do not vary."
+                )
 
 
 # -- lines --------------------------------------------------------------------------------------
@@ -168,6 +199,13 @@ def _reason(error: Exception) -> str:
         )
     if isinstance(error, fake_tensor.UnsupportedOperatorException) and name:
         return f"torch does not trace {name}"
+    # The second, of parameters that need no gradient, has no text in torch 2.8.
+    inner = traceback.extract_tb(error.__traceback__)[-1].name
+    if "requires gradients, and received a mutation" in first or inner == "from_tracing_metadata":
+        return (
+            "The model writes to one of its parameters when it is called, as an embedding with "
+            "max_norm does"
+        )
     if "marked as the loss, but it does not require gradients" in first:
         return (
             "The loss of the training step has no gradient: no parameter that is trained reaches "
@@ -195,21 +233,44 @@ def _without_onednn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _keeping_lines(lines: Lines) -> Iterator[None]:
+def _joining(lines: Lines, has_gradient: list[bool]) -> Iterator[None]:
     """Have torch trace a joint graph with the lines of its nodes the second time too, in which it
-    flattens what the graph takes."""
+    flattens what the graph takes; and with zeros where a tensor that needs a gradient has none,
+    which torch refuses. ``has_gradient`` gets which of these tensors have one."""
     from torch._functorch import aot_autograd
+
+    def completed(run: Callable[..., Any], given: Sequence[Any], tangents: Any) -> Any:
+        with torch.no_grad():  # gradients of gradients, which some operators lack, are not asked
+            results, gradients = run(given, tangents)
+        pairs = [*zip(given, gradients, strict=True)]
+        needed = [isinstance(x, torch.Tensor) and x.requires_grad for x, _ in pairs]
+        has_gradient[:] = [g is not None for (_, g), n in zip(pairs, needed, strict=True) if n]
+        return results, [
+            torch.zeros_like(x) if n and g is None else g
+            for (x, g), n in zip(pairs, needed, strict=True)
+        ]
 
     def interpreted(export: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             graph, *others = export(*args, **kwargs)
             lines.give_gradients(graph)
-            return (interpreter_of(graph), *others)
+            return (functools.partial(completed, interpreter_of(graph)), *others)
 
         return call
 
     with swapped(vars(aot_autograd), {"_aot_export_function": interpreted}):
         yield
+
+
+def _drop_zeros(graph: torch.fx.GraphModule, has_gradient: Sequence[bool]) -> None:
+    """Have the last results of a graph, its gradients, be None where a tensor has none."""
+    (output,) = graph.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    for place, kept in enumerate(has_gradient, len(results) - len(has_gradient)):
+        results[place] = results[place] if kept else None
+    output.args = (tuple(results),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 def interpreter_of(graph: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -227,7 +288,8 @@ def trace(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """The graph of a module of its parameters, buffers and arguments, and its signature.
 
-    The module enters ``lines`` where it calls the model.
+    The module enters ``lines`` where it calls the model. The gradient of a parameter that the
+    loss does not reach is None.
 
     Raises:
         ExportError: torch does not trace it.
@@ -236,6 +298,7 @@ def trace(
     """
     from torch._functorch.aot_autograd import aot_export_module
 
+    has_gradient: list[bool] = []
     table = get_standard_table(OxsDispatcher())
     for draws in SeededDraws.operators():
         table.pop(draws, None)  # they are written when the seed is known
@@ -244,8 +307,10 @@ def trace(
         fakes.tracing(),
         _without_onednn(),
         correct_tracing(),
+        through_compiled_parts(),
+        without_torchs_errors(),
         without_checks(),
-        _keeping_lines(lines) if joint else contextlib.nullcontext(),
+        _joining(lines, has_gradient) if joint else contextlib.nullcontext(),
     ):
         try:
             graph, signature = aot_export_module(
@@ -261,4 +326,6 @@ def trace(
                 raise
             raise SameGradient from error
     assert isinstance(graph, torch.fx.GraphModule)
+    if not all(has_gradient):
+        _drop_zeros(graph, has_gradient)
     return graph, signature

@@ -157,14 +157,19 @@ def start_of(optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor
 
 def state_of(
     optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor
-) -> tuple[State, int]:
-    """What an optimizer keeps of a parameter now, and how many steps it made."""
+) -> tuple[State, int | None]:
+    """What an optimizer keeps of a parameter now, and how many steps it made.
+
+    None if it does not keep that: SGD without momentum.
+    """
     start = start_of(optimizer, options, p)
     known = optimizer.state.get(p, {})
     kept = {key: known.get(key) for key in start}
     state = {k: start[k] if v is None else v.detach().clone() for k, v in kept.items()}
     if "step" in known:
         return state, int(known["step"])
+    if not start:
+        return state, None
     return state, int(any(v is not None for v in kept.values()))
 
 

@@ -114,6 +114,7 @@ def _own_table() -> Table:
         **cell_decompositions(),
         **layer_decompositions(),
         aten._new_zeros_with_same_feature_meta.default: _zeros_beside,
+        aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
 
 
@@ -122,6 +123,18 @@ def _zeros_beside(
 ) -> torch.Tensor:
     """The tangent that forward mode begins with."""
     return other.new_zeros((*self.shape[:self_num_batch_dims], *other.shape))
+
+
+def _weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a direction and a length, in the type of the norms, as the kernel does."""
+    grad, v, g = (t.to(saved_norms.dtype) for t in (grad_w, saved_v, saved_g))
+    others = [axis for axis in range(v.dim()) if axis != dim]
+    along = (grad * v).sum(others, keepdim=True) if others else grad * v
+    grad_g = along / saved_norms
+    grad_v = g / saved_norms * (grad - v * (grad_g / saved_norms))
+    return grad_v.to(saved_v.dtype).contiguous(), grad_g.to(saved_g.dtype)
 
 
 @functools.cache

@@ -86,8 +86,10 @@ def option(
 
 
 def in_a_line(error: BaseException) -> str:
-    """The type of an error, and the first line of what it says."""
-    first = str(error).strip().partition("\n")[0]
+    """The type of an error, and the first line of what it says; one more behind a colon."""
+    first, _, rest = str(error).strip().partition("\n")
+    if first.endswith(":"):
+        first = f"{first} {rest.strip().partition(chr(10))[0]}"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

@@ -30,7 +30,9 @@ from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves
 
 from dort_rewriter import notebook
+from dort_rewriter.aten import last_frame
 from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.capture.lowering import leaving_no_hook
 from dort_rewriter.compiler.differences import Tolerance
 from dort_rewriter.compiler.provider_choice import providers_of_files
 from dort_rewriter.errors import ExecutionError, OptionError
@@ -218,15 +220,16 @@ def _said(result: ExporterResult) -> Iterator[str]:
 
 
 def _with_torch(model: Any, args: Any, kwargs: Any, opset: int, shapes: Any) -> onnx.ModelProto:
-    program = torch.onnx.export(
-        model,
-        args,
-        kwargs=kwargs,
-        opset_version=opset,
-        dynamic_shapes=shapes,
-        dynamo=True,
-        verbose=False,
-    )
+    with leaving_no_hook():
+        program = torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            opset_version=opset,
+            dynamic_shapes=shapes,
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
     return proto
@@ -466,7 +469,8 @@ def _reason(error: BaseException) -> str:
     """What is behind an error, in a line: exporters that share a capture fail alike."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return _COLOUR.sub("", in_a_line(error))
+    place = last_frame(str(error))
+    return _COLOUR.sub("", f"{in_a_line(error)}{f', at {place}' if place else ''}")
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

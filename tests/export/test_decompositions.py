@@ -33,6 +33,19 @@ def test_transforms_are_decomposed_as_eager_mode_does_it() -> None:
     torch.testing.assert_close(got, torch.fft.rfft2(torch.ones(2, 3)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((4, 3), 0), ((4, 3), 1), ((2, 3, 4, 5), 0), ((5,), 0)]
+)
+def test_gradients_of_weight_norms(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> None:
+    op = torch.ops.aten._weight_norm_interface_backward.default
+    grad, v = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    g = torch.rand([n if i == dim else 1 for i, n in enumerate(shape)]).to(dtype)
+    norms = torch.ops.aten._weight_norm_interface(v, g, dim)[1]
+    got = get_decomposition_table()[op](grad, v, g, norms, dim)
+    torch.testing.assert_close(got, op(grad, v, g, norms, dim))
+
+
 def test_what_has_a_converter_is_not_decomposed() -> None:
     table = get_decomposition_table()
     assert torch.ops.aten.gelu.default not in table

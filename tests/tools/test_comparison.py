@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -224,9 +225,12 @@ def test_control_flow_by_numbers_has_its_reason_once(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if x.sum() > 0 else x
 
+    hooks = set(torch.nn.modules.module._global_buffer_registration_hooks)
     text = str(compare_exporters(Branching(), (torch.randn(3),), repeat=1))
+    assert set(torch.nn.modules.module._global_buffer_registration_hooks) == hooks
     assert text.count("data-dependent") == 1
     assert "torchlib, dort_rewriter failed: " in text
+    assert re.search(r"at .*test_comparison.py:\d+ in forward: return x \* 2 if x.sum\(\)", text)
     assert "\x1b" not in text
     shown = capfd.readouterr()
     assert shown.out == ""

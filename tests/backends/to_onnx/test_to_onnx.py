@@ -370,7 +370,8 @@ def test_a_graph_module_that_returns_a_structure(traced: str) -> None:
 def test_a_tensor_stands_for_one_argument_and_a_compiled_module_for_its_own() -> None:
     model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
     expected = model(x).detach()
-    for given in (model, torch.compile(model, backend="eager")):
+    compiled = torch.compile(model, backend="eager")
+    for given in (model, compiled, torch.nn.Sequential(compiled)):
         torch.testing.assert_close(run(to_onnx(given, x), x)[0], expected)
 
 

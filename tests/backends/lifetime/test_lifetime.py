@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tests.backends.ways import compile_strictly
+from tests.collecting import collect
 from tests.gates.sources import ROOT
 
 needs_proc = pytest.mark.skipif(
@@ -51,7 +52,7 @@ def test_reset_releases_sessions_and_graphs() -> None:
     assert len(watched) == 4
     torch._dynamo.reset()
     del compiled
-    gc.collect()
+    collect()
     assert [w for w in watched if w() is not None] == []
     assert _infos(backend) == []
 
@@ -63,7 +64,7 @@ def test_a_backend_used_after_a_reset_makes_new_sessions() -> None:
     _train(compiled)
     torch._dynamo.reset()
     _train(compiled)
-    gc.collect()
+    collect()
     assert backend.execution_count == 4
     assert len(_infos(backend)) == 2
 

@@ -353,6 +353,53 @@ def _transpose(r: random.Random, op: str) -> Case:
     return Case(op, {"perm": perm}, [Tensor(given, dims)], [made])
 
 
+def _permuted(r: random.Random, rank: int) -> list[int]:
+    return r.sample(range(rank), rank)
+
+
+def _inverse(order: Sequence[int], dims: list[int]) -> list[int]:
+    """The sizes of what an order makes others of."""
+    found = [0] * len(order)
+    for place, size in zip(order, dims, strict=True):
+        found[place] = size
+    return found
+
+
+def turned(r: random.Random, case: Case, last_stays: bool = False) -> Case:
+    """Inputs that the kernel reads in another order."""
+    for i, x in enumerate(case.inputs):
+        if x.dims and r.random() < 0.3:
+            rank = len(x.dims)
+            order = [*_permuted(r, rank - 1), rank - 1] if last_stays else _permuted(r, rank)
+            case.attributes[f"perm{i}"] = order
+            x.dims = _inverse(order, x.dims)
+    return case
+
+
+def _attention(r: random.Random, op: str) -> Case:
+    kind, gradient = r.choice((FLOAT, *FLOATING)), op.endswith(("Grad", "_backward"))
+    if op.startswith("Mkl"):
+        kind = BFLOAT
+    groups, batch, queries, keys, width = (r.choice((1, 1, 2, 3, 5, 8, 17, 33)) for _ in range(5))
+    if r.random() < 0.2:  # several blocks
+        queries, keys, batch = r.choice((64, 65, 130)), r.choice((384, 400, 401, 790)), 1
+    heads = groups * r.choice((1, 1, 1, 2, 8))
+    query, key = [batch, heads, queries, width], [batch, groups, keys, width]
+    inputs = [Tensor(kind, list(d)) for d in (query, key, key)]
+    if gradient:
+        inputs.insert(0, Tensor(kind, list(query)))
+        inputs += [Tensor(kind, list(query)), Tensor(FLOAT, query[:3])]
+    if r.random() < 0.4:
+        mask = [r.choice((1, n)) for n in (batch, heads, queries, keys)]
+        inputs.append(Tensor(r.choice((kind, FLOAT)), mask[r.choice((0, 2)) :]))
+    results = [kind] * 3 if gradient else [kind, FLOAT]
+    attributes: dict[str, Any] = {"is_causal": r.randint(0, 1), "scale": 0.25}
+    for i in range(len(results)):
+        if r.random() < 0.3:
+            attributes[f"order{i}"] = _permuted(r, 3 if not gradient and i == 1 else 4)
+    return turned(r, Case(op, attributes, inputs, results), last_stays=True)
+
+
 MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     "Elementwise": _elementwise,
     "ElementwiseList": _elementwise_list,
@@ -373,4 +420,5 @@ MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("TransposeToFloat", "TransposeToFloat16"), _transpose),
     "TransposeToBfloat16": _transpose,
     "Order": _order,
+    **dict.fromkeys(("Attention", "AttentionGrad"), _attention),
 }

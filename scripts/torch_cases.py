@@ -16,7 +16,7 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from onnx import helper
 from dort_rewriter.errors import ExecutionError
 from dort_rewriter.kernels.operators import (
     ATTENTION,
-    ATTENTION_GRAD,
     MKL_ATTENTION_GRAD,
     MKL_PRODUCT,
     OWN_DOMAIN,
@@ -42,7 +41,7 @@ from dort_rewriter.runtime.threads import ThreadPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kernel_cases import BFLOAT, FLOAT, HALF, Case, Tensor
+from kernel_cases import BFLOAT, FLOAT, HALF, MAKERS, Case, Tensor, turned
 from kernel_spoilers import draw
 
 LIMIT = 120
@@ -70,29 +69,6 @@ def _size(r: random.Random) -> int:
     return r.choice((1, 1, 2, 3, 5, 8, 16, 17, 33, 64, 100))
 
 
-def _order(r: random.Random, rank: int) -> list[int]:
-    return r.sample(range(rank), rank)
-
-
-def _inverse(order: Sequence[int], dims: list[int]) -> list[int]:
-    """The sizes of what an order makes others of."""
-    found = [0] * len(order)
-    for place, size in zip(order, dims, strict=True):
-        found[place] = size
-    return found
-
-
-def _turned(r: random.Random, case: Case, last_stays: bool = False) -> Case:
-    """Inputs that the kernel reads in another order."""
-    for i, x in enumerate(case.inputs):
-        if x.dims and r.random() < 0.3:
-            rank = len(x.dims)
-            order = [*_order(r, rank - 1), rank - 1] if last_stays else _order(r, rank)
-            case.attributes[f"perm{i}"] = order
-            x.dims = _inverse(order, x.dims)
-    return case
-
-
 def _product(r: random.Random, op: str) -> Case:
     batched, added, kind = op in ("bmm", "baddbmm"), "add" in op, _type(r)
     m, k, n, batch = (_size(r) for _ in range(4))
@@ -106,7 +82,7 @@ def _product(r: random.Random, op: str) -> Case:
         attributes = {"beta": 0.5, "alpha": 2.0}
     elif not batched and r.random() < 0.3:
         attributes["small_by_mkl"] = 1
-    return _turned(r, Case(op, attributes, inputs, [kind]))
+    return turned(r, Case(op, attributes, inputs, [kind]))
 
 
 def _mkl_product(r: random.Random, op: str) -> Case:
@@ -118,25 +94,6 @@ def _mkl_product(r: random.Random, op: str) -> Case:
     if not batch and r.random() < 0.4:
         inputs.append(Tensor(FLOAT, r.choice(([m, n], [n], [1, n], [m, 1], [1]))))
     return Case(op, {"transA": turn[0], "transB": turn[1], "alpha": 0.5}, inputs, [FLOAT])
-
-
-def _attention(r: random.Random, op: str) -> Case:
-    kind, gradient = _type(r), op not in (TORCH_FLASH, ATTENTION)
-    if op == MKL_ATTENTION_GRAD:
-        kind = BFLOAT
-    groups, batch, queries, keys, width = (_size(r) for _ in range(5))
-    heads = groups * r.choice((1, 1, 1, 2, 8))
-    query, key = [batch, heads, queries, width], [batch, groups, keys, width]
-    inputs = [Tensor(kind, list(d)) for d in (query, key, key)]
-    if gradient:
-        inputs.insert(0, Tensor(kind, list(query)))
-        inputs += [Tensor(kind, list(query)), Tensor(FLOAT, query[:3])]
-    if r.random() < 0.4:
-        mask = [r.choice((1, n)) for n in (batch, heads, queries, keys)]
-        inputs.append(Tensor(r.choice((kind, FLOAT)), mask[r.choice((0, 2)) :]))
-    results = [kind] * 3 if gradient else [kind, FLOAT]
-    attributes: dict[str, Any] = {"is_causal": r.randint(0, 1), "scale": 0.25}
-    return _turned(r, Case(op, attributes, inputs, results), last_stays=True)
 
 
 def _convolution(r: random.Random, op: str) -> Case:
@@ -166,12 +123,12 @@ def _convolution(r: random.Random, op: str) -> Case:
     if op.endswith(("_backward", "Grad")):
         of_weight = [_with_nan(r, weight)] if checks else []
         results = [kind] * (1 if checks else 3)
-        return _turned(r, Case(op, attributes, [*of_weight, result, *inputs], results))
+        return turned(r, Case(op, attributes, [*of_weight, result, *inputs], results))
     inputs += [Tensor(kind, [made])] if r.random() < 0.5 else []
     if checks:
         attributes["relu"] = r.randint(0, 1)
         inputs.insert(0, _with_nan(r, result.dims))
-    return _turned(r, Case(op, attributes, inputs, [kind]))
+    return turned(r, Case(op, attributes, inputs, [kind]))
 
 
 def _with_nan(r: random.Random, dims: list[int]) -> Tensor:
@@ -193,8 +150,9 @@ def _windows(image: list[int], window: list[int], how: dict[str, Any]) -> list[i
 
 TORCH_MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys((TORCH_FLASH, f"{TORCH_FLASH}_backward"), _attention),
-    **dict.fromkeys((ATTENTION, ATTENTION_GRAD, MKL_ATTENTION_GRAD), _attention),
+    **dict.fromkeys(
+        (TORCH_FLASH, f"{TORCH_FLASH}_backward", MKL_ATTENTION_GRAD), MAKERS[ATTENTION]
+    ),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
     **dict.fromkeys(("PaddingLeftOut", "PaddingLeftOutGrad"), _convolution),
     MKL_PRODUCT: _mkl_product,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 TABLE: tuple[dict[str, Any], ...] = (
-    {"name": "Attention", "never_fails": True, "library": "torch"},
-    {"name": "AttentionGrad", "never_fails": True, "library": "torch"},
+    {"name": "Attention", "never_fails": True},
+    {"name": "AttentionGrad", "never_fails": True},
     {"name": "BatchNorm", "mixed_types": True},
     {"name": "BatchNormGrad", "mixed_types": True},
     {"name": "Columns"},

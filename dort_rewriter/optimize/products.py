@@ -1,8 +1,8 @@
 """Nodes for kernels that multiply faster: by MKL, and attention by products of our own.
 
-Large products of float32 are MKL's, small ones of bfloat16, and gradients of attention of it. Done
-last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them
-into others.
+Large products of float32 are MKL's, and small ones of bfloat16 with the gradients of its attention.
+Done last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them into
+others.
 """
 
 from __future__ import annotations

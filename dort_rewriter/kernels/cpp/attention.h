@@ -50,13 +50,14 @@ class AttentionNode {
   static constexpr size_t kFixed = gradient ? 6 : 3, kResults = gradient ? 3 : 2;
   static constexpr size_t kQuery = gradient, kSums = gradient ? 5 : SIZE_MAX;
 
-  explicit AttentionNode(const Info& info)
+  // Our own kernels attend where there is no torch.
+  AttentionNode(const Info& info, bool by_torch)
       : causal_(info.flag("is_causal", false)), scale_(info.number("scale", std::nan(""))) {
     size_t given = info.inputs();
     if ((given != kFixed && given != kFixed + 1) || info.outputs() > kResults) {
       fail(kInvalidArgument, "there are too few or too many inputs or results");
     }
-    for (size_t i = 0; i < given; ++i) views_.emplace_back(info, i);
+    for (size_t i = 0; i < given; ++i) views_.emplace_back(info, i, by_torch);
     const ElementType type = views_[0].type();
     if (type != kFloat && type != kFloat16 && type != kBFloat16) {
       fail(kNotImplemented, "attention is of float, float16 and bfloat16");
@@ -70,7 +71,7 @@ class AttentionNode {
       }
     }
     for (size_t i = 0; i < info.outputs(); ++i) {
-      results_.emplace_back(info, i, !gradient && i == 1 ? kFloat : type);
+      results_.emplace_back(info, i, !gradient && i == 1 ? kFloat : type, by_torch);
     }
   }
 

@@ -20,7 +20,7 @@ class AttentionBlocks {
   // The keys of a block. One that would have few more takes them as well.
   static constexpr int64_t kKeys = 8 * products::kVectors * kWidest;
 
-  explicit AttentionBlocks(const Info& info) : node_(info) {}
+  explicit AttentionBlocks(const Info& info) : node_(info, false) {}
 
   const Node& node() const { return node_; }
   Call call(const Context& context) const { return node_.call(context); }

@@ -81,9 +81,9 @@ class View {
       : type_(type), number_(number), perm_(std::move(perm)) {}
 
   // Of the input of a kernel: its type now, its order from the attribute `perm<index>`.
-  View(const Info& info, size_t index) : type_(info.input_type(index)) {
-    number_ = number_of(type_);
-    if (number_ < 0) fail(kNotImplemented, "torch's kernels have no such element type");
+  View(const Info& info, size_t index, bool for_torch = true) : type_(info.input_type(index)) {
+    if (for_torch) number_ = number_of(type_);
+    if (for_torch && number_ < 0) fail(kNotImplemented, "torch's kernels have no such element type");
     std::string name = "perm" + std::to_string(index);
     if (info.has_integers(name.c_str())) perm_ = info.permutation(name.c_str());
   }
@@ -184,7 +184,7 @@ using Copy = Function<Error(Handle to, Handle from, int32_t non_blocking)>;
 // the attribute `order<index>`.
 class Result {
  public:
-  Result(const Info& info, size_t index, ElementType type) : index_(index) {
+  Result(const Info& info, size_t index, ElementType type, bool for_torch = true) : index_(index) {
     const ElementType declared = info.output_type(index);
     if (declared != type && declared != kAny) {
       fail(kInvalidArgument, "a result is of another type");
@@ -193,7 +193,7 @@ class Result {
     if (info.has_integers(name.c_str())) order_ = info.permutation(name.c_str());
     Integers back(order_.size());
     for (size_t d = 0; d < order_.size(); ++d) back[order_[d]] = static_cast<int64_t>(d);
-    view_ = View(type, number_of(type), back);
+    view_ = View(type, for_torch ? number_of(type) : -1, back);
   }
 
   // Where ONNX Runtime wants it, null if nobody reads it, and its sizes there.

@@ -13,7 +13,6 @@ class Attention : public Operator {
   static constexpr ElementType inputs[] = {kEach};
   static constexpr ElementType outputs[] = {kEach};
   static constexpr bool variadic = true;
-  static constexpr const char* library = "torch";  // its numbers of types
   static constexpr bool never_fails = true;
 
   explicit Attention(const Info& info) : blocks_(info) {}

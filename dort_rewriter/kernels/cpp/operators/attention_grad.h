@@ -12,8 +12,8 @@
 class FloatFactors {
  public:
   static constexpr const char* name = "AttentionGrad";
-  static constexpr const char* library = "torch";  // its numbers of types
-  static constexpr int64_t kQueries = 64;          // of a block: measured
+  static constexpr const char* library = "own";
+  static constexpr int64_t kQueries = 64;  // of a block: measured
   using Blocks = AttentionBlocks<true>;
   using Matrix = products::Matrix;
 

@@ -45,7 +45,7 @@ class Attention : public Operator {
   static constexpr const char* library = "torch";
 
   explicit Attention(const Info& info)
-      : function_(std::string("aoti_torch_cpu_") + name), copy_("aoti_torch_copy_"), node_(info) {}
+      : function_(std::string("aoti_torch_cpu_") + name), copy_("aoti_torch_copy_"), node_(info, true) {}
 
   void compute(const Context& context) const {
     const auto call = node_.call(context);

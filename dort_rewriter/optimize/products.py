@@ -1,6 +1,6 @@
 """Nodes for kernels that multiply faster: by MKL, and attention by products of our own.
 
-Large products of float32 are MKL's, and small ones of bfloat16 with the gradients of its attention.
+Large products of float32 are MKL's, as are small ones of bfloat16 and gradients of its attention.
 Done last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them into
 others.
 """

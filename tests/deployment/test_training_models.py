@@ -20,6 +20,9 @@ from dort_rewriter import (
     load_training_state,
     save_training_state,
 )
+
+pytest.importorskip("safetensors", reason="safetensors is an extra")
+
 from tests.deployment.test_training_files import Runner, batches, safetensors
 
 Loss = Callable[[Any, Any], torch.Tensor]

@@ -62,10 +62,9 @@ def peak(length: int, mode: str, backend: str) -> float:
 
 def worker(arguments: argparse.Namespace) -> Any:
     length, mode, backends = arguments.worker
-    names = backends.split(",")
-    if len(names) == 1:
-        return peak(int(length), mode, names[0])
-    return times(int(length), mode, names, arguments.seconds)
+    if not arguments.seconds:
+        return peak(int(length), mode, backends)
+    return times(int(length), mode, backends.split(","), arguments.seconds)
 
 
 def ask(length: int, mode: str, backends: str, seconds: float) -> Any:

@@ -10,6 +10,7 @@ IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def collect() -> None:
-    """Without that lock, what finalizers let go of waits for the next collection."""
+    """Without that lock, what finalizers let go of waits for the next collection, and so on."""
     gc.collect()
-    gc.collect()
+    for _ in range(4 if IS_FREE_THREADED else 0):
+        gc.collect()

@@ -119,6 +119,17 @@ def is_mutation(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def written_arguments(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Yield the arguments that an operator changes."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+        values = value if isinstance(value, list | tuple) else [value]
+        yield from (v for v in values if isinstance(v, torch.fx.Node))
+
+
 def is_dense(value: Any) -> bool:
     """Whether a tensor fills its memory, in some order of its dimensions."""
     if not isinstance(value, torch.Tensor):

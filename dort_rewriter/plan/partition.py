@@ -11,7 +11,7 @@ import heapq
 import logging
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dort_rewriter.aten import is_mutation, is_random, owners_of
+from dort_rewriter.aten import is_mutation, is_random, owners_of, written_arguments
 from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.trace import passes_of
 
@@ -76,18 +76,7 @@ def _depends_on_order(graph: torch.fx.Graph, calls: Sequence[torch.fx.Node]) -> 
     for node in calls if writes else ():
         for argument in node.all_input_nodes:
             readers[owners[argument]].add(node)
-    return any(readers[owners[a]] != {n} for n in writes for a in _written(n))
-
-
-def _written(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield the arguments that an operator changes."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for i, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        values = value if isinstance(value, list | tuple) else [value]
-        yield from (v for v in values if isinstance(v, torch.fx.Node))
+    return any(readers[owners[a]] != {n} for n in writes for a in written_arguments(n))
 
 
 def copy_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:

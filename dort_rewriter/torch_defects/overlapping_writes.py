@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from dort_rewriter.aten import hint_of, overlaps
+from dort_rewriter.aten import hint_of, overlaps, written_arguments
 from dort_rewriter.torch_defects.defect import Defect
 
 DEFECT = Defect(
@@ -70,7 +70,7 @@ def overlapping_writes(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node
         node
         for node in itertools.chain(*(graph.nodes for graph in graphs))
         if (written := mutated_arguments(node))
-        if any(map(overlaps, (*_written(node), *itertools.chain(*map(_viewed, written)))))
+        if any(map(overlaps, (*_written(node, written), *itertools.chain(*map(_viewed, written)))))
     ]
 
 
@@ -80,7 +80,7 @@ def raises_in_eager_mode(node: torch.fx.Node) -> bool:
         return False
     return any(
         hint_of(stride) == 0 and hint_of(size) != 1
-        for value in _written(node)
+        for value in _written(node, mutated_arguments(node))
         for stride, size in zip(value.stride(), value.shape, strict=True)
     )
 
@@ -99,7 +99,7 @@ def mutated_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     first = node.args[0] if node.args else kwargs.get("input", kwargs.get("self"))
     name = name_of(node)
     if isinstance(node.target, torch._ops.OpOverload):
-        written = _written_by_schema(node, node.target)
+        written = list(written_arguments(node))
     elif name.strip("_") in _OPERATORS:
         written = [first]
     elif name.endswith("_") and not name.endswith("__"):
@@ -108,15 +108,6 @@ def mutated_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
         written += [first] if _argument(node, "inplace") else []
         written += [_argument(node, "weight")] if _argument(node, "max_norm") is not None else []
     return [n for n in tree_leaves(written) if isinstance(n, torch.fx.Node)]
-
-
-def _written_by_schema(node: torch.fx.Node, op: torch._ops.OpOverload) -> list[Any]:
-    names = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
-    if not names:
-        return []
-    ordered = zip((a.name for a in op._schema.arguments), node.args, strict=False)
-    given = {**dict(ordered), **node.kwargs}
-    return [given.get(name) for name in names]
 
 
 def _argument(node: torch.fx.Node, name: str) -> Any:
@@ -142,9 +133,9 @@ def traced_value(node: Any) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _written(node: torch.fx.Node) -> list[torch.Tensor]:
+def _written(node: torch.fx.Node, written: Sequence[torch.fx.Node]) -> list[torch.Tensor]:
     """What a node writes to, as far as it is traced as tensors."""
-    values = [traced_value(n) for n in mutated_arguments(node)]
+    values = [traced_value(n) for n in written]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
     if name_of(node).strip("_") != "setitem" or not any(map(overlaps, tensors)):
         return tensors

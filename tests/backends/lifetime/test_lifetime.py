@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tests.backends.ways import compile_strictly
-from tests.collecting import collect
+from tests.collecting import IS_FREE_THREADED, collect
 from tests.gates.sources import ROOT
 
 needs_proc = pytest.mark.skipif(
@@ -82,10 +82,10 @@ def test_200_cycles_of_compiling_and_resetting_leave_nothing() -> None:
     assert report["alive"] == 0
     assert report["runs"] == 201
     (blocks, size), (blocks_of_torch, size_of_torch) = report["ours"], report["torch"]
-    # Measured on torch 2.8 and 2.13: 20 to 60 blocks a cycle for either, fewer as cycles go by;
-    # 3 to 62 KB for torch alone, 6 to 70 KB for ours, up to 60 KB apart from run to run.
+    # Measured on torch 2.8 and 2.13, with and without Python's lock: 22 to 51 blocks a cycle for
+    # either, fewer as cycles go by; 21 to 24 KB for torch alone, 17 to 27 KB for ours.
     assert blocks < 1.2 * blocks_of_torch + 60
-    assert size - size_of_torch < 120_000
+    assert size - size_of_torch < 60_000
 
 
 @pytest.mark.load_sensitive
@@ -113,7 +113,9 @@ def test_10000_calls_leave_nothing() -> None:
 def test_threads_call_one_compiled_model() -> None:
     gc.collect()  # the backend is shared: a graph of before may still be in its table
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    compiled, backend = compile_strictly(model)
+    # torch counts the frames of `fullgraph=True` for all threads at once: without Python's lock a
+    # thread in some hundreds gets "found no compiled frames", whatever the backend.
+    compiled, backend = compile_strictly(model, fullgraph=not IS_FREE_THREADED)
     weights = list(model.parameters())
     x = torch.randn(16, 8)
     want = torch.autograd.grad(model(x).sum(), weights)

@@ -7,6 +7,7 @@ tests left in pieces: up to 0.2 MB a cycle there, whatever is compiled.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -71,6 +72,7 @@ def growth(compiled: Any, first: int, then: int) -> tuple[float, float]:
 def main() -> None:
     os.environ["ONNXRT_CHANGE_REWRITER"] = "1"
     note_what_is_made()
+    gc.freeze()  # what importing torch made is not looked through at each collection
     of_torch = growth(torch.compile(function, backend="aot_eager", dynamic=False), 30, 60)
     with installed():
         compiled, backend = compile_strictly(function)

@@ -127,7 +127,9 @@ itself. onnxruntime-training has wheels |
 | 3.12, 3.13, 3.14 | the newest onnxruntime; onnxruntime-training has no wheels. 3.14 is tested \
 on demand, with torch 2.13.0 and onnxruntime 1.32.0 (`nox -s tests-python`) |
 | 3.14, free-threaded | the same, for threads that run at once; safetensors has no wheels, which \
-`export_training_step` wants. Tested on demand (`nox -s tests-free-threaded`) |"""
+`export_training_step` wants; torch's own check of `fullgraph=True` fails now and then ("found no \
+compiled frames", with `backend="eager"` too) where threads call one compiled function at once. \
+Tested on demand (`nox -s tests-free-threaded`) |"""
 
 SYSTEMS = """## Systems
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dort_rewriter.aten import hint_of
 from dort_rewriter.torch_defects import norm_sizes, quotient_types
 from dort_rewriter.torch_defects.count_types import correct_count_types
 from dort_rewriter.torch_defects.expanded_writes import put_back_whole
@@ -88,7 +89,7 @@ def _by_sizes(packet: Any) -> Callable[..., Any]:
 
     def call(input: torch.Tensor, output_size: Any, *options: Any) -> Any:
         # NOTE: torch's meta kernels refuse a batch of nothing, by an error of types.
-        if isinstance(input.shape[0], int) and input.shape[0] == 0 and decomposed is not None:
+        if decomposed is not None and hint_of(input.shape[0]) == 0 and input.shape[0] == 0:
             return decomposed(input, output_size, *options)
         *align, factors = options
         if output_size is not None:

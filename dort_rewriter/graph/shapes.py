@@ -6,6 +6,9 @@ rank is unknown. Two symbols are the same size when they have the same name.
 
 from __future__ import annotations
 
+import ast
+import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,13 +48,55 @@ def same(a: Dim, b: Dim) -> bool:
     return a.value is not None and a.value == b.value
 
 
-def may_be_zero(size: Dim) -> bool:
-    """Whether a size is zero, or that of a result, like the rows of a nonzero: torch takes
-    no other symbolic size for zero.
+def may_be_zero(size: Dim | str) -> bool:
+    """Whether a size is zero, or one that is counted, like the rows of a nonzero, or computed,
+    like what is left of a batch. A symbol of torch's is at least 2.
     """
-    return size == 0 or (
-        isinstance(size, ir.SymbolicDim) and bool(_COUNTED.search(str(size.value)))
-    )
+    name = size.value if isinstance(size, ir.SymbolicDim) else size
+    return _may_come_out_as_zero(name) if isinstance(name, str) else name == 0
+
+
+@functools.cache
+def _may_come_out_as_zero(expression: str) -> bool:
+    """Whether the expression of a size may come out as zero."""
+    if _COUNTED.search(expression):
+        return True
+    if expression.isidentifier():
+        return False
+    try:
+        return _bounds(ast.parse(expression, mode="eval").body)[0] <= 0
+    except SyntaxError:  # a name that a user gave to a dimension
+        return False
+
+
+def _bounds(expression: ast.AST) -> tuple[float, float]:
+    """The least and the largest that a size can be where each symbol is at least 2."""
+    match expression:
+        case ast.Name():
+            return 2, math.inf
+        case ast.Constant(value=int(number)):
+            return number, number
+        case ast.UnaryOp(ast.USub(), operand):
+            low, high = _bounds(operand)
+            return -high, -low
+        case ast.BinOp(left, operation, right):
+            (a, b), (c, d) = _bounds(left), _bounds(right)
+            match operation:
+                case ast.Add():
+                    return a + c, b + d
+                case ast.Sub():
+                    return a - d, b - c
+                case ast.Mult() if a >= 0 and c >= 0:
+                    return a * c, b * d
+                case ast.FloorDiv() if a >= 0 and c > 0:
+                    return a // d, b / c
+                case ast.Pow() if a >= 1 and c == d >= 1:
+                    return a**c, b**c
+        case ast.Call(ast.Name("Max" | "Min" as which), [_, *_] as arguments):
+            extremum = max if which == "Max" else min
+            bounds = [_bounds(a) for a in arguments]
+            return extremum(low for low, _ in bounds), extremum(high for _, high in bounds)
+    return 0, math.inf
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dort_rewriter.export.recorder import Recorder
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
 END = 2**63 - 1
@@ -35,13 +36,14 @@ def result_dims(op: Recorder) -> list[int | str]:
 def reshape(op: Recorder, x: Value, dims: Sequence[int | str], size: Sequence[Any]) -> Value:
     """Reshape to `size`, whose sizes are known as `dims`, with as little computing as can be.
 
-    A size that stays where it was is copied (0), one unknown size is inferred (-1).
+    A size that stays where it was is copied (0), one unknown size is inferred (-1), which cannot
+    be told where another is zero.
     """
     have = size_names(x.dims)
     if have == list(dims):
         return x
+    known = [d if isinstance(d, int) else s for d, s in zip(dims, size, strict=True)]
     if 0 in dims:
-        known = [d if isinstance(d, int) else s for d, s in zip(dims, size, strict=True)]
         return op.Reshape(x, op.vector(known), allowzero=1)
     target: list[Any] = []
     for i, (d, s) in enumerate(zip(dims, size, strict=True)):
@@ -49,10 +51,13 @@ def reshape(op: Recorder, x: Value, dims: Sequence[int | str], size: Sequence[An
             target.append(d)
         else:
             target.append(0 if i < len(have) and have[i] == d else s)
-    if not any(type(s) is int and s == -1 for s in target):
-        computed = (i for i, s in enumerate(target) if isinstance(s, ir.Value))
-        if (first := next(computed, None)) is not None:
-            target[first] = -1
+    computed = [i for i, s in enumerate(target) if isinstance(s, ir.Value)]
+    if computed and not any(type(s) is int and s == -1 for s in target):
+        empty = [i for i, d in enumerate(dims) if may_be_zero(d)]
+        inferred = next((i for i in computed if [i] == empty), computed[0])
+        if not set(empty) <= {inferred}:
+            return op.Reshape(x, op.vector(known), allowzero=1)
+        target[inferred] = -1
     return op.Reshape(x, op.vector(target))
 
 

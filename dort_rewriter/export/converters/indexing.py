@@ -28,6 +28,7 @@ from dort_rewriter.export.converters.own_kernels import write_rows
 from dort_rewriter.export.converters.scattering import add_at
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.graph.values import Value
 
 _INT64 = ir.DataType.INT64
@@ -86,8 +87,9 @@ def index(op: Recorder, x: Value, indices: Sequence[Value | None]) -> Value:
         return op.GatherND(to_front(op, x, axes), places)
     sizes = [op.size(x, i) for i in range(x.rank)]
     merged: list[Any] = [*sizes[: axes[0]], product(op, [sizes[a] for a in axes])]
+    may_be_empty = any(map(may_be_zero, x.dims))
     flat = op.Reshape(
-        x, op.vector([*merged, *sizes[axes[-1] + 1 :]]), allowzero=1 if 0 in x.dims else None
+        x, op.vector([*merged, *sizes[axes[-1] + 1 :]]), allowzero=1 if may_be_empty else None
     )
     return op.Gather(flat, _linear(op, x, selection), axis=axes[0])
 
@@ -193,12 +195,18 @@ def _accumulate(op: Recorder, moved: Value, selection: _Selection, source: Value
     linear = _linear(op, moved, front)
     rest = [op.size(moved, i) for i in range(count, moved.rank)]
     width = product(op, rest)
-    data = op.Reshape(moved, op.vector([-1, width]))
-    wide = op.Expand(linear, op.vector(broadcast_sizes(op, selection.indices)))
-    places = op.Reshape(wide, [-1, 1])
-    updates = op.Reshape(source, op.vector([-1, width]))
+    selected = broadcast_sizes(op, selection.indices)
+    places = op.Reshape(op.Expand(linear, op.vector(selected)), [-1, 1])
+    rows: tuple[Any, Any] = (-1, -1)
+    may_be_empty = any(may_be_zero(d) for d in moved.dims[count:])
+    if may_be_empty:
+        rows = (product(op, [op.size(moved, i) for i in range(count)]), op.size(places, 0))
+    data, updates = (
+        op.Reshape(x, op.vector([n, width]), allowzero=1 if may_be_empty else None)
+        for x, n in zip((moved, source), rows, strict=True)
+    )
     added = add_at(op, data, op.Expand(places, op.sizes(updates)), updates, axis=0)
-    return op.Reshape(added, op.sizes(moved))
+    return op.Reshape(added, op.sizes(moved), allowzero=1 if may_be_empty else None)
 
 
 def _put_by_mask(

@@ -141,6 +141,25 @@ def test_a_batch_of_nothing_is_resized(mode: str, grad: bool) -> None:
         assert x.grad.shape == x.shape
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_a_batch_that_may_be_empty_is_resized(mode: str) -> None:
+    """Sizes vary, and the first call's batch has nothing."""
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        rest = x.split(x.shape[0] // 2)[1][1:]
+        return torch.nn.functional.interpolate(rest, scale_factor=2, mode=mode) * 3
+
+    compiled, _ = compile_strictly(resized, dynamic=True)
+    for rows in (2, 6, 8):
+        x = torch.randn(rows, 3, 4, 5, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        got, expected = compiled(x), resized(y)
+        torch.testing.assert_close(got, expected)
+        got.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16])
 def test_a_mask_that_selects_nothing(dtype: torch.dtype, accumulate: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dort_rewriter.graph.shapes import Dim, same
+from dort_rewriter.graph.shapes import Dim, may_be_zero, same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.view import GraphView, same_sizes
@@ -73,7 +73,8 @@ class ShapeBasedIdentity(Rule):
 
 
 def reshape_target(source: Sequence[Dim], dims: Sequence[Dim]) -> list[int] | None:
-    """Write a shape as constants: sizes that stand where they stood as 0, one other as -1."""
+    """Write a shape as constants: sizes that stand where they stood as 0, one other as -1, which
+    cannot be told where one of them is zero."""
     target: list[int] = []
     for i, dim in enumerate(dims):
         if isinstance(dim, int):
@@ -84,6 +85,8 @@ def reshape_target(source: Sequence[Dim], dims: Sequence[Dim]) -> list[int] | No
             target.append(0)
         else:
             target.append(-1)
+    if -1 in target and any(t == 0 and may_be_zero(d) for t, d in zip(target, dims, strict=True)):
+        return None
     return target if target.count(-1) <= 1 else None
 
 
@@ -102,7 +105,7 @@ def _both_unsqueeze(first: ir.Node, second: ir.Node, graph: GraphView) -> list[i
 
 def _may_copy(dim: Dim) -> bool:
     """Whether a size in a target may be 0: there it means that of the input."""
-    return dim == 0 if isinstance(dim, int) else dim.value is None
+    return may_be_zero(dim) or (not isinstance(dim, int) and dim.value is None)
 
 
 def _takes_all(node: ir.Node, graph: GraphView) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dort_rewriter.graph.shapes import may_be_zero
 from dort_rewriter.optimize.patterns.standard.views import (
     ReduceReshape,
     ReshapeMatMulReshape,
@@ -81,6 +82,45 @@ def test_an_unknown_shape_is_left_alone() -> None:
         }""",
         "the shape depends on the one between",
     )
+
+
+def test_no_size_is_inferred_beside_one_that_may_be_zero() -> None:
+    """Of the rows that a mask selects there may be none: any number would do."""
+    assert_refuses(
+        ReshapeReshape,
+        """(float[u0,4,M] x, int64[1] n) => (float[u0,K] y) <int64[1] s = {-1}> {
+            a = Reshape(x, s)
+            rows = Shape<start = 0, end = 1>(x)
+            t = Concat<axis = 0>(rows, n)
+            y = Reshape<allowzero = 1>(a, t)
+        }""",
+        "the shape depends on the one between",
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, True),
+        (3, False),
+        ("s0", False),
+        ("batch size", False),
+        ("u0 + 1", True),
+        ("s0 - 1", False),
+        ("s0 - 2", True),
+        ("s0*(s1 - 1) + 1", False),
+        ("-s0 + s1", True),
+        ("((s0//2))", False),
+        ("s0 - ((s0//2)) - 1", True),
+        ("(s0 + 1)**2", False),
+        ("Max(1, s0 - 3)", False),
+        ("Min(s0, s1 - 2)", True),
+        ("Mod(s0, 3)", True),
+    ],
+)
+def test_sizes_that_may_be_zero(size: int | str, expected: bool) -> None:
+    """Symbols of torch's are at least 2: other sizes make graphs of their own."""
+    assert may_be_zero(size) is expected
 
 
 @pytest.mark.parametrize(

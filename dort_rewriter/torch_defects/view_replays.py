@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -164,12 +165,17 @@ def _replaced(by: Mapping[Any, torch.fx.Node], node: torch.fx.Node) -> torch.fx.
 
 
 def share_memory(args: Sequence[Any]) -> bool:
-    """Whether some of the arguments are of the same memory."""
+    """Whether some of the arguments are of the same memory. What a transform of ``torch.func``
+    wraps tells none.
+    """
     is_subclass: Callable[[Any], bool] = is_traceable_wrapper_subclass
     storages = [
         a.untyped_storage()._cdata
         for a in args
-        if isinstance(a, torch.Tensor) and a.layout is torch.strided and not is_subclass(a)
+        if isinstance(a, torch.Tensor)
+        and a.layout is torch.strided
+        and not is_subclass(a)
+        and not is_functorch_wrapped_tensor(a)
     ]
     return len(set(storages)) < len(storages)
 

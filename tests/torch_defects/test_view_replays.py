@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dort_rewriter import CaptureError, OrtBackend
+from dort_rewriter.torch_defects.view_replays import share_memory
 from tests.backends.memory.aliases import Program, observe
 
 Tensor = torch.Tensor
@@ -192,3 +193,18 @@ def equals_eager(
             assert torch.equal(got[name], fact), name
         else:
             assert got[name] == fact, name
+
+
+def test_what_a_transform_wraps_tells_no_memory() -> None:
+    """A graph whose caller was not traced is compiled inside the transform."""
+    shared = []
+
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        shared.append(share_memory([x, x]))
+        return x * 2
+
+    torch.func.vjp(seen, torch.randn(3))
+    torch.vmap(seen)(torch.randn(2, 3))
+    assert shared == [False, False]
+    x = torch.randn(3)
+    assert share_memory([x, x[1:]])

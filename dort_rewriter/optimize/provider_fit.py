@@ -15,9 +15,9 @@ Where, which adds zeros to what it chooses, makes 0.0 of -0.0: ONNX has no other
 our kernel.
 
 OpenVINO's kernels for processors take a number for a NaN in Relu, Clip, Max and Min, infinity in
-Exp, a NaN for larger than any number, 0.0 for the negation of 0.0, and leave a row of Softmax
-numbers beside a NaN; a layer norm with its moments is refused by some releases. Seen with
-``onnxruntime-ep-openvino`` 1.8.1 and ``onnxruntime-openvino`` 1.24.1.
+Exp, a NaN for larger than any number, 0.0 for the negation of 0.0 and for the Elu of -0.0, and
+leave a row of Softmax numbers beside a NaN; a layer norm with its moments is refused by some
+releases. Seen with ``onnxruntime-ep-openvino`` 1.8.1 and ``onnxruntime-openvino`` 1.24.1.
 
 Products of a value with itself get a copy: onnxruntime 1.19 counts who still reads a Transpose (or
 the Cast behind it) that it takes into a product, and one product that reads it twice as two: there
@@ -368,6 +368,7 @@ KEEPING: Mapping[str, Write] = {
     "Cast": _to_bool,
     "Clip": _itself,
     "Div": _quotient,
+    "Elu": lambda op, node, x: op.Where(op.Less(x, 0), op.again(node, x), x),
     "Exp": _itself,
     "Greater": lambda op, node, a, b: op.Less(b, a),
     "GreaterOrEqual": lambda op, node, a, b: op.LessOrEqual(b, a),

@@ -14,6 +14,7 @@ from tests.optimize.rewrites import model_of, run_onnxruntime
 
 NUMBERS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.25, 3.0, -0.3, -2.7, 6e4]
 OF_ONE = {
+    "Elu": ("Elu(x)", torch.nn.functional.elu),
     "Exp": ("Exp(x)", torch.exp),
     "HardSigmoid": ("HardSigmoid<alpha=0.25>(x)", lambda x: (x / 4 + 0.5).clamp(0, 1)),
     "Neg": ("Neg(x)", torch.neg),

@@ -36,34 +36,40 @@ aten = torch.ops.aten
 def linear_algebra_decompositions() -> dict[Any, Callable[..., Any]]:
     """A decomposition of every operator of this module that this torch has."""
     solve_ex = functools.partial(_solve_ex, may_transpose=_solves_by_transpose())
-    return {
-        aten._linalg_det.default: _where_it_fits(_det),
-        aten._linalg_eigh.default: _where_it_fits(_eigh, LARGEST_ROTATED, smallest=1),
-        aten._linalg_slogdet.default: _where_it_fits(_slogdet),
-        aten._linalg_solve_ex.default: _where_it_fits(solve_ex),
-        aten._linalg_svd.default: _where_it_fits(_svd, LARGEST_ROTATED),
-        aten.cholesky.default: _where_it_fits(
-            lambda a, upper=False: _cholesky_ex(a, upper=upper)[0]
-        ),
-        aten.cholesky_inverse.default: _where_it_fits(
+    table = {
+        "_linalg_det": _where_it_fits(_det),
+        "_linalg_eigh": _where_it_fits(_eigh, LARGEST_ROTATED, smallest=1),
+        "_linalg_slogdet": _where_it_fits(_slogdet),
+        "_linalg_solve_ex": _where_it_fits(solve_ex),
+        "_linalg_svd": _where_it_fits(_svd, LARGEST_ROTATED),
+        "cholesky": _where_it_fits(lambda a, upper=False: _cholesky_ex(a, upper=upper)[0]),
+        "cholesky_inverse": _where_it_fits(
             lambda factor, upper=False: _cholesky_solve(_identity(factor), factor, upper)
         ),
-        aten.cholesky_solve.default: _where_it_fits(_cholesky_solve, matrix=1),
-        aten.geqrf.default: _where_it_fits(_geqrf),
-        aten.linalg_cholesky_ex.default: _where_it_fits(_cholesky_ex),
-        aten.linalg_householder_product.default: _where_it_fits(_householder_product),
-        aten.linalg_inv_ex.default: _where_it_fits(_inv_ex),
-        aten.linalg_lu.default: _where_it_fits(_lu),
-        aten.linalg_lu_factor_ex.default: _where_it_fits(_lu_factor_ex),
-        aten.linalg_lu_solve.default: _where_it_fits(_lu_solve),
-        aten.linalg_matrix_exp.default: _where_it_fits(_matrix_exp),
-        aten.linalg_pinv.atol_rtol_tensor: _where_it_fits(_pinv, LARGEST_ROTATED, smallest=1),
-        aten.linalg_qr.default: _where_it_fits(_qr),
-        aten.linalg_solve_triangular.default: _where_it_fits(_solve_triangular),
-        aten.lu_unpack.default: _where_it_fits(_lu_unpack),
-        aten.ormqr.default: _where_it_fits(_ormqr),
-        aten.triangular_solve.default: _where_it_fits(_triangular_solve, matrix=1),
+        "cholesky_solve": _where_it_fits(_cholesky_solve, matrix=1),
+        "geqrf": _where_it_fits(_geqrf),
+        "linalg_cholesky_ex": _where_it_fits(_cholesky_ex),
+        "linalg_householder_product": _where_it_fits(_householder_product),
+        "linalg_inv_ex": _where_it_fits(_inv_ex),
+        "linalg_lu": _where_it_fits(_lu),
+        "linalg_lu_factor_ex": _where_it_fits(_lu_factor_ex),
+        "linalg_lu_solve": _where_it_fits(_lu_solve),
+        "linalg_matrix_exp": _where_it_fits(_matrix_exp),
+        "linalg_pinv.atol_rtol_tensor": _where_it_fits(_pinv, LARGEST_ROTATED, smallest=1),
+        "linalg_qr": _where_it_fits(_qr),
+        "linalg_solve_triangular": _where_it_fits(_solve_triangular),
+        "lu_unpack": _where_it_fits(_lu_unpack),
+        "ormqr": _where_it_fits(_ormqr),
+        "triangular_solve": _where_it_fits(_triangular_solve, matrix=1),
     }
+    return {op: f for name, f in table.items() if (op := _overload_named(name)) is not None}
+
+
+def _overload_named(name: str) -> Any:
+    """An overload of aten's, the default one if none is named; None where this torch has none, as
+    2.15 has no ``cholesky``."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet, None), overload or "default", None)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dort_rewriter.export.converters.opmath import HALVES, is_bool, is_float, like, store, widen
 from dort_rewriter.export.recorder import Recorder
@@ -164,7 +165,12 @@ def masked_fill(op: Recorder, x: Value, mask: Value, value: Any) -> Value:
 @by_name
 def clamp(op: Recorder, given: Arguments) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
-    x, bounds = given.x, [getattr(given, name, None) for name in ("min", "max")]
+    return between(op, given.x, getattr(given, "min", None), getattr(given, "max", None))
+
+
+def between(op: Recorder, x: Value, low: Any, high: Any) -> Value:
+    """x, or the Python number of two that it is beyond."""
+    bounds = _in_range(op.result.dtype, low, high)
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         return op.Mul(x, math.nan)
     if None in bounds and not is_float(x):
@@ -175,6 +181,22 @@ def clamp(op: Recorder, given: Arguments) -> Value:
         end if b is None else b for b, end in zip(bounds, (-math.inf, math.inf), strict=True)
     )
     return op.Clip(x, like(op, low, x), like(op, high, x))
+
+
+def _in_range(dtype: torch.dtype, low: Any, high: Any) -> list[Any]:
+    """The bounds that torch takes for two numbers, of which integers may be beyond their type: some
+    wrap around there, some become its least or its largest number (2.15), some are refused."""
+    given = [low, high]
+    if dtype.is_floating_point or dtype is torch.bool:
+        return given
+    ends = torch.iinfo(dtype)
+    if all(isinstance(b, int) and ends.min <= b <= ends.max for b in given if b is not None):
+        return given
+    try:
+        with _disable_current_modes():
+            return torch.tensor([ends.min, ends.max], dtype=dtype).clamp(low, high).tolist()
+    except (RuntimeError, TypeError):  # it is refused when it runs, or known only then
+        return given
 
 
 @converter("aten::clamp.Tensor", "aten::clamp_min.Tensor", "aten::clamp_max.Tensor")

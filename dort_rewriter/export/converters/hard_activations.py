@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dort_rewriter.export.converters.comparison import between
 from dort_rewriter.export.converters.opmath import cast_like, like, wide_converter
 from dort_rewriter.export.converters.powers import logistic
 from dort_rewriter.export.recorder import Recorder
@@ -19,7 +20,7 @@ _SIXTH = float(np.float32(1 / 6))
 @converter("aten::hardtanh")
 def hardtanh(op: Recorder, x: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
     """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
-    return op.Clip(x, like(op, min_val, x), like(op, max_val, x))
+    return between(op, x, min_val, max_val)
 
 
 @converter("aten::hardtanh_backward")

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.capture import taken_types
 from dort_rewriter.capture.taken_types import refusal_of
+from tests.torch_facts import REFUSES_GRADIENTS_OF_TYPES
 
 ones, aten = torch.ones, torch.ops.aten
 LAYER, NORM = torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)
@@ -117,6 +118,7 @@ def test_the_python_line_is_said() -> None:
     assert "return torch.mm(y, y.double())" in "".join(error.__notes__)
 
 
+@pytest.mark.skipif(not REFUSES_GRADIENTS_OF_TYPES, reason="this torch has all gradients")
 def test_a_gradient_raises_where_eager_mode_does() -> None:
     x = ones(3, dtype=torch.bfloat16, requires_grad=True)
     result = compiled(torch.special.i1, fallback=False)(x)

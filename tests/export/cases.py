@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,7 +113,14 @@ def expect(case: Case) -> Any:
     leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in leaves]
     args, kwargs = torch.utils._pytree.tree_unflatten(copies, spec)
-    return overload(case.op)(*args, **kwargs)
+    return without_warnings(overload(case.op), *args, **kwargs)
+
+
+def without_warnings(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an operator of torch makes: from 2.15 on it warns in Python when called as it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return op(*args, **kwargs)
 
 
 def trace(case: Case, *, dynamic: bool = False) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:

@@ -18,8 +18,8 @@ ON_A_GPU = {"flex_attention_backward", "inline_asm_elementwise"}
 NOT_TRACED = {"local_map_hop", "register_hook"}
 """Dynamo refuses torch's sample, whatever the backend is."""
 
-IN_TORCH = {"auto_functionalize", "flex_attention", "invoke_quant", "invoke_quant_packed",
-            "while_loop_stack_output"}  # fmt: skip
+IN_TORCH = {"auto_functionalize", "flex_attention", "flex_gemm", "invoke_quant",
+            "invoke_quant_packed", "while_loop_stack_output"}  # fmt: skip
 """Nothing of torch's sample is for ONNX Runtime."""
 
 TRAINED = {"cond", "invoke_subgraph", "map", "scan"}
@@ -35,8 +35,9 @@ SAMPLES = [
     (name, dtype)
     for name in ENTRIES
     for dtype in (torch.float32, torch.float16, torch.int64)
-    # NOTE: torch's loops carry the cosine of what is carried, which is no integer.
-    if dtype.is_floating_point or not name.startswith("while_loop")
+    # NOTE: torch's loops carry the cosine of what is carried, and a branch of its switch is one,
+    # which is no integer.
+    if dtype.is_floating_point or not name.startswith(("while_loop", "switch"))
 ]
 
 

@@ -15,7 +15,7 @@ from types import FunctionType, NoneType
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as nn_module
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dort_rewriter.backends.seen_calls import watch_code
@@ -77,6 +77,14 @@ LONG = 2.0
 """Seconds that AOTAutograd takes for a graph until it is said that this can be shorter."""
 MANY = 4
 """How many layers there are then at least."""
+
+_HOOKS_OF_ALL_MODULES = (
+    nn_module._global_backward_hooks,
+    nn_module._global_backward_pre_hooks,
+    nn_module._global_forward_hooks,
+    nn_module._global_forward_pre_hooks,
+)
+"""What torch keeps of hooks that are registered for every module: it fills them in place."""
 
 _IN_A_LIST = re.compile(r"\b\d+(?:'\])?$")
 """How the path of a module ends that is in a container."""
@@ -179,7 +187,7 @@ def _entry(
             or module._forward_pre_hooks
             or module._backward_hooks
             or module._backward_pre_hooks
-            or _has_any_global_hook()
+            or any(_HOOKS_OF_ALL_MODULES)
         ):
             return hooked(*args, **kwargs)
         return compiled(module, *args, **kwargs)

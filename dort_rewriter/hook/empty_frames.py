@@ -96,7 +96,7 @@ def _tell() -> None:
         logger.info(
             "Dynamo found no graph in %s: it runs in Python and torch, not in ONNX Runtime. "
             "dort_rewriter.explain tells more.",
-            _describe(code, reading.f_locals.get("closure")),
+            _describe(code, reading),
         )
     _told.add(_place(code))
 
@@ -126,11 +126,14 @@ def _place(code: CodeType) -> Place:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def _describe(code: CodeType, closure: Any) -> str:
+def _describe(code: CodeType, reading: FrameType) -> str:
     name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
     # What is torch's own is called from a frame around it, in whose closure it stands alone.
-    if code.co_filename.endswith("external_utils.py") and closure:
-        called = closure[0].cell_contents
+    if code.co_filename.endswith("external_utils.py"):
+        if closure := reading.f_locals.get("closure"):
+            called = closure[0].cell_contents
+        else:  # torch 2.5 shows it among the frame's variables
+            called = reading.f_locals["locals"]["fn"]
         name = getattr(called, "__qualname__", type(called).__qualname__)
         inside = inspect.unwrap(getattr(called, "forward", called))
         code = getattr(inside, "__code__", code)

@@ -190,12 +190,14 @@ def _in_range(dtype: torch.dtype, low: Any, high: Any) -> list[Any]:
     if dtype.is_floating_point or dtype is torch.bool:
         return given
     ends = torch.iinfo(dtype)
-    if all(isinstance(b, int) and ends.min <= b <= ends.max for b in given if b is not None):
+    if any(isinstance(b, Value) for b in given):  # known when it runs
+        return given
+    if all(ends.min <= b <= ends.max for b in given if b is not None):
         return given
     try:
         with _disable_current_modes():
             return torch.tensor([ends.min, ends.max], dtype=dtype).clamp(low, high).tolist()
-    except (RuntimeError, TypeError):  # it is refused when it runs, or known only then
+    except RuntimeError:  # torch refuses it when it runs, too
         return given
 
 

@@ -198,15 +198,16 @@ def _accumulate(op: Recorder, moved: Value, selection: _Selection, source: Value
     selected = broadcast_sizes(op, selection.indices)
     places = op.Reshape(op.Expand(linear, op.vector(selected)), [-1, 1])
     rows: tuple[Any, Any] = (-1, -1)
-    may_be_empty = any(may_be_zero(d) for d in moved.dims[count:])
-    if may_be_empty:
+    allowzero = None
+    if any(may_be_zero(d) for d in moved.dims[count:]):  # nothing tells the other size then
         rows = (product(op, [op.size(moved, i) for i in range(count)]), op.size(places, 0))
+        allowzero = 1
     data, updates = (
-        op.Reshape(x, op.vector([n, width]), allowzero=1 if may_be_empty else None)
+        op.Reshape(x, op.vector([n, width]), allowzero=allowzero)
         for x, n in zip((moved, source), rows, strict=True)
     )
     added = add_at(op, data, op.Expand(places, op.sizes(updates)), updates, axis=0)
-    return op.Reshape(added, op.sizes(moved), allowzero=1 if may_be_empty else None)
+    return op.Reshape(added, op.sizes(moved), allowzero=allowzero)
 
 
 def _put_by_mask(

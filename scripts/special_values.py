@@ -62,6 +62,8 @@ KNOWN = (
         "nan",
         BY_PLACE,
     ),
+    Known(r".*scaled_dot_product.*", "nan", "-?infs?|nan", BY_PLACE),
+    Known(r".*scaled_dot_product.*", "nan|inf|zero", "max|large|1e-?30|tiny", BY_ORDER),
     Known(r"nn\.functional\.gelu", "nan", "-?infs?", "eager: it has NaN for infinity"),
     Known(r"mode", "nan|value", "nan", "eager: by the order of the elements"),
     Known(

@@ -120,9 +120,11 @@ def refusal_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Excep
 def _has_types(op: torch._ops.OpOverload) -> bool:
     """Whether types decide about an operator of torch: it makes no views, which take all.
 
-    Nor random numbers: torch runs what makes these in any case.
+    Nor random numbers: torch runs what makes these in any case. Attention does if it drops any.
     """
-    if op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
+    seeded = torch.Tag.nondeterministic_seeded in op.tags
+    drops = any(a.name == "dropout_p" for a in op._schema.arguments)
+    if op.namespace != "aten" or (seeded and not drops):
         return False
     return all(r.alias_info is None or r.alias_info.is_write for r in op._schema.returns)
 

@@ -18,6 +18,7 @@ from tests.torch_facts import REFUSES_GRADIENTS_OF_TYPES
 
 ones, aten = torch.ones, torch.ops.aten
 LAYER, NORM = torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 LONG, WIDE, BOOL, SHORT = torch.int64, torch.float64, torch.bool, torch.float16
 
 REFUSED: dict[str, Callable[[], Any]] = {
@@ -68,6 +69,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "mse_loss of complex": lambda: F.mse_loss(
         ones(2, dtype=torch.complex64), ones(2, dtype=torch.complex64)
     ),
+    "flash attention of bool": lambda: FLASH(*[ones(1, 2, 4, 8, dtype=BOOL)] * 3)[0],
+    "flash attention": lambda: FLASH(
+        ones(1, 2, 4, 8, dtype=WIDE), ones(1, 2, 4, 8), ones(1, 2, 4, 8)
+    )[0],
     # what is made of others before a table of decompositions is asked, or kept from that
     "hardshrink of integers": lambda: F.hardshrink(T([0, 1, 3])),
     "hardshrink of complex": lambda: F.hardshrink(ones(2, dtype=torch.complex64)),

@@ -320,3 +320,15 @@ class GraphSignature:
         names = dict.fromkeys(slot.name for slot in computed)
         object.__setattr__(self, "input_names", fed)
         object.__setattr__(self, "output_names", tuple(names))
+
+
+def find_operator(name: str) -> torch._ops.OpOverload | None:
+    """The overload with a whole name, as ``aten::add.Tensor``, the default one if none is named.
+
+    None where this torch has none.
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    known = getattr(getattr(torch.ops, namespace, None), packet, None)
+    found = getattr(known, overload or "default", None)
+    return found if isinstance(found, torch._ops.OpOverload) else None

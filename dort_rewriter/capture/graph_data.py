@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dort_rewriter.aten import LAYOUT_IS_FREE
 from dort_rewriter.capture.updates import UPDATES
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.signature import find_operator
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -177,7 +177,7 @@ def _name_of(node: torch.fx.Node) -> tuple[str, ...]:
             raise CaptureError(f"a node is a {node.op}")
         return ("name", str(target))
     if isinstance(target, torch._ops.OpOverload):
-        return ("operator", target.namespace, target._opname, target._overloadname)
+        return ("operator", target.name())
     module, name = getattr(target, "__module__", ""), getattr(target, "__name__", "")
     if module in _FUNCTIONS and _function(module, name) is target:
         return ("function", module, name)
@@ -298,10 +298,7 @@ def _target(name: tuple[str, ...]) -> Any:
     kind, *rest = name
     if kind == "name":
         return rest[0]
-    if kind == "function":
-        return _function(*rest)
-    namespace, opname, overload = rest
-    return operator.attrgetter(f"{opname}.{overload}")(getattr(torch.ops, namespace))
+    return find_operator(rest[0]) if kind == "operator" else _function(*rest)
 
 
 def _function(module: str, name: str) -> Any:

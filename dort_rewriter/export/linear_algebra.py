@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dort_rewriter.signature import find_operator
+
 LARGEST = 64
 """Rows and columns of a matrix that is factored."""
 
@@ -62,14 +64,9 @@ def linear_algebra_decompositions() -> dict[Any, Callable[..., Any]]:
         "ormqr": _where_it_fits(_ormqr),
         "triangular_solve": _where_it_fits(_triangular_solve, matrix=1),
     }
-    return {op: f for name, f in table.items() if (op := _overload_named(name)) is not None}
-
-
-def _overload_named(name: str) -> Any:
-    """An overload of aten's, the default one if none is named; None where this torch has none, as
-    2.15 has no ``cholesky``."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet, None), overload or "default", None)
+    found = {find_operator(f"aten::{name}"): function for name, function in table.items()}
+    found.pop(None, None)  # torch 2.15 has no cholesky
+    return found
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from dort_rewriter.signature import (
     InputSlot,
     Size,
     SizeExpression,
+    find_operator,
 )
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
@@ -100,13 +101,7 @@ def find_step(op: str) -> Callable[..., Any]:
     """What takes a step: the ATen overload named ``aten::view``, ``aten::slice.Tensor``."""
     if op in _STEPS:
         return _STEPS[op]
-    namespace, _, name = op.partition("::")
-    packet, _, overload = name.partition(".")
-    try:
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except AttributeError as error:
-        raise ExecutionError(f"{op!r} in a view step is no ATen overload.") from error
-    if not isinstance(found, torch._ops.OpOverload):
+    if (found := find_operator(op)) is None:
         raise ExecutionError(f"{op!r} in a view step is no ATen overload.")
     return found
 

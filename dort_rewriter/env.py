@@ -41,6 +41,10 @@ VARIABLES: dict[str, Variable] = {
         "Where programs keep what can be made again, by default ~/.cache; a relative path "
         "counts as not set."
     ),
+    "DORT_AMX": Variable(
+        "0: no product of float32 is computed by parts in bfloat16, as large ones are on "
+        "processors with AMX. Read when a graph is built."
+    ),
     "DORT_CHECK_RULES": Variable(
         "1: each application of a rewriting rule is checked, as by the option check_rules. Read "
         "at each optimization."

@@ -87,13 +87,17 @@ def _product(r: random.Random, op: str) -> Case:
 
 def _mkl_product(r: random.Random, op: str) -> Case:
     m, k, n = (_size(r) for _ in range(3))
+    parts = {"terms": r.choice((1, 3, 6)), "constant": r.randint(0, 1), "loops": 1}
+    if is_large := r.random() < 0.05:
+        m, k, n = 256 + m, 250 + k, 250 + n
     turn = [r.randint(0, 1), r.randint(0, 1)]
     left, right = ([k, m] if turn[0] else [m, k]), ([n, k] if turn[1] else [k, n])
-    batch = [_size(r)] if r.random() < 0.4 else []
+    batch = [_size(r)] if r.random() < 0.4 and not is_large else []
     inputs = [Tensor(FLOAT, batch + left), Tensor(FLOAT, batch + right)]
     if not batch and r.random() < 0.4:
         inputs.append(Tensor(FLOAT, r.choice(([m, n], [n], [1, n], [m, 1], [1]))))
-    return Case(op, {"transA": turn[0], "transB": turn[1], "alpha": 0.5}, inputs, [FLOAT])
+    attributes = {"transA": turn[0], "transB": turn[1], "alpha": 0.5}
+    return Case(op, attributes | (parts if is_large else {}), inputs, [FLOAT])
 
 
 def _convolution(r: random.Random, op: str) -> Case:

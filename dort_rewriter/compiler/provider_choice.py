@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dort_rewriter.kernels.torch_library import float32_precision
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.recipe import Providers
 from dort_rewriter.runtime.providers import (
@@ -104,25 +105,13 @@ def _as_torch_computes(provider: Provider, graph_module: torch.fx.GraphModule | 
     if provider.name == CUDA:
         return dataclasses.replace(provider, options={**_cuda_options(graph_module), **own})
     pinned = dict(_PINNED.get(provider.name, {}))
-    if not pinned or _may_be_bfloat16():
+    if not pinned or float32_precision() == "bf16":
         return provider
     if provider.name == OPENVINO:
         pinned = {} if "precision" in own else pinned
         if pinned and (config := _with_hints(own.get("load_config"), pinned["load_config"])):
             own = {**own, "load_config": config}
     return dataclasses.replace(provider, options={**pinned, **own})
-
-
-def _may_be_bfloat16() -> bool:
-    """Whether torch may compute float32 products in bfloat16 beside CUDA.
-
-    NOTE: the setting of torch 2.9 is asked first where it exists: beside it the older one raises.
-    """
-    products = getattr(torch.backends.mkldnn, "matmul", None)
-    named = getattr(products, "fp32_precision", None)
-    if named is not None:
-        return bool(named == "bf16")
-    return torch.get_float32_matmul_precision() == "medium"
 
 
 def _with_hints(config: str | None, pinned: str) -> str | None:

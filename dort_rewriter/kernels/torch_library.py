@@ -67,6 +67,26 @@ def multiplies_bfloat16() -> bool:
 
 
 @functools.cache
+def multiplies_by_parts() -> bool:
+    """Whether MKL is there, and the processor multiplies bfloat16 in tiles, of which our kernel
+    makes products of float32."""
+    return comes_with_mkl() and {"amx_tile", "amx_bf16"} <= features()
+
+
+def float32_precision() -> str:
+    """What torch's settings allow products of float32 on the CPU: "ieee", "tf32" or "bf16".
+
+    NOTE: the setting of torch 2.9 is asked first where it exists: beside it the older one raises.
+    """
+    products = getattr(torch.backends.mkldnn, "matmul", None)
+    named = getattr(products, "fp32_precision", None)
+    if named is None:
+        older = {"high": "tf32", "medium": "bf16"}
+        return older.get(torch.get_float32_matmul_precision(), "ieee")
+    return "ieee" if named == "none" else str(named)
+
+
+@functools.cache
 def convolves_bfloat16() -> bool:
     """Whether the processor has what oneDNN needs for convolutions of bfloat16; torch has slow
     loops beside it, which multiply the padding."""

@@ -1,6 +1,7 @@
 """Nodes for kernels that multiply faster: by MKL, and attention by products of our own.
 
-Large products of float32 are MKL's, as are small ones of bfloat16 and gradients of its attention.
+Large products of float32 are MKL's, or made of products of bfloat16 where the processor has
+instructions for these; small ones of bfloat16 are MKL's, as are gradients of its attention.
 Done last: rules know the operators of ONNX, ONNX Runtime and torch, and take some of them into
 others.
 """
@@ -35,12 +36,20 @@ ONNX Runtime packs once, 1.03 (128 x 768 x 768), 0.95 (512 x 1024 x 1024) and 0.
 small matrices gain nothing.
 """
 
+_FEWEST_BY_PARTS, _ROWS, _ROWS_OF_PACKED = 1.6e7, 256, 64
+"""The multiplications and rows from which the kernel multiplies by parts in bfloat16, by
+``kernels/cpp/operators/mkl_products.h``: fewer rows are not worth laying out the second factor,
+which a constant one is once."""
+
 _USUAL = 64
 """What an unknown size is taken for."""
 
 
-def multiply_by_mkl(model: ir.Model) -> int:
-    """Change a model in place, and return how many products MKL computes now."""
+def multiply_by_mkl(model: ir.Model, terms: int = 0) -> int:
+    """Change a model in place, and return how many products MKL computes now.
+
+    ``terms`` says of how many products of bfloat16 the kernel may make a large one, if any.
+    """
     done = 0
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if not _is_product_of_floats(node):
@@ -48,7 +57,10 @@ def multiply_by_mkl(model: ir.Model) -> int:
         settings: dict[str, Any] = {n: a.value for n, a in node.attributes.items()}
         if settings.get("transBatchA", 0) or settings.get("transBatchB", 0):
             continue
-        if _is_large(node, settings):
+        if _is_large(node, settings, by_parts=terms > 0):
+            if terms:
+                node.attributes["terms"] = ir.AttrInt64("terms", terms)
+                node.attributes["constant"] = ir.AttrInt64("constant", int(_is_packed(node)))
             node.domain, node.op_type = OWN_DOMAIN, MKL_PRODUCT
             for name in ("transBatchA", "transBatchB"):
                 node.attributes.pop(name, None)
@@ -83,17 +95,27 @@ def _is_product_of_floats(node: ir.Node) -> bool:
     return types == {ir.DataType.FLOAT} and ranks[0] >= 2 and ranks[1] == 2
 
 
-def _is_large(node: ir.Node, settings: Mapping[str, Any]) -> bool:
+def _is_large(node: ir.Node, settings: Mapping[str, Any], *, by_parts: bool) -> bool:
     first, second = (_sizes(v) for v in node.inputs[:2])
     turns = bool(settings.get("transA", 0)), bool(settings.get("transB", 0))
     if turns[0] and len(first) > 2:
         return False  # batches
-    if node.inputs[1] is not None and node.inputs[1].const_value is not None:
+    columns = second[0] if turns[1] else second[1]
+    count = math.prod(first) * columns
+    rows = math.prod(first) // max(first[0] if turns[0] else first[-1], 1)
+    fewest = _ROWS_OF_PACKED if _is_packed(node) else _ROWS
+    if by_parts and rows >= fewest and count >= _FEWEST_BY_PARTS:
+        return True
+    if _is_packed(node):
         read = "packed"
     else:
         read = "first turned" if turns[0] else "second turned" if turns[1] else "as they lie"
-    columns = second[0] if turns[1] else second[1]
-    return math.prod(first) * columns >= _FEWEST[read]
+    return count >= _FEWEST[read]
+
+
+def _is_packed(node: ir.Node) -> bool:
+    """Whether the second factor is a constant."""
+    return node.inputs[1] is not None and node.inputs[1].const_value is not None
 
 
 def _sizes(value: ir.Value | None) -> list[int]:

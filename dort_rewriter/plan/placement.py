@@ -22,13 +22,16 @@ from typing import Any, Literal
 import onnx_ir as ir
 import torch
 
+from dort_rewriter import env
 from dort_rewriter.aten import hint_of, is_contiguous
 from dort_rewriter.kernels.loading import is_available
 from dort_rewriter.kernels.operators import OWN_MOST_AXES
 from dort_rewriter.kernels.torch_library import (
     comes_with_mkl,
     convolves_bfloat16,
+    float32_precision,
     multiplies_bfloat16,
+    multiplies_by_parts,
     multiplies_faster,
 )
 from dort_rewriter.optimize.pipeline import asks_for_kernels
@@ -372,17 +375,25 @@ def _may_call_mkl(options: OrtBackendOptions) -> bool:
     return comes_with_mkl() and uses_own_kernels(options.optimization)
 
 
+def _terms() -> int:
+    """Of how many products of bfloat16 one of float32 is made, as torch's settings ask for; 0
+    where MKL makes it."""
+    if not multiplies_by_parts() or env.read("DORT_AMX") == "0":
+        return 0
+    return {"tf32": 3, "bf16": 1}.get(float32_precision(), 6)
+
+
 def described_products(options: OrtBackendOptions, *, calls_mkl: bool) -> str:
     """All that decides whose products are in a model, as :func:`choose_products` changes it."""
     decided = [d(options) for d in (_multiplies_by_mkl, _multiplies_small_by_mkl) if calls_mkl]
-    return f"{decided}, {_own_attention(options)}, of bfloat16: {multiplies_bfloat16()}"
+    return f"{decided} {_terms()}, {_own_attention(options)}, of bfloat16: {multiplies_bfloat16()}"
 
 
 def choose_products(model: ir.Model, options: OrtBackendOptions, *, calls_mkl: bool) -> None:
     """Change a model in place: whose products compute its nodes. Those of MKL are not for what is
     kept, and may run where there is none."""
     if calls_mkl and _multiplies_by_mkl(options):
-        multiply_by_mkl(model)
+        multiply_by_mkl(model, _terms())
     if calls_mkl and _multiplies_small_by_mkl(options):
         multiply_small_by_mkl(model)
     attend_by_own(

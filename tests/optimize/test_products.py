@@ -86,6 +86,34 @@ def test_weights_that_are_packed_once(rows: int, expected: int) -> None:
     assert multiply_by_mkl(model) == expected
 
 
+BY_PARTS: dict[str, tuple[int | None, str, list[str]]] = {
+    "of a layer": (0, "MatMul (a, b)", ["[256,256] a", "[256,256] b"]),
+    "of rows of three axes": (0, "MatMul (a, b)", ["[4,64,256] a", "[256,256] b"]),
+    "of few rows": (None, "Gemm <transB=1> (a, b)", ["[255,512] a", "[512,512] b"]),
+    "of few rows for MKL": (0, "MatMul (a, b)", ["[64,1024] a", "[1024,1024] b"]),
+    "of rows that are turned": (0, "Gemm <transA=1> (a, b)", ["[64,1024] a", "[64,256] b"]),
+    "of a constant": (1, "MatMul (a, b)", ["[64,512] a", "[512,512] b"]),
+    "of a constant and few rows": (None, "MatMul (a, b)", ["[63,512] a", "[512,512] b"]),
+}
+
+
+@pytest.mark.parametrize("case", BY_PARTS)
+def test_products_by_parts(case: str) -> None:
+    """They gain where MKL's do not; the kernel knows the sizes, and whether the second factor is
+    the same at each call."""
+    constant, node, inputs = BY_PARTS[case]
+    model = model_of(node, *(f"float{i}" for i in inputs))
+    if "constant" in case:
+        weight = model.graph.inputs.pop()
+        weight.const_value = ir.tensor(np.zeros((512, 512), np.float32), name=weight.name)
+        model.graph.register_initializer(weight)
+    assert multiply_by_mkl(model, 6) == (constant is not None)
+    (left,) = model.graph
+    if constant is not None:
+        assert left.attributes["terms"].value == 6
+        assert left.attributes["constant"].value == constant
+
+
 @pytest.mark.parametrize("dtype", ["double", "float16", "bfloat16"])
 def test_other_types_stay(dtype: str) -> None:
     model = model_of("MatMul (a, b)", f"{dtype}[512,512] a", f"{dtype}[512,512] b")

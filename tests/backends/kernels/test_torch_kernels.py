@@ -93,6 +93,30 @@ def test_large_products_of_float32(
     assert operators(dumped).count(MKL_PRODUCT) == expected
 
 
+PRECISIONS = {"highest": 6, "high": 3, "medium": 1}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_products_by_parts_are_as_exact_as_torch_is_asked_to_be(
+    precision: str, dumped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor has tiles; a variable leaves them to MKL."""
+    for name in ("comes_with_mkl", "multiplies_faster", "multiplies_by_parts"):
+        monkeypatch.setattr(placement, name, lambda: True)
+    layer, x = torch.nn.Linear(512, 512).requires_grad_(False), torch.randn(512, 512)
+    expected, before = layer(x), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for amx in ("1", "0"):
+            monkeypatch.setenv("DORT_AMX", amx)
+            torch.testing.assert_close(compiled(layer)(x), expected, rtol=0, atol=5e-2)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    nodes = [n for path in sorted(dumped.glob("*.onnx")) for n in onnx.load(path).graph.node]
+    products = [{a.name: a.i for a in n.attribute} for n in nodes if n.op_type == MKL_PRODUCT]
+    assert [p.get("terms") for p in products] == [PRECISIONS[precision], None]
+
+
 def test_files_have_no_products_by_mkl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor have saved models: they may run where there is none."""
     monkeypatch.setattr(placement, "comes_with_mkl", lambda: True)

@@ -1,10 +1,15 @@
-// Products of matrices of float32 by MKL: each thread computes a part of the rows or columns.
+// Products of matrices of float32 by MKL: each thread computes a part of the rows or columns. Large ones
+// by parts in bfloat16, where AMX multiplies these.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <vector>
 
 #include "mkl.h"
+#include "tiles.h"
 
 // alpha * op(a) op(b) + beta * c: what MatMul, FusedMatMul and Gemm compute. What is added is for
 // matrices, without batches.
@@ -22,7 +27,9 @@ class MklProduct : public Operator {
         turn_b_(info.flag("transB", false)),
         adds_(info.inputs() == 3),
         alpha_(static_cast<float>(info.number("alpha", 1))),
-        beta_(static_cast<float>(info.number("beta", 1))) {
+        beta_(static_cast<float>(info.number("beta", 1))),
+        terms_(terms_of(info)),
+        keeps_b_(info.flag("constant", false)) {
     if (info.inputs() < 2 || info.inputs() > 3 || info.outputs() != 1) {
       fail(kInvalidArgument, "a product has two factors and one result");
     }
@@ -36,6 +43,19 @@ class MklProduct : public Operator {
     if (of.batches == 0 || of.m == 0 || of.n == 0) return;
     Addend added;
     if (adds_) added = Addend(context.input(2), of);
+    switch (is_by_parts(of) ? terms_ : 0) {
+      case 1:
+        if (multiply_parts<1>(context, of, a.as<float>(), b.as<float>(), added, y)) return;
+        break;
+      case 3:
+        if (multiply_parts<3>(context, of, a.as<float>(), b.as<float>(), added, y)) return;
+        break;
+      case 6:
+        if (multiply_parts<6>(context, of, a.as<float>(), b.as<float>(), added, y)) return;
+        break;
+      default:
+        break;
+    }
     const Parts parts(of, context.threads());
     const int64_t jobs = of.batches * parts.splits;
     context.share(parts.count, [&](int64_t part) {
@@ -50,6 +70,12 @@ class MklProduct : public Operator {
   static constexpr double kWorthAThread = 300e3;
   // Rows or columns that a part has a multiple of, since MKL's loops take so many at once.
   static constexpr int64_t kBlock = 16;
+  // The multiplications, and the rows, from which parts in bfloat16 are faster: laying out the right
+  // factor takes as long as some rows.
+  static constexpr double kFewestByParts = 16e6;
+  static constexpr int64_t kFewestRows = 256, kFewestRowsOfKept = 64;
+  // The bytes of a left factor that are laid out at once, so that they stay in a core's cache.
+  static constexpr int64_t kMostLaidOut = 1 << 20;
 
   struct Sizes {
     int64_t m, n, k, batches, step_a, step_b;
@@ -153,6 +179,113 @@ class MklProduct : public Operator {
     }
   };
 
+  static int terms_of(const Info& info) {
+    const int64_t terms = info.integer("terms", 0, 0, 6);
+    if (terms != 0 && terms != 1 && terms != 3 && terms != 6) {
+      fail(kInvalidArgument, "a product of parts has 1, 3 or 6 terms");
+    }
+    // by loops for tests alone, which take much longer than MKL
+    return tiles::has_tiles() || info.flag("loops", false) ? static_cast<int>(terms) : 0;
+  }
+
+  // A right factor as tiles are read.
+  struct Right {
+    products::Memory<uint16_t> memory;
+    const uint16_t* tiles = nullptr;
+    tiles::Range range;
+
+    template <int parts>
+    void lay(const Context& context, const tiles::Matrix& b, int64_t k, int64_t n) {
+      const int64_t count = tiles::tiles_for(n, tiles::kRows);
+      const int64_t each = tiles::tiles_for(k, tiles::kDepth) * parts * tiles::kTile;
+      uint16_t* to = memory.of(times(count, each));
+      std::vector<tiles::Range> found(static_cast<size_t>(count));
+      context.each(count, part_of(each), [&](int64_t j) {
+        const int64_t columns = std::min(tiles::kRows, n - j * tiles::kRows);
+        tiles::lay_right<parts>(b, j * tiles::kRows, columns, k, to + j * each, found[static_cast<size_t>(j)]);
+      });
+      range = {};
+      for (const tiles::Range& one : found) range.join(one);
+      tiles = to;
+    }
+  };
+
+  bool is_by_parts(const Sizes& of) const {
+    return of.batches == 1 && of.m >= (keeps_b_ ? kFewestRowsOfKept : kFewestRows) &&
+           double(of.m) * double(of.n) * double(of.k) >= kFewestByParts;
+  }
+
+  // Whether the factors are ones that parts can multiply; else nothing in y means anything.
+  template <int terms>
+  bool multiply_parts(const Context& context, const Sizes& of, const float* a, const float* b,
+                      const Addend& added, float* y) const {
+    constexpr int parts = tiles::parts_of(terms);
+    static thread_local Right of_this_call;
+    Right& right = keeps_b_ ? kept_ : of_this_call;
+    if (!keeps_b_) {
+      right.lay<parts>(context, {b, of.step_b, turn_b_}, of.k, of.n);
+    } else {
+      std::call_once(is_kept_, [&] { right.lay<parts>(context, {b, of.step_b, turn_b_}, of.k, of.n); });
+    }
+    if (!tiles::Range::fits({}, right.range)) return false;
+    const int64_t deep = tiles::tiles_for(of.k, tiles::kDepth), each = deep * parts * tiles::kTile;
+    const int64_t threads = std::max<int64_t>(context.threads(), 1);
+    // rows of a job, and groups of columns where there are too few rows for all threads
+    const int64_t most = std::max<int64_t>(kMostLaidOut / (2 * each * 2), 1), blocks = tiles::tiles_for(of.m, tiles::kBlock);
+    const int64_t rows = std::min(most, tiles::tiles_for(blocks, threads));
+    const int64_t row_jobs = tiles::tiles_for(blocks, rows), across = tiles::tiles_for(of.n, tiles::kBlock);
+    const int64_t groups = std::min(across, tiles::tiles_for(threads, row_jobs));
+    std::atomic<bool> fits{true};
+    context.share(row_jobs * groups, [&](int64_t job) {
+      const int64_t first = job / groups * rows, last = std::min(first + rows, blocks), group = job % groups;
+      const bool done = multiply_rows<terms>(of, {a, of.step_a, turn_a_}, right, first, last,
+                                             group * across / groups, (group + 1) * across / groups, added, y);
+      if (!done) fits = false;
+    });
+    return fits;
+  }
+
+  // Blocks of rows by blocks of columns of a product.
+  template <int terms>
+  bool multiply_rows(const Sizes& of, const tiles::Matrix& a, const Right& right, int64_t first, int64_t last,
+                     int64_t begin, int64_t end, const Addend& added, float* y) const {
+    using namespace tiles;
+    constexpr int parts = parts_of(terms);
+    static thread_local products::Memory<uint16_t> memory;
+    const int64_t deep = tiles_for(of.k, kDepth), each = deep * parts * kTile;
+    const int64_t rows = tiles_for(of.m, kRows), columns = tiles_for(of.n, kRows);
+    uint16_t* left = memory.of((last - first) * 2 * each);
+    Range range;
+    for (int64_t i = 2 * first; i < std::min(2 * last, rows); ++i) {
+      lay_left<parts>(a, i * kRows, std::min(kRows, of.m - i * kRows), of.k, left + (i - 2 * first) * each, range);
+    }
+    if (!Range::fits(range, right.range)) return false;
+    alignas(64) Block sums;
+    for (int64_t j = begin; j < end; ++j) {
+      for (int64_t i = first; i < last; ++i) {
+        const uint16_t *upper = left + (i - first) * 2 * each, *near = right.tiles + 2 * j * each;
+        const Factors factors{{upper, 2 * i + 1 < rows ? upper + each : upper},
+                              {near, 2 * j + 1 < columns ? near + each : near}};
+        multiply_all<terms>(factors, deep, sums);
+        write(of, sums, i * tiles::kBlock, j * tiles::kBlock, added, y);
+      }
+    }
+    return true;
+  }
+
+  void write(const Sizes& of, const float* sums, int64_t i, int64_t j, const Addend& added, float* y) const {
+    const int64_t rows = std::min(tiles::kBlock, of.m - i), columns = std::min(tiles::kBlock, of.n - j);
+    for (int64_t r = 0; r < rows; ++r, sums += tiles::kBlock) {
+      float* to = y + (i + r) * of.n + j;
+      if (adds_ && beta_ != 0) {
+        const float* from = added.data + (i + r) * added.row + j * added.column;
+        for (int64_t c = 0; c < columns; ++c) to[c] = alpha_ * sums[c] + beta_ * from[c * added.column];
+      } else {
+        for (int64_t c = 0; c < columns; ++c) to[c] = alpha_ * sums[c];
+      }
+    }
+  }
+
   void multiply(const Sizes& of, const Parts& parts, int64_t job, const float* a, const float* b,
                 const Addend& added, float* y) const {
     const int64_t batch = job / parts.splits, first = job % parts.splits * parts.step;
@@ -181,6 +314,10 @@ class MklProduct : public Operator {
 
   bool turn_a_, turn_b_, adds_;
   float alpha_, beta_;
+  int terms_;     // products of parts; 0 where MKL multiplies in any case
+  bool keeps_b_;  // the right factor is the same at each call
+  mutable Right kept_;
+  mutable std::once_flag is_kept_;
 };
 
 static const Operators<MklProduct> mkl_products_operators;

@@ -27,13 +27,14 @@
 
 namespace tiles {
 
-constexpr int64_t kRows = 16, kDepth = 32;       // of a tile of a factor; the right one is turned in pairs
-constexpr int64_t kTile = kRows * kDepth;        // numbers of 16 bits
-constexpr int64_t kBlock = 2 * kRows;            // rows and columns of a result that are made at once
-constexpr int64_t kSummed = 16;                  // tiles in a row that are summed before a sum is rounded
+constexpr int64_t kRows = 16, kDepth = 32;  // of a tile of the left factor, columns and rows of the right one
+constexpr int64_t kTile = kRows * kDepth;   // numbers of 16 bits
+constexpr int64_t kBlock = 2 * kRows;       // rows and columns of a result that are made at once
+constexpr int64_t kSummed = 16;             // tiles in a row that are summed before that is added to a sum
 
+// How many pieces of a size hold so many.
 constexpr int64_t tiles_for(int64_t n, int64_t of) { return (n + of - 1) / of; }
-// The products of parts that are made of so many parts.
+// The parts of a number, by how many products of them are summed.
 constexpr int parts_of(int terms) { return terms == 6 ? 3 : terms == 3 ? 2 : 1; }
 
 // A factor as it lies: by rows that are `step` apart, or by columns.
@@ -98,8 +99,10 @@ INLINED uint32_t take_part(float& value) {
   return part;
 }
 
+// See how large and small the numbers of a tile are.
 inline void look(const float* tile, Range& range) {
   Range found;
+#pragma GCC ivdep
   for (int64_t i = 0; i < kTile; ++i) {
     uint32_t bits;
     std::memcpy(&bits, tile + i, 4);
@@ -117,6 +120,7 @@ ONCE void lay_left(const Matrix& a, int64_t i, int64_t rows, int64_t k, uint16_t
     look(tile, range);
     for (int part = 0; part < parts; ++part) {
       uint16_t* out = to + part * kTile;
+#pragma GCC ivdep
       for (int64_t at = 0; at < kTile; ++at) out[at] = static_cast<uint16_t>(take_part(tile[at]) >> 16);
     }
   }
@@ -133,6 +137,7 @@ ONCE void lay_right(const Matrix& b, int64_t j, int64_t columns, int64_t k, uint
       uint32_t out[kRows];
       for (int64_t pair = 0; pair < kDepth / 2; ++pair) {
         float *first = tile + 2 * pair * kRows, *second = first + kRows;
+#pragma GCC ivdep
         for (int64_t c = 0; c < kRows; ++c) out[c] = take_part(first[c]) >> 16 | take_part(second[c]);
         std::memcpy(to + part * kTile + pair * 2 * kRows, out, sizeof(out));
       }

@@ -231,7 +231,8 @@ class MklProduct : public Operator {
     const int64_t deep = tiles::tiles_for(of.k, tiles::kDepth), each = deep * parts * tiles::kTile;
     const int64_t threads = std::max<int64_t>(context.threads(), 1);
     // rows of a job, and groups of columns where there are too few rows for all threads
-    const int64_t most = std::max<int64_t>(kMostLaidOut / (2 * each * 2), 1), blocks = tiles::tiles_for(of.m, tiles::kBlock);
+    const int64_t blocks = tiles::tiles_for(of.m, tiles::kBlock);
+    const int64_t most = std::max<int64_t>(kMostLaidOut / (2 * each * int64_t{sizeof(uint16_t)}), 1);
     const int64_t rows = std::min(most, tiles::tiles_for(blocks, threads));
     const int64_t row_jobs = tiles::tiles_for(blocks, rows), across = tiles::tiles_for(of.n, tiles::kBlock);
     const int64_t groups = std::min(across, tiles::tiles_for(threads, row_jobs));

@@ -375,19 +375,12 @@ def map_tensors(
         end = tensor.offset + tensor.bytes
         if end > size or tensor.offset % max(tensor.dtype.itemsize, 1):
             raise ExecutionError(f"{path} is damaged: {tensor.name} is not in it.")
-        laid = [tensor.shape[i] for i in tensor.order]
+        laid = torch.empty([tensor.shape[i] for i in tensor.order], device="meta")
         whole = torch.empty(0, dtype=tensor.dtype).set_(
-            storage, tensor.offset // tensor.dtype.itemsize, laid, _dense_strides(laid)
+            storage, tensor.offset // tensor.dtype.itemsize, laid.shape, laid.stride()
         )
         found.append(whole.permute(inverse_order(tensor.order)).to(tensor.device))
     return found
-
-
-def _dense_strides(shape: Sequence[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-    return strides
 
 
 def _crc(path: Path) -> int:

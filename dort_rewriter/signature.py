@@ -12,7 +12,7 @@ what.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,6 +152,20 @@ class SizeExpression:
 
 Size = int | InputSize | InputDim | SizeExpression
 """An integer the runtime computes from the arguments alone."""
+
+
+def places_in(value: object) -> Iterator[InputSize | InputDim]:
+    """Yield the sizes of arguments that sizes, steps and tuples of them are computed from."""
+    match value:
+        case InputSize() | InputDim():
+            yield value
+        case SizeExpression(_, args):
+            yield from places_in(args)
+        case ViewStep(_, args, kwargs):
+            yield from places_in((args, kwargs))
+        case tuple() | list():
+            for part in value:
+                yield from places_in(part)
 
 
 @dataclass(frozen=True)

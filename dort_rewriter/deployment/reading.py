@@ -15,12 +15,12 @@ from dort_rewriter.deployment.folder import ModelFiles, StoredTensor, file_name,
 from dort_rewriter.deployment.interface import Interface
 from dort_rewriter.deployment.plain import expect, mapping, text, whole
 from dort_rewriter.deployment.pytree_specs import leaves, rebuild, tensors_in
-from dort_rewriter.deployment.serialization import check_signature, check_writes, places_in, read
+from dort_rewriter.deployment.serialization import check_signature, check_writes, read
 from dort_rewriter.deployment.shared_parts import Insertion, Part, check_insertions
 from dort_rewriter.deployment.steps import StepPlan
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.options import OrtBackendOptions, from_mapping
-from dort_rewriter.signature import GraphSignature, InputDim, Writes
+from dort_rewriter.signature import GraphSignature, InputDim, Writes, places_in
 
 SESSION_OPTIONS = (
     "arena",
@@ -205,11 +205,10 @@ def _check_interface(found: Interface, signature: GraphSignature) -> None:
         expect(t.strides is None or len(t.strides) == len(t.shape), "list of strides", t.strides)
         sizes += t.strides or ()
     for part in places_in(sizes):
-        if not isinstance(part, int):
-            if not isinstance(part, InputDim):
-                raise ValueError(f"{part} is no size of a tensor")
-            slot = signature.inputs[whole(part.index, "place", limit=len(signature.inputs))]
-            expect(slot.kind == "tensor" and part.dim < len(slot.shape), "size", part)
+        if not isinstance(part, InputDim):
+            raise ValueError(f"{part} is no size of a tensor")
+        slot = signature.inputs[whole(part.index, "place", limit=len(signature.inputs))]
+        expect(slot.kind == "tensor" and part.dim < len(slot.shape), "size", part)
     for place in (*found.apart, *itertools.chain(*found.same)):
         whole(place, "tensor of a call", limit=len(found.tensors))
     named = [t for p in found.parameters for t in tensors_in(p.tree)]

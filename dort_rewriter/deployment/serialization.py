@@ -13,7 +13,7 @@ import collections.abc
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -35,6 +35,7 @@ from dort_rewriter.signature import (
     SizeExpression,
     ViewStep,
     Writes,
+    places_in,
 )
 
 MOST_DIMENSIONS = 64
@@ -226,27 +227,12 @@ def check_signature(signature: GraphSignature) -> None:
         expect(len(result.views) <= MOST_VIEWS, "number of views", len(result.views))
         expect((result.size is None) is (result.source != "size"), "size", result.size)
         for place in places_in((result.size, result.views)):
-            if not isinstance(place, int):
-                whole(place.index, "place", limit=len(signature.inputs))
+            whole(place.index, "place", limit=len(signature.inputs))
 
 
 def _check_common(slot: InputSlot | OutputSlot) -> None:
     expect(len(slot.shape) <= MOST_DIMENSIONS, "shape", slot.shape)
     expect(slot.kind != "tensor" or slot.dtype is not None, "type of a tensor", slot.dtype)
-
-
-def places_in(value: Any) -> Iterator[int | InputSize | InputDim]:
-    """Yield the numbers, and the sizes of arguments, that something is computed from."""
-    match value:
-        case int() | InputSize() | InputDim():
-            yield value
-        case SizeExpression(_, args):
-            yield from places_in(args)
-        case ViewStep(_, args, kwargs):
-            yield from places_in((args, kwargs))
-        case tuple() | list():
-            for part in value:
-                yield from places_in(part)
 
 
 def check_writes(writes: Writes, signature: GraphSignature) -> None:

@@ -19,6 +19,7 @@ from dort_rewriter.signature import (
     Size,
     SizeExpression,
     find_operator,
+    places_in,
 )
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
@@ -29,10 +30,7 @@ def arguments_needed(signature: GraphSignature) -> Iterator[int]:
     for slot in signature.outputs:
         if slot.source == "input":
             yield slot.index
-        if slot.size is not None:
-            yield from _arguments_in(slot.size)
-        for step in slot.views:
-            yield from _arguments_in((step.args, step.kwargs))
+        yield from (place.index for place in places_in((slot.size, slot.views)))
 
 
 def keys_of_results(signature: GraphSignature) -> list[tuple[Any, ...]]:
@@ -51,17 +49,6 @@ def keys_of_results(signature: GraphSignature) -> list[tuple[Any, ...]]:
             key = (*key[:-2], (key[-2], earlier), key[-1])
         keys.append(key)
     return keys
-
-
-def _arguments_in(value: object) -> Iterator[int]:
-    match value:
-        case InputSize(index) | InputDim(index):
-            yield index
-        case SizeExpression():
-            yield from _arguments_in(value.args)
-        case tuple() | list():
-            for item in value:
-                yield from _arguments_in(item)
 
 
 def spell_size(size: Size) -> str:

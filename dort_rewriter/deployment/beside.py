@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from dort_rewriter.aten import storage_order
-from dort_rewriter.deployment.capture_backend import Captured
+from dort_rewriter.deployment.capturing import Captured
 from dort_rewriter.deployment.examples import Call, map_call, mark_dims
 from dort_rewriter.signature import inverse_order
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dort_rewriter.aten import storage_order
-from dort_rewriter.deployment.capture_backend import Captured, ComputedNumber
+from dort_rewriter.deployment.capturing import Captured, ComputedNumber
 from dort_rewriter.deployment.compiled import signature_of
 from dort_rewriter.deployment.conditions import find_relations, number_of, sizes_of
 from dort_rewriter.deployment.folder import StoredTensor

@@ -9,8 +9,7 @@ import torch
 
 from dort_rewriter.compiler.building import find_mutated_inputs
 from dort_rewriter.deployment.beside import Place, calls_beside, varying_places
-from dort_rewriter.deployment.capture_backend import Captured
-from dort_rewriter.deployment.capturing import capture
+from dort_rewriter.deployment.capturing import Captured, capture
 from dort_rewriter.deployment.compiled import Compiled
 from dort_rewriter.deployment.describing import State, describe_call, read_arguments
 from dort_rewriter.deployment.examples import Call

@@ -24,7 +24,7 @@ import torch
 from dort_rewriter.backends.layers import compiled_layer
 from dort_rewriter.backends.seen_calls import latest_call
 from dort_rewriter.compiler.differences import Tolerance, difference
-from dort_rewriter.deployment.capture_backend import copy_of
+from dort_rewriter.deployment.capturing import copy_of
 from dort_rewriter.deployment.compiled import Compiled, take_apart
 from dort_rewriter.deployment.examples import (
     Call,

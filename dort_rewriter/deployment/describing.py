@@ -5,21 +5,29 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from dort_rewriter.aten import storage_order
 from dort_rewriter.deployment.capturing import Captured, ComputedNumber
 from dort_rewriter.deployment.compiled import signature_of
-from dort_rewriter.deployment.conditions import find_relations, number_of, sizes_of
 from dort_rewriter.deployment.folder import StoredTensor
-from dort_rewriter.deployment.interface import Interface, Parameter, TensorSpec
+from dort_rewriter.deployment.interface import (
+    FLIPPED,
+    Interface,
+    Parameter,
+    Relation,
+    TensorSpec,
+    from_size,
+)
 from dort_rewriter.deployment.pytree_specs import describe_arguments, describe_results, leaves
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.plan.outputs import ArgumentSizes
 from dort_rewriter.runtime.argument_encoding import arguments_needed
-from dort_rewriter.signature import Size
+from dort_rewriter.signature import InputDim, Size
 
 _KINDS: Mapping[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -103,7 +111,7 @@ def describe_call(
     places = _Places(captured, tensors, state)
     inputs = places.inputs()
     result = describe_results(captured.value, places.of_result)
-    relations = find_relations(captured.block.graph_module, places.sizes, captured.args)
+    relations = _relations(places.placeholders, places.sizes, captured.args)
     kept = {place for kind, place in leaves(result) if kind == "argument"}
     arguments = Interface(
         parameters=tuple(parameters),
@@ -150,9 +158,13 @@ class _Places:
         self.captured = captured
         self.tensors = tensors
         self.state = state
-        self.sizes = sizes_of(captured.block.graph_module)
         graph = captured.block.graph_module.graph
-        self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        self.placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        fakes = {n: n.meta.get("val") for n in self.placeholders}
+        self.sizes = ArgumentSizes(
+            {n: i for i, n in enumerate(fakes) if isinstance(fakes[n], torch.Tensor)}
+        )
+        """How the sizes of the graph follow from those of the tensors that it takes."""
         self._needed = frozenset(arguments_needed(captured.block.signature))
         self._leaves = {id(t): k for k, t in reversed([*enumerate(tensors)])}
         self._written = {id(captured.args[i]) for i in captured.updates}
@@ -160,7 +172,7 @@ class _Places:
     def inputs(self) -> list[tuple[Any, Any]]:
         """Where each argument of the graph comes from."""
         self._check_memory()
-        values = zip(self._placeholders, self.captured.args, strict=True)
+        values = zip(self.placeholders, self.captured.args, strict=True)
         return [
             self._input(node, value, unused=i in self.captured.frozen and i not in self._needed)
             for i, (node, value) in enumerate(values)
@@ -213,8 +225,8 @@ class _Places:
         shared = k in kept or id(tensor) in self._written
         index = next((i for i, a in enumerate(self.captured.args) if a is tensor), None)
         if index is not None:
-            fake = self._placeholders[index].meta["val"]
-            shape = [number_of(d) for d in fake.shape]
+            fake = self.placeholders[index].meta["val"]
+            shape = [_number_of(d) for d in fake.shape]
             shared = shared or index in self._needed
             if not tensor.is_contiguous():
                 strides = tuple(self._stride(name, s) for s in fake.stride())
@@ -256,14 +268,115 @@ class _Places:
 
     def _check_number(self, value: int, where: str) -> None:
         """Refuse a number that may be a size: it would be another at the next call."""
-        for node in self._placeholders:
-            fake = node.meta.get("val")
-            if not isinstance(fake, torch.Tensor):
-                continue
-            sizes: Sequence[Any] = fake.shape
-            for size in sizes:
-                if number_of(size) is None and size.node.hint == value:
-                    raise CaptureError(
-                        f"The result{where} is the number {value}, which a size of an argument "
-                        "is too, and sizes may vary: return what is computed from tensors."
-                    )
+        if any(size.node.hint == value for _, size in _varying(self.placeholders)):
+            raise CaptureError(
+                f"The result{where} is the number {value}, which a size of an argument is too, "
+                "and sizes may vary: return what is computed from tensors."
+            )
+
+
+# -- how sizes that may vary relate to each other -----------------------------------------------
+
+_RELATIONS: Mapping[Any, str] = {
+    sympy.Eq: "eq",
+    sympy.Ne: "ne",
+    sympy.Lt: "lt",
+    sympy.Le: "le",
+    sympy.Gt: "gt",
+    sympy.Ge: "ge",
+}
+
+_LARGE = 2**31
+"""Bounds from here on bind no tensor."""
+
+
+def _number_of(value: Any) -> int | None:
+    """A size that is a number, also by what was found out about its symbol."""
+    if isinstance(value, torch.SymInt):
+        value = value.node.expr
+        return int(value) if isinstance(value, sympy.Integer) else None
+    return int(value)
+
+
+def _varying(placeholders: Sequence[torch.fx.Node]) -> Iterator[tuple[InputDim, Any]]:
+    """Yield the sizes of the tensors that a graph takes that are no numbers, and their places."""
+    for i, node in enumerate(placeholders):
+        fake = node.meta.get("val")
+        for dim, size in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
+            if _number_of(size) is None:
+                yield InputDim(i, dim), size
+
+
+def _relations(
+    placeholders: Sequence[torch.fx.Node], sizes: ArgumentSizes, args: Sequence[Any]
+) -> list[Relation]:
+    """What has to hold of the sizes of the arguments, besides those that are fixed.
+
+    NOTE: to be asked when the model is made: exporting it asks about sizes, too.
+    """
+    found: dict[Relation, None] = {}
+    environments: dict[int, Any] = {}
+    for place, size in _varying(placeholders):
+        environments[id(size.node.shape_env)] = size.node.shape_env
+        known = sizes.find(size)
+        if known is None:
+            raise CaptureError(f"Nothing tells the size {size} of an argument.")
+        if known != place:
+            found[Relation("eq", place, known)] = None
+    for environment in environments.values():
+        for relation in _knowledge(environment, sizes, args):
+            found[relation] = None
+    return list(found)
+
+
+def _knowledge(environment: Any, sizes: ArgumentSizes, args: Sequence[Any]) -> Iterator[Relation]:
+    """Yield the bounds of the symbols, and what was assumed of them while the graph was made."""
+
+    def fixed(expression: Any) -> Iterator[Relation]:
+        """What cannot be written down holds for the sizes of this call alone."""
+        for symbol in sorted(expression.free_symbols, key=str):
+            if (size := sizes.express(symbol)) is not None:
+                yield Relation("eq", size, from_size(size, args))
+
+    for symbol, bounds in environment.var_to_range.items():
+        size = sizes.express(symbol)
+        if size is None:
+            continue
+        if isinstance(bounds.lower, sympy.Integer) and bounds.lower > 0:
+            yield Relation("ge", size, int(bounds.lower))
+        if isinstance(bounds.upper, sympy.Integer) and bounds.upper < _LARGE:
+            yield Relation("le", size, int(bounds.upper))
+    for guard in environment.guards:
+        yield from _related(environment.replace(guard.expr), sizes, fixed)
+
+
+def _of_one_symbol(op: str, left: Any, right: Any) -> tuple[str, tuple[Any, Any]]:
+    """A comparison with the symbol alone on the left, where it is of one: ``s - 1 != 1`` is
+    ``s != 2``."""
+    difference = sympy.expand(left - right)
+    if len(difference.free_symbols) == 1 and difference.is_Add:
+        (symbol,) = difference.free_symbols
+        factor = difference.coeff(symbol, 1)
+        rest = difference - factor * symbol
+        if factor in (1, -1) and isinstance(rest, sympy.Integer):
+            return (op if factor == 1 else FLIPPED.get(op, op)), (symbol, -rest * factor)
+    return op, (left, right)
+
+
+def _related(
+    expression: Any, sizes: ArgumentSizes, fixed: Callable[[Any], Iterator[Relation]]
+) -> Iterator[Relation]:
+    if expression in (sympy.true, True):
+        return
+    if isinstance(expression, sympy.And):
+        for part in expression.args:
+            yield from _related(part, sizes, fixed)
+        return
+    op = _RELATIONS.get(type(expression))
+    if op is not None:
+        op, sides = _of_one_symbol(op, *expression.args)
+        left, right = map(sizes.express, sides)
+        if left is not None and right is not None:
+            yield Relation(op, left, right)
+            return
+    yield from fixed(expression)

@@ -20,10 +20,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from dort_rewriter.deployment.plain import expect, flag, items, mapping, text, whole
-from dort_rewriter.deployment.view_steps import checked_step, is_saved, is_size
 from dort_rewriter.dtypes import CONVERTIBLE
 from dort_rewriter.errors import CaptureError
+from dort_rewriter.runtime.argument_encoding import STRIDED
 from dort_rewriter.signature import (
+    FROM_PAIRS,
     Dim,
     GraphSignature,
     InputDim,
@@ -64,7 +65,7 @@ def spell(value: Any) -> Any:
         case SizeExpression(op, args):
             return ["SizeExpression", op, *map(spell, args)]
         case ViewStep(op, args, kwargs):
-            if not is_saved(op):
+            if _WRITTEN_AS.get(op, op) not in _STEPS:
                 raise CaptureError(
                     f"A result is a view by {op}, which a saved model does not take: return a "
                     "copy of it (clone())."
@@ -147,7 +148,7 @@ def _read_dtype(name: Any) -> torch.dtype:
 
 def _read_size(data: Any) -> Any:
     size = _read_argument(data)
-    expect(is_size(size), "size", data)
+    expect(_is_size(size), "size", data)
     return size
 
 
@@ -187,11 +188,11 @@ def _read_argument(data: Any) -> Any:
             return InputDim(whole(rest[0]), whole(rest[1]))
         case "SizeExpression":
             operands = tuple(map(_read_argument, rest[1:]))
-            expect(all(map(is_size, operands)) and len(operands) > 1, "size", operands)
+            expect(all(map(_is_size, operands)) and len(operands) > 1, "size", operands)
             return SizeExpression(text(rest[0], "operation", _OPERATIONS), operands)  # type: ignore[arg-type]
         case "ViewStep":
             op, args, kwargs = rest
-            return checked_step(op, _read_argument(args), _read_argument(kwargs))
+            return _checked_step(op, _read_argument(args), _read_argument(kwargs))
     raise ValueError(f"a signature holds a {kind!r}")
 
 
@@ -208,6 +209,94 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
     ViewStep: _read_step,
 }
 """What reads values that are no records."""
+
+
+# -- the views that a saved model may take ------------------------------------------------------
+
+_STEPS: Mapping[str, str] = {
+    "aten::_conj": "",
+    "aten::_neg_view": "",
+    "aten::alias": "",
+    "aten::as_strided": "size:sizes stride:sizes storage_offset:size?",
+    "aten::detach": "",
+    "aten::diagonal": "offset:int dim1:int dim2:int",
+    "aten::expand": "size:sizes implicit:flag",
+    "aten::permute": "dims:ints",
+    "aten::select.int": "dim:int index:size",
+    "aten::slice.Tensor": "dim:int start:size? end:size? step:size",
+    "aten::split.Tensor": "split_size:size dim:int",
+    "aten::split_with_sizes": "split_sizes:sizes dim:int",
+    "aten::squeeze": "",
+    "aten::squeeze.dim": "dim:int",
+    "aten::squeeze.dims": "dim:ints",
+    "aten::t": "",
+    "aten::transpose.int": "dim0:int dim1:int",
+    "aten::unbind.int": "dim:int",
+    "aten::unfold": "dimension:int size:size step:size",
+    "aten::unsqueeze": "dim:int",
+    "aten::view": "size:sizes",
+    "aten::view.dtype": "dtype:dtype",
+    "aten::view_as_complex": "",
+    "aten::view_as_real": "",
+    "getitem": "index:int",
+    "lay_out": "strides:sizes",
+    "permute_": "order:ints",
+    FROM_PAIRS: "",
+    STRIDED: "size:sizes stride:sizes storage_offset:size?",
+}
+"""Names and kinds of the arguments after the tensor; those of ``?`` may be None. Those at the end
+may be left out where torch has a default.
+
+A file may not choose among the operators of torch: some believe what they are told
+(``aten::_reshape_alias`` and ``aten::as_strided_`` look at no storage). Of those that stand here
+torch checks sizes, strides and offsets, against the tensor or its storage and without an overflow;
+before ``as_strided_`` it is asked for that view.
+"""
+
+_WRITTEN_AS = {"aten::as_strided_": STRIDED}
+"""Steps that a compiled call takes as they are, and a saved one takes with a check."""
+
+
+def _checked_step(op: Any, args: Any, kwargs: Any) -> ViewStep:
+    """A step that was read; :class:`ValueError` for one that is not saved."""
+    op = text(op, "view")
+    op = _WRITTEN_AS.get(op, op)
+    expect(op in _STEPS, "view", op)
+    kinds = dict(part.split(":") for part in _STEPS[op].split())
+    names = list(kinds)
+    expect(isinstance(args, tuple) and len(args) <= len(names), f"argument of {op}", args)
+    given = dict(zip(names, args, strict=False))
+    expect(isinstance(kwargs, tuple), "argument", kwargs)
+    for name, value in kwargs:
+        expect(name in kinds and name not in given, f"argument of {op}", name)
+        given[name] = value
+    for name, value in given.items():
+        expect(_fits(value, kinds[name]), f"{name} of {op}", value)
+    return ViewStep(op, args, kwargs)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    match kind:
+        case "int":
+            return _is_size(value) and type(value) is int
+        case "flag":
+            return type(value) is bool
+        case "dtype":
+            return isinstance(value, torch.dtype)
+        case "size":
+            return _is_size(value)
+        case "size?":
+            return value is None or _is_size(value)
+        case "ints":
+            return isinstance(value, tuple) and all(type(v) is int and _is_size(v) for v in value)
+    return isinstance(value, tuple) and all(map(_is_size, value))
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value is a number that torch takes, or how to compute one."""
+    if type(value) is int:
+        return bool(-(2**63) <= value < 2**63)
+    return isinstance(value, InputSize | InputDim | SizeExpression)
 
 
 # -- what has to hold of a signature ------------------------------------------------------------

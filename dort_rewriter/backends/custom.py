@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from dort_rewriter.aten import is_mutation
 from dort_rewriter.backends.arguments import (
@@ -21,7 +22,6 @@ from dort_rewriter.backends.arguments import (
     select_patterns,
     takes_fields_of,
 )
-from dort_rewriter.backends.user_storage import StorageKeeper
 from dort_rewriter.capture.aot import compile_with_aot
 from dort_rewriter.capture.interface import has_tree
 from dort_rewriter.capture.lowering import is_lowered
@@ -36,7 +36,8 @@ from dort_rewriter.options import (
     OrtBackendOptions,
     from_mapping,
 )
-from dort_rewriter.plan.recipe import Recipe, unboxed
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed, unboxed
+from dort_rewriter.runtime.model_files import to_proto
 
 Settings = TypeVar("Settings", bound=CustomBackendOptions)
 
@@ -173,3 +174,74 @@ def _needs_aot(graph_module: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     writes = any(map(is_mutation, graph_module.graph.nodes))
     return trains or writes or has_tree(graph_module)
+
+
+class StorageKeeper:
+    """Fills ``storage["instance"]``, one dictionary for each graph that runs in ONNX Runtime.
+
+    =================== ======================================================================
+    ``graph_module``    the graph of ATen operators
+    ``onnx``            the model, as the session got it
+    ``builder``         the exported graph: the model in memory, and its signature
+    ``sess``            the ``onnxruntime.InferenceSession``; None when there is nothing to compute
+    ``providers``       the names of its execution providers
+    ``placement``       for each of them, its nodes by type, as the session tells; None where it
+                        has the CPU alone, or onnxruntime does not tell
+    ``is_dimension_in`` for each argument, whether it is a size rather than a tensor
+    ``is_dimension_out`` for each result, the same
+    ``inputs``          the arguments of the first run, in a list of one tuple (copies)
+    ``outputs``         the results of the first run, in a list of one tuple
+    =================== ======================================================================
+    """
+
+    def __init__(self, storage: dict[str, Any]) -> None:
+        self.instances: list[dict[str, Any]] = storage.setdefault("instance", [])
+
+    def keep(self, built: BuiltBlock) -> None:
+        """Add a graph."""
+        self.instances.append(
+            {
+                "graph_module": built.graph_module,
+                "onnx": built.proto or to_proto(built.exported.model),
+                "builder": built.exported,
+                "sess": _session(built),
+                "providers": _providers(built),
+                "placement": None if built.session is None else built.session.placement,
+                "is_dimension_in": tuple(s.kind == "int" for s in built.signature.inputs),
+                "is_dimension_out": tuple(s.kind == "int" for s in built.signature.outputs),
+                "inputs": [],
+                "outputs": [],
+            }
+        )
+
+    def watch(self, graph_module: torch.fx.GraphModule, run: RunBoxed) -> RunBoxed:
+        """Keep what the first run takes and gives."""
+        kept = next(i for i in reversed(self.instances) if i["graph_module"] is graph_module)
+
+        def call(args: list[Any]) -> Any:
+            if kept["inputs"]:
+                return run(args)
+            # NOTE: copies, since an optimizer changes parameters in place after the step.
+            kept["inputs"].append(
+                tree_map_only(torch.Tensor, lambda t: t.detach().clone(), tuple(args))
+            )
+            results = run(args)
+            kept["outputs"].append(
+                tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(results))
+            )
+            return results
+
+        return call
+
+
+def _session(built: BuiltBlock) -> Any:
+    if built.session is not None:
+        return built.session.ort
+    return getattr(built.runner, "model", None)
+
+
+def _providers(built: BuiltBlock) -> list[str]:
+    if built.session is not None:
+        return [p.name for p in built.session.providers]
+    provider = getattr(built.runner, "provider", None)
+    return [] if provider is None else [provider]

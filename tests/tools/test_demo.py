@@ -16,8 +16,8 @@ import torch
 
 from dort_rewriter.tools import cli, demo, demo_command, demo_worker
 from dort_rewriter.tools.demo import Competitor, DemoResult, Times, catches_up, demonstrate
+from dort_rewriter.tools.demo_command import overtaking, write_page
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
-from dort_rewriter.tools.demo_page import overtaking, write_page
 
 pytestmark = pytest.mark.alternating
 

@@ -70,9 +70,7 @@ def make_parser(name: str, description: str, epilog: str = "") -> argparse.Argum
     return parser
 
 
-def option(
-    parser: argparse.ArgumentParser, name: str, default: Any, words: str, **more: Any
-) -> None:
+def option(parser: argparse.ArgumentParser, name: str, default: Any, words: str) -> None:
     """Add an option of the type of its default: ``--folder FOLDER``."""
     flag, _, metavar = name.partition(" ")
     parser.add_argument(
@@ -81,7 +79,6 @@ def option(
         default=default,
         metavar=metavar or None,
         help=f"{words} (default: %(default)s)",
-        **more,
     )
 
 

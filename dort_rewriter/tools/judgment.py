@@ -23,7 +23,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dort_rewriter.aten import source_line
+from dort_rewriter.aten import results_of, source_line
 from dort_rewriter.compiler.differences import Tolerance, largest
 from dort_rewriter.errors import DortError
 from dort_rewriter.export.decompositions import get_standard_table
@@ -266,8 +266,7 @@ class _Graph:
             logger.info("Not all values of torch's graph: %s", error)
             return made
         assert isinstance(module, torch.fx.GraphModule)
-        (results,) = next(n for n in module.graph.nodes if n.op == "output").args
-        made.results = [str(n) for n in tree_leaves(results)]
+        made.results = [str(n) for n in tree_leaves(results_of(module.graph))]
         return made
 
     def named(self, proto: onnx.ModelProto) -> Traced:

@@ -33,11 +33,6 @@ class SavedContent:
         """The ONNX model of the first call, None where it computes nothing."""
         return _model_of(self.folder, self.saved, 0)
 
-    @property
-    def nodes(self) -> Mapping[str, int]:
-        """The nodes of that model by type."""
-        return self.counts[0]
-
     def to_dict(self) -> dict[str, Any]:
         """What a program asks of it."""
         saved = self.saved

@@ -8,7 +8,6 @@ another graph when such a size comes; what is saved has to have it before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -30,15 +29,6 @@ Place = tuple[int, int]
 """A tensor of a call, and a dimension of it."""
 
 
-@dataclass(frozen=True)
-class Beside:
-    """A call with another size."""
-
-    what: str
-    """Which: ``x.shape[0] == 1``."""
-    call: Call
-
-
 def varying_places(captured: Captured, call: Call, leaves: Leaves) -> list[Place]:
     """Where the sizes of a call stand that may vary: the first place of each."""
     return list(_Sizes(captured, call, leaves).places.values())
@@ -46,16 +36,19 @@ def varying_places(captured: Captured, call: Call, leaves: Leaves) -> list[Place
 
 def calls_beside(
     captured: Captured, call: Call, leaves: Leaves, places: Collection[Place]
-) -> Iterator[Beside]:
+) -> Iterator[tuple[str, Call]]:
     """Yield calls like the one that was captured, each with a size that its graph may leave out:
-    one, two, and the next beyond a bound. Only sizes at some places are changed."""
+    one, two, and the next beyond a bound. Only sizes at some places are changed.
+
+    Each comes with the size in words: ``x.shape[0] == 1``.
+    """
     sizes = _Sizes(captured, call, leaves)
     for symbol, place in sizes.places.items():
         if place not in places:
             continue
         for size in sizes.left_out(symbol):
             if (made := sizes.of(symbol, size)) is not None:
-                yield Beside(f"{leaves[place[0]][1]}.shape[{place[1]}] == {size}", made)
+                yield f"{leaves[place[0]][1]}.shape[{place[1]}] == {size}", made
 
 
 class _Sizes:

@@ -6,6 +6,7 @@ it is written last, so that a folder always has one complete model, the old or t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -314,7 +315,8 @@ class ModelFiles:
             raise _damaged(self._path)
         try:
             if self._insertions:
-                message = join(message, self._insertions, self._parts, self._read_part)
+                read_part = functools.partial(_read_at, self._parts_handle)
+                message = join(message, self._insertions, self._parts, read_part)
             if self._data is not None:
                 checked_file(self._folder, self._data)
                 model = from_message(message, self._folder)
@@ -326,9 +328,6 @@ class ModelFiles:
             return StoredModel(message, self._path, torch_kernels=self._torch_kernels)
         except (OSError, ValueError) as error:
             raise ExecutionError(f"{self._folder} holds a damaged model: {error}.") from error
-
-    def _read_part(self, size: int, position: int) -> bytes:
-        return _read_at(self._parts_handle, size, position)
 
     def keep(self) -> None:
         """Note that its session is built: where nothing forks the files are closed."""

@@ -110,16 +110,16 @@ class Graphs:
         added = 0
         while waiting:
             made, places = waiting.pop(0)
-            for found in calls_beside(made.captured, made.call, self._leaves(made), places):
+            for size, call in calls_beside(made.captured, made.call, self._leaves(made), places):
                 before = len(self.made)
                 if added == MOST_BESIDE:
-                    logger.info("No more graphs are added: not for %s.", found.what)
+                    logger.info("No more graphs are added: not for %s.", size)
                     return
                 try:
-                    self.add(found.call)
+                    self.add(call)
                 except Exception as error:
                     # Whatever the model raises at sizes that nobody has asked for.
-                    logger.info("No graph is saved for %s: %s", found.what, error)
+                    logger.info("No graph is saved for %s: %s", size, error)
                 new = self.made[before:]
                 added += len(new)
                 waiting += [(other, places) for other in new]

@@ -86,6 +86,7 @@ class Relation:
 
 
 def _spell_shape(sizes: Sequence[int | str | None]) -> str:
+    """A shape, ``?`` for what may vary."""
     texts = ["?" if d is None else str(d) for d in sizes]
     return f"({', '.join(texts)})"
 
@@ -184,7 +185,7 @@ class TensorSpec:
         if not all(b is None or a == b for a, b in zip(tensor.shape, self.shape, strict=True)):
             raise CallMismatchError(
                 f"The argument {self.name} is of shape {tuple(tensor.shape)}; what was saved "
-                f"takes {self.shape_text()}. {MORE_SIZES}"
+                f"takes {_spell_shape(self.shape)}. {MORE_SIZES}"
             )
         if tensor.is_neg() or tensor.is_conj():
             tensor = tensor.resolve_neg().resolve_conj()
@@ -196,10 +197,6 @@ class TensorSpec:
                 "its memory is written to or shown by a result."
             )
         return tensor.contiguous()
-
-    def shape_text(self) -> str:
-        """The shape, ``?`` for what may vary."""
-        return _spell_shape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -256,13 +253,6 @@ class Interface:
             if kind in ("value", "torch"):
                 found[p.name] = repr(value) if kind == "value" else str(value[1])
         return found
-
-    def fit(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a call as the graph takes them.
-
-        Raises :class:`CallMismatchError` when one does not fit.
-        """
-        return [spec.fit(t) for spec, t in zip(self.tensors, tensors, strict=True)]
 
     def names(self) -> dict[int, str]:
         """What the arguments of the graph are called that are tensors of a call."""

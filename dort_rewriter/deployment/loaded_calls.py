@@ -71,7 +71,7 @@ class LoadedCall:
             self.interface.check_memory(tensors, self._state)
         if (known := self.known_sizes(key)) is not None:
             return self._filled(tensors, known)
-        fitted = self.interface.fit(tensors)
+        fitted = [s.fit(t) for s, t in zip(self.interface.tensors, tensors, strict=True)]
         args = self._filled(fitted, {})
         sizes = {i: from_size(size, args) for i, size in self._sizes}
         args = self._filled(fitted, sizes)
@@ -198,16 +198,13 @@ def _refusal(errors: Sequence[CallMismatchError]) -> CallMismatchError:
     reasons = list(dict.fromkeys(str(error) for error in errors))
     if len(reasons) == 1:
         return CallMismatchError(reasons[0])
-    shown = [f"({i}) {_brief(reason)}" for i, reason in enumerate(reasons[:SHOWN], 1)]
+    brief = [reason.removesuffix(MORE_SIZES).rstrip() for reason in reasons[:SHOWN]]
+    shown = [f"({i}) {reason}" for i, reason in enumerate(brief, 1)]
     if len(reasons) > SHOWN:
         shown.append(f"... and {len(reasons) - SHOWN} more.")
     if any(reason.endswith(MORE_SIZES) for reason in reasons):
         shown.append(MORE_SIZES)  # once
     return CallMismatchError(f"None of the graphs that were saved takes this: {' '.join(shown)}")
-
-
-def _brief(reason: str) -> str:
-    return reason.removesuffix(MORE_SIZES).rstrip()
 
 
 def _build(graph: SavedGraph, files: ModelFiles | None, options: OrtBackendOptions) -> Executor:

@@ -23,7 +23,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dort_rewriter.aten import is_random, source_line
+from dort_rewriter.aten import is_random, results_of, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.compiler.model_key import installed_version
@@ -50,6 +50,7 @@ from dort_rewriter.deployment.training_tracing import (
     lines_of_model,
     named_tensors,
     require_varying,
+    set_results,
     trace,
 )
 from dort_rewriter.deployment.training_updates import Given, update_of
@@ -515,17 +516,16 @@ class _Step:
         with fakes.inside(module, ()), torch.no_grad():
             leaves = fakes.all(batch.leaves[: batch.inputs], shapes)
             graph, signature = trace(module, fakes, leaves, module.lines, joint=False)
-        count = len(next(n for n in graph.graph.nodes if n.op == "output").args[0])
-        changed = len(signature.buffers_to_mutate)
-        _keep_results(graph, slice(changed, count))
+        results = results_of(graph.graph)[len(signature.buffers_to_mutate) :]
+        set_results(graph, results)
         _drop_checks(graph)
         held = self._held(signature)
         _merge_inputs(graph, held)
         held = list(dict.fromkeys(held))
         names = [*held, *batch.names[: batch.inputs]]
         words = _Names(names)
-        single = count - changed == 1
-        outputs = [words("output" if single else f"output_{i}") for i in range(count - changed)]
+        single = len(results) == 1
+        outputs = [words("output" if single else f"output_{i}") for i in range(len(results))]
         said = (*[None] * len(held), *shapes)
         return _file(graph, names, outputs, opset, said if fakes.dynamic else None), outputs
 
@@ -566,7 +566,7 @@ def _places_of_gradients(
     One that a model has under two names has a gradient for each.
     """
     names = [n for n in held[: len(signature.parameters)] if n in trained]
-    results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    results = results_of(graph.graph)
     first = len(signature.buffers_to_mutate) + 1
     assert len(results) - first == len(names)
     found: dict[str, list[int]] = {}
@@ -574,13 +574,6 @@ def _places_of_gradients(
         if results[place] is not None:
             found.setdefault(name, []).append(place)
     return found
-
-
-def _keep_results(graph: torch.fx.GraphModule, kept: slice) -> None:
-    (output,) = graph.graph.find_nodes(op="output")
-    output.args = (tuple(output.args[0][kept]),)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def _merge_inputs(graph: torch.fx.GraphModule, names: Sequence[str]) -> None:

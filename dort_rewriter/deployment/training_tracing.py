@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import traceback as fx_traceback
 
+from dort_rewriter.aten import results_of
 from dort_rewriter.capture.dim_names import is_known
 from dort_rewriter.capture.gradients import without_torchs_errors
 from dort_rewriter.capture.lines import LAYERS, Lines, is_users
@@ -264,10 +265,15 @@ def _joining(lines: Lines, has_gradient: list[bool]) -> Iterator[None]:
 
 def _drop_zeros(graph: torch.fx.GraphModule, has_gradient: Sequence[bool]) -> None:
     """Have the last results of a graph, its gradients, be None where a tensor has none."""
-    (output,) = graph.graph.find_nodes(op="output")
-    results = list(output.args[0])
+    results = results_of(graph.graph)
     for place, kept in enumerate(has_gradient, len(results) - len(has_gradient)):
         results[place] = results[place] if kept else None
+    set_results(graph, results)
+
+
+def set_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
+    """Have a graph give these results."""
+    (output,) = graph.graph.find_nodes(op="output")
     output.args = (tuple(results),)
     graph.graph.eliminate_dead_code()
     graph.recompile()

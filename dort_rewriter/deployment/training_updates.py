@@ -6,6 +6,7 @@ Numbers that torch keeps in Python (powers of the step) are float64 here, rounde
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -147,14 +148,6 @@ _KEPT: Mapping[str, Callable[[Options], list[str]]] = {
 """What an optimizer keeps of a parameter."""
 
 
-def start_of(optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor) -> State:
-    """What an optimizer keeps of a parameter before its first step."""
-    keys = _KEPT[type(optimizer).__name__.removesuffix("W")](options)
-    start = options.get("initial_accumulator_value", 0.0)
-    form = torch.contiguous_format
-    return {key: torch.full_like(p, start, memory_format=form) for key in keys}
-
-
 def state_of(
     optimizer: torch.optim.Optimizer, options: Options, p: torch.Tensor
 ) -> tuple[State, int | None]:
@@ -162,13 +155,15 @@ def state_of(
 
     None if it does not keep that: SGD without momentum.
     """
-    start = start_of(optimizer, options, p)
+    keys = _KEPT[type(optimizer).__name__.removesuffix("W")](options)
     known = optimizer.state.get(p, {})
-    kept = {key: known.get(key) for key in start}
-    state = {k: start[k] if v is None else v.detach().clone() for k, v in kept.items()}
+    kept = {key: known.get(key) for key in keys}
+    first = options.get("initial_accumulator_value", 0.0)
+    start = functools.partial(torch.full_like, p, first, memory_format=torch.contiguous_format)
+    state = {k: start() if v is None else v.detach().clone() for k, v in kept.items()}
     if "step" in known:
         return state, int(known["step"])
-    if not start:
+    if not keys:
         return state, None
     return state, int(any(v is not None for v in kept.values()))
 

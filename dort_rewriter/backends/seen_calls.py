@@ -154,19 +154,13 @@ def _translator() -> Any:
 def _arguments_of(translator: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a frame, by its code and its variables."""
     code, variables = translator.f_code, translator.output.local_scope
-    names = code.co_varnames
-    positional = names[: code.co_argcount]
-    only_named = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    more = list(names[code.co_argcount + code.co_kwonlyargcount :])
-    if not all(name in variables for name in (*positional, *only_named)):
+    names, more, more_named = inspect.getargs(code)
+    if not all(name in variables for name in names):
         return None
-    args = tuple(variables[name] for name in positional)
-    if code.co_flags & inspect.CO_VARARGS:
-        args += tuple(variables.get(more.pop(0), ()))
-    kwargs = {name: variables[name] for name in only_named}
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        kwargs |= variables.get(more.pop(0), {})
-    return args, kwargs
+    args = tuple(variables[name] for name in names[: code.co_argcount])
+    args += tuple(variables.get(more, ()))
+    kwargs = {name: variables[name] for name in names[code.co_argcount :]}
+    return args, {**kwargs, **variables.get(more_named, {})}
 
 
 def _owner(translator: Any, args: Sequence[Any]) -> torch.nn.Module | None:

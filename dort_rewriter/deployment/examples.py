@@ -111,14 +111,19 @@ def calls_of(
     Sizes that differ between them are marked to vary. With ``gradients`` tensors get gradients
     where those did that they stand for. Raises :class:`OptionError` for what is no entry.
     """
-    calls = [_example(found, entry, gradients=gradients) for entry in entries]
-    _mark_differences([_by_name(call, found) for call in calls])
+    names = _positional_names(found)
+    calls = [_example(found, entry, names, gradients=gradients) for entry in entries]
+    _mark_differences([_by_name(call, names) for call in calls])
     # Dynamo makes a graph of its own for sizes of one: the general one is the first.
     return sorted(calls, key=_elements, reverse=True)
 
 
 def _example(
-    found: Compiled, entry: Sequence[Any] | Mapping[str, Any], *, gradients: bool
+    found: Compiled,
+    entry: Sequence[Any] | Mapping[str, Any],
+    names: Mapping[Any, str],
+    *,
+    gradients: bool,
 ) -> Call:
     """The arguments of a call, tensors in place of shapes."""
     if isinstance(entry, Mapping):
@@ -129,10 +134,10 @@ def _example(
         raise OptionError(
             f"Each entry is a tuple of arguments, or a dictionary of them, not {entry!r}."
         )
-    seen, maker = latest_call(found.target), Maker(gradients=gradients)
-    names = list(signature_of(found.target).parameters)
+    maker, latest = Maker(gradients=gradients), latest_call(found.target)
+    seen = {} if latest is None else _by_name((latest.args, latest.kwargs), names)
     made = {
-        key: maker.make(_like(value, _seen_argument(seen, names, key)))
+        key: maker.make(_like(value, seen.get(names.get(key, key))))
         if _is_shape(value)
         else _copied(value, gradients=gradients)
         for key, value in values.items()
@@ -164,25 +169,19 @@ def _like(shape: Sequence[int], seen: Any) -> TensorLike:
     return TensorLike(sizes, strides, seen.dtype, seen.device, seen.dynamic, seen.requires_grad)
 
 
-def _seen_argument(seen: SeenCall | None, names: Sequence[str], key: int | str) -> Any:
-    """What an argument was when the model was compiled last, None if that is not known."""
-    if seen is None:
-        return None
-    place = key if isinstance(key, int) else names.index(key) if key in names else len(names)
-    if isinstance(key, int) and key < len(names) and names[key] in seen.kwargs:
-        return seen.kwargs[names[key]]
-    if key in seen.kwargs:
-        return seen.kwargs[str(key)]
-    return seen.args[place] if place < len(seen.args) else None
-
-
-def _by_name(call: Call, found: Compiled) -> dict[Any, Any]:
-    """The arguments of a call by the names that they have in another one, too."""
-    args, kwargs = call
+def _positional_names(found: Compiled) -> dict[Any, str]:
+    """The names of the arguments that may be given by place."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = signature_of(found.target).parameters.values()
-    names = dict(enumerate(p.name for p in parameters if p.kind in kinds))
-    return {names.get(i, i): value for i, value in enumerate(args)} | kwargs
+    return dict(enumerate(p.name for p in parameters if p.kind in kinds))
+
+
+def _by_name(
+    call: tuple[Sequence[Any], Mapping[str, Any]], names: Mapping[Any, str]
+) -> dict[Any, Any]:
+    """The arguments of a call by the names that they have in another one, too."""
+    args, kwargs = call
+    return {names.get(i, i): value for i, value in enumerate(args)} | dict(kwargs)
 
 
 def _mark_differences(calls: Sequence[Mapping[Any, Any]]) -> None:

@@ -75,13 +75,10 @@ class Maker:
 
     def call(self, seen: SeenCall) -> Call:
         """Arguments like those of a call."""
-        return map_call(seen.args, seen.kwargs, self._made_once, TensorLike)
+        return map_call(seen.args, seen.kwargs, self.make, TensorLike)
 
-    def make(self, value: Any) -> Any:
-        """The value, tensors in place of descriptions."""
-        return map_values(value, self._made_once, TensorLike)
-
-    def _made_once(self, wanted: TensorLike) -> torch.Tensor:
+    def make(self, wanted: TensorLike) -> torch.Tensor:
+        """The tensor of a description."""
         if id(wanted) not in self.made:
             self.made[id(wanted)] = (wanted, self._tensor(wanted))
         return self.made[id(wanted)][1]

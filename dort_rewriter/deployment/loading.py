@@ -56,7 +56,6 @@ class SavedModel:
         ]
         self._state = state_of(folder, saved, named, check=check)
         self._let_derive()
-        self._names = [t.name for t in saved.tensors]
         self._calls = [LoadedCall(call, self._state) for call in saved.calls]
         self._groups = group(self._calls)
         options = saved.session_options()
@@ -123,7 +122,7 @@ class SavedModel:
     def state(self) -> dict[str, torch.Tensor]:
         """The parameters, buffers and constants that calls use, by name: a static cache is
         cleared by ``model.state["cache"].zero_()``."""
-        return dict(zip(self._names, self._state, strict=True))
+        return {t.name: s for t, s in zip(self._saved.tensors, self._state, strict=True)}
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """What calls use that gets a gradient, for an optimizer."""

@@ -38,10 +38,10 @@ Update = Callable[[Given], tuple[torch.Tensor, State]]
 
 
 def _decayed(p: torch.Tensor, grad: torch.Tensor, options: Options) -> torch.Tensor:
-    """The gradient with what all but AdamW do first."""
+    """The gradient with what optimizers do first; AdamW decays the parameter itself."""
     if options.get("maximize"):
         grad = -grad
-    if options["weight_decay"] != 0:
+    if options["weight_decay"] != 0 and not options.get("decoupled_weight_decay"):
         grad = grad + options["weight_decay"] * p
     return grad
 
@@ -61,12 +61,9 @@ def _sgd(given: Given) -> tuple[torch.Tensor, State]:
 
 def _adam(given: Given) -> tuple[torch.Tensor, State]:
     p, grad, state, options, rate, step = given
-    decoupled = options.get("decoupled_weight_decay", False)
-    if decoupled:
-        grad = -grad if options.get("maximize") else grad
-        p = p * (1 - rate * options["weight_decay"]) if options["weight_decay"] else p
-    else:
-        grad = _decayed(p, grad, options)
+    grad = _decayed(p, grad, options)
+    if options.get("decoupled_weight_decay") and options["weight_decay"] != 0:
+        p = p * (1 - rate * options["weight_decay"])
     beta1, beta2 = options["betas"]
     first = state["exp_avg"] + (1 - beta1) * (grad - state["exp_avg"])
     second = beta2 * state["exp_avg_sq"] + (1 - beta2) * (grad * grad)

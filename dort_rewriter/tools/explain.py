@@ -373,18 +373,14 @@ def _described(
     reasons = {c.node: c.reason for plan in trace.plans for c in plan.called}
     outside = [n for name, n in calls.items() if name not in inside]
     called = [name for name in calls if name in inside and name in reasons]
+    computed = [b for b in built if b.computed]
+    sessions = [b.session for b in computed]
     return AtenGraph(
         kind=kind,
         ops=by_count(op_name(n.target) for n in calls.values()),
-        models=tuple(count_nodes(b.exported.model) for b in built if b.computed),
-        placements=tuple(
-            None if b.session is None else b.session.placement for b in built if b.computed
-        ),
-        providers=tuple(
-            () if b.session is None else tuple(p.name for p in b.session.providers)
-            for b in built
-            if b.computed
-        ),
+        models=tuple(count_nodes(b.exported.model) for b in computed),
+        placements=tuple(None if s is None else s.placement for s in sessions),
+        providers=tuple(() if s is None else tuple(p.name for p in s.providers) for s in sessions),
         in_onnxruntime=len(calls) - len(outside) - len(called),
         in_torch=_left_to_torch(outside, trace),
         torch_kernels=_grouped((calls[name], reasons[name]) for name in called),

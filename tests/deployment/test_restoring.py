@@ -18,9 +18,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import dort_rewriter
 from dort_rewriter import OrtBackend
-from dort_rewriter.deployment import reachable
-from dort_rewriter.deployment.reachable import Reachable
-from dort_rewriter.deployment.restoring import left_as_it_was
+from dort_rewriter.deployment import restoring
+from dort_rewriter.deployment.restoring import Reachable, left_as_it_was
 
 
 class Statistics(nn.Module):
@@ -356,7 +355,7 @@ class Chain:
 def test_there_is_a_bound(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachable, "MAX_OBJECTS", 5)
+    monkeypatch.setattr(restoring, "MAX_OBJECTS", 5)
     near, far = torch.zeros(1), torch.zeros(1)
     chain = Chain(Chain(Chain(Chain(far))))
     with caplog.at_level(logging.INFO, "dort_rewriter"), left_as_it_was(None, [near, chain]):

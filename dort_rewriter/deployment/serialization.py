@@ -85,8 +85,8 @@ def _spell_argument(value: Any) -> Any:
     match value:
         case tuple() | list():
             return ["tuple", *map(_spell_argument, value)]
-        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
-            return [type(value).__name__, str(value).removeprefix("torch.")]
+        case torch.dtype():
+            return ["dtype", str(value).removeprefix("torch.")]
     return spell(value)
 
 
@@ -176,12 +176,6 @@ def _read_argument(data: Any) -> Any:
             return tuple(map(_read_argument, rest))
         case "dtype":
             return _read_dtype(rest[0])
-        case "device":
-            return torch.device(str(rest[0]))
-        case "layout" | "memory_format":
-            found = getattr(torch, str(rest[0]), None)
-            expect(isinstance(found, torch.layout | torch.memory_format), kind, rest)
-            return found
         case "InputSize":
             return InputSize(whole(rest[0]))
         case "InputDim":

@@ -50,7 +50,8 @@ class SavedContent:
         }
 
     def _call(self, place: int) -> dict[str, Any]:
-        interface = self.saved.calls[place].arguments
+        call = self.saved.calls[place]
+        interface = call.arguments
         return {
             "arguments": [
                 {
@@ -64,14 +65,9 @@ class SavedContent:
             ],
             "constants": interface.constants(),
             "conditions": interface.conditions(),
-            "result": self.saved.calls[place].result,
-            "providers": {
-                kind: [name for name, _ in graph.providers]
-                for kind, graph in self.saved.calls[place].graphs.items()
-            },
-            "placement": {
-                kind: graph.placement for kind, graph in self.saved.calls[place].graphs.items()
-            },
+            "result": call.result,
+            "providers": {k: [name for name, _ in g.providers] for k, g in call.graphs.items()},
+            "placement": {k: g.placement for k, g in call.graphs.items()},
             "nodes": sum(self.counts[place].values()),
             "nodes_by_type": dict(self.counts[place]),
         }

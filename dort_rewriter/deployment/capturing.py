@@ -75,10 +75,7 @@ class Captured:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of the original, whatever they are."""
-    made = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return made.copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def capture(

@@ -95,8 +95,9 @@ class _TwoGraphs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         plan = ctx.step.plan
         with torch.no_grad():
+            # Each dense in memory, in the order of its dimensions.
             given = [
-                _laid_out(gradients[i], order)
+                gradients[i].permute(order).contiguous().permute(inverse_order(order))
                 for i, order in zip(plan.derived, plan.orders, strict=True)
             ]
             needed = ctx.saved_tensors
@@ -127,8 +128,3 @@ class _DerivedOnce(torch.autograd.Function):
         raise ExecutionError(
             "The gradients of a saved training step have no gradients themselves."
         )
-
-
-def _laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The tensor, dense in memory in the order of its dimensions."""
-    return tensor.permute(tuple(order)).contiguous().permute(inverse_order(order))

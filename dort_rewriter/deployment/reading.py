@@ -225,19 +225,33 @@ def _check_plan(call: SavedCall) -> None:
     plan, forward, backward = call.plan, call.graph.signature, call.backward
     assert plan is not None
     assert backward is not None
-    given = len(forward.inputs)
-    needed = len(forward.outputs) - len(plan.updates) - plan.results
+    given, first = len(forward.inputs), len(plan.updates)
+    results, needed = (
+        forward.outputs[first:][: plan.results],
+        forward.outputs[first + plan.results :],
+    )
+    made = [i for i, slot in enumerate(backward.signature.outputs) if slot.kind == "tensor"]
     fits = (
-        plan.numbers <= needed
-        and all(i < given for i in (*plan.updates, *plan.wanted))
-        and all(i < plan.results for i in plan.derived)
+        len(results) == plan.results
+        and plan.numbers <= len(needed)
+        and all(_is_ascending(i, given) for i in (plan.updates, plan.wanted))
+        and _is_ascending(plan.derived, plan.results)
         and len(plan.orders) == len(plan.derived)
-        and all(sorted(order) == list(range(len(order))) for order in plan.orders)
-        and len(backward.signature.inputs) == needed + len(plan.derived)
+        and all(
+            sorted(order) == list(range(len(results[i].shape))) and results[i].kind == "tensor"
+            for i, order in zip(plan.derived, plan.orders, strict=True)
+        )
+        and len(backward.signature.inputs) == len(needed) + len(plan.derived)
         and len(backward.signature.outputs) == given
+        and set(made) <= set(plan.wanted)
     )
     if not fits:
         raise ValueError("its two graphs do not belong together")
+
+
+def _is_ascending(places: Sequence[int], limit: int) -> bool:
+    """Whether these are places below a limit, each once and in order."""
+    return sorted({*places}) == [*places] and all(0 <= i < limit for i in places)
 
 
 DAMAGE = (

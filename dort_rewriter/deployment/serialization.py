@@ -307,10 +307,26 @@ def check_signature(signature: GraphSignature) -> None:
         _check_common(result)
         limits = {"input": len(signature.inputs), "output": position}
         whole(result.index, "place", limit=limits.get(result.source, 1_000_000))
+        _check_source(result, signature)
         expect(len(result.views) <= MOST_VIEWS, "number of views", len(result.views))
         expect((result.size is None) is (result.source != "size"), "size", result.size)
         for place in places_in((result.size, result.views)):
             whole(place.index, "place", limit=len(signature.inputs))
+
+
+def _check_source(result: OutputSlot, signature: GraphSignature) -> None:
+    """Raise :class:`ValueError` where a result is not what its source has."""
+    match result.source:
+        case "constant":
+            fits = result.kind != "tensor"
+        case "model":
+            fits = result.kind == "tensor"
+        case "size":
+            fits = result.kind == "int"
+        case source:
+            slots: Any = signature.inputs if source == "input" else signature.outputs
+            fits = result.kind == slots[result.index].kind
+    expect(fits, f"kind of what is of the source {result.source}", result.kind)
 
 
 def _check_common(slot: InputSlot | OutputSlot) -> None:

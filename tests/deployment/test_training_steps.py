@@ -294,11 +294,30 @@ def test_inference_is_saved_as_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("results", 7), ("numbers", 99), ("derived", [5]), ("wanted", [99]), ("orders", [[0, 0]])],
+    [
+        *(("results", 7), ("numbers", 99), ("derived", [5]), ("derived", [0, 0])),
+        *(("wanted", [99]), ("wanted", []), ("wanted", [1, 0]), ("wanted", [0, 0])),
+        *(("orders", [[0, 0]]), ("orders", [[0, 1, 2]])),
+    ],
 )
 def test_a_description_that_does_not_fit(key: str, value: Any, tmp_path: Path) -> None:
     dort_rewriter.save(compiled_of(Classifier()), tmp_path, *batch(), training=True)
     rewrite(tmp_path, lambda content: content["calls"][0]["backward"]["plan"].update({key: value}))
+    with pytest.raises(ExecutionError, match="damaged"):
+        dort_rewriter.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["none", "int"])
+@pytest.mark.parametrize("graph", ["graph", "backward"])
+def test_a_result_that_is_no_tensor(graph: str, kind: str, tmp_path: Path) -> None:
+    """What a model computes is one."""
+    dort_rewriter.save(compiled_of(Classifier()), tmp_path, *batch(), training=True)
+
+    def change(content: dict[str, Any]) -> None:
+        slots = content["calls"][0][graph]["signature"]["outputs"]
+        next(s for s in slots if s["source"] == "model").update(kind=kind)
+
+    rewrite(tmp_path, change)
     with pytest.raises(ExecutionError, match="damaged"):
         dort_rewriter.load(tmp_path)
 

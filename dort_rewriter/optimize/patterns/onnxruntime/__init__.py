@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from dort_rewriter.optimize.patterns.base import GraphPass, Rule
-from dort_rewriter.optimize.patterns.onnxruntime.attention import (
-    ContribRotaryEmbedding,
-    GroupQueryAttention,
-    GroupQueryRotary,
-    MultiHeadAttention,
-)
-from dort_rewriter.optimize.patterns.onnxruntime.layers import (
-    FastGelu,
-    GeluErf,
-    SimplifiedLayerNormalization,
-    SkipSimplifiedLayerNormalization,
-    SoftmaxGrad,
-)
-from dort_rewriter.optimize.patterns.onnxruntime.products import (
-    FusedMatMul,
-    FusedMatMulScale,
-    FusedMatMulTranspose,
-)
+from dort_rewriter.optimize.patterns.onnxruntime import attention, layers, products
 
 RULES: tuple[type[Rule] | type[GraphPass], ...] = (
-    SimplifiedLayerNormalization,
-    SkipSimplifiedLayerNormalization,
-    GeluErf,
-    FastGelu,
-    ContribRotaryEmbedding,
-    GroupQueryAttention,
-    GroupQueryRotary,
-    MultiHeadAttention,
-    FusedMatMulScale,
-    FusedMatMul,
-    FusedMatMulTranspose,
-    SoftmaxGrad,
+    layers.SimplifiedLayerNormalization,
+    layers.SkipSimplifiedLayerNormalization,
+    layers.GeluErf,
+    layers.FastGelu,
+    attention.ContribRotaryEmbedding,
+    attention.GroupQueryAttention,
+    attention.GroupQueryRotary,
+    attention.MultiHeadAttention,
+    products.FusedMatMulScale,
+    products.FusedMatMul,
+    products.FusedMatMulTranspose,
+    layers.SoftmaxGrad,
 )
 """In the order they are tried."""

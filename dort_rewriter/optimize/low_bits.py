@@ -33,12 +33,12 @@ _D = ir.DataType
 
 
 @dataclass(frozen=True)
-class LowBitWeight:
+class _Packed:
     """A weight that was rounded."""
 
-    name: str
+    numbers: ir.Value
+    scales: ir.Value
     shape: tuple[int, ...]
-    bits: int
     error: float
     """The length of the difference, of that of the weight."""
 
@@ -55,13 +55,13 @@ class _Product:
     added: ir.Value | None
 
 
-def lower_weights(model: ir.Model, bits: int) -> list[LowBitWeight]:
-    """Round the constant float32 matrices that products read, and return what was rounded.
+def lower_weights(model: ir.Model, bits: int) -> None:
+    """Round the constant float32 matrices that products read.
 
     What else reads a weight (the table of an embedding) goes on to read it as it was.
     """
-    graph, done = model.graph, list[LowBitWeight]()
-    packed: dict[tuple[int, bool, float], tuple[ir.Value, ir.Value, LowBitWeight]] = {}
+    graph = model.graph
+    packed: dict[tuple[int, bool, float], _Packed] = {}
     for node in list(graph):
         product = _read(node)
         if product is None:
@@ -69,12 +69,10 @@ def lower_weights(model: ir.Model, bits: int) -> list[LowBitWeight]:
         key = (id(product.weight), product.transposed, product.factor)
         if key not in packed:
             packed[key] = _store(graph, product, bits)
-            done.append(packed[key][2])
-        _replace(graph, node, product, *packed[key])
-    if done:
+        _replace(graph, node, product, packed[key], bits)
+    if packed:
         graph.opset_imports.setdefault("com.microsoft", 1)
         RemoveUnusedNodesPass()(model)  # the weights, and what transposed them
-    return done
 
 
 def pack(weight: Any, bits: int) -> tuple[Any, Any, Any]:
@@ -127,9 +125,7 @@ def _read(node: ir.Node) -> _Product | None:
     return _Product(rows, weight, transposed, float(settings.get("alpha", 1.0)), added)
 
 
-def _store(
-    graph: ir.Graph, product: _Product, bits: int
-) -> tuple[ir.Value, ir.Value, LowBitWeight]:
+def _store(graph: ir.Graph, product: _Product, bits: int) -> _Packed:
     """Put a rounded weight into the model."""
     assert product.weight.const_value is not None
     matrix = product.weight.const_value.numpy()
@@ -137,10 +133,9 @@ def _store(
     numbers, scales, exact = pack(matrix, bits)
     length = float(np.linalg.norm(matrix))
     error = float(np.linalg.norm(matrix - exact)) / length if length else 0.0
-    name = str(product.weight.name)
     made = []
     for ending, array in (("numbers", numbers), ("scales", scales * np.float32(product.factor))):
-        label = f"{name}.{ending}"
+        label = f"{product.weight.name}.{ending}"
         while label in graph.initializers:
             label += "_"
         value = ir.Value(
@@ -151,23 +146,18 @@ def _store(
         )
         graph.register_initializer(value)
         made.append(value)
-    return made[0], made[1], LowBitWeight(name, tuple(matrix.shape), bits, error)
+    return _Packed(made[0], made[1], tuple(matrix.shape), error)
 
 
 def _replace(
-    graph: ir.Graph,
-    node: ir.Node,
-    product: _Product,
-    numbers: ir.Value,
-    scales: ir.Value,
-    weight: LowBitWeight,
+    graph: ir.Graph, node: ir.Node, product: _Product, weight: _Packed, bits: int
 ) -> None:
     """Multiply by the rounded weight; what was added is added behind."""
     inner, outer = weight.shape
-    settings = {"K": inner, "N": outer, "bits": weight.bits, "block_size": BLOCK}
+    settings = {"K": inner, "N": outer, "bits": bits, "block_size": BLOCK}
     made = ir.node(
         "MatMulNBits",
-        [product.rows, numbers, scales],
+        [product.rows, weight.numbers, weight.scales],
         {**settings, "accuracy_level": _INTEGER_PRODUCTS},
         domain="com.microsoft",
         metadata_props={**node.metadata_props, ERROR: f"{weight.error:.2e}"},

@@ -106,13 +106,9 @@ def find_addresses(block: ExportedBlock) -> tuple[ir.Model, Addresses] | None:
     if not isinstance(block.model, ir.Model) or not writes.arguments:
         return None
     written = {o: str(signature.inputs[i].name) for o, i in writes.arguments.items()}
-    found = give_addresses(block.model, written, address_key())
-    if found is None:
-        return None
     arguments = {slot.name: i for i, slot in enumerate(signature.inputs) if slot.name is not None}
-    places = tuple(p if p in written else arguments[p] for p in found.places)
-    addresses = Addresses(input=found.input, places=places, done=found.done)
-    return (found.model, addresses) if can_give_addresses(signature, writes, addresses) else None
+    found = give_addresses(block.model, written, arguments, address_key())
+    return found if found and can_give_addresses(signature, writes, found[1]) else None
 
 
 def _candidates(block: ExportedBlock, updates: dict[int, int]) -> dict[str, int]:

@@ -17,24 +17,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OWN_DOMAIN
+from dort_rewriter.signature import Addresses
 
 _INPUT = "addresses"
 
 _KINDS = ("sizes", "at", "single", "to")
 """What the kernel has to know of what it is given."""
-
-
-@dataclass(frozen=True)
-class AddressedModel:
-    """A model that takes addresses."""
-
-    model: ir.Model
-    input: str
-    """What takes the addresses."""
-    places: tuple[str, ...]
-    """The inputs and outputs of the model as it was, in the order of their addresses."""
-    done: tuple[str, ...]
-    """The outputs: they only say that a node is done."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +47,31 @@ class _List:
             yield from (self.results[i][k] for i in self.to)
 
 
-def give_addresses(model: ir.Model, written: Mapping[str, str], key: int) -> AddressedModel | None:
-    """A copy of a model of lists that are given addresses; None where something speaks against it.
+def give_addresses(
+    model: ir.Model, written: Mapping[str, str], arguments: Mapping[str, int], key: int
+) -> tuple[ir.Model, Addresses] | None:
+    """A copy of a model of lists that are given addresses, and what it is given; None where
+    something speaks against it.
 
     ``written`` says where each output is written to: as
-    :func:`~dort_rewriter.optimize.in_place.written_in_place` found.
+    :func:`~dort_rewriter.optimize.in_place.written_in_place` found. ``arguments`` has the position
+    of each, by the input that it feeds.
     """
     graph = model.graph
     if not written or {v.name for v in graph.outputs} != set(written):
         return None
     if any(v.name == _INPUT for v in graph.inputs) or not all(map(_is_list, graph)):
         return None
-    return _rewrite(ir.from_proto(ir.to_proto(model)), key)
+    return _rewrite(ir.from_proto(ir.to_proto(model)), arguments, key)
 
 
 def _is_list(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (OWN_DOMAIN, "ElementwiseList")
 
 
-def _rewrite(model: ir.Model, key: int) -> AddressedModel | None:
+def _rewrite(
+    model: ir.Model, arguments: Mapping[str, int], key: int
+) -> tuple[ir.Model, Addresses] | None:
     graph = model.graph
     lists = [found for node in graph if (found := _describe(node)) is not None]
     addressed = [v for found in lists for v in found.addressed]
@@ -96,12 +90,9 @@ def _rewrite(model: ir.Model, key: int) -> AddressedModel | None:
     graph.outputs[:] = done
     gone = set(addressed)
     graph.inputs[:] = [addresses, *(v for v in graph.inputs if v not in gone)]
-    return AddressedModel(
-        model=model,
-        input=_INPUT,
-        places=tuple(str(v.name) for v in addressed),
-        done=tuple(str(v.name) for v in done),
-    )
+    places = tuple(arguments.get(str(v.name), str(v.name)) for v in addressed)
+    given = Addresses(input=_INPUT, places=places, done=tuple(str(v.name) for v in done))
+    return model, given
 
 
 def _describe(node: ir.Node) -> _List | None:

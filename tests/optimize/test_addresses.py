@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import onnx_ir as ir
 import pytest
 
-from dort_rewriter.optimize.addresses import AddressedModel, give_addresses
+from dort_rewriter.optimize.addresses import give_addresses
+from dort_rewriter.signature import Addresses
 from tests.optimize.rewrites import model_of
 
 LIST = "dort_rewriter.ElementwiseList <program = [0, 0, -1, -2, 0], results = [0], count = 2>"
 """Sums of two pairs."""
 
 
-def _given(inputs: str, outputs: str, nodes: Sequence[str]) -> AddressedModel | None:
+def _given(inputs: str, outputs: str, nodes: Sequence[str]) -> tuple[ir.Model, Addresses] | None:
     results, inner = outputs.split(" <") if " <" in outputs else (outputs, "")
     known = f"<{inner}>" if inner else ""
     model = model_of(f"({inputs}) => ({results}) {known} {{ {' '.join(nodes)} }}")
     names = [str(v.name) for v in model.graph.outputs]
     before = str(model.graph)
-    found = give_addresses(model, {n: n.replace("q", "p") for n in names}, 7)
+    arguments = {str(v.name): i for i, v in enumerate(model.graph.inputs)}
+    found = give_addresses(model, {n: n.replace("q", "p") for n in names}, arguments, 7)
     assert str(model.graph) == before
     return found
 
@@ -31,10 +34,11 @@ RESULTS = "float[2,3] q0, float[4] q1"
 def test_a_list_is_given_addresses() -> None:
     found = _given(ARGUMENTS, RESULTS, [f"q0, q1 = {LIST} (p0, g0, p1, g1)"])
     assert found is not None
-    assert found.places == ("p0", "g0", "q0", "p1", "g1", "q1")
-    graph = found.model.graph
-    assert [v.name for v in graph.inputs] == [found.input]
-    assert tuple(v.name for v in graph.outputs) == found.done
+    model, addresses = found
+    assert addresses.places == (0, 1, "q0", 2, 3, "q1")
+    graph = model.graph
+    assert [v.name for v in graph.inputs] == [addresses.input]
+    assert tuple(v.name for v in graph.outputs) == addresses.done
     (node,) = graph
     assert node.op_type == "ElementwiseListAt"
     assert node.attributes["sizes"].as_ints() == (6, 4)
@@ -47,11 +51,12 @@ def test_what_another_list_gives_stays_a_tensor() -> None:
         [f"n0, n1 = {LIST} (s0, s0, s1, s1)", f"q0, q1 = {LIST} (p0, n0, p1, n1)"],
     )
     assert found is not None
-    assert found.places == ("p0", "q0", "p1", "q1")
-    first, second = found.model.graph
+    model, addresses = found
+    assert addresses.places == (2, "q0", 3, "q1")
+    first, second = model.graph
     assert first.op_type == "ElementwiseList"
-    assert [v.name for v in second.inputs if v is not None] == [found.input, "n0", "n1"]
-    assert [v.name for v in found.model.graph.inputs] == [found.input, "s0", "s1"]
+    assert [v.name for v in second.inputs if v is not None] == [addresses.input, "n0", "n1"]
+    assert [v.name for v in model.graph.inputs] == [addresses.input, "s0", "s1"]
 
 
 REFUSED = {
@@ -86,5 +91,5 @@ def test_graphs_that_stay(name: str) -> None:
 
 def test_what_is_not_written_in_place_stays() -> None:
     model = model_of(f"({ARGUMENTS}) => ({RESULTS}) {{ q0, q1 = {LIST} (p0, g0, p1, g1) }}")
-    assert give_addresses(model, {"q0": "p0"}, 7) is None
-    assert give_addresses(model, {}, 7) is None
+    assert give_addresses(model, {"q0": "p0"}, {"p0": 0}, 7) is None
+    assert give_addresses(model, {}, {}, 7) is None

@@ -216,6 +216,9 @@ class Rewriting:
             raise OptimizeError(f"{rule.name} builds {built!r}, no values of the graph.")
         if len(results) != len(match.replaces):
             raise OptimizeError(f"{rule.name} builds {len(results)} results, not as declared.")
+        for old, new in zip(match.replaces, results, strict=True):
+            if new.type is None or (new in emitter.assumed and old.type is not None):
+                new.type = old.type
         if refusal := self._refuse(rule, match.replaces, results):
             if not emitter.nodes and _redirect(match.replaces, results, touched):
                 entry.matches += 1
@@ -296,8 +299,6 @@ class Rewriting:
             return
         for reader, _ in old.uses():
             touched[reader] = None
-        if new.type is None:
-            new.type = old.type
         new.shape = _better(old.shape, new.shape)
         is_output = old.is_graph_output()
         old.replace_all_uses_with(new, replace_graph_outputs=True)

@@ -44,13 +44,7 @@ class Rotary(Rule):
             how["rounding"] = int(made.dtype)
         if not graph.runs("Rotary", [x, cos, sin], outputs=[made], **how):
             return Refusal("no kernel", x.dtype)
-
-        def build(op: Any) -> ir.Value:
-            result = op.call("Rotary", x, cos, sin, **how)
-            result.type = made.type
-            return result
-
-        return Match([made], build)
+        return Match([made], lambda op: op.call("Rotary", x, cos, sin, **how))
 
 
 def _is_read_more(value: ir.Value, uses: int) -> bool:

@@ -3,7 +3,7 @@ and round them once, as torch's kernels do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -37,12 +37,7 @@ class KernelCasts(Rule):
         how: dict[str, Any] = {"domain": OWN_DOMAIN, **attributes}
         if not graph.runs(node.op_type, read, outputs=made, **how):
             return Refusal("no kernel", [v.dtype for v in (*read, *made) if v is not None])
-
-        def build(op: Any) -> list[ir.Value]:
-            results = op.call(node.op_type, *read, outputs=len(made), **how)
-            return _typed(results, made)
-
-        return Match(made, build)
+        return Match(made, lambda op: op.call(node.op_type, *read, outputs=len(made), **how))
 
 
 class NarrowNorms(Rule):
@@ -69,9 +64,13 @@ class NarrowNorms(Rule):
         if not graph.runs(name, node.inputs, outputs=types, domain=OWN_DOMAIN, **how):
             return Refusal("no kernel", x.dtype)
 
-        def build(op: Any) -> list[ir.Value]:
+        def build(op: Any) -> Any:
             results = op.call(name, *node.inputs, outputs=len(types), domain=OWN_DOMAIN, **how)
-            return _typed(results, types)[: len(made)]
+            if not full:
+                return results
+            for unread in results[len(made) :]:
+                unread.type = made[0].type
+            return results[: len(made)]
 
         return Match(made, build)
 
@@ -95,21 +94,10 @@ class NarrowSoftmax(Rule):
         how: dict[str, Any] = {"domain": OWN_DOMAIN, "log": _SOFTMAXES[node.op_type]}
         if not graph.runs("Softmax", node.inputs, outputs=made, **how):
             return Refusal("no kernel", made[0].dtype)
-
-        def build(op: Any) -> list[ir.Value]:
-            return _typed(op.call("Softmax", *node.inputs, **how), made)
-
-        return Match(made, build)
+        return Match(made, lambda op: op.call("Softmax", *node.inputs, **how))
 
 
 def _axes(node: ir.Node, graph: GraphView) -> int | None:
     """How many of the last axes a norm is over."""
     rank = graph.rank(node.inputs[0])
     return None if rank is None else rank - graph.attribute(node, "axis", -1) % rank
-
-
-def _typed(results: Any, like: Sequence[ir.Value]) -> list[ir.Value]:
-    found = list(results) if isinstance(results, tuple) else [results]
-    for result, value in zip(found, like, strict=True):
-        result.type = value.type
-    return found

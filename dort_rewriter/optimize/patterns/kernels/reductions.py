@@ -276,13 +276,10 @@ class CrossEntropyGrad(Rule):
         read = (y, indices, updates)
         if not graph.runs("CrossEntropyGrad", read, outputs=node.outputs, domain=OWN_DOMAIN):
             return Refusal("no kernel", None if indices is None else indices.dtype)
-
-        def build(op: Any) -> ir.Value:
-            result = op.call("CrossEntropyGrad", y, indices, op.Neg(updates), domain=OWN_DOMAIN)
-            result.type = node.outputs[0].type
-            return result
-
-        return Match([node.outputs[0]], build)
+        return Match(
+            [node.outputs[0]],
+            lambda op: op.call("CrossEntropyGrad", y, indices, op.Neg(updates), domain=OWN_DOMAIN),
+        )
 
 
 def _is_last(scatter: ir.Node, graph: GraphView) -> bool:

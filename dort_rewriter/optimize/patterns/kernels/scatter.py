@@ -31,13 +31,8 @@ class ConstantOfShapeScatterND(Rule):
             return Refusal("the updates are neither added nor written", reduction)
         if (graph.rank(node.outputs[0]) or 0) > OWN_MOST_AXES:
             return Refusal("the result has too many axes", graph.rank(node.outputs[0]))
-        add = int(reduction == "add")
-        if not graph.runs("ScatterZeros", [shape, indices, updates], domain=OWN_DOMAIN, add=add):
+        read = (shape, indices, updates)
+        how: dict[str, Any] = {"domain": OWN_DOMAIN, "add": int(reduction == "add")}
+        if not graph.runs("ScatterZeros", read, **how):
             return Refusal("no kernel", updates.dtype)
-
-        def build(op: Any) -> ir.Value:
-            result = op.call("ScatterZeros", shape, indices, updates, domain=OWN_DOMAIN, add=add)
-            result.type = updates.type
-            return result
-
-        return Match([node.outputs[0]], build)
+        return Match([node.outputs[0]], lambda op: op.call("ScatterZeros", *read, **how))

@@ -86,11 +86,7 @@ def _perm(node: ir.Node, graph: GraphView) -> list[int]:
 def _call(
     op: Any, node: ir.Node, inputs: Sequence[Any], attributes: Mapping[str, Any]
 ) -> list[ir.Value]:
-    """The same node with other inputs and attributes; its results have the types they had."""
-    types = [result.type for result in node.outputs]
-    count = len(types)
+    """The same node with other inputs and attributes."""
+    count = len(node.outputs)
     made = op.call(node.op_type, *inputs, domain=OWN_DOMAIN, outputs=count, **attributes)
-    results = list(made) if count > 1 else [made]
-    for result, known in zip(results, types, strict=True):
-        result.type = known
-    return results
+    return list(made) if count > 1 else [made]

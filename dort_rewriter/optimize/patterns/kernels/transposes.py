@@ -6,8 +6,6 @@ transposes are fast where one axis moves, and where there are a few numbers in a
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS, own_roots
@@ -43,7 +41,6 @@ class TransposeCast(Rule):
         x, y = before.inputs[0], node.outputs[0]
         if x is None or x.dtype is None or y.dtype is None:
             return None
-        result_type = ir.TensorType(y.dtype)
         name = _TYPES.get((x.dtype, y.dtype))
         perm = graph.order(node if other == "Cast" else before)
         dims = graph.dims(x)
@@ -55,13 +52,7 @@ class TransposeCast(Rule):
             return Refusal("onnxruntime's transpose is faster", (perm, dims))
         if not graph.runs(name, [x], outputs=[y], domain=OWN_DOMAIN, perm=perm):
             return Refusal("no kernel", (x.dtype, y.dtype))
-
-        def build(op: Any) -> ir.Value:
-            result = op.call(name, x, domain=OWN_DOMAIN, perm=perm)
-            result.type = result_type
-            return result
-
-        return Match([y], build)
+        return Match([y], lambda op: op.call(name, x, domain=OWN_DOMAIN, perm=perm))
 
 
 def _is_read_in_any_order(value: ir.Value, graph: GraphView) -> bool:

@@ -98,8 +98,7 @@ def run_passes(
 
 def passes_of(graph_module: torch.fx.GraphModule) -> list[PassRun]:
     """The passes that a graph went through, oldest first; to be added to."""
-    record: list[PassRun] = graph_module.meta.setdefault(_RECORD, [])
-    return record
+    return graph_module.meta.setdefault(_RECORD, [])
 
 
 def went_through(graph_module: torch.fx.GraphModule, name: str) -> bool:

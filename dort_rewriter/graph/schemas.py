@@ -83,5 +83,4 @@ def ir_version_of(opset: int) -> int:
     """The oldest version of ONNX's format whose models may have an opset."""
     import onnx.helper
 
-    oldest: int = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
-    return oldest
+    return onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])

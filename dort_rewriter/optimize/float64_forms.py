@@ -302,8 +302,7 @@ def _with_bias(op: Writer, found: Any, rest: Sequence[Any], spatial: int) -> Any
 def _pads(node: ir.Node, spatial: int) -> Sequence[int]:
     if _attribute(node, "auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
         raise _no_form(node, "its padding is not written out")
-    pads: Sequence[int] = _attribute(node, "pads", [0] * (2 * spatial))
-    return pads
+    return _attribute(node, "pads", [0] * (2 * spatial))
 
 
 def _filters(node: ir.Node, w: ir.Value | None) -> list[int]:

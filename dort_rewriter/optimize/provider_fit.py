@@ -454,8 +454,7 @@ def _of_equal_rank(op: Emitter, node: ir.Node, *inputs: ir.Value) -> ir.Value:
     raised = [
         op.Unsqueeze(x, axes) if axes else x for x, axes in zip(inputs, missing, strict=True)
     ]
-    result: ir.Value = op.call(node.op_type, *raised)
-    return result
+    return op.call(node.op_type, *raised)
 
 
 def _replace_nodes(model: ir.Model, choose: Callable[[ir.Node], Write | None], rule: str) -> int:

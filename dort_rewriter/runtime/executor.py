@@ -122,10 +122,7 @@ def _unknown(*arguments: Any) -> bool:
 
 def _check(guards: Any, tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     # NOTE: without these keywords torch crashes.
-    check: Callable[..., bool] = guards(
-        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
-    ).check
-    return check
+    return guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 @functools.cache

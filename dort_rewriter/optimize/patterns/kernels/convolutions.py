@@ -54,10 +54,7 @@ class DepthwiseConv(Rule):
 
         def write(op: Writer) -> ir.Value:
             added = _or_zeros(op, bias, channels)
-            result: ir.Value = op.call(
-                "DepthwiseConv", x, weight, added, domain=OWN_DOMAIN, windows=windows
-            )
-            return result
+            return op.call("DepthwiseConv", x, weight, added, domain=OWN_DOMAIN, windows=windows)
 
         return Match([node.outputs[0]], write)
 
@@ -164,10 +161,7 @@ class PaddedConv(Rule):
             again = op.again(node, *node.inputs)
             if relu:
                 again = op.Relu(again)
-            checked: ir.Value = op.call(
-                PADDING_LEFT_OUT, again, *read, domain=OWN_DOMAIN, **attributes
-            )
-            return checked
+            return op.call(PADDING_LEFT_OUT, again, *read, domain=OWN_DOMAIN, **attributes)
 
         return Match([result], write)
 

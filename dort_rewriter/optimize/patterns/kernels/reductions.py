@@ -58,8 +58,7 @@ class Sums(Rule):
 
         def write(op: Writer) -> ir.Value:
             total = op.call("Sum", x, domain=OWN_DOMAIN, **attributes)
-            result: ir.Value = op.Sqrt(total) if is_norm else total
-            return result
+            return op.Sqrt(total) if is_norm else total
 
         return Match([node.outputs[0]], write)
 

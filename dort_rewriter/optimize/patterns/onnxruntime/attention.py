@@ -48,10 +48,9 @@ class ContribRotaryEmbedding(Rule):
             cos, sin = (
                 op.Reshape(half(op), [-1, found.size // 2]) for half in (found.cos, found.sin)
             )
-            result: ir.Value = op.call(
+            return op.call(
                 "RotaryEmbedding", x, op.constant([0]), cos, sin, domain="com.microsoft"
             )
-            return result
 
         return Match([node.outputs[0]], build)
 
@@ -169,8 +168,7 @@ def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
         y.shape = flat.shape
         if is_hidden is not None:
             y = hide(op, op.Squeeze(is_hidden, [1]), y)
-        whole: ir.Value = op.Transpose(op.Reshape(y, [0, 0, heads, size]), perm=_SWAP)
-        return whole
+        return op.Transpose(op.Reshape(y, [0, 0, heads, size]), perm=_SWAP)
 
     return Match([found.result], build)
 
@@ -240,8 +238,7 @@ def _fuse_groups(found: Located, graph: GraphView) -> Match | Refusal | None:
         )
         y.shape = rows.shape
         split = op.Reshape(y, [batch, positions, heads, size])
-        whole: ir.Value = op.Transpose(split, perm=_SWAP)
-        return whole
+        return op.Transpose(split, perm=_SWAP)
 
     return Match([found.result], build)
 

@@ -30,7 +30,7 @@ class _Product:
     alpha: float
 
     def build(self, op: Writer) -> ir.Value:
-        result: ir.Value = op.call(
+        return op.call(
             "FusedMatMul",
             self.a,
             self.b,
@@ -39,7 +39,6 @@ class _Product:
             transB=int(self.trans_b),
             alpha=self.alpha,
         )
-        return result
 
 
 def _read(node: ir.Node | None, graph: GraphView) -> _Product | Refusal | None:
@@ -98,8 +97,7 @@ class _Turned:
         return self.perm == sorted(self.perm)
 
     def build(self, op: Writer) -> ir.Value:
-        result: ir.Value = self.x if self.is_plain else op.Transpose(self.x, perm=self.perm)
-        return result
+        return self.x if self.is_plain else op.Transpose(self.x, perm=self.perm)
 
 
 def _turned(value: ir.Value | None, graph: GraphView) -> _Turned | None:

@@ -208,8 +208,7 @@ def without_hidden_rows(op: Writer, bias: ir.Value) -> tuple[ir.Value, ir.Value]
 def hide(op: Writer, is_hidden: ir.Value, result: ir.Value) -> ir.Value:
     """Zeros in rows that are hidden; NaN in place of what is not finite there, as of its product
     with zero."""
-    hidden: ir.Value = op.Where(is_hidden, op.Sub(result, result), result)
-    return hidden
+    return op.Where(is_hidden, op.Sub(result, result), result)
 
 
 def _scores(scores: ir.Value, graph: GraphView) -> Located | Refusal | None:

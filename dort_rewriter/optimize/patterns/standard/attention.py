@@ -94,8 +94,7 @@ def _fuse(found: Located, graph: GraphView) -> Match | Refusal:
 
     def build(op: Writer) -> ir.Value:
         if not found.is_masked or bias is None:
-            y: ir.Value = op.Attention(*inputs, scale=scale, outputs=1)
-            return y
+            return op.Attention(*inputs, scale=scale, outputs=1)
         shown, is_hidden = without_hidden_rows(op, bias)
         return hide(op, is_hidden, op.Attention(q, k, v, shown, scale=scale, outputs=1))
 

@@ -196,8 +196,7 @@ class _Operand:
     """The shape to give it; None when it has it."""
 
     def build(self, op: Writer) -> ir.Value:
-        value: ir.Value = self.value
-        return value if self.target is None else op.Reshape(value, self.target)
+        return self.value if self.target is None else op.Reshape(self.value, self.target)
 
 
 class ReshapeMatMulReshape(Rule):

@@ -14,7 +14,8 @@ from dort_rewriter.graph.writer import Writer
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.gelu import Gelu, find_gelu
 from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_norm
-from dort_rewriter.optimize.patterns.recognize.operands import factors
+from dort_rewriter.optimize.patterns.recognize.operands import only_axis
+from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView
 
 
@@ -134,41 +135,30 @@ class SkipSimplifiedLayerNormalization(Rule):
         return Match(replaces, build)
 
 
-class SoftmaxGrad(Rule):
+class SoftmaxGrad(TreeRule):
     """``(g - ReduceSum(g * y)) * y -> SoftmaxGrad_13(g, y)``   over one axis."""
 
-    roots = ("Mul",)
+    @staticmethod
+    def pattern(op: PatternOps, gradient: ir.Value, y: ir.Value) -> Tree:
+        product = op.named("product", op.Mul(gradient, y))
+        return op.Mul(op.Sub(gradient, op.named("total", op.ReduceSum(product, ...))), y)
 
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        for shifted, y in factors(node):
-            difference = graph.producer(shifted, "Sub")
-            if difference is None:
-                continue
-            gradient, total = difference.inputs
-            reduction = graph.producer(total, "ReduceSum")
-            if gradient is None or reduction is None:
-                continue
-            product = graph.producer(reduction.inputs[0], "Mul")
-            if any(a is gradient and b is y for a, b in factors(product)):
-                return _fuse(node, gradient, y, reduction, graph)
+    @staticmethod
+    def check(
+        graph: GraphView, gradient: ir.Value, y: ir.Value, total: ir.Node, product: ir.Node
+    ) -> Refusal | bool | None:
+        axes = graph.axes(total, graph.rank(y))
+        if axes is None or len(axes) != 1 or not graph.attribute(total, "keepdims", 1):
+            return Refusal("not over one axis", axes)
+        if not graph.same_shape(gradient, y):
+            return Refusal("the gradient has another shape", str(gradient.shape))
+        if not graph.used_once(product.outputs[0]):
+            return Refusal("others read the product", product.outputs[0].name)
+        if not graph.runs("SoftmaxGrad_13", [gradient, y]):
+            return Refusal("no kernel for the type", y.dtype)
         return None
 
-
-def _fuse(
-    node: ir.Node, gradient: ir.Value, y: ir.Value, reduction: ir.Node, graph: GraphView
-) -> Match | Refusal:
-    axes = graph.axes(reduction, graph.rank(y))
-    if axes is None or len(axes) != 1 or not graph.attribute(reduction, "keepdims", 1):
-        return Refusal("not over one axis", axes)
-    if not graph.same_shape(gradient, y):
-        return Refusal("the gradient has another shape", str(gradient.shape))
-    product = reduction.inputs[0]
-    if product is None or product.is_graph_output() or len(graph.consumers(product)) > 1:
-        return Refusal("others read the product", product.name if product else None)
-    if not graph.runs("SoftmaxGrad_13", [gradient, y]):
-        return Refusal("no kernel for the type", y.dtype)
-    (axis,) = axes
-    return Match(
-        [node.outputs[0]],
-        lambda op: op.call("SoftmaxGrad_13", gradient, y, domain="com.microsoft", axis=axis),
-    )
+    @staticmethod
+    def replacement(op: Writer, gradient: ir.Value, y: ir.Value, total: ir.Node) -> ir.Value:
+        axis = only_axis(total, y)
+        return op.call("SoftmaxGrad_13", gradient, y, domain="com.microsoft", axis=axis)

@@ -19,6 +19,13 @@ def factors(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value]]:
         yield b, a
 
 
+def only_axis(reduction: ir.Node, x: ir.Value) -> int:
+    """The axis of a reduction of x over one."""
+    axes = GraphView.axes(reduction, GraphView.rank(x))
+    assert axes is not None
+    return axes[0]
+
+
 def number_of(value: ir.Value | None, graph: GraphView) -> float | None:
     """The constant of one element that a value is, when it is a finite number."""
     number = graph.scalar(value)

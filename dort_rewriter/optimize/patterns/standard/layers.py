@@ -20,7 +20,12 @@ from dort_rewriter.optimize.patterns.recognize.linear_attention import (
     find_linear_step,
 )
 from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_norm
-from dort_rewriter.optimize.patterns.recognize.operands import factors, filling, scaled
+from dort_rewriter.optimize.patterns.recognize.operands import (
+    factors,
+    filling,
+    only_axis,
+    scaled,
+)
 from dort_rewriter.optimize.patterns.trees import PatternOps, Tree, TreeRule
 from dort_rewriter.optimize.view import GraphView, same_sizes
 
@@ -170,7 +175,7 @@ class Softmax(TreeRule):
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, total: ir.Node) -> ir.Value:
-        return op.Softmax(x, axis=_axis(total, x))
+        return op.Softmax(x, axis=only_axis(total, x))
 
 
 class LogSoftmax(TreeRule):
@@ -193,7 +198,7 @@ class LogSoftmax(TreeRule):
 
     @staticmethod
     def replacement(op: Writer, x: ir.Value, total: ir.Node) -> ir.Value:
-        return op.LogSoftmax(x, axis=_axis(total, x))
+        return op.LogSoftmax(x, axis=only_axis(total, x))
 
 
 def _check(
@@ -213,13 +218,6 @@ def _check(
     if not graph.runs(name, [x], domain=""):
         return Refusal("no kernel for the type", x.dtype)
     return None
-
-
-def _axis(reduction: ir.Node, x: ir.Value) -> int:
-    """The only axis of a reduction of x."""
-    axes = GraphView.axes(reduction, GraphView.rank(x))
-    assert axes is not None
-    return axes[0]
 
 
 class RMSNormalization(Rule):

@@ -217,7 +217,7 @@ def optimize(
     if chosen and options.remove_unused:
         RemoveUnusedNodesPass()(model)  # else rules take what it removes for a reader
     if chosen:
-        view = GraphView(model, processor=options.processor, has_kernel=has_kernel)
+        view = GraphView(model, has_kernel=has_kernel)
         _refine_shapes(view)
         is_checked = options.check_rules or env.is_on("DORT_CHECK_RULES")
         check = RuleCheck(model, make_session) if is_checked else None

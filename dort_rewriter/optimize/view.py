@@ -33,13 +33,10 @@ def _no_kernels(*args: Any, **kwargs: Any) -> bool:
 class GraphView:
     """A model under optimization."""
 
-    def __init__(
-        self, model: ir.Model, *, processor: str = "CPU", has_kernel: KernelQuery = _no_kernels
-    ) -> None:
+    def __init__(self, model: ir.Model, *, has_kernel: KernelQuery = _no_kernels) -> None:
         self.model = model
         self.graph = model.graph
         self.opset = model.graph.opset_imports.get("", 18)
-        self.processor = processor
         self._has_kernel = has_kernel
         self._sizes = _Sizes()
 

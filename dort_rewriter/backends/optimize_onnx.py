@@ -12,10 +12,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from dort_rewriter.errors import OptimizeError
+from dort_rewriter.graph.schemas import in_standard
 from dort_rewriter.optimize.pipeline import optimize
 from dort_rewriter.optimize.rewriting import OptimizeReport
 from dort_rewriter.options import OptimizationOptions, from_mapping
-from dort_rewriter.runtime.kernel_query import in_standard, kernel_query
+from dort_rewriter.runtime.kernel_query import kernel_query
 from dort_rewriter.runtime.model_files import from_message, read_model, to_proto
 from dort_rewriter.runtime.providers import CPU, CUDA
 from dort_rewriter.runtime.session import try_session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dort_rewriter.errors import ExportError
 
@@ -58,15 +58,15 @@ def qualified(domain: str, name: str) -> str:
 
 
 @functools.cache
-def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
-    """The schema of an operator as it stands in an opset."""
+def op_info(name: str, opset: int) -> OpInfo:
+    """The schema of a standard operator as it stands in an opset."""
     import onnx.defs
     import onnx_ir.schemas
 
     try:
-        schema = onnx.defs.get_schema(name, opset, domain)
+        schema = onnx.defs.get_schema(name, opset)
     except onnx.defs.SchemaError as e:
-        raise ExportError(f"Operator {qualified(domain, name)} is not in opset {opset}.") from e
+        raise ExportError(f"Operator {name} is not in opset {opset}.") from e
     signature = onnx_ir.schemas.OpSignature.from_op_schema(schema)
     inputs = tuple(_slot(p) for p in signature.inputs)
     return OpInfo(
@@ -75,6 +75,21 @@ def op_info(name: str, opset: int, domain: str = "") -> OpInfo:
         outputs=tuple(_slot(p) for p in signature.outputs),
         is_variadic=bool(signature.inputs) and signature.inputs[-1].variadic,
         attributes=frozenset(schema.attributes),
+    )
+
+
+def in_standard(
+    op_type: str, domain: str, version: int, types: Sequence[ir.DataType | None], **kwargs: Any
+) -> bool:
+    """Whether ONNX itself defines an operator for inputs of these types."""
+    import onnx.defs
+
+    if domain or not onnx.defs.has(op_type, version):
+        return False
+    formals = onnx.defs.get_schema(op_type, version).inputs
+    return all(
+        t is None or f"tensor({t.name.lower()})" in formals[min(i, len(formals) - 1)].types
+        for i, t in enumerate(types)
     )
 
 

@@ -38,6 +38,7 @@ import onnx_ir as ir
 
 from dort_rewriter.dtypes import holds
 from dort_rewriter.graph.defects import MOVES
+from dort_rewriter.graph.schemas import in_standard
 from dort_rewriter.graph.writer import signed_one
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.patterns.base import Emitter, Replacer
@@ -105,15 +106,12 @@ def fit_to_standard(model: ir.Model) -> list[ir.Node]:
     version = model.graph.opset_imports[""]
 
     def is_known(node: ir.Node, types: Sequence[ir.DataType | None]) -> bool:
-        if not onnx.defs.has(node.op_type, version):
-            return True
-        formals = onnx.defs.get_schema(node.op_type, version).inputs
-        given = [
-            (_formal(formals, i)[1], f"tensor({t.name.lower()})")
-            for i, (t, value) in enumerate(zip(types, node.inputs, strict=True))
-            if t is not None and value is not None and isinstance(value.type, ir.TensorType)
+        tensors = [
+            t if value is not None and isinstance(value.type, ir.TensorType) else None
+            for t, value in zip(types, node.inputs, strict=True)
         ]
-        return all(text in allowed for allowed, text in given)
+        is_there = onnx.defs.has(node.op_type, version)
+        return not is_there or in_standard(node.op_type, "", version, tensors)
 
     return fit_to_provider(model, is_known)
 

@@ -24,6 +24,7 @@ from onnx import helper
 from packaging.version import Version
 
 from dort_rewriter.errors import ExecutionError, OptionError
+from dort_rewriter.graph.schemas import in_standard
 from dort_rewriter.kernels.loading import is_available, register
 from dort_rewriter.kernels.operators import OWN_DOMAIN
 from dort_rewriter.ort_module import (
@@ -131,19 +132,6 @@ def kernel_query(provider: str = CPU) -> Callable[..., bool]:
         return has_kernel(op_type, domain, version, types, provider=provider, **kwargs)
 
     return query
-
-
-def in_standard(
-    op_type: str, domain: str, version: int, types: Sequence[ir.DataType | None], **kwargs: Any
-) -> bool:
-    """Whether ONNX itself defines an operator for inputs of these types."""
-    if domain or not onnx.defs.has(op_type, version):
-        return False
-    formals = onnx.defs.get_schema(op_type, version).inputs
-    return all(
-        t is None or f"tensor({t.name.lower()})" in formals[min(i, len(formals) - 1)].types
-        for i, t in enumerate(types)
-    )
 
 
 _KEPT: Mapping[str, tuple[float, ...]] = {

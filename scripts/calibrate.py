@@ -4,7 +4,7 @@ usage: python scripts/calibrate.py [--ops a,b] [--types a,b] [--json FILE] [--re
 
 Each operator is captured alone, converted, and timed in ONNX Runtime, in a session that calls
 torch's kernel where there is such a node, and in torch, in turn, on one thread each, several
-sizes. A figure is nanoseconds of CPU per unit of work (``work_of``): of the process, so that a
+sizes. A figure is nanoseconds of CPU per unit of work (``_work``): of the process, so that a
 busy machine does not count. Operators whose ratio is above 1.1 at every size are printed as lines
 for the table, with the largest size's figures; those above 2 belong there.
 Of torch's kernels in sessions the worst and the best ratio to ONNX Runtime are printed by type.
@@ -230,8 +230,17 @@ def compiled(function: Callable[..., Any], args: Sequence[Any], place: Place) ->
         torch_kernels=True,
         select_providers=lambda graph, args: [(CPU, {})],
     )
-    base = str(node.target).split(".")
-    return compile_graph(graph, recipe), work_of(node, f"{base[0]}::{base[1]}")
+    return compile_graph(graph, recipe), _work(node)
+
+
+def _work(node: torch.fx.Node) -> float:
+    """Of a gradient of a convolution its multiplications, of others what the table counts."""
+    if node.target is not torch.ops.aten.convolution_backward.default:
+        return work_of(node)
+    arguments: Sequence[Any] = node.args
+    gradient, weight = (arguments[i].meta["val"] for i in (0, 2))
+    asked = sum(map(bool, arguments[10][:2]))
+    return gradient.numel() * weight.numel() / weight.shape[0] * asked
 
 
 def measure(case: Case, repeat: int, dtype: torch.dtype) -> dict[str, Any]:

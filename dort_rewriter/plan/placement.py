@@ -226,7 +226,7 @@ def choose_place(
     cost = COSTS.get(base)
     if cost is None:
         return "onnxruntime"
-    saved = (cost.onnxruntime - cost.torch) * work_of(node, base)
+    saved = (cost.onnxruntime - cost.torch) * work_of(node)
     boundary = BOUNDARY if torch.get_num_threads() == 1 else THREADED_BOUNDARY
     return "torch" if saved > boundary else "onnxruntime"
 
@@ -316,27 +316,9 @@ def _on_cpu(node: torch.fx.Node) -> bool:
     return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
 
 
-def work_of(node: torch.fx.Node, name: str) -> float:
-    """The work of a node: multiplications of a convolution, elements read of others."""
-    measure: Callable[[torch.fx.Node], float] = _WORK.get(name, _elements)
-    return measure(node)
-
-
-def _elements(node: torch.fx.Node) -> float:
-    """The elements of the first input."""
+def work_of(node: torch.fx.Node) -> float:
+    """The work of a node: the elements of its first input."""
     return _count(node.all_input_nodes[0].meta.get("val"))
-
-
-def _convolution_backward(node: torch.fx.Node) -> float:
-    """The multiplications of the gradients asked for."""
-    grad, _, weight = (_value(node.args[i]) for i in range(3))
-    mask: Any = node.args[10]
-    return _count(grad) * _count(weight) / _size(weight.shape[0]) * sum(map(bool, mask[:2]))
-
-
-_WORK: Mapping[str, Callable[[torch.fx.Node], float]] = {
-    "aten::convolution_backward": _convolution_backward,
-}
 
 
 def _value(argument: Any) -> Any:

@@ -10,7 +10,6 @@ from dort_rewriter.optimize.patterns.kernels import (
     elementwise,
     reductions,
     scatter,
-    torch_inputs,
     transposes,
 )
 
@@ -30,8 +29,8 @@ RULES: tuple[type[Rule] | type[GraphPass], ...] = (
     transposes.TransposeCast,
     reductions.Sums,
     attention.TorchSharedHeads,
-    torch_inputs.TransposeTorch,
-    torch_inputs.TorchTranspose,
+    transposes.TransposeTorch,
+    transposes.TorchTranspose,
     attention.TransposeRotary,
     elementwise.ElementwiseChains,
     elementwise.ElementwiseLists,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.torch_inputs import TorchTranspose, TransposeTorch
+from dort_rewriter.optimize.patterns.kernels.transposes import TorchTranspose, TransposeTorch
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 CASES = {

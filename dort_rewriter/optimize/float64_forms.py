@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -244,14 +245,13 @@ def _conv_transpose(write: _Functions, node: ir.Node, op: Emitter) -> Any:
 
 def _spread(op: Writer, x: Any, axis: int, stride: int) -> Any:
     """Zeros behind each number along an axis."""
-    zeros = [0] * (2 * len(x.shape) + 2)
-    zeros[len(x.shape) + 1 + axis + 1] = stride - 1
-    sizes = [_size(op, x, i) for i in range(len(x.shape))]
     rank = len(x.shape)
-    sizes[axis] = _times(op, sizes[axis], stride)
+    zeros = [0] * (2 * rank + 2)
+    zeros[rank + 1 + axis + 1] = stride - 1
+    sizes = [_size(op, x, i) for i in range(rank)]
+    sizes[axis] *= stride
     spread = op.Reshape(op.Pad(op.Unsqueeze(x, [axis + 1]), zeros), op.vector(sizes))
     spread.shape = ir.Shape([s if isinstance(s, int) else None for s in sizes])
-    assert len(spread.shape) == rank
     return spread
 
 
@@ -272,13 +272,12 @@ def _products(
     if any(pads):
         begin, end = pads[:spatial], pads[spatial:]
         x = op.Pad(x, [0, 0, *begin, 0, 0, *end])
-        sizes[2:] = [_plus(op, s, b + e) for s, b, e in zip(sizes[2:], begin, end, strict=True)]
+        sizes[2:] = [s + b + e for s, b, e in zip(sizes[2:], begin, end, strict=True)]
     filters, each, *windows = (_size(op, w, i) for i in range(2 + spatial))
     places = []
     for i, (stride, dilation) in enumerate(zip(strides, dilations, strict=True)):
-        reach = _times(op, _plus(op, windows[i], -1), dilation)
-        room = _plus(op, sizes[2 + i], _times(op, reach, -1))
-        places.append(_plus(op, _through(op, _plus(op, room, -1), stride), 1))
+        room = sizes[2 + i] - (windows[i] - 1) * dilation
+        places.append(_through(room - 1, stride) + 1)
         starts = op.Mul(_range(op, places[i]), stride)
         offsets = op.Mul(_range(op, windows[i]), dilation)
         index = op.Add(op.Unsqueeze(starts, [1]), op.Unsqueeze(offsets, [0]))
@@ -286,10 +285,10 @@ def _products(
     x = op.Transpose(
         x, perm=[0, 1, *(3 + 2 * i for i in range(spatial)), *(2 + 2 * i for i in range(spatial))]
     )
-    column = functools.reduce(functools.partial(_times, op), [each, *windows])
-    count = functools.reduce(functools.partial(_times, op), places)
+    column = functools.reduce(operator.mul, [each, *windows])
+    count = functools.reduce(operator.mul, places)
     columns = op.Reshape(x, op.vector([sizes[0], group, column, count]))
-    rows = op.Reshape(w, op.vector([group, _through(op, filters, group), column]))
+    rows = op.Reshape(w, op.vector([group, _through(filters, group), column]))
     return op.Reshape(op.MatMul(rows, columns), op.vector([sizes[0], filters, *places]))
 
 
@@ -335,20 +334,8 @@ def _size(op: Writer, value: ir.Value, axis: int) -> Any:
     return dim if isinstance(dim, int) else op.Slice(op.Shape(value), [axis], [axis + 1], [0])
 
 
-def _plus(op: Writer, size: Any, other: Any) -> Any:
-    if isinstance(size, int) and isinstance(other, int):
-        return size + other
-    return op.Add(size, other)
-
-
-def _times(op: Writer, size: Any, other: Any) -> Any:
-    if isinstance(size, int) and isinstance(other, int):
-        return size * other
-    return op.Mul(size, other)
-
-
-def _through(op: Writer, size: Any, other: int) -> Any:
-    return size // other if isinstance(size, int) else op.Div(size, other)
+def _through(size: Any, other: int) -> Any:
+    return size // other if isinstance(size, int) else size / other
 
 
 def _range(op: Writer, size: Any) -> Any:

@@ -24,7 +24,7 @@ from dort_rewriter.optimize.applications import ApplicationWriter
 from dort_rewriter.optimize.checking import MakeSession, RuleCheck
 from dort_rewriter.optimize.order import order_by_memory
 from dort_rewriter.optimize.patterns import kernels, onnxruntime, standard
-from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.base import GraphPass, Rewrite, Rule
 from dort_rewriter.optimize.patterns.standard.constants import ConstantFolding
 from dort_rewriter.optimize.rewriting import OptimizeReport, Rewriting, RuleReport
 from dort_rewriter.optimize.view import GraphView, KernelQuery
@@ -32,11 +32,10 @@ from dort_rewriter.options import OptimizationOptions
 
 logger = logging.getLogger(__name__)
 
-Kind = type[Rule] | type[GraphPass]
-Selected = Rule | GraphPass
-Selection = str | Selected | Kind | Sequence[str | Selected | Kind] | None
+Item = str | Rewrite | type[Rewrite]
+Selection = Item | Sequence[Item] | None
 
-SETS: Mapping[str, Sequence[Kind]] = {
+SETS: Mapping[str, Sequence[type[Rewrite]]] = {
     "default": standard.RULES,
     "onnxruntime": onnxruntime.RULES,
     "kernels": kernels.RULES,
@@ -56,13 +55,11 @@ no graph of torch needs them, or onnxruntime does the same."""
 
 
 @functools.cache
-def _known() -> Mapping[str, Kind]:
+def _known() -> Mapping[str, type[Rewrite]]:
     return {kind.__name__: kind for kinds in SETS.values() for kind in kinds}
 
 
-def get_pattern_list(
-    positive: Selection = "default", negative: Selection = None
-) -> list[Selected]:
+def get_pattern_list(positive: Selection = "default", negative: Selection = None) -> list[Rewrite]:
     """The rules and passes that ``positive`` names, less those that ``negative`` does.
 
     Args:
@@ -73,7 +70,7 @@ def get_pattern_list(
     Raises:
         OptionError: a name is unknown.
     """
-    chosen: dict[str, Selected] = {}
+    chosen: dict[str, Rewrite] = {}
     for sign, item in _items(positive):
         for rule in _resolve(item):
             if sign == "+":
@@ -96,10 +93,10 @@ def asks_for_kernels(patterns: Selection) -> bool:
     return wanted
 
 
-def _items(selection: Selection) -> Iterable[tuple[str, str | Selected | Kind]]:
+def _items(selection: Selection) -> Iterable[tuple[str, Item]]:
     if selection is None:
         return
-    if isinstance(selection, type | Rule | GraphPass):
+    if isinstance(selection, type | Rewrite):
         yield "+", selection
         return
     if not isinstance(selection, str):
@@ -118,10 +115,10 @@ def _items(selection: Selection) -> Iterable[tuple[str, str | Selected | Kind]]:
         yield sign or "+", name
 
 
-def _resolve(item: Any) -> list[Selected]:
-    if isinstance(item, Rule | GraphPass):
+def _resolve(item: Any) -> list[Rewrite]:
+    if isinstance(item, Rewrite):
         return [item]
-    if isinstance(item, type) and issubclass(item, Rule | GraphPass):
+    if isinstance(item, type) and issubclass(item, Rewrite):
         return [item()]
     if not isinstance(item, str):
         raise OptionError(f"{item!r} is neither the name of a pattern nor a pattern.")
@@ -235,7 +232,7 @@ def optimize(
 
 def _apply(
     view: GraphView,
-    chosen: list[Rule | GraphPass],
+    chosen: list[Rewrite],
     options: OptimizationOptions,
     report: OptimizeReport,
     check: RuleCheck | None,

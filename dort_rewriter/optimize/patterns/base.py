@@ -55,8 +55,21 @@ class Match:
         return Match([node.outputs[0]], lambda op: value)
 
 
-class Rule(ABC):
-    """A rewrite around one node. The name of the class is the name of the rule."""
+class Rewrite:
+    """A rule or a pass. The name of the class is its name."""
+
+    late: ClassVar[bool] = False
+    """Whether it is tried once all else is at rest: other rules look for what it takes away, and
+    have no use for what it writes."""
+
+    @property
+    def name(self) -> str:
+        """The name used in selections and reports."""
+        return type(self).__name__
+
+
+class Rule(Rewrite, ABC):
+    """A rewrite around one node."""
 
     roots: ClassVar[tuple[str, ...]]
     """Operators at which matching starts: ``"Add"``, ``"com.microsoft::FusedMatMul"``."""
@@ -68,35 +81,21 @@ class Rule(ABC):
     lowers: ClassVar[str] = "nodes"
     """What every application makes smaller, so that applying a set ends: ``"nodes"`` is checked
     by the tests of the rule, anything else is said in words."""
-    late: ClassVar[bool] = False
-    """Whether it is tried once all else is at rest: other rules look for what it takes away."""
 
     @abstractmethod
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         """What to replace; a refusal for a near miss; None when the nodes do not fit."""
 
-    @property
-    def name(self) -> str:
-        """The name used in selections and reports."""
-        return type(self).__name__
 
-
-class GraphPass(ABC):
+class GraphPass(Rewrite, ABC):
     """A rewrite of the whole graph, for what looking at one node cannot tell."""
 
-    late: ClassVar[bool] = False
-    """Whether it runs once all else is at rest: what it writes is of no use to other rules."""
     last: ClassVar[bool] = False
     """Whether it runs at the very end: it changes the order of the nodes and nothing else."""
 
     @abstractmethod
     def run(self, graph: GraphView) -> int:
         """Change the graph and return how many times; 0 when nothing was left to do."""
-
-    @property
-    def name(self) -> str:
-        """The name used in selections and reports."""
-        return type(self).__name__
 
 
 class Emitter(Writer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.base import Rewrite
 from dort_rewriter.optimize.patterns.kernels import (
     attention,
     casts,
@@ -13,7 +13,7 @@ from dort_rewriter.optimize.patterns.kernels import (
     transposes,
 )
 
-RULES: tuple[type[Rule] | type[GraphPass], ...] = (
+RULES: tuple[type[Rewrite], ...] = (
     attention.Rotary,
     scatter.ConstantOfShapeScatterND,
     convolutions.DepthwiseConv,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.base import Rewrite
 from dort_rewriter.optimize.patterns.onnxruntime import attention, layers, products
 
-RULES: tuple[type[Rule] | type[GraphPass], ...] = (
+RULES: tuple[type[Rewrite], ...] = (
     layers.SimplifiedLayerNormalization,
     layers.SkipSimplifiedLayerNormalization,
     layers.GeluErf,

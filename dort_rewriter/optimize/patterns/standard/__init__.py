@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dort_rewriter.optimize.patterns.base import GraphPass, Rule
+from dort_rewriter.optimize.patterns.base import Rewrite
 from dort_rewriter.optimize.patterns.standard import (
     arithmetic,
     attention,
@@ -15,7 +15,7 @@ from dort_rewriter.optimize.patterns.standard import (
     views,
 )
 
-RULES: tuple[type[Rule] | type[GraphPass], ...] = (
+RULES: tuple[type[Rewrite], ...] = (
     constants.Identity,
     constants.Dropout,
     constants.ConstantFolding,

@@ -209,7 +209,8 @@ class Block:
             run = self.recipe.around(self.graph_module, run)
         self._builds += 1
         run = frozen.guard(run, functools.partial(self._run_changed, self._builds, frozen))
-        return numbers.guard(run, functools.partial(self._free_numbers, self._builds))
+        varied = functools.partial(self._rebuild, self._builds, numbers_vary=True)
+        return numbers.guard(run, varied)
 
     def _run_changed(self, build: int, frozen: FrozenWeights, args: list[Any]) -> Any:
         """Run the graph on other weights than its model holds, or on changed ones."""
@@ -231,26 +232,18 @@ class Block:
             twin, _ = self._twins[key]
         return twin.boxed(args)
 
-    def _rebuild(self, build: int, args: list[Any]) -> Any:
+    def _rebuild(self, build: int, args: list[Any], *, numbers_vary: bool = False) -> Any:
         """Build the model again, its weights having changed: with the new ones, and as inputs
-        when that happens too often."""
+        when that happens too often; or a number: from now on all are inputs."""
         with self._lock:
-            if self._is_latest(build):
-                self._rebuilt += 1
+            # Else another thread was faster to replace what was built.
+            if build == self._builds and not self._fell_back:
+                if numbers_vary:
+                    self._numbers_vary = True
+                else:
+                    self._rebuilt += 1
                 self._use(self._build(args))
         return self.boxed(args)
-
-    def _free_numbers(self, build: int, args: list[Any]) -> Any:
-        """Build the model again, a number having changed: from now on all are inputs."""
-        with self._lock:
-            if self._is_latest(build):
-                self._numbers_vary = True
-                self._use(self._build(args))
-        return self.boxed(args)
-
-    def _is_latest(self, build: int) -> bool:
-        """Whether no other thread was faster to replace what was built."""
-        return build == self._builds and not self._fell_back
 
     def _recover(self, error: ExecutionError, args: list[Any]) -> Any:
         """Run the graph on arguments that its session failed on."""

@@ -9,9 +9,9 @@ of a tensor ``[N, M]`` holds ``M``, though nobody knows its number yet.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,7 @@ KernelQuery = Callable[..., bool]
 provider runs such a node."""
 
 Array = np.ndarray[Any, Any]
+Node = TypeVar("Node")
 
 
 def _no_kernels(*args: Any, **kwargs: Any) -> bool:
@@ -210,12 +211,12 @@ def waits_of(nodes: Collection[ir.Node]) -> dict[ir.Node, set[ir.Node]]:
     return {n: {p for v in values_read(n) if (p := v.producer()) in known} for n in nodes}
 
 
-def in_turn(nodes: Collection[ir.Node], rank: Callable[[ir.Node], Any]) -> list[ir.Node]:
-    """Nodes in an order in which each stands behind those that it reads, of several that may come
-    next the one of the lowest rank; no two have the same."""
-    sorter = TopologicalSorter(waits_of(nodes))
+def in_turn(waits: Mapping[Node, Iterable[Node]], rank: Callable[[Node], Any]) -> list[Node]:
+    """Nodes in an order in which each stands behind those that it waits for, of several that may
+    come next the one of the lowest rank; no two have the same."""
+    sorter = TopologicalSorter(waits)
     sorter.prepare()
-    ready: list[tuple[Any, ir.Node]] = []
+    ready: list[tuple[Any, Node]] = []
     order = []
     while sorter.is_active():
         for node in sorter.get_ready():

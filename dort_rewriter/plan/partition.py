@@ -7,13 +7,11 @@ a whole and are not touched.
 from __future__ import annotations
 
 import functools
-import heapq
 import logging
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +19,7 @@ import torch
 
 from dort_rewriter.aten import is_mutation, is_random, owners_of, written_arguments
 from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.optimize.view import in_turn
 from dort_rewriter.trace import passes_of
 
 logger = logging.getLogger(__name__)
@@ -197,14 +196,8 @@ def _keep_in_order(
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     waits = {n: {*n.all_input_nodes, *earlier[n]} for n in nodes}
     place = {node: i for i, node in enumerate(nodes)}
-    sorter, ready = TopologicalSorter(waits), list[int]()
-    sorter.prepare()
-    while sorter.is_active():
-        for node in sorter.get_ready():
-            heapq.heappush(ready, place[node])
-        node = nodes[heapq.heappop(ready)]
+    for node in in_turn(waits, place.__getitem__):
         output.prepend(node)
-        sorter.done(node)
 
 
 def has_a_place(target: Any) -> bool:

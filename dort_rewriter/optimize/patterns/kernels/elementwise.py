@@ -162,7 +162,7 @@ def _elementwise_first(graph: ir.Graph, chosen: set[ir.Node]) -> list[ir.Node]:
         """Numbers before tensors, which would not let them stay together."""
         return node not in chosen, not _is_number(node.outputs[0]), index[node]
 
-    return in_turn(list(index), rank)
+    return in_turn(waits_of(list(index)), rank)
 
 
 def _joinable(

@@ -481,11 +481,9 @@ def describe(node: torch.fx.Node) -> str:
     return f"{node.format_node()}{f' at {where}' if where else ''}"
 
 
-def first_place(graph_module: torch.fx.GraphModule) -> str:
-    """The first place a graph comes from, ``file.py:12 in forward``, or an empty text."""
-    lines = (source_line(node) for node in graph_module.graph.nodes)
-    line = next(filter(None, lines), "")
-    return os.path.basename(line.partition(": ")[0])
+def first_line(graph_module: torch.fx.GraphModule) -> str:
+    """The first Python line that a graph comes from, or an empty text."""
+    return next(filter(None, map(source_line, graph_module.graph.nodes)), "")
 
 
 @functools.lru_cache(maxsize=4096)

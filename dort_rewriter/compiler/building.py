@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.aten import first_place, input_orders
+from dort_rewriter.aten import first_line, input_orders
 from dort_rewriter.capture.updates import updates_of
 from dort_rewriter.compiler.model_key import model_key
 from dort_rewriter.errors import (
@@ -227,7 +228,8 @@ def make_executor(
     addresses: Addresses | None = None,
 ) -> Executor:
     """Prepare the calls of a session as the options say."""
-    nodes, where = len(block.exported.model.graph), first_place(block.graph_module)
+    nodes = len(block.exported.model.graph)
+    where = os.path.basename(first_line(block.graph_module).partition(": ")[0])
     return Executor(
         session,
         block.signature,

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from dort_rewriter import env
-from dort_rewriter.aten import source_line
+from dort_rewriter.aten import first_line
 from dort_rewriter.errors import (
     DortError,
     OptionError,
@@ -83,7 +83,7 @@ def guarded(
 def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
     """The class, the message and the Python line of what went wrong, and what to do."""
     first = str(error).strip().partition("\n")[0].rstrip(".")
-    where = place_of(error) or _first_place(graph_module)
+    where = place_of(error) or first_line(graph_module)
     said = f"{type(error).__name__}: {first}{f' (at {where})' if where else ''}"
     if given := given_function_of(error):
         return f"{said}. It was raised in {given}; with fallback=False you see it whole."
@@ -94,11 +94,6 @@ def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
         "of dort_rewriter, or of what it stands on: `dort-rewriter report PROGRAM` writes what "
         "shows it, and with fallback=False it is raised."
     )
-
-
-def _first_place(graph_module: torch.fx.GraphModule) -> str:
-    """The first Python line that a graph comes from."""
-    return next((line for n in graph_module.graph.nodes if (line := source_line(n))), "")
 
 
 def raises_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]:

@@ -56,6 +56,14 @@ class GraphView:
         return [node for node, _ in value.uses()]
 
     @staticmethod
+    def reader(value: ir.Value, op_type: str) -> ir.Node | None:
+        """The node that alone reads a value, once, if it is of this operator."""
+        if not GraphView.used_once(value):
+            return None
+        ((node, _),) = value.uses()
+        return node if operator(node) == op_type else None
+
+    @staticmethod
     def used_once(value: ir.Value) -> bool:
         """Whether one node reads the value, once, and the model does not return it."""
         return len(value.uses()) == 1 and not value.is_graph_output()

@@ -174,9 +174,8 @@ def _or_zeros(op: Writer, bias: ir.Value | None, channels: int) -> ir.Value:
 def _with_relu(node: ir.Node, graph: GraphView) -> tuple[ir.Value, bool]:
     """The result of a convolution, or of the Relu that alone reads it; whether there is one."""
     made = node.outputs[0]
-    if graph.used_once(made) and operator(reader := graph.consumers(made)[0]) == "Relu":
-        return reader.outputs[0], True
-    return made, False
+    relu = graph.reader(made, "Relu")
+    return (made, False) if relu is None else (relu.outputs[0], True)
 
 
 def _is_check(node: ir.Node) -> bool:

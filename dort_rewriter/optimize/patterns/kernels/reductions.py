@@ -21,6 +21,7 @@ from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.kernels.programs import has_kernel
 from dort_rewriter.optimize.patterns.recognize.operands import (
     NARROW,
+    beside,
     factors,
     filling,
     reads_or_makes_narrow,
@@ -144,25 +145,12 @@ class RmsNormGrad(Rule):
         return Match([last], build)
 
 
-def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """What a product or a sum has beside a value."""
-    rest = [v for v in node.inputs if v is not value]
-    return rest[0] if len(rest) == 1 else None
-
-
-def _only_reader(value: ir.Value, graph: GraphView, op_type: str) -> ir.Node | None:
-    if not graph.used_once(value):
-        return None
-    (reader,) = graph.consumers(value)
-    return reader if reader.op_type == op_type and not reader.domain else None
-
-
 def _curve(total: ir.Value, graph: GraphView) -> tuple[float, ir.Value, ir.Value, ir.Value] | None:
     """The constant, r, x and the product of ``total * constant * r ** 3 * x``."""
     value, scale = total, None
     root: ir.Value | None = None
-    while (product := _only_reader(value, graph, "Mul")) is not None:
-        factor = _other(product, value)
+    while (product := graph.reader(value, "Mul")) is not None:
+        factor = beside(product, value)
         if factor is None:
             return None
         value = product.outputs[0]
@@ -189,14 +177,14 @@ def _ends(
 ) -> tuple[ir.Value, ir.Value | None] | None:
     """The sum of the two parts, and what else is in it."""
     for first, second in permutations((straight, curve)):
-        inner = _only_reader(first, graph, "Add")
+        inner = graph.reader(first, "Add")
         if inner is None:
             continue
-        other = _other(inner, first)
+        other = beside(inner, first)
         if other is second:
             return inner.outputs[0], None
-        outer = _only_reader(second, graph, "Add")
-        whole = outer is not None and _other(outer, second) is inner.outputs[0]
+        outer = graph.reader(second, "Add")
+        whole = outer is not None and beside(outer, second) is inner.outputs[0]
         if outer is not None and whole and other is not None:
             return (outer.outputs[0], other) if graph.used_once(inner.outputs[0]) else None
     return None

@@ -19,6 +19,11 @@ def factors(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value]]:
         yield b, a
 
 
+def beside(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """What a product or a sum reads with a value; None where that is the value again."""
+    return next((b for a, b in factors(node) if a is value and b is not value), None)
+
+
 def only_axis(reduction: ir.Node, x: ir.Value) -> int:
     """The axis of a reduction of x over one."""
     axes = GraphView.axes(reduction, GraphView.rank(x))
@@ -73,11 +78,8 @@ def before_rounding(value: ir.Value, graph: GraphView) -> ir.Value:
 
 def after_cast(value: ir.Value, graph: GraphView) -> ir.Value:
     """What a value of float32 is cast to, if that is a 16-bit type and all that reads it."""
-    if value.dtype != ir.DataType.FLOAT or not graph.used_once(value):
-        return value
-    (reader,) = graph.consumers(value)
-    narrow = reader.op_type == "Cast" and reader.outputs[0].dtype in NARROW
-    return reader.outputs[0] if narrow and not reader.domain else value
+    cast = graph.reader(value, "Cast") if value.dtype == ir.DataType.FLOAT else None
+    return value if cast is None or cast.outputs[0].dtype not in NARROW else cast.outputs[0]
 
 
 def filling(value: ir.Value | None, graph: GraphView, limit: int | None = None) -> float | None:

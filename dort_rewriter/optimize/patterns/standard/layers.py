@@ -21,6 +21,7 @@ from dort_rewriter.optimize.patterns.recognize.linear_attention import (
 )
 from dort_rewriter.optimize.patterns.recognize.norms import RmsNorm, find_rms_norm
 from dort_rewriter.optimize.patterns.recognize.operands import (
+    beside,
     factors,
     filling,
     only_axis,
@@ -62,21 +63,16 @@ class Swish(Rule):
             return None
         x, alpha = scaled(graph.producer(argument), graph) or (argument, 1.0)
         products = [r for r in readers if r.op_type == "Mul" and not r.domain]
-        found = next((p for p in products if _other(p, gate) in (x, argument)), None)
+        found = next((p for p in products if beside(p, gate) in (x, argument)), None)
         if found is None:
             return None
         if not graph.used_once(gate):
             return Refusal("others read the gate", gate.name)
-        if _other(found, gate) is argument:
+        if beside(found, gate) is argument:
             x, alpha = argument, 1.0
         if not graph.runs("Swish", [x], domain=""):
             return Refusal("no kernel for the type", x.dtype)
         return Match([found.outputs[0]], lambda op: op.Swish(x, alpha=alpha))
-
-
-def _other(product: ir.Node, factor: ir.Value) -> ir.Value | None:
-    """What a value is multiplied by."""
-    return next((b for a, b in factors(product) if a is factor), None)
 
 
 class SwiGLU(Rule):

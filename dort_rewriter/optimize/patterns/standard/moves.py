@@ -198,11 +198,9 @@ def _larger(node: ir.Node, graph: GraphView) -> list[ir.Value | None]:
 
 def _undone_by(value: ir.Value, perm: list[int], graph: GraphView) -> ir.Value | None:
     """The result of the only reader of a value when it is a Transpose back."""
-    if not graph.used_once(value):
-        return None
-    (reader,) = graph.consumers(value)
-    back = graph.order(reader) if reader.op_type == "Transpose" else None
-    if back is None or [perm[i] for i in back] != sorted(perm):
+    reader = graph.reader(value, "Transpose")
+    back = None if reader is None else graph.order(reader)
+    if reader is None or back is None or [perm[i] for i in back] != sorted(perm):
         return None
     return reader.outputs[0]
 

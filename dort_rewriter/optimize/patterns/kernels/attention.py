@@ -102,9 +102,8 @@ def _turned(
     op: Any, rotary: ir.Node, x: ir.Value | None, perm: Sequence[int], graph: GraphView
 ) -> ir.Value:
     """The same Rotary of x in another order of its axes."""
-    attributes = {name: a.value for name, a in rotary.attributes.items()}
     cos, sin = (op.Transpose(v, perm=list(perm)) for v in rotary.inputs[1:])
-    result: ir.Value = op.call("Rotary", x, cos, sin, domain=OWN_DOMAIN, **attributes)
+    result: ir.Value = op.again(rotary, x, cos, sin)
     result.type = rotary.outputs[0].type
     dims = graph.dims(rotary.outputs[0])
     if dims is not None:

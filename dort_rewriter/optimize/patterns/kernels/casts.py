@@ -33,11 +33,10 @@ class KernelCasts(Rule):
         made = [after_cast(v, graph) for v in node.outputs]
         if all(a is b for a, b in zip((*read, *made), (*node.inputs, *node.outputs), strict=True)):
             return None
-        attributes = {name: a.value for name, a in node.attributes.items()}
-        how: dict[str, Any] = {"domain": OWN_DOMAIN, **attributes}
-        if not graph.runs(node.op_type, read, outputs=made, **how):
+        how = {name: a.value for name, a in node.attributes.items()}
+        if not graph.runs(node.op_type, read, outputs=made, domain=OWN_DOMAIN, **how):
             return Refusal("no kernel", [v.dtype for v in (*read, *made) if v is not None])
-        return Match(made, lambda op: op.call(node.op_type, *read, outputs=len(made), **how))
+        return Match(made, lambda op: op.again(node, *read, outputs=len(made)))
 
 
 class NarrowNorms(Rule):

@@ -8,7 +8,6 @@ row, ours are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -92,22 +91,22 @@ class TransposeTorch(Rule):
     lowers = "kernels of torch that read a Transpose"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        inputs = list(node.inputs)
-        attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
+        inputs, orders = list(node.inputs), dict[str, Any]()
         for i, value in enumerate(node.inputs):
             before = graph.producer(value, "Transpose")
             if node.op_type == PADDING_LEFT_OUT and i == 0:
                 continue  # what was made, which may become the result
             if before is None or (first := graph.order(before)) is None:
                 continue
-            perm = [first[d] for d in attributes.get(f"perm{i}", range(len(first)))]
+            perm = [first[d] for d in graph.attribute(node, f"perm{i}", range(len(first)))]
             if node.op_type in TORCH_ATTENTION and perm[-1] != len(first) - 1:
                 continue
             inputs[i] = before.inputs[0]
-            attributes[f"perm{i}"] = perm if perm != sorted(perm) else None
-        if inputs == list(node.inputs):
+            orders[f"perm{i}"] = perm if perm != sorted(perm) else None
+        if not orders:
             return None
-        return Match(list(node.outputs), lambda op: _call(op, node, inputs, attributes))
+        made = node.outputs
+        return Match(made, lambda op: op.again(node, *inputs, outputs=len(made), **orders))
 
 
 class TorchTranspose(Rule):
@@ -118,25 +117,24 @@ class TorchTranspose(Rule):
     lowers = "Transposes of results of torch's kernels"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        attributes: dict[str, Any] = {k: a.value for k, a in node.attributes.items()}
+        added: dict[str, Any] = {}
         replaced: list[list[ir.Value]] = []
-        found = False
         for i, value in enumerate(node.outputs):
             readers = [] if value.is_graph_output() else graph.consumers(value)
             orders = {tuple(_perm(reader, graph)) for reader in readers}
-            if len(orders) != 1 or f"order{i}" in attributes or orders == {()}:
+            if len(orders) != 1 or f"order{i}" in node.attributes or orders == {()}:
                 replaced.append([value])
                 continue
-            found = True
-            (attributes[f"order{i}"],) = map(list, orders)
+            (added[f"order{i}"],) = map(list, orders)
             replaced.append([reader.outputs[0] for reader in readers])
-        if not found:
+        if not added:
             return None
         results = [value for values in replaced for value in values]
 
         def build(op: Any) -> list[ir.Value]:
-            made = _call(op, node, node.inputs, attributes)
-            return [m for m, values in zip(made, replaced, strict=True) for _ in values]
+            made = op.again(node, *node.inputs, outputs=len(replaced), **added)
+            each = made if isinstance(made, tuple) else (made,)
+            return [m for m, values in zip(each, replaced, strict=True) for _ in values]
 
         return Match(results, build)
 
@@ -146,12 +144,3 @@ def _perm(node: ir.Node, graph: GraphView) -> list[int]:
     if node.op_type != "Transpose" or node.domain:
         return []
     return graph.order(node) or []
-
-
-def _call(
-    op: Any, node: ir.Node, inputs: Sequence[Any], attributes: Mapping[str, Any]
-) -> list[ir.Value]:
-    """The same node with other inputs and attributes."""
-    count = len(node.outputs)
-    made = op.call(node.op_type, *inputs, domain=OWN_DOMAIN, outputs=count, **attributes)
-    return list(made) if count > 1 else [made]

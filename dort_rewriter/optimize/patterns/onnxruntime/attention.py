@@ -7,6 +7,7 @@ sizes that are not known, MultiHeadAttention reads repeated heads instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -268,25 +269,15 @@ class GroupQueryRotary(Rule):
         sources = [
             (rotation.inputs[0], shape) for rotation, shape in zip((q, k), shapes, strict=True)
         ]
-        attributes = {name: a.value for name, a in node.attributes.items()}
 
-        def build(op: Writer) -> list[ir.Value]:
+        def build(op: Writer) -> Sequence[ir.Value]:
             inputs = list(node.inputs[:7])
             for i, (source, shape) in enumerate(sources):
                 assert shape is not None
                 batch, heads, positions, size = shape
                 turned = op.Transpose(source, perm=_SWAP)
                 inputs[i] = op.Reshape(turned, [batch, positions, heads * size])
-            results = op.call(
-                "GroupQueryAttention",
-                *inputs,
-                q.inputs[2],
-                q.inputs[3],
-                domain="com.microsoft",
-                outputs=3,
-                **{**attributes, "do_rotary": 1},
-            )
-            return list(results)
+            return op.again(node, *inputs, *q.inputs[2:4], outputs=3, do_rotary=1)
 
         return Match(node.outputs, build)
 

@@ -37,7 +37,8 @@ _MODULES = {
     "export.names": "create_input_names",
     "export.oxs_debug": "OxsDebugDispatcher",
     "export.oxs_dispatcher": "OxsDispatcher",
-    "hook": "HookStatus install installed status uninstall",
+    "hook.installer": "install installed uninstall",
+    "hook.report": "HookStatus status",
     "kernels.loading": "custom_ops_library",
     "optimize.pipeline": "get_pattern_list",
     "options": "ExportOptions OptimizationOptions OrtBackendOptions",
@@ -115,7 +116,8 @@ if TYPE_CHECKING:
     from dort_rewriter.export.names import create_input_names
     from dort_rewriter.export.oxs_debug import OxsDebugDispatcher
     from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
-    from dort_rewriter.hook import HookStatus, install, installed, status, uninstall
+    from dort_rewriter.hook.installer import install, installed, uninstall
+    from dort_rewriter.hook.report import HookStatus, status
     from dort_rewriter.kernels.loading import custom_ops_library
     from dort_rewriter.optimize.pipeline import get_pattern_list
     from dort_rewriter.options import ExportOptions, OptimizationOptions, OrtBackendOptions

@@ -23,7 +23,7 @@ from dort_rewriter import env
 from dort_rewriter.compiler.model_key import installed_version
 from dort_rewriter.errors import DortError
 from dort_rewriter.files import cache_folder, private_folder, why_not_private
-from dort_rewriter.hook import HookStatus, status
+from dort_rewriter.hook.report import HookStatus, status
 from dort_rewriter.hook.versions import ships_backend
 from dort_rewriter.kernels.build import COMPILER, excuse, features, find_compiler, supported_levels
 from dort_rewriter.kernels.library import installed_library, kernel_library

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dort_rewriter.errors import HookError
-from dort_rewriter.hook import sources, status
+from dort_rewriter.hook import sources
+from dort_rewriter.hook.report import status
 from dort_rewriter.tools.command import answer, make_parser
 
 

@@ -161,11 +161,7 @@ def missing_size(source: Dims | None, others: Sequence[Dim]) -> Dim:
         else:
             return UNKNOWN
     symbols = [d for d in left if not isinstance(d, int)]
-    total = divisor = 1
-    for d in left:
-        total *= d if isinstance(d, int) else 1
-    for d in rest:
-        divisor *= d
+    total, divisor = math.prod(d for d in left if isinstance(d, int)), math.prod(rest)
     if divisor == 0 or total % divisor:
         return UNKNOWN
     if not symbols:

@@ -10,6 +10,7 @@ back, and looks at ours only between equals; other runtimes follow it.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
 
@@ -133,7 +134,5 @@ def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
 def _nbytes(value: ir.Value) -> int:
     if value.dtype is None or value.shape is None:
         return 0
-    elements = 1
-    for dim in value.shape:
-        elements *= dim if isinstance(dim, int) else _UNKNOWN_SIZE
+    elements = math.prod(d if isinstance(d, int) else _UNKNOWN_SIZE for d in value.shape)
     return elements * value.dtype.bitwidth // 8

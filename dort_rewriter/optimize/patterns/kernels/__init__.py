@@ -9,13 +9,12 @@ from dort_rewriter.optimize.patterns.kernels import (
     convolutions,
     elementwise,
     reductions,
-    scatter,
     transposes,
 )
 
 RULES: tuple[type[Rewrite], ...] = (
     attention.Rotary,
-    scatter.ConstantOfShapeScatterND,
+    reductions.ConstantOfShapeScatterND,
     convolutions.DepthwiseConv,
     convolutions.DirectConv,
     convolutions.TransposeDirectConv,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dort_rewriter.optimize.patterns.kernels.scatter import ConstantOfShapeScatterND
+from dort_rewriter.optimize.patterns.kernels.reductions import ConstantOfShapeScatterND
 from tests.optimize.rewrites import assert_refuses, assert_rewrites
 
 GRAPH = """(int64[2] shape, int64[N,1] i, {t}[N,4] u) => ({t}[A,4] y) {{

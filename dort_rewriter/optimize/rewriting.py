@@ -217,7 +217,8 @@ class Rewriting:
         if len(results) != len(match.replaces):
             raise OptimizeError(f"{rule.name} builds {len(results)} results, not as declared.")
         for old, new in zip(match.replaces, results, strict=True):
-            if new.type is None or (new in emitter.assumed and old.type is not None):
+            is_assumed = emitter.assumed.get(new) is new.type
+            if new.type is None or (is_assumed and old.type is not None):
                 new.type = old.type
         if refusal := self._refuse(rule, match.replaces, results):
             if not emitter.nodes and _redirect(match.replaces, results, touched):

@@ -287,7 +287,13 @@ WRONG: dict[str, Callable[[Any, Any], Any]] = {
     "results": lambda op, x: (op.Exp(x), op.Exp(x)),
     "turns FLOAT into INT64": lambda op, x: op.Cast(x, to=7),
     "turns .* into": lambda op, x: op.Unsqueeze(x, [0]),
+    "turns FLOAT into DOUBLE": lambda op, x: _typed(op.call("Gelu", x, domain="com.microsoft")),
 }
+
+
+def _typed(result: ir.Value) -> ir.Value:
+    result.type = ir.TensorType(ir.DataType.DOUBLE)
+    return result
 
 
 @pytest.mark.parametrize("message", WRONG)
@@ -304,6 +310,24 @@ def test_a_wrong_rule_is_an_error(message: str) -> None:
 
     with pytest.raises(OptimizeError, match=f"Wrong.*{message}"):
         _optimize(model_of("(float[N] x) => (float[N] y) {y = Exp(x)}"), Wrong)
+
+
+class EqualByKernel(Rule):
+    """``Equal(x, y) -> com.microsoft.Gelu(x)``: a kernel of which ONNX knows no type."""
+
+    roots = ("Equal",)
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        x = node.inputs[0]
+        return Match([node.outputs[0]], lambda op: op.call("Gelu", x, domain="com.microsoft"))
+
+
+def test_a_result_of_a_kernel_has_the_type_of_what_it_replaces() -> None:
+    """Where the rule says none."""
+    model = model_of("(float[N] x, float[N] y) => (bool[N] z) {e = Equal(x, y) z = Not(e)}")
+    _optimize(model, EqualByKernel)
+    assert [n.op_type for n in model.graph] == ["Gelu", "Not"]
+    assert [n.outputs[0].dtype for n in model.graph] == [ir.DataType.BOOL, ir.DataType.BOOL]
 
 
 def test_readers_of_an_output_do_without_its_node() -> None:

@@ -104,14 +104,14 @@ class Emitter(Writer):
     def __init__(self, graph: ir.Graph, opset: int) -> None:
         super().__init__(graph, opset)
         self.nodes: list[ir.Node] = []
-        self.assumed: set[ir.Value] = set()
-        """Results whose types nothing but their inputs tells."""
+        self.assumed: dict[ir.Value, ir.TypeProtocol | None] = {}
+        """Results whose types nothing but their inputs tells, and these types."""
         self._adopt_constants()
         self._named = len(graph.initializers)
 
     def begin(self, provenance: Mapping[str, str]) -> None:
         """Start an application; its nodes say where they come from."""
-        self.nodes, self.assumed = [], set()
+        self.nodes, self.assumed = [], {}
         self.provenance = provenance
 
     def call(self, name: str, /, *inputs: Any, domain: str = "", **options: Any) -> Any:
@@ -120,8 +120,7 @@ class Emitter(Writer):
         results = super().call(name, *inputs, domain=domain, **options)
         first = results[0] if isinstance(results, tuple) else results
         if first.type is None and isinstance(inputs[0], ir.Value):
-            first.type = inputs[0].type
-            self.assumed.add(first)
+            first.type = self.assumed[first] = inputs[0].type
         return results
 
     def _adopt_constants(self) -> None:

@@ -104,11 +104,7 @@ class SkipSimplifiedLayerNormalization(Rule):
         if total is None or addition is None or graph.attribute(node, "axis", -1) != -1:
             return None
         a, b = addition.inputs
-        if (
-            a is None
-            or b is None
-            or not (graph.same_shape(a, total) and graph.same_shape(b, total))
-        ):
+        if not (graph.same_shape(a, total) and graph.same_shape(b, total)):
             return Refusal("one of the two is repeated", str(total.shape))
         if graph.rank(total) != 3 or total.dtype != ir.DataType.FLOAT:
             return Refusal("not three axes of float32", str(total.shape))

@@ -51,7 +51,6 @@ from dort_rewriter.runtime.session import Session, explain_failure, failed_nodes
 from dort_rewriter.runtime.straightline import (
     Allocation,
     CallLines,
-    GeneratedCode,
     fetch_order,
 )
 from dort_rewriter.runtime.threads import PAUSE_SOFT, omp_pause, shortest_run
@@ -208,7 +207,7 @@ class Executor:
             lines = CallLines(signature, plan, allocated, writes, pause)
         written = lines.write_call()
         self.source = written.text
-        self.boxed = _compile(written, constants)
+        self.boxed = written.function("call", constants)
         self.boxed._boxed_call = True  # type: ignore[attr-defined]  # read by torch
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
@@ -218,13 +217,6 @@ class Executor:
     def __repr__(self) -> str:
         given, results = len(self.signature.inputs), len(self.signature.outputs)
         return f"Executor({given} arguments -> {results} results)"
-
-
-def _compile(source: GeneratedCode, constants: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
-    namespace = {**constants, **source.constants}
-    exec(compile(source.text, "<dort_rewriter call>", "exec"), namespace)
-    # Left in its own globals, the function would keep itself, and the session, until a collection.
-    return namespace.pop("call")
 
 
 def _shares_cores(session: Session | None) -> bool:

@@ -211,9 +211,7 @@ class ReferenceExecutor:
         self.signature = signature
         self.on_result = on_result
         source = CallLines(signature, plan_call(signature)).write_assemble()
-        namespace = dict(source.constants)
-        exec(compile(source.text, "<dort_rewriter assemble>", "exec"), namespace)
-        self._assemble: Callable[..., tuple[Any, ...]] = namespace.pop("assemble")
+        self._assemble = source.function("assemble", {})
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Run the graph node by node."""

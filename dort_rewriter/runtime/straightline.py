@@ -8,7 +8,7 @@ outputs differently. The text is readable (``Executor.source``) and depends on t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,13 @@ class GeneratedCode:
 
     text: str
     constants: dict[str, Any] = field(repr=False)
+
+    def function(self, name: str, others: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
+        """The function of a name, which refers to these constants and to others."""
+        namespace = {**others, **self.constants}
+        exec(compile(self.text, f"<dort_rewriter {name}>", "exec"), namespace)
+        # Left in its own globals it would keep itself, and the session, until a collection.
+        return namespace.pop(name)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Resizing of one to three axes, to the nearest, linear, cubic or antialiased, and the gradients."""
+"""Resizing of one to three axes, nearest, linear, cubic or antialiased, and the gradients."""
 
 from __future__ import annotations
 

@@ -161,7 +161,6 @@ def _reduced(onnx_op: str) -> Callable[[Recorder, _Complex], Value]:
 
 def _sym_stride(op: Recorder, x: _Complex, dim: int) -> Value:
     stride = builtin_converters()["aten::sym_stride.int"]
-    assert op.fx_node is not None
     if (reason := stride.refusal(op.fx_node)) is not None:
         raise Refused(reason)
     return op.Div(stride.function(op, x.pairs, dim % x.rank), 2)
@@ -218,7 +217,6 @@ def _moving(name: str, moved: Moved) -> Converter:
 
     def convert(op: Recorder, *args: Any, **kwargs: Any) -> Any:
         node = op.fx_node
-        assert node is not None
         given, *_ = (n.meta["val"] for n in node.all_input_nodes if _is_complex(n.meta["val"]))
         first = given[0] if isinstance(given, list | tuple) else given
         dtype = to_onnx_type(first.dtype.to_real())
@@ -433,9 +431,7 @@ def _computing(name: str, function: Callable[..., Any]) -> Converter:
     """The converter of an operator whose complex arguments are to be told from the others."""
 
     def convert(op: Recorder, *args: Any, **kwargs: Any) -> Any:
-        node = op.fx_node
-        assert node is not None
-        return function(op, *map(_told, node.args, args), **kwargs)
+        return function(op, *map(_told, op.fx_node.args, args), **kwargs)
 
     return dataclasses.replace(make_converter(name, function), function=convert)
 

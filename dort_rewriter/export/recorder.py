@@ -24,8 +24,8 @@ class Recorder(Writer):
         super().__init__(graph, opset)
         self.own_kernels = own_kernels
         """Whether nodes with kernels of our own may be recorded."""
-        self.fx_node: torch.fx.Node | None = None
-        """The FX node under conversion."""
+        self.fx_node: torch.fx.Node
+        """The FX node under conversion; set by whoever walks."""
         self.walk: Callable[[Recorder, torch.fx.GraphModule, Sequence[Any]], list[Any]]
         """Records another FX graph with a recorder; set by whoever walks."""
         self.drawn: Value | None = None
@@ -66,7 +66,6 @@ class Recorder(Writer):
     @property
     def result(self) -> Any:
         """The fake result (or results) of the FX node under conversion."""
-        assert self.fx_node is not None
         return self.fx_node.meta["val"]
 
     def takes_own(self, *values: Value | None) -> bool:

@@ -151,7 +151,6 @@ def call_converter(name: str, register: Register) -> Converter:
 
 def _record_call(register: Register, op: Recorder, *args: Any, **kwargs: Any) -> list[Any] | Any:
     node = op.fx_node
-    assert node is not None
     inputs: list[Value] = []
     metas = node.meta["val"]
     listed = metas if isinstance(metas, list | tuple) else [metas]

@@ -117,7 +117,7 @@ def _is_product(op: Recorder, given: Arguments, how: Mapping[str, Any], images: 
     channels are last.
     """
     input, weight = given.input, given.weight
-    read = op.fx_node.args[:images] if op.fx_node is not None else ()
+    read = op.fx_node.args[:images]
     alone = all(k == 1 for k in weight.dims[2:]) and {*how["stride"], how["groups"]} == {1}
     fixed = all(isinstance(n, int) for n in (*input.dims[1:], *weight.dims))
     if given.transposed or not alone or any(how["padding"]) or not fixed or not read:

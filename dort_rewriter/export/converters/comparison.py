@@ -61,7 +61,6 @@ def _is_less_than_a_vector(op: Recorder) -> bool:
         not op.own_kernels
         or not isinstance(result, torch.Tensor)
         or not all(isinstance(n, int) for n in result.shape)
-        or op.fx_node is None
         or _OPTIMIZERS in (op.fx_node.meta.get("stack_trace") or "")
     ):
         return False

@@ -160,7 +160,7 @@ def _stored(op: Recorder, value: Value, divisor: Any) -> Value:
     """The numbers that torch keeps of these on the way: all digits, where it divides by one number."""
     if not isinstance(divisor, Value) or all(dim == 1 for dim in divisor.dims):
         return value
-    narrow = op.fx_node is not None and isinstance(op.result, torch.Tensor) and op.dtype in HALVES
+    narrow = isinstance(op.result, torch.Tensor) and op.dtype in HALVES
     return op.cast(store(op, value), ir.DataType.FLOAT) if narrow else value
 
 

@@ -235,10 +235,9 @@ def _lead(op: Recorder, values: Value, sizes: Sequence[Size]) -> list[Any]:
     return [op.size(values, i) for i in range(values.rank - len(sizes))]
 
 
-def _is_used(op: Recorder, index: int) -> bool:
-    """Whether the graph uses a result of the FX node under conversion."""
-    assert op.fx_node is not None
-    return any(user.args[1:] == (index,) for user in op.fx_node.users) or not op.fx_node.users
+def _is_indexed(op: Recorder) -> bool:
+    """Whether the graph uses the second result of the FX node under conversion."""
+    return any(user.args[1:] == (1,) for user in op.fx_node.users) or not op.fx_node.users
 
 
 def _register(rank: int) -> None:
@@ -252,7 +251,7 @@ def _register(rank: int) -> None:
     @by_name
     def pool_with_indices(op: Recorder, given: Arguments) -> tuple[Value, Value | None]:
         """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"""
-        return max_pool(op, given.x, make_windows(rank, given), indexed=_is_used(op, 1))
+        return max_pool(op, given.x, make_windows(rank, given), indexed=_is_indexed(op))
 
     if rank == 1:
         return  # torch computes its gradient as that of two axes

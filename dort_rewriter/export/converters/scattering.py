@@ -178,16 +178,15 @@ def index_copy(op: Recorder, x: Value, dim: int, index: Value, source: Value) ->
         return x
     if x.rank and source.rank == x.rank and op.takes_own(x, source):
         return write_rows(op, x, index, source, dim % x.rank)
-    if op.opset >= SINCE and source.rank == x.rank > 1 and dim % x.rank and _goes_on(op):
+    if (
+        op.opset >= SINCE
+        and source.rank == x.rank > 1
+        and dim % x.rank
+        and is_run(op.fx_node.args[2])
+    ):
         return write_run(op, x, source, _first(op, index), dim % x.rank)
     places, updates = _along(op, dim, index, source)
     return scatter(op, x, dim, places, updates)
-
-
-def _goes_on(op: Recorder) -> bool:
-    """Whether the places of the node under conversion follow each other."""
-    assert op.fx_node is not None
-    return is_run(op.fx_node.args[2])
 
 
 def _first(op: Recorder, index: Value) -> Value:

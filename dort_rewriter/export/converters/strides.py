@@ -60,7 +60,6 @@ def _is_static(node: torch.fx.Node) -> bool:
 
 
 def _base(op: Recorder) -> torch.Tensor:
-    assert op.fx_node is not None
     base: torch.Tensor = op.fx_node.args[0].meta["val"]  # type: ignore[union-attr]
     return base
 

@@ -33,7 +33,6 @@ def _promote(op: Recorder, *numbers: Any) -> list[Any]:
 
 def are_natural(op: Recorder, *positions: int) -> bool:
     """Whether arguments of the FX node are known not to be negative."""
-    assert op.fx_node is not None
     given = [op.fx_node.args[i] for i in positions]
     values: list[Any] = [g.meta["val"] if isinstance(g, torch.fx.Node) else g for g in given]
     return all(statically_known_true(v >= 0) for v in values)

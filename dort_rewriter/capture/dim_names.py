@@ -131,13 +131,9 @@ def _name(dim: Any) -> str | None:
 
 def without_names(dynamic_shapes: Any) -> Any:
     """``dynamic_shapes`` as ``torch.export`` takes them: a text becomes a dynamic dimension."""
-    if isinstance(dynamic_shapes, str):
-        return torch.export.Dim.DYNAMIC
-    if isinstance(dynamic_shapes, Mapping):
-        return {key: without_names(value) for key, value in dynamic_shapes.items()}
-    if isinstance(dynamic_shapes, list | tuple):
-        return type(dynamic_shapes)(without_names(value) for value in dynamic_shapes)
-    return dynamic_shapes
+    return torch.utils._pytree.tree_map_only(
+        str, lambda _: torch.export.Dim.DYNAMIC, dynamic_shapes
+    )
 
 
 def flatten_shapes(

@@ -52,7 +52,16 @@ def unique2(
     return_counts: bool = False,
 ) -> tuple[Value, Value, Value]:
     """_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"""
-    return _unique(op, x, return_inverse, return_counts)
+    flat = flatten(op, x)
+    ordered, order = sort_stable(op, _comparable(op, flat), stable=True, dim=0)
+    starts = _starts(op, ordered)
+    nothing = op.constant([], ir.DataType.INT64)
+    inverse = nothing
+    if return_inverse:
+        numbers = op.ScatterElements(order, order, _numbers(op, starts), axis=0)
+        inverse = op.Reshape(numbers, op.Shape(x))
+    counts = _lengths(op, starts) if return_counts else nothing
+    return op.cast(op.Compress(ordered, starts, axis=0), x.dtype or op.dtype), inverse, counts
 
 
 @converter("aten::unique_dim")
@@ -69,24 +78,9 @@ def unique_dim(
         raise Refused("slices of what has no axes")
     _check_slices(x, dim % x.rank)
     # Slices stand in the order of the places that their elements have among all elements.
-    places = _unique(op, x, True, False)[1] if is_float(x) else op.cast(x, _D.INT64)
+    places = unique2(op, x, return_inverse=True)[1] if is_float(x) else op.cast(x, _D.INT64)
     found = op.Unique(places, axis=dim % x.rank, sorted=1, outputs=4)
     return op.Gather(x, found[1], axis=dim % x.rank), found[2], found[3]
-
-
-def _unique(
-    op: Recorder, x: Value, return_inverse: bool, return_counts: bool
-) -> tuple[Value, Value, Value]:
-    flat = flatten(op, x)
-    ordered, order = sort_stable(op, _comparable(op, flat), stable=True, dim=0)
-    starts = _starts(op, ordered)
-    nothing = op.constant([], ir.DataType.INT64)
-    inverse = nothing
-    if return_inverse:
-        numbers = op.ScatterElements(order, order, _numbers(op, starts), axis=0)
-        inverse = op.Reshape(numbers, op.Shape(x))
-    counts = _lengths(op, starts) if return_counts else nothing
-    return op.cast(op.Compress(ordered, starts, axis=0), x.dtype or op.dtype), inverse, counts
 
 
 def _comparable(op: Recorder, x: Value) -> Value:

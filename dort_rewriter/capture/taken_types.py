@@ -21,7 +21,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch._dispatch.python import no_python_dispatcher
@@ -241,7 +241,7 @@ class _Question:
                 raised.append((largest, error))
             others = [*_others([t.dtype for t in tensors])]
             for largest, error in raised:
-                if any(self.call(_Maker(largest, other)) is None for other in others):
+                if any(self.call(_Maker(largest, *other)) is None for other in others):
                     return error
         return None
 
@@ -293,31 +293,28 @@ def _undisturbed() -> Iterator[None]:
                 torch.default_generator.set_state(before)
 
 
-class _Others(NamedTuple):
-    """What to ask with in the place of what the program has."""
-
-    types: Sequence[torch.dtype] = ()
-    """Of the tensors, in turn."""
-    number: float | None = None
-    """For the numbers that become elements."""
-    dtype: torch.dtype | None = None
-    """For the types that are arguments."""
-
-
 class _Maker:
     """Makes arguments to ask with.
 
     No size is above ``largest``. Integers in tensors are zero, a place in any tensor: some kernels
-    do not look.
+    do not look. In the place of what the program has the tensors have these ``types``, in turn,
+    numbers that become elements are ``number``, and types that are arguments ``dtype``.
     """
 
-    def __init__(self, largest: int, others: _Others | None = None, *, integer: int = 0) -> None:
-        others = others or _Others()
+    def __init__(
+        self,
+        largest: int,
+        types: Sequence[torch.dtype] = (),
+        number: float | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        integer: int = 0,
+    ) -> None:
         self.largest = largest
         self.integer = integer
-        self.types = iter(others.types)
-        self.number = others.number
-        self.dtype = others.dtype
+        self.types = iter(types)
+        self.number = number
+        self.dtype = dtype
 
     def __call__(self, value: Any, is_element: bool) -> Any:
         """An argument like one of the program."""
@@ -347,12 +344,9 @@ class _Maker:
         return torch.full(shape, 1 if has_ones else self.integer, dtype=dtype, device="cpu")
 
 
-def _others(dtypes: Sequence[torch.dtype]) -> Iterator[_Others]:
+def _others(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[Any, ...]]:
     """What torch may take in the place of tensors of some types, in the same call."""
-    for types in _assignments(dtypes):
-        for number in (None, 1, 1.0):
-            yield _Others(types, number)
-            yield _Others(types, number, torch.float32)
+    return itertools.product(_assignments(dtypes), (None, 1, 1.0), (None, torch.float32))
 
 
 def _assignments(dtypes: Sequence[torch.dtype]) -> Iterator[Sequence[torch.dtype]]:

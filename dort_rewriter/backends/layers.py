@@ -19,6 +19,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dort_rewriter.backends.seen_calls import watch_code
+from dort_rewriter.capture.functions import named_tensors
 from dort_rewriter.errors import OptionError
 from dort_rewriter.options import OrtBackendOptions
 
@@ -282,9 +283,6 @@ def _counters(layers: Sequence[torch.nn.Module]) -> frozenset[Attribute]:
 def _structure(layer: torch.nn.Module, counted: frozenset[Attribute]) -> Any:
     """What is equal for layers that one graph may serve: Dynamo's guards find what differs yet."""
     numbers: dict[int, int] = {}
-    named = itertools.chain(
-        layer.named_parameters(remove_duplicate=False), layer.named_buffers(remove_duplicate=False)
-    )
     tensors = tuple(
         (
             name,
@@ -292,7 +290,7 @@ def _structure(layer: torch.nn.Module, counted: frozenset[Attribute]) -> Any:
             (type(t), t.dtype, t.device, t.requires_grad),
             t.shape,
         )
-        for name, t in named
+        for name, t in named_tensors(layer)
     )
     modules = tuple((path, type(m)) for path, m in layer.named_modules())
     plain = frozenset(

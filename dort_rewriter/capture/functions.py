@@ -1,4 +1,4 @@
-"""Functions as modules: what torch traces are modules, whose parameters it knows."""
+"""Functions as modules: what torch traces are modules, of which it knows what they hold."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ class FunctionModule(torch.nn.Module):
 
     def _get_name(self) -> str:
         return str(getattr(self.forward, "__name__", type(self.forward).__name__))
+
+
+def named_tensors(
+    module: torch.nn.Module, *, recurse: bool = True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers under each of their names."""
+    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
+    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
 
 
 def _has_signature(function: Callable[..., Any]) -> bool:

@@ -12,14 +12,15 @@ import contextlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.traceback import preserve_node_meta
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import (
@@ -32,6 +33,7 @@ from torch.utils._pytree import (
 )
 
 from dort_rewriter.aten import is_mutation
+from dort_rewriter.capture.functions import named_tensors
 from dort_rewriter.capture.lines import Lines
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
@@ -56,16 +58,18 @@ def trace_with_gradients(
     call = _Call(mod, args, kwargs)
     for is_last in (*[False] * _REPEATS, True):
         call.transforms = _Transforms()
-        mode, fakes = _fakes([*call.held.values(), *call.tensors], shapes, len(call.held))
+        fakes = Fakes(shapes is not None)
+        said = map(varying_axes, shapes or [None] * len(call.tensors))
+        given = [*map(fakes.of, call.held.values()), *map(fakes.of, call.tensors, said)]
         try:
-            graph, made = _traced(call, fakes, mode, decompositions, is_dynamic=shapes is not None)
+            graph, made = _traced(call, given, fakes, decompositions)
             break
         except Exception:  # of any kind: what transforms say to a real tensor
             if is_last or not call.transforms.beside:
                 raise
         call.hold(call.transforms.beside.values())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    _set_metadata(graph, mode)
+    _set_metadata(graph, fakes.mode)
     names = map(_initializer_name, call.held, call.held.values())
     labels = [*(f"c_{i}" for i, _ in enumerate(made)), *names, *_argument_names(mod, args, kwargs)]
     for node, label in zip(placeholders, labels, strict=True):
@@ -87,10 +91,7 @@ class _Call:
         self._names: dict[str, str] = {}
         self._beside: dict[str, torch.Tensor] = {}
         first: dict[int, str] = {}
-        for name, tensor in (
-            *mod.named_parameters(remove_duplicate=False),
-            *mod.named_buffers(remove_duplicate=False),
-        ):
+        for name, tensor in named_tensors(mod):
             self._names[name] = first.setdefault(id(tensor), name)
             self.held.setdefault(self._names[name], tensor)
         if any(tensor.is_meta for tensor in self.held.values()):
@@ -157,21 +158,17 @@ def _argument_names(
 
 def _traced(
     run: Callable[..., Any],
-    fakes: Sequence[torch.Tensor],
-    mode: Any,
+    given: Sequence[torch.Tensor],
+    fakes: Fakes,
     decompositions: Mapping[Any, Callable[..., Any]],
-    *,
-    is_dynamic: bool,
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     """The graph of a function, and the tensors that are its inputs in front of the others."""
     table = {**corrected(decompositions), **_ZEROS}
-    # NOTE: torch 2.8 computes sizes of some operators in C++, which takes no symbols.
-    in_python = enable_python_dispatcher() if is_dynamic else contextlib.nullcontext()
-    with mode, in_python, without_torchs_errors(), preserve_node_meta():
+    with fakes.tracing(), without_torchs_errors(), preserve_node_meta():
         # make_fx reads the arguments off a function.
-        graph = make_fx(lambda *values: run(*values), decomposition_table=table)(*fakes)
+        graph = make_fx(lambda *values: run(*values), decomposition_table=table)(*given)
         if any(map(is_mutation, graph.graph.nodes)):
-            return _without_mutations(graph, fakes, table, is_dynamic=is_dynamic)
+            return _without_mutations(graph, given, table, is_dynamic=fakes.dynamic)
     return graph, []
 
 
@@ -220,7 +217,7 @@ def transforms_ended() -> Iterator[None]:
 
 def _without_mutations(
     graph: torch.fx.GraphModule,
-    fakes: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
     table: dict[Any, Callable[..., Any]],
     *,
     is_dynamic: bool,
@@ -235,7 +232,7 @@ def _without_mutations(
 
     with torch.no_grad():
         functional, signature = aot_export_module(
-            graph, tuple(fakes), trace_joint=False, decompositions=table, dynamic_shapes=is_dynamic
+            graph, tuple(given), trace_joint=False, decompositions=table, dynamic_shapes=is_dynamic
         )
     assert isinstance(functional, torch.fx.GraphModule)
     output = next(n for n in functional.graph.nodes if n.op == "output")
@@ -263,35 +260,42 @@ def without_torchs_errors() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _fakes(
-    tensors: Sequence[torch.Tensor], shapes: Sequence[Any] | None, held: int
-) -> tuple[Any, list[torch.Tensor]]:
-    """Fake tensors: with symbols where the arguments, behind those held, may vary."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import (
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
+class Fakes:
+    """Fake tensors for tracing: with symbols for what is dynamic."""
 
-    mode = FakeTensorMode(
-        shape_env=None if shapes is None else ShapeEnv(), allow_non_fake_inputs=True
-    )
-    said = [*[None] * held, *(shapes if shapes is not None else [None] * len(tensors))]
-    made: list[torch.Tensor] = []
-    for tensor, shape in zip(tensors, said, strict=False):
+    def __init__(self, dynamic: bool) -> None:
+        self.dynamic = dynamic
+        self.mode = FakeTensorMode(
+            shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True
+        )
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace with these fakes.
+
+        NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
+        its own C++ does not take symbols.
+        """
+        is_told = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
+        with self.mode, is_told:
+            yield
+
+    def of(self, tensor: torch.Tensor, varying: Collection[int] = ()) -> torch.Tensor:
+        """The fake of a tensor, of which these axes may vary."""
         tensor = tensor.detach()
-        if shapes is None:
-            made.append(mode.from_tensor(tensor))
-            continue
-        axes = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-        varying = {axis for axis, dim in axes if dim is not None and not isinstance(dim, int)}
+        if not self.dynamic:
+            return self.mode.from_tensor(tensor)
         kinds = [
             DimDynamic.DYNAMIC if i in varying else DimDynamic.STATIC for i in range(tensor.dim())
         ]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        made.append(mode.from_tensor(tensor, symbolic_context=context))
-    return mode, made
+        return self.mode.from_tensor(tensor, symbolic_context=context)
+
+
+def varying_axes(shape: Any) -> list[int]:
+    """The axes of a tensor that may vary, by what ``dynamic_shapes`` says of it."""
+    listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
+    return [axis for axis, dim in listed if dim is not None and not isinstance(dim, int)]
 
 
 def _set_metadata(graph: torch.fx.GraphModule, mode: Any) -> None:

@@ -29,7 +29,7 @@ from dort_rewriter.capture.dim_names import (
     require_all_said,
     without_names,
 )
-from dort_rewriter.capture.functions import FunctionModule
+from dort_rewriter.capture.functions import FunctionModule, named_tensors
 from dort_rewriter.capture.gradients import trace_with_gradients, transforms_ended
 from dort_rewriter.capture.interface import propagate
 from dort_rewriter.capture.lines import is_users
@@ -398,10 +398,7 @@ def _lower_dynamo(
         captured.append(lowered)
         return make_boxed_func(lowered.forward)
 
-    stored = {
-        **dict(graph_module.named_parameters(remove_duplicate=False)),
-        **dict(graph_module.named_buffers(remove_duplicate=False)),
-    }
+    stored = dict(named_tensors(graph_module))
     example = list(args) or _example_values(graph_module)
     with (
         torch.no_grad(),

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dort_rewriter.aten import is_random, results_of, source_line
 from dort_rewriter.backends.to_onnx import to_onnx
+from dort_rewriter.capture.functions import named_tensors
 from dort_rewriter.capture.number_checks import WithoutNumbers
 from dort_rewriter.compiler.model_key import installed_version
 from dort_rewriter.deployment.training_random import SeededDraws
@@ -40,7 +41,7 @@ from dort_rewriter.deployment.training_state import (
     written,
 )
 from dort_rewriter.deployment.training_tracing import (
-    Fakes,
+    ModuleFakes,
     SameGradient,
     as_export_error,
     call_loss,
@@ -48,7 +49,6 @@ from dort_rewriter.deployment.training_tracing import (
     dynamic_axes,
     interpreter_of,
     lines_of_model,
-    named_tensors,
     require_varying,
     set_results,
     trace,
@@ -369,7 +369,7 @@ class _Step:
 
     def export(self, opset: int) -> bytes:
         """The model of the step."""
-        fakes = Fakes(any(map(_varies, self.batch.shapes)))
+        fakes = ModuleFakes(any(map(_varies, self.batch.shapes)))
         whole = _WithLoss(self.model, self.loss, self.batch)
         with fakes.inside(whole, [t.parameter for t in self.trained]):
             leaves = fakes.all(self.batch.leaves, self.batch.shapes)
@@ -511,7 +511,7 @@ class _Step:
         """The model of the outputs, and their names."""
         batch = self.batch
         shapes = batch.shapes[: batch.inputs]
-        fakes = Fakes(any(map(_varies, shapes)))
+        fakes = ModuleFakes(any(map(_varies, shapes)))
         module = _Outputs(self.model, batch)
         with fakes.inside(module, ()), torch.no_grad():
             leaves = fakes.all(batch.leaves[: batch.inputs], shapes)

@@ -17,7 +17,8 @@ from torch.fx import traceback as fx_traceback
 
 from dort_rewriter.aten import results_of
 from dort_rewriter.capture.dim_names import is_known
-from dort_rewriter.capture.gradients import without_torchs_errors
+from dort_rewriter.capture.functions import named_tensors
+from dort_rewriter.capture.gradients import Fakes, varying_axes, without_torchs_errors
 from dort_rewriter.capture.lines import LAYERS, Lines, is_users
 from dort_rewriter.capture.tracing import correct_tracing, through_compiled_parts
 from dort_rewriter.deployment.training_random import SeededDraws
@@ -29,47 +30,13 @@ from dort_rewriter.torch_defects.lost_checks import without_checks
 from dort_rewriter.torch_defects.python_kernels import swapped
 
 
-class Fakes:
-    """Fake tensors for tracing: with symbols for what is dynamic."""
-
-    def __init__(self, dynamic: bool) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        self.dynamic = dynamic
-        self.mode = FakeTensorMode(
-            shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True
-        )
-
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Trace with these fakes.
-
-        NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
-        its own C++ does not take symbols.
-        """
-        from torch._dispatch.python import enable_python_dispatcher
-
-        is_told = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
-        with self.mode, is_told:
-            yield
-
-    def of(self, tensor: torch.Tensor, shape: Any = None) -> torch.Tensor:
-        """The fake of a tensor; ``shape`` is what ``dynamic_shapes`` says of it."""
-        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-
-        tensor = tensor.detach()
-        if not self.dynamic:
-            return self.mode.from_tensor(tensor)
-        axes = dynamic_axes(shape, tensor.dim())
-        sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC
-                 for i in range(tensor.dim())]  # fmt: skip
-        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
-        return self.mode.from_tensor(tensor, symbolic_context=context)
+class ModuleFakes(Fakes):
+    """Fakes of what a module takes and holds."""
 
     def all(self, leaves: Sequence[torch.Tensor], shapes: Sequence[Any]) -> list[torch.Tensor]:
         """The fakes of several tensors."""
-        return [self.of(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+        pairs = zip(leaves, shapes, strict=True)
+        return [self.of(leaf, dynamic_axes(shape, leaf.dim())) for leaf, shape in pairs]
 
     @contextlib.contextmanager
     def inside(
@@ -102,18 +69,9 @@ class Fakes:
                 vars(part)[name] = value
 
 
-def named_tensors(
-    module: torch.nn.Module, *, recurse: bool = True
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers under each of their names."""
-    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
-    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
-
-
 def dynamic_axes(shape: Any, rank: int) -> set[int]:
     """The axes that ``dynamic_shapes`` says may vary, of a tensor."""
-    listed = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-    axes = [axis for axis, dim in listed if dim is not None and not isinstance(dim, int)]
+    axes = varying_axes(shape)
     if wrong := [axis for axis in axes if not -rank <= axis < rank]:
         raise ExportError(f"dynamic_shapes has axis {wrong[0]} of a tensor of {rank} axes.")
     return {axis % rank for axis in axes}

@@ -15,7 +15,7 @@ from dort_rewriter.capture.tracing import keep_resizing
 from dort_rewriter.compiler.building import add_casts
 from dort_rewriter.errors import ExecutionError, UnsupportedOpError
 from dort_rewriter.export.decompositions import get_decomposition_table
-from dort_rewriter.export.dispatcher import InFront
+from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.interpreter import ExportedGraph, convert_graph
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.export.registry import Converter, op_name
@@ -158,8 +158,12 @@ def new_session(model: ir.Model) -> Session:
     return create_session(model, options=options)
 
 
-class Calls(InFront):
+class Calls(Dispatcher):
     """A dispatcher, before which nodes that a session calls in torch are written so."""
+
+    def __init__(self, others: Dispatcher) -> None:
+        super().__init__()
+        self.others = others
 
     def find(self, node: torch.fx.Node) -> Converter | str:
         if is_called(node):

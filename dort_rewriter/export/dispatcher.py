@@ -156,34 +156,6 @@ def _make_converter(name: str, function: Callable[..., Any]) -> Converter:
     return dataclasses.replace(made, function=call)
 
 
-class InFront(Dispatcher):
-    """A dispatcher before another, which answers what is not asked of this one: see ``find``."""
-
-    def __init__(self, others: Dispatcher) -> None:
-        """Keep who converts the rest."""
-        self.others = others
-
-    def standard(self) -> Dispatcher:
-        """The dispatcher of models that run without torch."""
-        return self.others.standard()
-
-    def description(self) -> str | None:
-        """What is the same for dispatchers that convert alike."""
-        return self.others.description()
-
-    def converts(self, name: str) -> bool:
-        """Whether an operator has a converter, whatever its arguments."""
-        return self.others.converts(name)
-
-    def prefers(self, name: str) -> bool:
-        """Whether an operator is better converted than decomposed by torch."""
-        return self.others.prefers(name)
-
-    def find_drawing(self, node: torch.fx.Node) -> Converter | None:
-        """The converter of a random operator, for a model that draws its own numbers."""
-        return self.others.find_drawing(node)
-
-
 class ForceDispatcher(Dispatcher):
     """Turns an operator without a converter into a node of a custom domain."""
 

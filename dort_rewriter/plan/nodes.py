@@ -19,7 +19,7 @@ from dort_rewriter.errors import UnsupportedOp
 from dort_rewriter.export.annotations import leaves_model
 from dort_rewriter.export.complex_numbers import complex_converters
 from dort_rewriter.export.converters.cumulative import has_known_size
-from dort_rewriter.export.dispatcher import Dispatcher, InFront
+from dort_rewriter.export.dispatcher import Dispatcher
 from dort_rewriter.export.registry import Converter, builtin_converters, op_name
 from dort_rewriter.export.torch_calls import call_converter, may_be_called
 from dort_rewriter.export.torch_kernels import torch_kernel
@@ -162,11 +162,11 @@ class Chooser:
         return NodePlan(name, "call", call_converter(name, register_call), reason=reason)
 
 
-class Planned(InFront):
-    """A dispatcher, before which nodes are converted as it was decided."""
+class Planned(Dispatcher):
+    """Finds what converts nodes as it was decided: who walks a graph asks for nothing else."""
 
     def __init__(self, chooser: Chooser) -> None:
-        super().__init__(chooser.dispatcher)
+        super().__init__()
         self._choose: Callable[[torch.fx.Node], NodePlan] = chooser.choose
 
     def find(self, node: torch.fx.Node) -> Converter | str:

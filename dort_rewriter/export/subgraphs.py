@@ -54,7 +54,17 @@ def loop(
     the next state.
     """
     body = subgraph(op, [0, True, *metas], lambda inner, given: write(inner, given[2:]))
-    found = op.call("Loop", None, goes_on, *state, outputs=len(metas), body=body)
+    return call_as(op, metas, "Loop", None, goes_on, *state, body=body)
+
+
+def call_as(
+    op: Recorder, metas: Sequence[Any], name: str, *inputs: Any, **attributes: Any
+) -> tuple[Value, ...]:
+    """Record a node with results like (fake) tensors.
+
+    NOTE: the results of one ONNX node may differ in type, which the recorder does not know.
+    """
+    found = op.call(name, *inputs, outputs=len(metas), **attributes)
     results: tuple[Value, ...] = found if isinstance(found, tuple) else (found,)
     for result, meta in zip(results, metas, strict=True):
         annotate(result, meta)

@@ -12,10 +12,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from dort_rewriter.export.annotations import annotate
 from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Refused, converter
-from dort_rewriter.export.subgraphs import as_value, loop, subgraph
+from dort_rewriter.export.subgraphs import as_value, call_as, loop, subgraph
 from dort_rewriter.graph.values import Value
 
 Body = torch.fx.GraphModule
@@ -93,15 +92,7 @@ def invoke_subgraph(
 
 
 def _results(op: Recorder, name: str, *inputs: Any, **attributes: Any) -> Sequence[Value]:
-    """Record a node with as many results as the FX node has, of the types that torch found.
-
-    NOTE: the results of one ONNX node may differ in type, which the recorder does not know.
-    """
-    metas = op.result
-    if any(m is None for m in metas):
+    """Record a node with as many results as the FX node has, of the types that torch found."""
+    if any(m is None for m in op.result):
         raise Refused("a result is None")
-    results = op.call(name, *inputs, outputs=len(metas), **attributes)
-    results = results if isinstance(results, tuple) else (results,)
-    for result, meta in zip(results, metas, strict=True):
-        annotate(result, meta)
-    return results
+    return call_as(op, op.result, name, *inputs, **attributes)

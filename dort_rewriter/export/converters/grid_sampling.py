@@ -187,7 +187,11 @@ def _found(op: Recorder, planes: Value, corner: _Corner) -> Value:
     return op.Where(corner.is_inside, found, op.constant(0, planes.dtype))
 
 
-def _sample(op: Recorder, x: Value, grid: Value, given: Arguments) -> Value:
+@converter("aten::grid_sampler_2d", "aten::grid_sampler_3d")
+@by_name
+def grid_sampler(op: Recorder, given: Arguments) -> Value:
+    """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"""
+    x, grid = given.input, given.grid
     rank = x.rank - 2
     wide, places = widen(op, x), widen(op, grid)
     sampler = _sampler(op, wide, places, given)
@@ -206,11 +210,13 @@ def _sample(op: Recorder, x: Value, grid: Value, given: Arguments) -> Value:
 # -- gradients ---------------------------------------------------------------------------------
 
 
-def _sample_backward(
-    op: Recorder, grad: Value, x: Value, grid: Value, given: Arguments
-) -> tuple[Value | None, Value | None]:
+@converter("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")
+@by_name
+def grid_sampler_backward(op: Recorder, given: Arguments) -> tuple[Value | None, Value | None]:
+    """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)"""
+    x, grid = given.input, given.grid
     rank = x.rank - 2
-    wide, places, slope = (widen(op, v) for v in (x, grid, grad))
+    wide, places, slope = (widen(op, v) for v in (x, grid, given.grad_output))
     sampler = _sampler(op, wide, places, given)
     corners = _corners(op, sampler)
     flat = _planes(op, slope, rank)
@@ -264,21 +270,3 @@ def _of_grid(
     ]
     stacked = [op.Unsqueeze(column, [2]) for column in reversed(columns)]
     return op.Reshape(op.Concat(*stacked, axis=2), sizes)
-
-
-def _register(rank: int) -> None:
-    @converter(f"aten::grid_sampler_{rank}d")
-    @by_name
-    def sample(op: Recorder, given: Arguments) -> Value:
-        """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"""
-        return _sample(op, given.input, given.grid, given)
-
-    @converter(f"aten::grid_sampler_{rank}d_backward")
-    @by_name
-    def sample_backward(op: Recorder, given: Arguments) -> tuple[Value | None, Value | None]:
-        """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)"""
-        return _sample_backward(op, given.grad_output, given.input, given.grid, given)
-
-
-for _rank in (2, 3):
-    _register(_rank)

@@ -107,9 +107,7 @@ def iota(
     """iota(SymInt length, *, SymInt start, SymInt step, ScalarType dtype, Device device, bool requires_grad) -> Tensor"""
     if all(isinstance(n, int) for n in (length, start, step)):
         return op.constant([start + i * step for i in range(length)], dtype)
-    count = (
-        op.Range(0, length, 1) if isinstance(length, int) else op.Range(0, _rank_0(op, length), 1)
-    )
+    count = op.Range(0, _rank_0(op, length), 1)
     return op.cast(op.Add(op.Mul(count, _rank_0(op, step)), _rank_0(op, start)), dtype)
 
 

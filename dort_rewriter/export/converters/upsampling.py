@@ -40,17 +40,14 @@ def _is_floating(node: torch.fx.Node) -> bool:
 
 
 def _axes(
-    op: Recorder,
-    sources: Sequence[Size],
-    targets: Sequence[Size] | None,
-    factors: Sequence[float | None],
-    align_corners: bool = False,
+    op: Recorder, given: Arguments, sources: Sequence[Size], targets: Sequence[Size] | None
 ) -> list[Axis]:
     """Describe the axes; without targets they are those the factors lead to."""
+    corners = getattr(given, "align_corners", False)
     axes = []
-    for i, (source, factor) in enumerate(zip(sources, factors, strict=True)):
+    for i, (source, factor) in enumerate(zip(sources, _factors(given, len(sources)), strict=True)):
         target = targets[i] if targets else _scaled(op, source, factor or 1.0)
-        axes.append(Axis(source, target, factor, align_corners))
+        axes.append(Axis(source, target, factor, corners))
     return axes
 
 
@@ -166,25 +163,19 @@ def _factors(given: Arguments, rank: int) -> Sequence[float | None]:
 def _register(
     name: str, rank: int, forward: _Resize, backward: _Resize, when: Predicate | None = None
 ) -> None:
-    def axes(
-        op: Recorder, given: Arguments, sources: Sequence[Size], targets: Any
-    ) -> Sequence[Axis]:
-        corners = getattr(given, "align_corners", False)
-        return _axes(op, sources, targets, _factors(given, rank), corners)
-
     @converter(f"aten::{name}", f"aten::{name}.vec", when=when)
     @by_name
     def resize(op: Recorder, given: Arguments) -> Value:
         """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
         x = given.x if hasattr(given, "x") else given.input
-        return forward(op, x, axes(op, given, spatial_sizes(op, x, rank), given.output_size))
+        return forward(op, x, _axes(op, given, spatial_sizes(op, x, rank), given.output_size))
 
     @converter(f"aten::{name}_backward", when=when)
     @by_name
     def resize_backward(op: Recorder, given: Arguments) -> Value:
         """upsample_bilinear2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""
         grad, sources = given.grad_output, given.input_size[-rank:]
-        return backward(op, grad, axes(op, given, sources, spatial_sizes(op, grad, rank)))
+        return backward(op, grad, _axes(op, given, sources, spatial_sizes(op, grad, rank)))
 
 
 for _rank in (1, 2, 3):

@@ -7,7 +7,6 @@ forms differ in what they return beside the output.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from dort_rewriter.export.converters import own_kernels
@@ -18,16 +17,9 @@ from dort_rewriter.export.recorder import Recorder
 from dort_rewriter.export.registry import Arguments, Refused, by_name, converter
 from dort_rewriter.graph.values import Value
 
-
-@dataclass(frozen=True)
-class _Normalized:
-    """What a batch normalization computes; the statistics are of rank 1."""
-
-    output: Value
-    mean: Value | None = None
-    rstd: Value | None = None
-    running_mean: Value | None = None
-    running_var: Value | None = None
+_Normalized = tuple[Value | None, ...]
+"""The output, the mean, the reciprocal deviation, the running mean and the running variance of a
+batch normalization; all but the first are of rank 1."""
 
 
 def _batch_axes(x: Value) -> list[int]:
@@ -62,7 +54,7 @@ def _in_training(op: Recorder, given: Arguments) -> _Normalized:
         count = _count(op, x)
         unbiased = count / (count - 1) if count != 1 else math.inf
         running_var = variance * (momentum * unbiased) + running_var * (1 - momentum)
-    return _Normalized(y, mean, rstd, running_mean, running_var)
+    return y, mean, rstd, running_mean, running_var
 
 
 def _standardized(
@@ -93,47 +85,43 @@ def _in_inference(op: Recorder, given: Arguments) -> _Normalized:
         bias = op.Expand(op.constant(0.0, x.dtype), shape)
     y = op.BatchNormalization(x, weight, bias, mean, variance, epsilon=given.eps)
     rstd = op.Reciprocal(op.Sqrt(variance + given.eps))
-    return _Normalized(y, mean, rstd, *running)
+    return y, mean, rstd, *running
 
 
 @converter("aten::_native_batch_norm_legit_functional")
 @by_name
 def native_batch_norm_legit_functional(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
-    n = (_in_training if given.training else _in_inference)(op, given)
-    return returned(op, n.output, n.mean, n.rstd, n.running_mean, n.running_var)
+    return returned(op, *(_in_training if given.training else _in_inference)(op, given))
 
 
 @converter("aten::_native_batch_norm_legit.no_stats")
 @by_name
 def native_batch_norm_legit_no_stats(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
-    n = _in_training(op, given)
-    return returned(op, n.output, n.mean, n.rstd)
+    return returned(op, *_in_training(op, given)[:3])
 
 
 @converter("aten::_native_batch_norm_legit_no_training")
 @by_name
 def native_batch_norm_legit_no_training(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
-    n = _in_inference(op, given)
-    return returned(op, n.output, n.mean, n.rstd)
+    return returned(op, *_in_inference(op, given)[:3])
 
 
 @converter("aten::_batch_norm_with_update_functional")
 @by_name
 def batch_norm_with_update_functional(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """_batch_norm_with_update_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
-    n = _in_training(op, given)
-    return returned(op, n.output, n.mean, n.rstd, None, n.running_mean, n.running_var)
+    *normalized, running_mean, running_var = _in_training(op, given)
+    return returned(op, *normalized, None, running_mean, running_var)
 
 
 @converter("aten::_batch_norm_no_update")
 @by_name
 def batch_norm_no_update(op: Recorder, given: Arguments) -> tuple[Value, ...]:
     """_batch_norm_no_update(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor)"""
-    n = _in_inference(op, given)
-    return returned(op, n.output, n.mean, n.rstd, None)
+    return returned(op, *_in_inference(op, given)[:3], None)
 
 
 @converter("aten::native_batch_norm_backward")

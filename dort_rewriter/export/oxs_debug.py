@@ -70,7 +70,7 @@ class OxsDebugDispatcher(OxsDispatcher):
             why = f"torch refuses the made-up inputs: {e}"
             self.report.append(Comparison(name, node.name, why, why, (0, 0)))
             return
-        expected = _as_list(single(*inputs))
+        expected = list(single(*inputs))
         ours, ours_nodes = _difference(single, inputs, expected, self._ours)
         theirs, their_nodes = _difference(single, inputs, expected, self._torchlib)
         comparison = Comparison(name, node.name, ours, theirs, (ours_nodes, their_nodes))
@@ -88,16 +88,12 @@ def _isolate(node: torch.fx.Node) -> tuple[torch.fx.GraphModule, list[Any]]:
         made[source] = graph.placeholder(source.name)
         made[source].meta["val"] = inputs[-1]
     copy = graph.node_copy(node, lambda n: made[n])
-    results = node.meta.get("val")
+    results, parts = node.meta.get("val"), [copy]
     if isinstance(results, list | tuple):
         parts = [graph.call_function(operator.getitem, (copy, i)) for i in range(len(results))]
-        graph.output(tuple(parts))
-    else:
-        parts = [copy]
-        graph.output((copy,))
+    graph.output(tuple(parts))
     single = torch.fx.GraphModule(torch.nn.Module(), graph)
-    values = single(*inputs)
-    copy.meta["val"] = values if len(parts) > 1 or parts[0] is not copy else values[0]
+    copy.meta["val"] = values = single(*inputs)
     for part, value in zip(parts, values, strict=True):
         part.meta["val"] = value
     return single, inputs
@@ -132,7 +128,3 @@ def _difference(
         difference = torch.as_tensor(a).double() - torch.as_tensor(b).double()
         worst = max(worst, float(difference.abs().max()) if difference.numel() else 0.0)
     return worst, len(exported.model.graph)
-
-
-def _as_list(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, list | tuple) else [result]

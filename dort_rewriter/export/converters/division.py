@@ -104,14 +104,11 @@ def _divisor(op: Recorder, b: Any, dtype: ir.DataType) -> _Divisor:
     return _Divisor(op.Where(op.Or(is_zero, is_opposite), one, b), is_opposite)
 
 
-def _integer_type(op: Recorder, a: Any, b: Any) -> ir.DataType:
+def _integers(op: Recorder, a: Any, b: Any) -> tuple[Value, _Divisor]:
+    """Integers to divide, as a result also when it is a number, and those to divide them by."""
     found = next((v.dtype for v in (a, b) if isinstance(v, Value)), None)
-    return found or op.dtype
-
-
-def _as_dividend(op: Recorder, a: Any, b: Any) -> Value:
-    """An integer to divide as a result, also when it is a number."""
-    return op.cast(a, _integer_type(op, a, b))
+    dtype = found or op.dtype
+    return op.cast(a, dtype), _divisor(op, b, dtype)
 
 
 def _choose(op: Recorder, divisor: _Divisor, special: Any, usual: Any) -> Any:
@@ -122,7 +119,7 @@ def _choose(op: Recorder, divisor: _Divisor, special: Any, usual: Any) -> Any:
 
 
 def _floor_integers(op: Recorder, a: Any, b: Any) -> Value:
-    a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
+    a, divisor = _integers(op, a, b)
     # NOTE: (a - a mod b) / b overflows near the bounds of the type; this does not.
     quotient = op.Div(a, divisor.safe)
     is_short = op.Not(op.Equal(op.Mod(a, divisor.safe), op.Sub(a, op.Mul(quotient, divisor.safe))))
@@ -133,7 +130,7 @@ def _floor_integers(op: Recorder, a: Any, b: Any) -> Value:
 
 def _truncate_integers(op: Recorder, a: Any, b: Any) -> Value:
     """a / b rounded towards zero."""
-    a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
+    a, divisor = _integers(op, a, b)
     result: Value = _choose(op, divisor, op.Sub(0, a), op.Div(a, divisor.safe))
     return result
 
@@ -167,7 +164,7 @@ def _stored(op: Recorder, value: Value, divisor: Any) -> Value:
 def floor_remainder(op: Recorder, a: Any, b: Any) -> Value:
     """A % b, of the sign of b."""
     if not _has_float(a, b):
-        a, divisor = _as_dividend(op, a, b), _divisor(op, b, _integer_type(op, a, b))
+        a, divisor = _integers(op, a, b)
         result: Value = _choose(op, divisor, op.Sub(a, a), op.Mod(a, divisor.safe))
         return result
     rest = op.Mod(a, b, fmod=1)

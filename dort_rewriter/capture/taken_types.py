@@ -239,7 +239,9 @@ class _Question:
                 if (error := self.call(_Maker(largest, integer=integer))) is None:
                     return None
                 raised.append((largest, error))
-            others = [*_others([t.dtype for t in tensors])]
+            # What torch may take in the place of these types, in the same call.
+            types = _assignments([t.dtype for t in tensors])
+            others = [*itertools.product(types, (None, 1, 1.0), (None, torch.float32))]
             for largest, error in raised:
                 if any(self.call(_Maker(largest, *other)) is None for other in others):
                     return error
@@ -344,12 +346,8 @@ class _Maker:
         return torch.full(shape, 1 if has_ones else self.integer, dtype=dtype, device="cpu")
 
 
-def _others(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[Any, ...]]:
-    """What torch may take in the place of tensors of some types, in the same call."""
-    return itertools.product(_assignments(dtypes), (None, 1, 1.0), (None, torch.float32))
-
-
 def _assignments(dtypes: Sequence[torch.dtype]) -> Iterator[Sequence[torch.dtype]]:
+    """Other types in the place of some."""
     distinct = [*dict.fromkeys(dtypes)]
     for chosen in itertools.product(*map(_alike, distinct)):
         replaced = dict(zip(distinct, chosen, strict=True))

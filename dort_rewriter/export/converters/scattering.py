@@ -184,13 +184,10 @@ def index_copy(op: Recorder, x: Value, dim: int, index: Value, source: Value) ->
         and dim % x.rank
         and is_run(op.fx_node.args[2])
     ):
-        return write_run(op, x, source, _first(op, index), dim % x.rank)
+        first = op.Slice(op.Reshape(index, [-1]), [0], [1], [0])
+        return write_run(op, x, source, first, dim % x.rank)
     places, updates = _along(op, dim, index, source)
     return scatter(op, x, dim, places, updates)
-
-
-def _first(op: Recorder, index: Value) -> Value:
-    return op.Slice(op.Reshape(index, [-1]), [0], [1], [0])
 
 
 @converter("aten::index_reduce")

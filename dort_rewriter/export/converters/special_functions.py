@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -342,11 +341,6 @@ _AIRY_EDGE = 2.5
 _AIRY_ZETA = 2 / 3 * _AIRY_EDGE**1.5
 
 
-def _bounded(op: Recorder, x: Value, coefficients: Sequence[float]) -> Value:
-    """A polynomial where it holds; outside, where it could overflow, at the border."""
-    return horner(op, op.Min(op.Max(x, -1.0), 1.0), coefficients)
-
-
 @double_converter("aten::special_airy_ai")
 def airy_ai(op: Recorder, x: Value) -> Value:
     """special_airy_ai(Tensor x) -> Tensor"""
@@ -364,7 +358,9 @@ def airy_ai(op: Recorder, x: Value) -> Value:
     wave = op.Sub(op.Mul(f, op.Sin(angle)), op.Mul(g, cosine(op, angle)))
     wave = op.Div(wave, quarter)
     wave = op.Where(op.Greater(op.Mul(power, 2.0), _MOST), math.nan, wave)  # as in float32
-    middle = _bounded(op, op.Mul(x, 1 / _AIRY_EDGE), expansions.AIRY_NEAR)
+    # Outside, where the polynomial could overflow, it is that at the border.
+    near = op.Min(op.Max(op.Mul(x, 1 / _AIRY_EDGE), -1.0), 1.0)
+    middle = horner(op, near, expansions.AIRY_NEAR)
     value = op.Where(op.Greater(x, _AIRY_EDGE), decay, middle)
     value = op.Where(op.Less(x, -_AIRY_EDGE), wave, value)
     # NOTE: of infinity torch makes NaN, in every wave but that of sin(x) / x.

@@ -41,6 +41,7 @@ from dort_rewriter.capture.tracing import (
 )
 from dort_rewriter.errors import CaptureError
 from dort_rewriter.torch_defects.margin_loss import corrected
+from dort_rewriter.torch_defects.overlapping_writes import traced_value
 
 logger = logging.getLogger(__name__)
 
@@ -417,11 +418,7 @@ def _lower_dynamo(
 
 
 def _example_values(graph_module: torch.fx.GraphModule) -> list[Any]:
-    values = [
-        n.meta.get("example_value", n.meta.get("val"))
-        for n in graph_module.graph.nodes
-        if n.op == "placeholder"
-    ]
+    values = [traced_value(n) for n in graph_module.graph.nodes if n.op == "placeholder"]
     if any(v is None for v in values):
         raise CaptureError("The graph carries no metadata: give example arguments (args=...).")
     return values

@@ -43,7 +43,8 @@ def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
             op = getattr(packet, overload)
             if not op._schema.is_mutable and (name, overload) not in _FROM_TENSOR:
                 table[op] = functools.partial(_one_by_one, _on_one(name, op._schema))
-    return {**table, aten._foreach_zero.default: _zero, aten._foreach_norm.Scalar: _norm}
+    zero = functools.partial(_one_by_one, torch.zeros_like)
+    return {**table, aten._foreach_zero.default: zero, aten._foreach_norm.Scalar: _norm}
 
 
 _FROM_TENSOR = {("addcdiv", "Tensor"), ("addcmul", "Tensor")}
@@ -64,10 +65,6 @@ def _one_by_one(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> l
     count = len(next(a for a in args if isinstance(a, list | tuple)))
     each = [a if isinstance(a, list | tuple) else [a] * count for a in args]
     return [function(*own, **kwargs) for own in zip(*each, strict=True)]
-
-
-def _zero(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(t) for t in tensors]
 
 
 def _norm(

@@ -54,11 +54,9 @@ def max_pool(
     """
     rank = len(windows)
     wide = widen(op, x)
-    if rank == 2 and op.takes_own(wide):
-        found, chosen = own_kernels.max_pool(op, wide, windows, indexed=indexed)
-        return cast_like(op, found, x), chosen
-    if rank == 3 and op.takes_own(wide):
-        found, chosen = _pool_planes(op, wide, windows, indexed=indexed)
+    if rank > 1 and op.takes_own(wide):
+        pool = own_kernels.max_pool if rank == 2 else _pool_planes
+        found, chosen = pool(op, wide, windows, indexed=indexed)
         return cast_like(op, found, x), chosen
     value, place = x, planes(op, x, rank) if indexed else None
     for axis in reversed(range(-rank, 0)):

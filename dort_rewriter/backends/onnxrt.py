@@ -92,6 +92,13 @@ class OrtBackend:
         self.execution_count = 0
         self.run = run_session
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the same options and compiles anew: compiled modules are copied, too."""
+        return type(self), (self._options,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OrtBackend:
+        return type(self)(self._options)  # whose session options have no copies
+
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {what}" for what, n in self._counts().items())
         options = "".join(f" {name}={value!r}" for name, value in self._chosen())

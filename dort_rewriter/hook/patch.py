@@ -116,13 +116,23 @@ def _wrap(function: object, wrapper: Wrapper) -> Any:
         """
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            if self._self_instance is None:  # of a class
+                return self
             return getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return getattr, (self._self_instance, self.__name__)
 
     class Function(wrapt.FunctionWrapper):  # type: ignore[misc]
+        """A function of torch, as easily copied as one of Python's: compiled modules hold one."""
+
         __bound_function_wrapper__ = Bound
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return self
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return self.__qualname__  # a global of its module
 
     return Function(function, wrapper)
 

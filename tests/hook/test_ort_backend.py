@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -57,6 +58,17 @@ def test_a_graph_is_compiled_and_runs(backend: Any, x: torch.Tensor) -> None:
     (result,) = compiled(x) if isinstance(compiled(x), tuple) else (compiled(x),)
     torch.testing.assert_close(result, function(x))
     assert backend.execution_count > 0
+
+
+def test_modules_compiled_by_name_are_copied_and_pickled(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold the function of torch that the hook has wrapped."""
+    install()
+    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")
+    compiled: Any = torch.compile(torch.nn.Linear(3, 2), backend="onnxrt")
+    for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        torch.testing.assert_close(other(x), compiled(x))
 
 
 def test_sessions_outlive_the_variable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,11 @@ class Engine:
 
     def __call__(self, speed: int) -> int:
         return self.run(speed)
+
+
+def start(speed: int) -> int:
+    """A function that torch could have."""
+    return speed + 1
 
 
 ORIGINALS = {name: vars(Engine)[name] for name in ("run", "__call__")}
@@ -75,6 +81,21 @@ def test_a_bound_method_can_be_copied_and_pickled(module: Any) -> None:
     copied["engine"].power = 5  # type: ignore[attr-defined]
     assert copied["run"](2) == 20
     assert pickle.loads(pickle.dumps(Engine(3).run))(2) == 12
+
+
+def test_a_function_can_be_copied_and_pickled(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name, as Python's."""
+    monkeypatch.setitem(sys.modules, "engines", module)
+    monkeypatch.setattr(start, "__module__", "engines")
+    module.start = start
+    make_patch("start").apply(module)
+    assert module.start(2) == 6
+    assert copy.deepcopy([module.start])[0] is module.start
+    assert pickle.loads(pickle.dumps(module.start)) is module.start
+    make_patch("Engine.run").apply(module)
+    assert copy.deepcopy([Engine.run])[0](Engine(3), 2) == 12
 
 
 def test_a_missing_attribute_is_an_error(module: Any) -> None:

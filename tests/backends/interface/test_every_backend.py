@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,20 @@ def test_a_training_step_is_that_of_eager_mode(make: Callable[[], Any]) -> None:
         torch.testing.assert_close(x.grad, y.grad)
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+@EVERY_BACKEND
+def test_compiled_modules_are_copied_and_pickled(make: Callable[[], Any]) -> None:
+    """Before they run and after, as trainers do that average weights."""
+    compiled: Any = torch.compile(torch.nn.Linear(4, 3), backend=make())
+    x = torch.randn(2, 4)
+    fresh = copy.deepcopy(compiled)
+    expected = compiled(x)
+    copies = [fresh, copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))]
+    with torch.no_grad():
+        compiled.weight.zero_()
+    for other in copies:
+        torch.testing.assert_close(other(x), expected)
 
 
 @EVERY_BACKEND

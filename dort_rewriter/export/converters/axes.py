@@ -167,8 +167,10 @@ def zeros(op: Recorder, sizes: Sequence[Any] | Value, dtype: ir.DataType | None 
 
 
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
-    """The product of sizes: a number when they are, a rank-1 result otherwise."""
+    """The product of sizes: a number when they tell it, a rank-1 result otherwise."""
     result: int | Value = math.prod(s for s in sizes if isinstance(s, int))
+    if result == 0:
+        return 0
     for size in sizes:
         if not isinstance(size, int):
             result = size if result == 1 else op.Mul(size, result)

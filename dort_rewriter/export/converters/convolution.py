@@ -226,9 +226,13 @@ def _weight_gradient(
     outs, ins = (int(d) for d in weight.dims[:2])  # type: ignore[arg-type]
     lead = [groups] if groups > 1 else []
     length = product(op, [op.size(seeds, 0), *counts])
-    columns = op.Reshape(columns, op.vector([*lead, ins * math.prod(kernel), length]))
+    # Where the batch is empty, so is what is summed over.
+    shape = op.vector([*lead, ins * math.prod(kernel), length])
+    columns = op.Reshape(columns, shape, allowzero=1)
     rows = op.Reshape(
-        op.Transpose(seeds, perm=channels_first), op.vector([*lead, outs // groups, length])
+        op.Transpose(seeds, perm=channels_first),
+        op.vector([*lead, outs // groups, length]),
+        allowzero=1,
     )
     swapped = [0, 2, 1] if groups > 1 else [1, 0]
     return op.Reshape(op.MatMul(rows, op.Transpose(columns, perm=swapped)), [outs, ins, *kernel])

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from dort_rewriter import env
 from dort_rewriter.aten import first_line
@@ -89,6 +90,8 @@ def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
         return f"{said}. It was raised in {given}; with fallback=False you see it whole."
     if first.startswith("derivative for") and first.endswith("is not implemented"):
         return f"{said}. Eager mode runs it, and raises the same in backward()."
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return f"{said}. torch does not trace what hangs on a size that is known at run time only."
     return (
         f"{said}. This is a defect "
         "of dort_rewriter, or of what it stands on: `dort-rewriter report PROGRAM` writes what "

@@ -298,3 +298,17 @@ def test_a_graph_that_torch_runs_as_a_whole_is_said_once(
     told = warnings_of(caplog)
     assert len(told) == 1
     assert "aten::_linalg_eigh" in told[0]
+
+
+@pytest.mark.usefixtures("net")
+def test_what_torch_does_not_trace_is_no_defect_of_ours(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AOTAutograd asks whether a size is one that only a run knows."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    compiled = torch.compile(lambda x: x[x > 0].std(), backend=OrtBackend())
+    torch.testing.assert_close(compiled(x), x[x > 0].std())
+    said = warnings_of(caplog)
+    assert all("defect" not in text for text in said)
+    assert not said or "known at run time only" in said[0]

@@ -301,11 +301,11 @@ def test_a_graph_that_torch_runs_as_a_whole_is_said_once(
 
 
 @pytest.mark.usefixtures("net")
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_what_torch_does_not_trace_is_no_defect_of_ours(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """AOTAutograd asks whether a size is one that only a run knows."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
     x = torch.linspace(-1, 1, 8).requires_grad_()
     compiled = torch.compile(lambda x: x[x > 0].std(), backend=OrtBackend())
     torch.testing.assert_close(compiled(x), x[x > 0].std())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from dort_rewriter.export.converters import own_kernels
-from dort_rewriter.export.converters.axes import product
+from dort_rewriter.export.converters.axes import product, zeros
 from dort_rewriter.export.converters.windows import (
     Windows,
     are_taken,
@@ -193,12 +192,12 @@ def _input_gradient(
     NOTE: ConvTranspose of onnxruntime makes a product for each image of the batch, many times
     slower for many channels of a few elements.
     """
-    outs = int(weight.dims[0])  # type: ignore[arg-type]
-    matrix = op.Transpose(op.Reshape(weight, [outs, -1]), perm=[1, 0])
+    outs = op.size(weight, 0)
+    matrix = op.Transpose(op.Reshape(weight, op.vector([outs, -1])), perm=[1, 0])
     if _are_points(windows):
         flat = op.Reshape(grad, op.vector([op.size(grad, 0), outs, -1]))
         return op.Reshape(op.MatMul(matrix, flat), op.sizes(input))
-    flat = op.Reshape(op.Transpose(grad, perm=[1, 0, 2, 3]), [outs, -1])
+    flat = op.Reshape(op.Transpose(grad, perm=[1, 0, 2, 3]), op.vector([outs, -1]))
     product, how = op.MatMul(matrix, flat), own_kernels.numbers(windows)
     return op.own("ColumnsGrad", product, op.sizes(input), windows=how)
 
@@ -223,16 +222,17 @@ def _weight_gradient(
         columns = op.own("Columns", source, windows=own_kernels.numbers(windows))
     else:
         columns = unfold(op, op.Transpose(source, perm=channels_first), counts, windows, axis=1)
-    outs, ins = (int(d) for d in weight.dims[:2])  # type: ignore[arg-type]
+    outs, ins = (op.size(weight, i) for i in range(2))
     lead = [groups] if groups > 1 else []
-    length = product(op, [op.size(seeds, 0), *counts])
-    # Where the batch is empty, so is what is summed over.
-    shape = op.vector([*lead, ins * math.prod(kernel), length])
-    columns = op.Reshape(columns, shape, allowzero=1)
-    rows = op.Reshape(
-        op.Transpose(seeds, perm=channels_first),
-        op.vector([*lead, outs // groups, length]),
-        allowzero=1,
+    each = (
+        outs if groups == 1 else outs // groups if isinstance(outs, int) else op.Div(outs, groups)
     )
+    length = product(op, [op.size(seeds, 0), *counts])
+    if length == 0:
+        return zeros(op, [outs, ins, *kernel], seeds.dtype)
+    shape = op.vector([*lead, product(op, [ins, *kernel]), length])
+    columns = op.Reshape(columns, shape)
+    rows = op.Reshape(op.Transpose(seeds, perm=channels_first), op.vector([*lead, each, length]))
     swapped = [0, 2, 1] if groups > 1 else [1, 0]
-    return op.Reshape(op.MatMul(rows, op.Transpose(columns, perm=swapped)), [outs, ins, *kernel])
+    summed = op.MatMul(rows, op.Transpose(columns, perm=swapped))
+    return op.Reshape(summed, op.vector([outs, ins, *kernel]))

@@ -196,3 +196,22 @@ def test_batches_of_products_of_two_types_over_nothing(
         pytest.skip("no compiler traces it on this torch")
     compiled, _ = compile_strictly(torch.bmm, dynamic=dynamic)
     torch.testing.assert_close(compiled(x, y), torch.bmm(x, y))
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["conv1d", "conv2d", "conv3d", "conv_transpose1d"])
+@pytest.mark.parametrize("varies", ["images", "channels"])
+def test_gradients_of_convolutions_of_varying_sizes(
+    varies: str, kind: str, groups: int, batch: int
+) -> None:
+    """Of an empty batch too, where a sum over it has no size."""
+    convolve, rank = getattr(torch.nn.functional, kind), int(kind[-2])
+    compiled, _ = compile_strictly(lambda x, w: convolve(x, w, groups=groups))
+    for more in range(3):
+        image, channels = (4 + more, 4) if varies == "images" else (4, 4 + more * groups)
+        x = torch.randn(batch, channels, *[image] * rank, requires_grad=True)
+        w = torch.randn(channels, channels // groups, *[3] * rank, requires_grad=True)
+        expected = torch.autograd.grad(convolve(x, w, groups=groups).square().sum(), (x, w))
+        got = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)

@@ -8,6 +8,7 @@ them in this module.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -93,11 +94,15 @@ class OrtBackend:
         self.run = run_session
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has the same options and compiles anew: compiled modules are copied, too."""
-        return type(self), (self._options,)
+        """Copies have the same options, and compile anew: compiled modules hold a backend."""
+        return (
+            type(self),
+            (self._options,),
+            {"_assert_allclose_to_baseline": self._assert_allclose_to_baseline},
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OrtBackend:
-        return type(self)(self._options)  # whose session options have no copies
+        return copy.copy(self)  # session options cannot be copied
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {what}" for what, n in self._counts().items())

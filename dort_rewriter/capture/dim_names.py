@@ -51,7 +51,7 @@ def _from_first(value: Any, shapes: Any) -> Any:
     if isinstance(value, list | tuple) and isinstance(shapes, list | tuple):
         padded = [*value, *[None] * (len(shapes) - len(value))]
         return type(shapes)(_from_first(v, s) for v, s in zip(padded, shapes, strict=False))
-    return shapes
+    return dict(shapes) if isinstance(shapes, Mapping) else shapes
 
 
 def _axes(value: torch.Tensor, shape: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""Functions as modules: what torch traces are modules, of which it knows what they hold."""
+"""Functions as modules, since torch traces modules; and the tensors of a module."""
 
 from __future__ import annotations
 

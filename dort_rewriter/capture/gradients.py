@@ -59,8 +59,8 @@ def trace_with_gradients(
     for is_last in (*[False] * _REPEATS, True):
         call.transforms = _Transforms()
         fakes = Fakes(shapes is not None)
-        said = map(varying_axes, shapes or [None] * len(call.tensors))
-        given = [*map(fakes.of, call.held.values()), *map(fakes.of, call.tensors, said)]
+        varying = map(varying_axes, shapes or [None] * len(call.tensors))
+        given = [*map(fakes.of, call.held.values()), *map(fakes.of, call.tensors, varying)]
         try:
             graph, made = _traced(call, given, fakes, decompositions)
             break
@@ -276,8 +276,8 @@ class Fakes:
         NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
         its own C++ does not take symbols.
         """
-        is_told = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
-        with self.mode, is_told:
+        in_python = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()
+        with self.mode, in_python:
             yield
 
     def of(self, tensor: torch.Tensor, varying: Collection[int] = ()) -> torch.Tensor:

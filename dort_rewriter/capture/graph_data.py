@@ -298,7 +298,10 @@ def _target(name: tuple[str, ...]) -> Any:
     kind, *rest = name
     if kind == "name":
         return rest[0]
-    return find_operator(rest[0]) if kind == "operator" else _function(*rest)
+    found = find_operator(rest[0]) if kind == "operator" else _function(*rest)
+    if found is None:
+        raise CaptureError(f"torch has no {rest[-1]}")
+    return found
 
 
 def _function(module: str, name: str) -> Any:

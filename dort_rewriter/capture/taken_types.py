@@ -120,7 +120,8 @@ def refusal_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Excep
 def _has_types(op: torch._ops.OpOverload) -> bool:
     """Whether types decide about an operator of torch: it makes no views, which take all.
 
-    Nor random numbers: torch runs what makes these in any case. Attention does if it drops any.
+    Random operators are left out: torch runs them in any case. Attention is random in its dropout
+    alone.
     """
     seeded = torch.Tag.nondeterministic_seeded in op.tags
     drops = any(a.name == "dropout_p" for a in op._schema.arguments)

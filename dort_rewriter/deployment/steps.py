@@ -95,7 +95,7 @@ class _TwoGraphs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         plan = ctx.step.plan
         with torch.no_grad():
-            # Each dense in memory, in the order of its dimensions.
+            # Dense, with its dimensions in the order of the plan.
             given = [
                 gradients[i].permute(order).contiguous().permute(inverse_order(order))
                 for i, order in zip(plan.derived, plan.orders, strict=True)

@@ -165,8 +165,20 @@ def _of_real_numbers(table: Mapping[Any, Callable[..., Any]]) -> Table:
         found[op] = functools.partial(_CORRECTED[op], found[op])
     for op in found:
         if op.name().startswith("aten::fft_") and op.has_kernel_for_dispatch_key(_IMPLICIT):
-            found[op] = functools.partial(op._op_dk, _IMPLICIT)
+            found[op] = _implicitly(op)
     return found
+
+
+def _implicitly(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What eager mode makes of an operator that has no kernel of its own.
+
+    A function in Python: graphs are kept by what stands in a table.
+    """
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        return op._op_dk(_IMPLICIT, *args, **kwargs)
+
+    return decomposed
 
 
 def _cross_entropy_of_logits(

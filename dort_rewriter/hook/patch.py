@@ -121,6 +121,8 @@ def _wrap(function: object, wrapper: Wrapper) -> Any:
             return getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
+            if self._self_instance is None:
+                return self.__qualname__
             return getattr, (self._self_instance, self.__name__)
 
     class Function(wrapt.FunctionWrapper):  # type: ignore[misc]

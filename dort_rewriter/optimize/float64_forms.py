@@ -272,7 +272,7 @@ def _products(
     if any(pads):
         begin, end = pads[:spatial], pads[spatial:]
         x = op.Pad(x, [0, 0, *begin, 0, 0, *end])
-        sizes[2:] = [s + b + e for s, b, e in zip(sizes[2:], begin, end, strict=True)]
+        sizes[2:] = [s + (b + e) for s, b, e in zip(sizes[2:], begin, end, strict=True)]
     filters, each, *windows = (_size(op, w, i) for i in range(2 + spatial))
     places = []
     for i, (stride, dilation) in enumerate(zip(strides, dilations, strict=True)):

@@ -114,8 +114,9 @@ def _is_large(node: ir.Node, settings: Mapping[str, Any], *, by_parts: bool) -> 
 
 
 def _is_packed(node: ir.Node) -> bool:
-    """Whether the second factor is a constant."""
-    return node.inputs[1] is not None and node.inputs[1].const_value is not None
+    """Whether the second factor is a constant, which no input replaces."""
+    second = node.inputs[1]
+    return second is not None and second.const_value is not None and not second.is_graph_input()
 
 
 def _sizes(value: ir.Value | None) -> list[int]:

@@ -95,6 +95,13 @@ def test_what_has_no_parts_is_the_librarys(number: float, where: str) -> None:
         np.testing.assert_array_equal(by_parts(a, b, threads=threads), ordinary)
 
 
+@pytest.mark.parametrize("scale", [2.0**50, 2.0**63, 1.999 * 2.0**60])
+def test_products_that_may_be_out_of_range_are_the_librarys(scale: float) -> None:
+    """What is rounded up in a part may be infinite in a product."""
+    a, b = (random(256, 256) * np.float32(scale) for _ in range(2))
+    np.testing.assert_array_equal(by_parts(a, b), product(a, b))
+
+
 def test_zeros_have_parts() -> None:
     a, b = random(256, 256), random(256, 256)
     a[3], b[:, 200] = 0.0, -0.0

@@ -167,7 +167,7 @@ def zeros(op: Recorder, sizes: Sequence[Any] | Value, dtype: ir.DataType | None 
 
 
 def product(op: Recorder, sizes: Sequence[int | Value]) -> int | Value:
-    """The product of sizes: a number when they tell it, a rank-1 result otherwise."""
+    """The product of sizes: an int where it is known, a rank-1 result otherwise."""
     result: int | Value = math.prod(s for s in sizes if isinstance(s, int))
     if result == 0:
         return 0

@@ -218,18 +218,18 @@ def _weight_gradient(
     kernel = [w.kernel for w in windows]
     channels_first = [1, 0, *range(2, weight.rank)]
     counts = spatial_sizes(op, seeds, len(windows))
+    outs, ins = (op.size(weight, i) for i in range(2))
+    length = product(op, [op.size(seeds, 0), *counts])
+    if length == 0:
+        return zeros(op, [outs, ins, *kernel], seeds.dtype)
     if len(windows) == 2 and not _are_points(windows) and op.takes_own(source, seeds):
         columns = op.own("Columns", source, windows=own_kernels.numbers(windows))
     else:
         columns = unfold(op, op.Transpose(source, perm=channels_first), counts, windows, axis=1)
-    outs, ins = (op.size(weight, i) for i in range(2))
     lead = [groups] if groups > 1 else []
     each = (
         outs if groups == 1 else outs // groups if isinstance(outs, int) else op.Div(outs, groups)
     )
-    length = product(op, [op.size(seeds, 0), *counts])
-    if length == 0:
-        return zeros(op, [outs, ins, *kernel], seeds.dtype)
     shape = op.vector([*lead, product(op, [ins, *kernel]), length])
     columns = op.Reshape(columns, shape)
     rows = op.Reshape(op.Transpose(seeds, perm=channels_first), op.vector([*lead, each, length]))

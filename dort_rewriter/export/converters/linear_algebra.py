@@ -125,7 +125,7 @@ def addbmm(
     assert batch1.dtype is not None
     if batch1.dtype.is_floating_point():
         total = op.ReduceSum(product(op, batch1, batch2), [0], keepdims=0)
-    else:  # see integers in reductions: one product over all batches
+    else:  # one product over all batches
         batches, rows, size = (op.size(batch1, i) for i in range(3))
         rowwise = op.Transpose(batch1, perm=[1, 0, 2])
         wide = op.Reshape(rowwise, op.vector([rows, batches * size]), allowzero=1)

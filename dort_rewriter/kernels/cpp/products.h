@@ -30,6 +30,13 @@ class Memory {
     return data_.get() + (kLine - past) % kLine;
   }
 
+  // Give it back if it is large.
+  void shrink(int64_t most) {
+    if (size_ <= most) return;
+    data_.reset();
+    size_ = 0;
+  }
+
  private:
   static constexpr int64_t kLine = 64 / sizeof(T);
   std::unique_ptr<T[]> data_;

@@ -5,8 +5,8 @@
 // in tiles, in less time than MKL takes for one of float32. Three products of two parts have 16 bits.
 // Without AMX loops do the same, for tests.
 //
-// NOTE: AMX takes denormals for zero, and the parts of an infinity are NaN: `Range::fits` says of
-// which factors nothing is lost.
+// NOTE: AMX takes denormals for zero, and the parts of an infinity are NaN: `Range::fits` says which
+// factors are multiplied as exactly as in float32.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,9 @@
 #include "products.h"
 #include "turn.h"
 
-#if defined(__AVX512F__) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+// NO_TILES is for assemblers that do not know AMX: those of binutils before 2.35.
+#if defined(__AVX512F__) && defined(__linux__) && !defined(NO_TILES) && \
+    (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 #define TILES_OF_AMX 1
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -37,7 +39,7 @@ constexpr int64_t tiles_for(int64_t n, int64_t of) { return (n + of - 1) / of; }
 // The parts of a number, by how many products of them are summed.
 constexpr int parts_of(int terms) { return terms == 6 ? 3 : terms == 3 ? 2 : 1; }
 
-// A factor as it lies: by rows that are `step` apart, or by columns.
+// A factor in memory: rows that are `step` apart, or columns.
 struct Matrix {
   const float* data;
   int64_t step;
@@ -55,14 +57,15 @@ struct Range {
   void join(const Range& other) {
     most = std::max(most, other.most), least = std::min(least, other.least);
   }
-  // The exponent of the smallest number.
-  int exponent() const { return least == UINT32_MAX ? 0 : static_cast<int>((least + 1) >> 23) - 127; }
+  // The exponents of the smallest number and the largest.
+  int low() const { return least == UINT32_MAX ? 0 : static_cast<int>((least + 1) >> 23) - 127; }
+  int high() const { return static_cast<int>(most >> 23) - 127; }
 
-  // Whether the parts of these numbers are exact, and their products none that AMX takes for zero.
+  // Whether the parts of these numbers are exact, no sum of products is infinite, and what AMX takes
+  // for zero is less than a rounding.
   static bool fits(const Range& a, const Range& b) {
-    constexpr uint32_t kLarge = 253u << 23;  // 2^126: what is rounded up from there may be infinite
-    return a.most < kLarge && b.most < kLarge && std::min(a.exponent(), b.exponent()) >= -100 &&
-           a.exponent() + b.exponent() >= -96;
+    return std::max(a.high(), b.high()) < 126 && a.high() + b.high() <= 94 &&
+           std::min(a.low(), b.low()) >= -100 && a.low() + b.low() >= -96;
   }
 };
 
@@ -310,7 +313,7 @@ ONCE void multiply_all(Factors of, int64_t count, Block& sums) {
   for (int64_t k = 0; k < count; k += kSummed) {
     multiply<terms>(of, std::min(kSummed, count - k), k == 0 ? sums : some);
     for (int64_t i = 0; k > 0 && i < kBlock * kBlock; ++i) sums[i] += some[i];
-    for (int h = 0; h < 2; ++h) of.left[h] += step, of.right[h] += step;
+    for (int h = 0; h < 2 && k + kSummed < count; ++h) of.left[h] += step, of.right[h] += step;
   }
 }
 

@@ -76,6 +76,8 @@ class MklProduct : public Operator {
   static constexpr int64_t kFewestRows = 256, kFewestRowsOfKept = 64;
   // The bytes of a left factor that are laid out at once, so that they stay in a core's cache.
   static constexpr int64_t kMostLaidOut = 1 << 20;
+  // The numbers of 16 bits of a right factor for which a thread keeps memory between calls.
+  static constexpr int64_t kMostKept = 1 << 25;
 
   struct Sizes {
     int64_t m, n, k, batches, step_a, step_b;
@@ -221,6 +223,10 @@ class MklProduct : public Operator {
                       const Addend& added, float* y) const {
     constexpr int parts = tiles::parts_of(terms);
     static thread_local Right of_this_call;
+    struct Shrunk {
+      Right& right;
+      ~Shrunk() { right.memory.shrink(kMostKept); }
+    } const shrunk{of_this_call};
     Right& right = keeps_b_ ? kept_ : of_this_call;
     if (!keeps_b_) {
       right.lay<parts>(context, {b, of.step_b, turn_b_}, of.k, of.n);
@@ -230,10 +236,11 @@ class MklProduct : public Operator {
     if (!tiles::Range::fits({}, right.range)) return false;
     const int64_t deep = tiles::tiles_for(of.k, tiles::kDepth), each = deep * parts * tiles::kTile;
     const int64_t threads = std::max<int64_t>(context.threads(), 1);
-    // rows of a job, and groups of columns where there are too few rows for all threads
+    // Rows of a job, as many jobs for each thread; groups of columns where there are too few rows.
     const int64_t blocks = tiles::tiles_for(of.m, tiles::kBlock);
     const int64_t most = std::max<int64_t>(kMostLaidOut / (2 * each * int64_t{sizeof(uint16_t)}), 1);
-    const int64_t rows = std::min(most, tiles::tiles_for(blocks, threads));
+    const int64_t rounds = tiles::tiles_for(tiles::tiles_for(blocks, most), threads);
+    const int64_t rows = tiles::tiles_for(blocks, rounds * threads);
     const int64_t row_jobs = tiles::tiles_for(blocks, rows), across = tiles::tiles_for(of.n, tiles::kBlock);
     const int64_t groups = std::min(across, tiles::tiles_for(threads, row_jobs));
     std::atomic<bool> fits{true};

@@ -67,8 +67,8 @@ class NarrowNorms(Rule):
             results = op.call(name, *node.inputs, outputs=len(types), domain=OWN_DOMAIN, **how)
             if not full:
                 return results
-            for unread in results[len(made) :]:
-                unread.type = made[0].type
+            for unused in results[len(made) :]:
+                unused.type = made[0].type
             return results[: len(made)]
 
         return Match(made, build)

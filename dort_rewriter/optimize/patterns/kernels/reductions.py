@@ -300,4 +300,10 @@ class ConstantOfShapeScatterND(Rule):
         how: dict[str, Any] = {"domain": OWN_DOMAIN, "add": int(reduction == "add")}
         if not graph.runs("ScatterZeros", read, **how):
             return Refusal("no kernel", updates.dtype)
-        return Match([node.outputs[0]], lambda op: op.call("ScatterZeros", *read, **how))
+
+        def build(op: Any) -> Any:
+            result = op.call("ScatterZeros", *read, **how)
+            result.type = updates.type
+            return result
+
+        return Match([node.outputs[0]], build)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ def _wrap(function: object, wrapper: Wrapper) -> Any:
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             if self._self_instance is None:
-                return self.__qualname__
+                return _function_of, (self.__module__, self.__qualname__)
             return getattr, (self._self_instance, self.__name__)
 
     class Function(wrapt.FunctionWrapper):  # type: ignore[misc]
@@ -134,9 +135,15 @@ def _wrap(function: object, wrapper: Wrapper) -> Any:
             return self
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return self.__qualname__  # a global of its module
+            # What has the name, not this object: the hook may have been installed again.
+            return _function_of, (self.__module__, self.__qualname__)
 
     return Function(function, wrapper)
+
+
+def _function_of(module: str, qualname: str) -> Any:
+    """The function of a name, wrapped or not."""
+    return operator.attrgetter(qualname)(importlib.import_module(module))
 
 
 def describe(value: object) -> str:

@@ -95,7 +95,7 @@ def test_large_products_of_float32(
 
 HAS_SETTING = hasattr(torch.backends.mkldnn, "matmul")
 PRECISIONS = {"highest": 6, "high": 3, "medium": 1 if HAS_SETTING else 3}
-"""Dynamo of torch 2.8 makes "high" of "medium": it sets ``allow_tf32`` as it was, which has two."""
+"""Dynamo of torch 2.8 makes "high" of "medium", when it sets ``allow_tf32`` as it was."""
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

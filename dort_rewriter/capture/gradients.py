@@ -273,7 +273,7 @@ class Fakes:
     def tracing(self) -> Iterator[None]:
         """Trace with these fakes.
 
-        NOTE: torch 2.8 computes the sizes of some operators in Python only where it is told so;
+        NOTE: torch 2.8 computes the sizes of some operators in Python only under this dispatcher;
         its own C++ does not take symbols.
         """
         in_python = enable_python_dispatcher() if self.dynamic else contextlib.nullcontext()

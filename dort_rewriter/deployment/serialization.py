@@ -241,7 +241,7 @@ _STEPS: Mapping[str, str] = {
 """Names and kinds of the arguments after the tensor; those of ``?`` may be None. Those at the end
 may be left out where torch has a default.
 
-A file may not choose among the operators of torch: some believe what they are told
+A file may not choose among the operators of torch: some do not check their arguments
 (``aten::_reshape_alias`` and ``aten::as_strided_`` look at no storage). Of those that stand here
 torch checks sizes, strides and offsets, against the tensor or its storage and without an overflow;
 before ``as_strided_`` it is asked for that view.

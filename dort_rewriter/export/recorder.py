@@ -25,9 +25,9 @@ class Recorder(Writer):
         self.own_kernels = own_kernels
         """Whether nodes with kernels of our own may be recorded."""
         self.fx_node: torch.fx.Node
-        """The FX node under conversion; set by whoever walks."""
+        """The FX node under conversion; set by the interpreter."""
         self.walk: Callable[[Recorder, torch.fx.GraphModule, Sequence[Any]], list[Any]]
-        """Records another FX graph with a recorder; set by whoever walks."""
+        """Records another FX graph with a recorder; set by the interpreter."""
         self.drawn: Value | None = None
         """What the next draw of random numbers in torch waits for."""
         self.prefix = ""

@@ -54,7 +54,7 @@ class NodeSession:
     """Runs a node in onnxruntime; the session is built when the types of its inputs are known.
 
     NOTE: onnxruntime takes numpy's own types only: a node that reads anything else (bfloat16,
-    a sequence) runs in what ``slow`` makes, unless it is of our own: nobody else has these.
+    a sequence) runs in what ``slow`` makes, unless it is of our own, which only onnxruntime runs.
     """
 
     def __init__(

@@ -357,7 +357,7 @@ def _integer_product(op: Recorder, x: Value, dim: int | None, keepdim: bool) -> 
 
 
 def _multiplied_in_turn(op: Recorder, x: Value, axis: int, keepdim: bool) -> Value:
-    """One element after the other, where nobody knows how many there are."""
+    """One element after the other, where the size is known at run time only."""
     meta = op.result.to(torch.int64)
     rows = op.Transpose(x, perm=[axis, *(i for i in range(x.rank) if i != axis)]) if axis else x
     rows = op.Unsqueeze(rows, [axis + 1]) if keepdim else rows

@@ -93,9 +93,7 @@ void copy(const Matrix& from, int64_t i, int64_t rows, int64_t j, int64_t column
 
 // The first part of a number; the number becomes what is left of it.
 INLINED uint32_t take_part(float& value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint32_t part = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000;
+  const uint32_t part = round_to_bfloat(value) & 0xffff0000;
   float rounded;
   std::memcpy(&rounded, &part, 4);
   value -= rounded;

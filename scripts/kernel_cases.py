@@ -276,8 +276,21 @@ def _direct(r: random.Random, op: str) -> Case:
         windows[:5], kernel, sizes = [1, 1, 0, 1, 0], kernel[1:], sizes[1:]
     first = [read, made] if how["gradient"] else [made, read]
     filters = [first[0], *kernel, first[1]] if how["channels_last"] else [*first, *kernel]
-    inputs = [Tensor(FLOAT, shape) for shape in ([images, read, *sizes], filters, [made])]
+    shapes = [[images, read, *sizes], filters, [made]]
+    if r.random() < 0.4:
+        shapes += [[made]] * 4
+        how["epsilon"] = 0.5
+    if r.random() < 0.4:
+        axes = [windows[i : i + 5] for i in (0, 5)][-len(sizes) :]
+        places = [_places(size, *axis) for size, axis in zip(sizes, axes, strict=True)]
+        shapes.append([images, made, *places])
+    inputs = [Tensor(FLOAT, shape) for shape in shapes]
     return Case(op, {"windows": windows, **how}, inputs, [FLOAT])
+
+
+def _places(size: int, kernel: int, stride: int, padding: int, dilation: int, _: int) -> int:
+    """The windows along an axis; something where there are none."""
+    return max(0, size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def _batch_norm(r: random.Random, op: str) -> Case:

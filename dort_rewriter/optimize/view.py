@@ -56,12 +56,12 @@ class GraphView:
         return [node for node, _ in value.uses()]
 
     @staticmethod
-    def reader(value: ir.Value, op_type: str) -> ir.Node | None:
-        """The node that alone reads a value, once, if it is of this operator."""
+    def reader(value: ir.Value, *op_types: str) -> ir.Node | None:
+        """The node that alone reads a value, once, if it is of one of these operators."""
         if not GraphView.used_once(value):
             return None
         ((node, _),) = value.uses()
-        return node if operator(node) == op_type else None
+        return node if operator(node) in op_types else None
 
     @staticmethod
     def used_once(value: ir.Value) -> bool:

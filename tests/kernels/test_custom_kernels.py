@@ -652,6 +652,20 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
             ((1, 2, 4, 4), (3, 2, 1, 1), 3, [1, 64, 2**20, 1, 0] * 2, {}, "too large"),
         )
     ),
+    *(
+        (
+            "DirectConv",
+            [_random(1, 2, 4, 4), _random(3, 2, 3, 3), *map(_random, more)],
+            {"windows": [3, 1, 1, 1, 0] * 2, "epsilon": 0.5},
+            reason,
+        )
+        for more, reason in (
+            ((3, 3), "another shape"),
+            ((3, 3, 3), "scale, bias, mean and variance"),
+            ((3, 3, 3, 2, 3), "statistics"),
+            ((3, 3, 3, 3, 3, 3, 3), "too many"),
+        )
+    ),
     ("ScatterZeros", [np.array([-2, -3]), np.zeros((1, 1), "i8"), _random(1)], {}, "negative"),
     ("ScatterZeros", [np.array([2**62, 4]), np.zeros((1, 1), "i8"), _random(1)], {}, "too large"),
     ("Elementwise", [_random(*[1] * 13)], {"program": [6, 0, -1, 0, 0]}, "dimensions"),

@@ -159,25 +159,18 @@ def _is_convolved(op: Recorder, given: Arguments, windows: Sequence[Windows]) ->
     steps = all(w.stride == 1 and w.padding < w.extent for w in windows)
     fits = len(windows) <= 2 and given.groups == 1 and steps and not _are_points(windows)
     known = all(isinstance(n, int) and n > 0 for n in given.weight.dims)
-    checked = are_taken(given) and has_function("aoti_torch_cpu_convolution")
-    return fits and known and checked and op.takes_own(given.grad_output, given.weight)
+    return fits and known and op.takes_own(given.grad_output, given.weight)
 
 
 def _convolved_gradient(op: Recorder, given: Arguments, windows: Sequence[Windows]) -> Value:
-    """The gradient of the input of a convolution, by a convolution with the filters turned.
-
-    Its padding is not to be multiplied with what is not finite, as in the forward pass.
-    """
+    """The gradient of the input of a convolution, by a convolution with the filters turned."""
     grad, weight = given.grad_output, given.weight
     turned = [w._replace(padding=w.extent - 1 - w.padding) for w in windows]
     axes = [Windows(1, 1)] * (2 - len(windows)) + turned
     zeros = op.constant([0.0] * int(weight.dims[1]), ir.DataType.FLOAT)
     how: dict[str, Any] = {"windows": own_kernels.numbers(axes), "gradient": 1}
-    made: Value = op.own("DirectConv", grad, weight, zeros, **how)
-    if any(w.padding for w in turned):
-        checks = {**convolution_windows(given), "transposed": 1}
-        made = op.own("PaddingLeftOut", made, grad, weight, **checks)
-    return made
+    of_input: Value = op.own("DirectConv", grad, weight, zeros, **how)
+    return of_input
 
 
 def _are_points(windows: Sequence[Windows]) -> bool:

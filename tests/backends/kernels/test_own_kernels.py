@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -149,6 +149,11 @@ NOT_DIRECT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] 
 }
 
 
+def _normalized(y: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    of = aten._native_batch_norm_legit_no_training(y, b + 1, b - 1, b, b * b, 0.1, 1e-5)
+    return cast(torch.Tensor, of[0])
+
+
 def _convolution(shape: tuple[int, ...], how: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
     run: Callable[..., torch.Tensor] = getattr(torch, f"conv{len(shape) - 2}d")
     return lambda x, w, b: run(x, w, b, *how)
@@ -160,7 +165,6 @@ def test_each_channel_reads_all(name: str, biased: bool) -> None:
     """Also with channels that lie last, and a Relu behind."""
     shape, kernel, how = DIRECT[name]
     convolve = _convolution(shape, how)
-    padded = {"PaddingLeftOut"} if how[1] != 0 else set()
     x, w, b = torch.randn(shape), torch.randn(kernel), torch.randn(kernel[0])
 
     def plain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -169,10 +173,22 @@ def test_each_channel_reads_all(name: str, biased: bool) -> None:
     def with_relu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(plain(x, w, b))
 
+    def normalized(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return _normalized(plain(x, w, b), b)
+
+    def with_all(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, other: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.relu(other + normalized(x, w, b))
+
     channels_last = w.movedim(1, -1).contiguous().movedim(-1, 1)
+    other = torch.randn_like(plain(x, w, b))
+    close = {"rtol": 1e-4, "atol": 1e-4}
     for weight in (w, channels_last):
         for function in (plain, with_relu):
-            check(function, x, weight, b, uses={"DirectConv", *padded})
+            check(function, x, weight, b, uses={"DirectConv"})
+        check(normalized, x, weight, b, uses={"DirectConv"}, **close)
+        check(with_all, x, weight, b, other, uses={"DirectConv"}, **close)
 
 
 @pytest.mark.parametrize("name", NOT_DIRECT)
@@ -185,15 +201,24 @@ def test_what_a_product_computes_as_fast(name: str) -> None:
 @pytest.mark.parametrize("number", [torch.inf, torch.nan])
 def test_no_filter_that_is_not_finite_multiplies_the_padding(number: float) -> None:
     """Of a convolution, and of the gradient of its input, which is one."""
-    x, w = torch.randn(4, 3, 12, 12), torch.randn(5, 3, 3, 3)
+    x, w, b = torch.randn(4, 3, 12, 12), torch.randn(5, 3, 3, 3), torch.rand(5)
     w[2, 1, 0, 2] = number
-    check(lambda x, w: torch.conv2d(x, w, padding=1), x, w, uses={"DirectConv", "PaddingLeftOut"})
+    check(lambda x, w: torch.conv2d(x, w, padding=1), x, w, uses={"DirectConv"})
+
+    def with_all(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = torch.conv2d(x, w, b, stride=(1, 2), padding=(2, 2), dilation=(2, 1))
+        return torch.relu(_normalized(y, b) + x[:, :1, :, 5:])
+
+    x[1, 1, 3, 4] = torch.nan
+    x[2, 2, 0, 0] = torch.inf
+    check(with_all, x, w, b, uses={"DirectConv"}, rtol=1e-4, atol=1e-4)
+    x = x.nan_to_num(0, 1)
 
     def backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
         how = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
         return aten.convolution_backward(g, x, w, None, *how, [True, False, False])[0]
 
-    used = {"DirectConv", "PaddingLeftOut"}
+    used = {"DirectConv"}
     check(backward, torch.randn(4, 5, 10, 10), x, w, uses=used, rtol=1e-4, atol=1e-4)
 
 
@@ -441,7 +466,7 @@ def test_gradients_of_transposed_convolutions() -> None:
             g, x, w, [3], [2, 2], [1, 1], [1, 1], True, [0, 0], 1, [True] * 3
         )
 
-    used = {"Columns", "DirectConv", "PaddingLeftOut", "PaddingLeftOutGrad"}
+    used = {"Columns", "DirectConv", "PaddingLeftOutGrad"}
     check(backward, g, x, w, uses=used, rtol=1e-4, atol=1e-4)
 
 
@@ -664,7 +689,7 @@ def test_sizes_of_convolutions_may_be_symbols(stride: int) -> None:
     for given in (args, arguments(3, 3, 12, 7), arguments(5, 3, 9, 14)):
         for got, expected in zip(run(*given), backward(*given), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    of_input = {"DirectConv", "PaddingLeftOut"} if stride == 1 else {"ColumnsGrad"}
+    of_input = {"DirectConv"} if stride == 1 else {"ColumnsGrad"}
     assert used == {"Columns", "PaddingLeftOutGrad", *of_input}
 
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -17,14 +18,24 @@
 class DirectConv : public Operator {
  public:
   static constexpr const char* name = "DirectConv";
-  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat};  // images, filters, biases
+  // Images, filters, biases; perhaps scale, bias, mean and variance of a normalization of the result,
+  // and what is added to that.
+  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat};
   static constexpr ElementType outputs[] = {kFloat};
+  static constexpr bool variadic = true;
+  static constexpr size_t most = 8;
 
   explicit DirectConv(const Info& info)
       : window_(info),
         gradient_(info.flag("gradient", false)),
         channels_last_(info.flag("channels_last", false)),
-        relu_(info.flag("relu", false)) {
+        relu_(info.flag("relu", false)),
+        normalizes_(info.inputs() >= 7),
+        adds_(info.inputs() % 4 == 0),
+        epsilon_(normalizes_ ? info.number("epsilon") : 0) {
+    if (info.inputs() > 4 && !normalizes_) {
+      fail(kInvalidArgument, "a normalization has scale, bias, mean and variance");
+    }
     if (window_.high.ceil_mode || window_.wide.ceil_mode) {
       fail(kInvalidArgument, "a convolution counts whole windows");
     }
@@ -40,6 +51,8 @@ class DirectConv : public Operator {
     const Tensor x = context.input(0), filters = context.input(1), biases = context.input(2);
     const Call call(window_, gradient_, channels_last_, x.shape, filters.shape);
     if (biases.size() != call.made) fail(kInvalidArgument, "the biases are not those of the filters");
+    std::vector<float> factors;
+    const After after = read_after(context, call, factors);
     float* output = static_cast<float*>(context.output(0, call.result));
     if (count(call.result) == 0) return;
     const Shares shares(call, context.threads());
@@ -54,10 +67,17 @@ class DirectConv : public Operator {
         const Layout& layout = *share.layout;
         memory.assign(layout.size(), 0.0f);
         layout.fill(x.as<float>(), share.image, share.row, memory.data());
-        layout.convolve(memory.data(), filters.as<float>(), biases.as<float>(), share, relu_, output);
+        layout.convolve(memory.data(), filters.as<float>(), biases.as<float>(), share, after, output);
       }
       if (memory.size() > kKept) std::vector<float>().swap(memory);
     });
+    if (call.has_padding() && may_have_multiplied_padding(call, output)) {
+      context.each(call.made, 1, [&](int64_t f) {
+        if (call.has_infinite(filters.as<float>(), f)) {
+          call.leave_out_padding(x.as<float>(), filters.as<float>(), biases.as<float>()[f], f, after, output);
+        }
+      });
+    }
   }
 
  private:
@@ -81,6 +101,13 @@ class DirectConv : public Operator {
   static constexpr int64_t kPictures = 16;
 
   using Floats = WidestFloats;
+
+  // What is done with the sums: those of filter f become sum * factors[f] + shifts[f], then something of
+  // the shape of the result is added.
+  struct After {
+    const float *factors = nullptr, *shifts = nullptr, *added = nullptr;
+    bool relu = false;
+  };
 
   // What is convolved, as pictures of two axes.
   struct Call {
@@ -113,7 +140,105 @@ class DirectConv : public Operator {
 
     int64_t taps() const { return high.kernel * wide.kernel; }
     int64_t depth() const { return read * taps(); }
+    bool has_padding() const { return high.padding > 0 || wide.padding > 0; }
+
+    // From a filter to the next one, from a channel, and from a tap.
+    struct Steps {
+      int64_t filter, channel, tap;
+    };
+    Steps steps() const {
+      // The first axis of filters, the second one, and the last: which is the second one, or the taps.
+      const int64_t channels = gradient ? made : read, first = channels * taps();
+      const int64_t second = channels_last ? 1 : taps(), tap = channels_last ? channels : 1;
+      return gradient ? Steps{second, first, tap} : Steps{first, second, tap};
+    }
+    // The tap of filters for a place of a window: the gradient has them turned.
+    int64_t tap_of(int64_t place) const { return gradient ? taps() - 1 - place : place; }
+
+    bool has_infinite(const float* filters, int64_t f) const {
+      const Steps step = steps();
+      for (int64_t c = 0; c < read; ++c) {
+        for (int64_t t = 0; t < taps(); ++t) {
+          if (!std::isfinite(filters[f * step.filter + c * step.channel + t * step.tap])) return true;
+        }
+      }
+      return false;
+    }
+
+    // What one filter makes of all pictures, without products of the padding.
+    void leave_out_padding(const float* x, const float* filters, float bias, int64_t f, const After& after,
+                           float* output) const {
+      const Steps step = steps();
+      std::vector<double> sums(static_cast<size_t>(columns));
+      for (int64_t b = 0; b < images; ++b) {
+        for (int64_t y = 0; y < rows; ++y) {
+          std::fill(sums.begin(), sums.end(), bias);
+          for (int64_t c = 0; c < read; ++c) {
+            for (int64_t i = 0; i < high.kernel; ++i) {
+              const int64_t down = y * high.stride + i * high.dilation - high.padding;
+              if (down < 0 || down >= height) continue;
+              const float* line = x + ((b * read + c) * height + down) * width;
+              for (int64_t j = 0; j < wide.kernel; ++j) {
+                const int64_t tap = tap_of(i * wide.kernel + j);
+                const double weight = filters[f * step.filter + c * step.channel + tap * step.tap];
+                int64_t first, last;
+                wide.inside(j, width, columns, first, last);
+                const int64_t across = j * wide.dilation - wide.padding;
+                for (int64_t k = first; k < last; ++k) {
+                  sums[static_cast<size_t>(k)] += weight * line[k * wide.stride + across];
+                }
+              }
+            }
+          }
+          const int64_t at = ((b * made + f) * rows + y) * columns;
+          for (int64_t k = 0; k < columns; ++k) {
+            auto sum = static_cast<float>(sums[static_cast<size_t>(k)]);
+            if (after.factors != nullptr) sum = sum * after.factors[f] + after.shifts[f];
+            if (after.added != nullptr) sum += after.added[at + k];
+            output[at + k] = after.relu && sum < 0 ? 0 : sum;
+          }
+        }
+      }
+    }
   };
+
+  // NOTE: a product of the padding with an infinity or NaN is NaN, and part of the first or the last
+  // number of what the same filter makes: no other has a window that is farther outside.
+  static bool may_have_multiplied_padding(const Call& call, const float* output) {
+    const int64_t area = call.rows * call.columns;
+    for (int64_t f = 0; f < call.made; ++f) {
+      if (std::isnan(output[f * area]) || std::isnan(output[(f + 1) * area - 1])) return true;
+    }
+    return false;
+  }
+
+  // NOTE: normalized as torch does it: where a number is infinite, and where NaN, hangs on that.
+  After read_after(const Context& context, const Call& call, std::vector<float>& factors) const {
+    After after;
+    after.relu = relu_;
+    if (normalizes_) {
+      const auto made = static_cast<size_t>(call.made);
+      const float* given[4];
+      for (size_t i = 0; i < 4; ++i) {
+        const Tensor each = context.input(3 + i);
+        if (each.size() != call.made) fail(kInvalidArgument, "the statistics are not those of the filters");
+        given[i] = each.as<float>();
+      }
+      factors.resize(2 * made);
+      for (size_t f = 0; f < made; ++f) {
+        const auto rstd = static_cast<float>(1 / std::sqrt(given[3][f] + epsilon_));
+        factors[f] = rstd * given[0][f];
+        factors[made + f] = given[1][f] - given[2][f] * factors[f];
+      }
+      after.factors = factors.data(), after.shifts = after.factors + made;
+    }
+    if (adds_) {
+      const Tensor added = context.input(normalizes_ ? 7 : 3);
+      if (added.shape != call.result) fail(kInvalidArgument, "what is added has another shape");
+      after.added = added.as<float>();
+    }
+    return after;
+  }
 
   // The places of an axis in memory. Those of one remainder lie together, `pitch` of them in a line.
   struct Line {
@@ -194,14 +319,11 @@ class DirectConv : public Operator {
     // Says which products there are, once it is the layout to be used.
     ONCE void find_products() {
       const int64_t taps = call_.taps();
-      // The first axis of filters, the second one, and the last: which is the second one, or the taps.
-      const int64_t channels = call_.gradient ? call_.made : call_.read, first = channels * taps;
-      const int64_t second = call_.channels_last ? 1 : taps, tap = call_.channels_last ? channels : 1;
-      Products found{std::max<int64_t>(1, kSummed / taps), first, second, {}, {}, {}};
-      if (call_.gradient) std::swap(found.filter, found.channel);
+      const Call::Steps step = call_.steps();
+      Products found{std::max<int64_t>(1, kSummed / taps), step.filter, step.channel, {}, {}, {}};
       const auto add = [&](int64_t c, int64_t t) {
         found.places.push_back(c * channel_ + taps_[t]);
-        found.weights.push_back(c * found.channel + tap * (call_.gradient ? taps - 1 - t : t));
+        found.weights.push_back(c * step.channel + step.tap * call_.tap_of(t));
       };
       // What lies in a row is read in a row.
       if (found.channel == 1 && call_.read % kInARow == 0) {
@@ -219,8 +341,8 @@ class DirectConv : public Operator {
       products_ = std::move(found);
     }
 
-    void convolve(const float* x, const float* filters, const float* biases, const Share& share, bool relu,
-                  float* output) const;
+    void convolve(const float* x, const float* filters, const float* biases, const Share& share,
+                  const After& after, float* output) const;
 
    private:
     static constexpr int64_t kMostNumbers = int64_t{1} << 30;
@@ -281,10 +403,25 @@ class DirectConv : public Operator {
       }
     }
 
+#if defined(__AVX512F__)
+    static __mmask16 lanes_of(const Piece& piece) {
+      return static_cast<__mmask16>(((1u << piece.length) - 1) << piece.lane);
+    }
+#endif
+
+    static Floats read(const Piece& piece, const float* plane) {
+#if defined(__AVX512F__)
+      return _mm512_maskz_loadu_ps(lanes_of(piece), plane + piece.to - piece.lane);
+#else
+      float all[kVector] = {};
+      for (int64_t i = 0; i < piece.length; ++i) all[piece.lane + i] = plane[piece.to + i];
+      return load<Floats>(all);
+#endif
+    }
+
     static void write(const Floats& made, const Piece& piece, float* plane) {
 #if defined(__AVX512F__)
-      const auto lanes = static_cast<__mmask16>(((1u << piece.length) - 1) << piece.lane);
-      _mm512_mask_storeu_ps(plane + piece.to - piece.lane, lanes, made);
+      _mm512_mask_storeu_ps(plane + piece.to - piece.lane, lanes_of(piece), made);
 #else
       if (piece.length == kVector) {
         std::memcpy(plane + piece.to, &made, sizeof(made));
@@ -458,14 +595,16 @@ class DirectConv : public Operator {
   };
 
   Window window_;
-  bool gradient_, channels_last_, relu_;
+  bool gradient_, channels_last_, relu_, normalizes_, adds_;
+  double epsilon_;
 };
 
 inline void DirectConv::Layout::convolve(const float* x, const float* filters, const float* biases,
-                                         const Share& share, bool relu, float* output) const {
+                                         const Share& share, const After& after,
+                                         float* output) const {
   const int64_t area = call_.rows * call_.columns;
   const Products& products = products_;
-  float* picture = output + (share.image * call_.made) * area + share.row * call_.columns;
+  const int64_t picture = share.image * call_.made * area + share.row * call_.columns;
   const int64_t all = static_cast<int64_t>(starts_.size()), last = share.filter + share.filters;
   auto make = [&](int64_t v, int64_t f) {
     // A last vector alone would wait for its factors.
@@ -487,11 +626,22 @@ inline void DirectConv::Layout::convolve(const float* x, const float* filters, c
         sum_of<kFilters>(vectors, x, &starts_[v], weights, biases + f, products, sums);
     }
     for (int64_t k = 0; k < n; ++k) {
-      float* plane = picture + (f + k) * area;
+      const int64_t plane = picture + (f + k) * area;
       for (int64_t u = 0; u < vectors; ++u) {
         Floats made = load<Floats>(sums + (k * vectors + u) * kVector);
-        if (relu) made = made < Floats{} ? Floats{} : made;
-        for (int64_t p = pieces_[v + u]; p < pieces_[v + u + 1]; ++p) write(made, all_[p], plane);
+        if (after.factors != nullptr) {
+          made = add_product(after.shifts[f + k] - Floats{}, made, after.factors[f + k] - Floats{});
+        }
+        if (after.relu && after.added == nullptr) made = made < Floats{} ? Floats{} : made;
+        for (int64_t p = pieces_[v + u]; p < pieces_[v + u + 1]; ++p) {
+          if (after.added == nullptr) {
+            write(made, all_[p], output + plane);
+          } else {
+            Floats sum = made + read(all_[p], after.added + plane);
+            if (after.relu) sum = sum < Floats{} ? Floats{} : sum;
+            write(sum, all_[p], output + plane);
+          }
+        }
       }
     }
     return std::make_pair(vectors, n);

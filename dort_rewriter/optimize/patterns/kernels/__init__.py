@@ -18,6 +18,7 @@ RULES: tuple[type[Rewrite], ...] = (
     convolutions.DepthwiseConv,
     convolutions.DirectConv,
     convolutions.TransposeDirectConv,
+    convolutions.AfterDirectConv,
     convolutions.PaddedConv,
     reductions.BatchNormProduct,
     reductions.CrossEntropyGrad,

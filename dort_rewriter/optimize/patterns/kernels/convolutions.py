@@ -61,8 +61,7 @@ class DepthwiseConv(Rule):
 
 class DirectConv(Rule):
     """``Conv(x, w, b) -> DirectConv(x, w, b)``   of one or two axes, each channel reading all,
-    with filters that are no constants: constants get a layout of ONNX Runtime's own. A Relu behind
-    it is ``DirectConv<relu = 1>``; with a padding ``PaddingLeftOut`` checks the result.
+    with filters that are no constants: constants get a layout of ONNX Runtime's own.
     """
 
     roots = ("Conv",)
@@ -79,50 +78,77 @@ class DirectConv(Rule):
             return Refusal("the filters are constants", weight.name)
         if 0 in (*dims, *filters):
             return Refusal("there is nothing to convolve", (dims, filters))
-        pads = graph.attribute(node, "pads", [0] * 2 * (len(dims) - 2))
-        windows, how = _windows(node, graph, filters[2:]), _how(node, graph, pads)
-        if windows is None or how is None:
-            return Refusal("other windows than torch's", pads)
+        windows = _windows(node, graph, filters[2:])
+        if windows is None:
+            pads = graph.attribute(node, "pads")
+            return Refusal("the padding is not the same at both ends", pads)
         if not _is_worth_it(windows, filters):
             return Refusal("a product of matrices is faster", (windows, filters))
-        result, relu = _with_relu(node, graph)
-        attributes: dict[str, Any] = {"windows": windows, "relu": int(relu)}
-        checks = {**how, "relu": int(relu)}
-        read = [v for v in (x, weight, bias) if v is not None]
         given = [x, weight, weight if bias is None else bias]
-        if not graph.runs("DirectConv", given, domain=OWN_DOMAIN, **attributes) or (
-            any(pads) and not graph.runs(PADDING_LEFT_OUT, [x, *read], domain=OWN_DOMAIN, **checks)
-        ):
+        if not graph.runs("DirectConv", given, domain=OWN_DOMAIN, windows=windows):
             return Refusal("no kernel", x.dtype)
 
         def write(op: Writer) -> ir.Value:
             added = _or_zeros(op, bias, filters[0])
-            made: ir.Value = op.call(
-                "DirectConv", x, weight, added, domain=OWN_DOMAIN, **attributes
-            )
-            if any(pads):
-                made = op.call(PADDING_LEFT_OUT, made, *read, domain=OWN_DOMAIN, **checks)
-            return made
+            return op.call("DirectConv", x, weight, added, domain=OWN_DOMAIN, windows=windows)
 
-        return Match([result], write)
+        return Match([node.outputs[0]], write)
+
+
+class AfterDirectConv(Rule):
+    """``BatchNormalization(DirectConv(x, w, b), ...) -> DirectConv(x, w, b, ...)``,
+    ``Add(DirectConv(...), z) -> DirectConv(..., z)``   of the same shape,
+    ``Relu(DirectConv(...)) -> DirectConv<relu = 1>(...)``: in this order, if there are several.
+    """
+
+    roots = own_roots(("DirectConv",))
+    lowers = "what follows a convolution alone"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        made = node.outputs[0]
+        following = graph.reader(made, "BatchNormalization", "Add", "Relu")
+        if following is None or graph.attribute(node, "relu", 0):
+            return None
+        given, changed, result = list(node.inputs), {}, following.outputs[0]
+        if following.op_type == "Relu":
+            changed["relu"] = 1
+        elif following.op_type == "Add":
+            a, b = following.inputs
+            other = b if a is made else a
+            if len(given) in (4, 8):
+                return Refusal("something was added before", following.name)
+            if not graph.same_shape(other, result):
+                return Refusal("what is added has another shape", graph.dims(other))
+            given.append(other)
+        else:
+            if len(given) > 3:
+                return Refusal("it is normalized, or something added, before", following.name)
+            if graph.attribute(following, "training_mode", 0) or following.inputs[0] is not made:
+                return Refusal("it is normalized by the batch, or a parameter", following.name)
+            given += following.inputs[1:]
+            changed["epsilon"] = graph.attribute(following, "epsilon", 1e-5)
+        attributes = {name: a.value for name, a in node.attributes.items()} | changed
+        if not graph.runs("DirectConv", given, domain=OWN_DOMAIN, **attributes):
+            return Refusal("no kernel", [v and v.dtype for v in given])
+        return Match([result], lambda op: op.again(node, *given, **changed))
 
 
 class TransposeDirectConv(Rule):
-    """``DirectConv(x, Transpose(w), b) -> DirectConv<channels_last = 1>(x, w, b)``   of filters
-    whose channels lie last."""
+    """``DirectConv(x, Transpose(w), ...) -> DirectConv<channels_last = 1>(x, w, ...)``   of
+    filters whose channels lie last."""
 
     roots = own_roots(("DirectConv",))
     lowers = "Transposes of filters"
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        x, weight, bias = node.inputs
+        x, weight, *others = node.inputs
         before = graph.producer(weight, "Transpose")
         order = None if before is None else graph.order(before)
         if before is None or order is None or graph.attribute(node, "channels_last", 0):
             return None
         if order != [0, len(order) - 1, *range(1, len(order) - 1)]:
             return None
-        read = [x, before.inputs[0], bias]
+        read = [x, before.inputs[0], *others]
         return Match(list(node.outputs), lambda op: op.again(node, *read, channels_last=1))
 
 

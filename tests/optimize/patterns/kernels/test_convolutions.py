@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dort_rewriter.optimize.patterns.kernels.convolutions import (
+    AfterDirectConv,
     DepthwiseConv,
     DirectConv,
     PaddedConv,
@@ -108,33 +109,23 @@ def test_constant_filters_are_left() -> None:
 
 
 DIRECT = {
-    "plain": ("", "windows = [3, 1, 0, 1, 0, 5, 1, 0, 1, 0], relu = {}", None),
+    "plain": ("", "windows = [3, 1, 0, 1, 0, 5, 1, 0, 1, 0]"),
     "padded": (
         "strides = [2, 3], pads = [4, 1, 4, 1], dilations = [2, 1]",
-        "windows = [3, 2, 4, 2, 0, 5, 3, 1, 1, 0], relu = {}",
-        "relu = {}, stride = [2, 3], padding = [4, 1], dilation = [2, 1], "
-        "output_padding = [0, 0], groups = 1",
+        "windows = [3, 2, 4, 2, 0, 5, 3, 1, 1, 0]",
     ),
 }
 
 
-@pytest.mark.parametrize("relu", [0, 1])
 @pytest.mark.parametrize("how", DIRECT)
-def test_each_channel_reads_all(how: str, relu: int) -> None:
-    """A Relu behind is computed with it; what may multiply the padding is checked."""
-    attributes, direct, checks = DIRECT[how]
+def test_each_channel_reads_all(how: str) -> None:
+    attributes, direct = DIRECT[how]
     shapes = "(float[N,6,9,14] x, float[4,6,3,5] w, float[4] b) => (float[N,4,P,Q] z)"
     node = f"Conv<{attributes}>(x, w, b)" if attributes else "Conv(x, w, b)"
-    before = f"y = {node} z = Relu(y)" if relu else f"z = {node}"
-    made = f"dort_rewriter.DirectConv<{direct.format(relu)}>(x, w, b)"
-    after = f"z = {made}"
-    if checks is not None:
-        checked = f"dort_rewriter.PaddingLeftOut<{checks.format(relu)}>(y, x, w, b)"
-        after = f"y = {made} z = {checked}"
     assert_rewrites(
         DirectConv,
-        f"{shapes} {{ {before} }}",
-        f"{shapes} {{ {after} }}",
+        f"{shapes} {{ z = {node} }}",
+        f"{shapes} {{ z = dort_rewriter.DirectConv<{direct}>(x, w, b) }}",
         inputs={"x": _numbers(3, 6, 9, 14), "w": _numbers(4, 6, 3, 5), "b": _numbers(4)},
         reference=False,
     )
@@ -142,7 +133,7 @@ def test_each_channel_reads_all(how: str, relu: int) -> None:
 
 def test_one_axis_and_no_bias() -> None:
     shapes = "(float[N,6,9] x, float[2,6,3] w) => (float[N,2,P] z)"
-    windows = "windows = [1, 1, 0, 1, 0, 3, 2, 0, 1, 0], relu = 0"
+    windows = "windows = [1, 1, 0, 1, 0, 3, 2, 0, 1, 0]"
     assert_rewrites(
         DirectConv,
         f"{shapes} {{ z = Conv<strides = [2]>(x, w) }}",
@@ -170,12 +161,12 @@ def test_one_axis_and_no_bias() -> None:
         (
             "float[2,6,9,9] x, float[6,6,3,3] w",
             "Conv<pads = [1, 1, 0, 0]>(x, w)",
-            "other windows than torch's",
+            "the padding is not the same at both ends",
         ),
         (
             "float[2,6,9,9] x, float[6,6,3,3] w",
             'Conv<auto_pad = "SAME_UPPER">(x, w)',
-            "other windows than torch's",
+            "the padding is not the same at both ends",
         ),
     ],
 )
@@ -204,6 +195,64 @@ def test_filters_in_another_order() -> None:
         f"{{ v = Transpose<perm = [1, 0, 2, 3]>(w) z = dort_rewriter.DirectConv<{how}>(x, v, b) }}"
     )
     assert_refuses(TransposeDirectConv, text, None)
+
+
+AFTER = (
+    "(float[2,3,9,14] x, float[4,3,3,3] w, float[4] b, float[4] s, float[4] t, float[4] m, "
+    "float[4] v, float[2,4,9,14] o) => (float[2,4,9,14] z)"
+)
+SAME = "windows = [3, 1, 1, 1, 0, 3, 1, 1, 1, 0]"
+NORM = "z = BatchNormalization<epsilon = 0.5>(y, s, t, m, v)"
+NORMALIZED = f"<{SAME}, epsilon = 0.5>(x, w, b, s, t, m, v)"
+FOLLOWING = {
+    "normalized": (f"<{SAME}>(x, w, b)", NORM, NORMALIZED),
+    "added": (f"<{SAME}>(x, w, b)", "z = Add(o, y)", f"<{SAME}>(x, w, b, o)"),
+    "added to what is normalized": (
+        NORMALIZED,
+        "z = Add(y, o)",
+        f"<{SAME}, epsilon = 0.5>(x, w, b, s, t, m, v, o)",
+    ),
+    "cut off": (
+        f"<{SAME}, epsilon = 0.5>(x, w, b, s, t, m, v, o)",
+        "z = Relu(y)",
+        f"<{SAME}, epsilon = 0.5, relu = 1>(x, w, b, s, t, m, v, o)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWING)
+def test_what_follows_a_convolution(case: str) -> None:
+    direct, following, after = FOLLOWING[case]
+    shapes = {"x": (2, 3, 9, 14), "w": (4, 3, 3, 3), "b": (4,), "o": (2, 4, 9, 14)}
+    shapes |= dict.fromkeys("stm", (4,))
+    assert_rewrites(
+        AfterDirectConv,
+        f"{AFTER} {{ y = dort_rewriter.DirectConv{direct} {following} }}",
+        f"{AFTER} {{ z = dort_rewriter.DirectConv{after} }}",
+        inputs={n: _numbers(*shape) for n, shape in shapes.items()} | {"v": _numbers(4) ** 2},
+        reference=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "following", "reason"),
+    [
+        ("x, w, b", "z = Add(y, p)", "what is added has another shape"),
+        ("x, w, b, o", "z = Add(y, o)", "something was added before"),
+        ("x, w, b, s, t, m, v", NORM, "it is normalized, or something added, before"),
+        ("x, w, b", "z = Add(y, y)", None),
+        ("x, w, b", "r = Relu(y) z = Mul(r, y)", None),
+        ("x, w, b|relu = 1", "z = Add(y, o)", None),
+    ],
+)
+def test_what_stays_behind_a_convolution(given: str, following: str, reason: str | None) -> None:
+    given, _, relu = given.partition("|")
+    how, inputs = (
+        f"{SAME}, {relu or 'relu = 0'}",
+        AFTER.replace("float[4] b", "float[4] b, float[14] p"),
+    )
+    text = f"{inputs} {{ y = dort_rewriter.DirectConv<{how}>({given}) {following} }}"
+    assert_refuses(AfterDirectConv, text, reason)
 
 
 PADDED = "(float[2,3,7,6] x, float[4,3,3,3] w, float[4] b) => (float[2,4,P,Q] z)"

@@ -185,6 +185,7 @@ class PaddedConv(Rule):
 
         def write(op: Writer) -> ir.Value:
             again = op.again(node, *node.inputs)
+            again.shape = made.shape  # onnxruntime writes over what has the shape of the result
             if relu:
                 again = op.Relu(again)
             return op.call(PADDING_LEFT_OUT, again, *read, domain=OWN_DOMAIN, **attributes)

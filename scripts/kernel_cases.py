@@ -298,6 +298,10 @@ def _batch_norm(r: random.Random, op: str) -> Case:
     each = dims[1:2]
     if op == "BatchNorm":
         return Case(op, {"epsilon": 0.5}, _floats(r, dims, each, each), _made(r, 4))
+    if op == "BatchNormInference":
+        more = [dims] * r.randint(0, 1)
+        how = {"epsilon": 0.5, "relu": r.randint(0, 1)}
+        return Case(op, how, _floats(r, dims, each, each, each, each, *more), _made(r, 1))
     inputs, made = _floats(r, dims, dims, each, each, each), _made(r, r.choice((2, 3)))
     return Case(op, {"training": r.randint(0, 1)}, inputs, made)
 
@@ -424,7 +428,7 @@ MAKERS: dict[str, Callable[[random.Random, str], Case]] = {
     **dict.fromkeys(("Columns", "ColumnsGrad"), _columns),
     "DepthwiseConv": _depthwise,
     "DirectConv": _direct,
-    **dict.fromkeys(("BatchNorm", "BatchNormGrad"), _batch_norm),
+    **dict.fromkeys(("BatchNorm", "BatchNormInference", "BatchNormGrad"), _batch_norm),
     **dict.fromkeys(("LayerNorm", "LayerNormGrad"), _layer_norm),
     "Variance": _variance,
     "Sum": _sum,

@@ -9,6 +9,7 @@ TABLE: tuple[dict[str, Any], ...] = (
     {"name": "AttentionGrad", "never_fails": True},
     {"name": "BatchNorm", "mixed_types": True},
     {"name": "BatchNormGrad", "mixed_types": True},
+    {"name": "BatchNormInference", "never_fails": True, "mixed_types": True},
     {"name": "Columns"},
     {"name": "ColumnsGrad"},
     {"name": "CrossEntropyGrad", "mixed_types": True},

@@ -46,12 +46,13 @@ called first: nothing else is in it, and nothing that is not measured."""
 
 RETIRED = frozenset(
     (
-        "AddMulTranspose ClipClip ConcatConcat ConcatSlice ExpandExpand MaskedShapeScatterND "
-        "NotNot NotWhere PowToMul RotaryTranspose SliceSlice SplitConcat TriMatrix"
+        "AddMulTranspose BatchNormProduct ClipClip ConcatConcat ConcatSlice ExpandExpand "
+        "MaskedShapeScatterND NotNot NotWhere PowToMul RotaryTranspose SliceSlice SplitConcat "
+        "TriMatrix"
     ).split()
 )
 """Names of rules that were published and do nothing now: they gained nothing on any whole program,
-no graph of torch needs them, or onnxruntime does the same."""
+no graph of torch needs them, or onnxruntime or another rule does the same."""
 
 
 @functools.cache

@@ -389,6 +389,12 @@ ROWS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[str, An
         [(4,), (4,), (3, 4, 70)],
         {"training": 0},
     ),
+    "BatchNormInference": ([(3, 4, 70)] + [(4,)] * 4, [(3, 4, 70)], {"epsilon": 9.0}),
+    "relu BatchNormInference": (
+        [(9, 400)] + [(400,)] * 4,
+        [(9, 400)],
+        {"epsilon": 9.0, "relu": 1},
+    ),
     "GeluGrad": ([(5, 700)] * 2, [(5, 700)], {}),
     "tanh GeluGrad": ([(5, 700)] * 2, [(5, 700)], {"tanh": 1}),
     "Sum": ([(300, 70)], [(1, 70)], {"leading": 1}),
@@ -664,6 +670,15 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
             ((3, 3, 3), "scale, bias, mean and variance"),
             ((3, 3, 3, 2, 3), "statistics"),
             ((3, 3, 3, 3, 3, 3, 3), "too many"),
+        )
+    ),
+    *(
+        ("BatchNormInference", [_random(*s) for s in given], {"epsilon": 9.0}, reason)
+        for given, reason in (
+            ([(2, 3), (3,), (3,), (3,), (2,)], "other channels"),
+            ([(2, 3), (3,), (3,), (3,), (3,), (1, 3)], "another shape"),
+            ([(3,)] * 5, "two axes"),
+            ([(2, 3), (3,), (3,)], "too few"),
         )
     ),
     ("ScatterZeros", [np.array([-2, -3]), np.zeros((1, 1), "i8"), _random(1)], {}, "negative"),

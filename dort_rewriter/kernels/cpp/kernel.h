@@ -455,6 +455,10 @@ const OrtCustomOp* operator_of() {
   return &op;
 }
 
+// Whether casts of inputs and results to and from types that are computed in float are left to it.
+template <typename K>
+constexpr bool kCasts = kMixed<K> && (!K::variadic || K::inputs[0] == kFloating);
+
 // What Python knows of an operator, as JSON.
 template <typename K>
 std::string declared() {
@@ -462,7 +466,7 @@ std::string declared() {
     return std::string(",\"") + key + "\":" + (value ? "true" : "false");
   };
   return std::string("{\"name\":\"") + K::name + "\"" + flag("never_fails", K::never_fails) +
-         flag("mixed_types", kMixed<K> && !K::variadic) + ",\"layouts\":\"" + K::layouts +
+         flag("mixed_types", kCasts<K>) + ",\"layouts\":\"" + K::layouts +
          "\",\"library\":\"" + K::library + "\"}";
 }
 

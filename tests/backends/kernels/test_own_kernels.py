@@ -385,6 +385,27 @@ def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
     check(backward, *args, uses={"BatchNormGrad"}, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (7, 300), (2, 70, 1, 1), (3, 5000, 2)])
+def test_batch_norm_in_inference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """With a sum of rounded numbers and a Relu behind it; also of what is not finite."""
+    x, other = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    b = torch.rand(shape[1])
+    b[0] = torch.nan
+    x[-1:, 1:2] = torch.inf
+
+    def relu(x: torch.Tensor, other: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(_normalized(x, b))
+
+    def added(x: torch.Tensor, other: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(other + _normalized(x, b))
+
+    # Products that are fused with a sum, or not, may be rounded to neighbours.
+    rtol = max(1e-5, torch.finfo(dtype).eps)
+    for function in (relu, added):
+        check(function, x, other, b, uses={"BatchNormInference"}, rtol=rtol, atol=1e-5)
+
+
 @pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]])
 def test_gradient_of_a_batch_norm_in_inference(mask: list[bool]) -> None:
     """The statistics are constants; what is not asked for is not computed."""

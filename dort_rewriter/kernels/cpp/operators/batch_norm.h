@@ -92,6 +92,100 @@ class BatchNorm : public Operator {
   double epsilon_;
 };
 
+// Batch normalization by statistics that are given, and what is added to it.
+class BatchNormInference : public Operator {
+ public:
+  static constexpr const char* name = "BatchNormInference";
+  // x, weight, bias, mean, variance; perhaps what is added, of the shape of x
+  static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating, kFloating, kFloating};
+  static constexpr ElementType outputs[] = {kFloating};
+  static constexpr bool variadic = true;
+  static constexpr size_t most = 6;
+  static constexpr bool never_fails = true;
+
+  explicit BatchNormInference(const Info& info)
+      : type_(info.output_type(0)),
+        adds_(info.inputs() == most),
+        relu_(info.flag("relu", false)),
+        epsilon_(info.number("epsilon")) {}
+
+  void compute(const Context& context) const {
+    const Tensor x = context.input(0);
+    const Tensor added = context.input(adds_ ? 5 : 0);
+    Channels by(x.shape);
+    if (added.shape != x.shape) fail(kInvalidArgument, "what is added has another shape");
+    for (size_t i = 1; i < 5; ++i) by.expect(context.input(i));
+    const Tensor y{type_, x.shape, context.output(0, x.shape)};
+    if (by.each() == 0) return;
+    const AllFloats weight(context.input(1)), bias(context.input(2));
+    const AllFloats mean(context.input(3)), variance(context.input(4));
+    std::vector<float> factors(static_cast<size_t>(by.channels)), shifts(factors.size());
+    find_factors(by.channels, weight.data(), bias.data(), mean.data(), variance.data(), epsilon_,
+                 factors.data(), shifts.data());
+    const Floats given(x), others(added), made(y);
+    const Written written(type_, y.data);
+    // Several channels at once, where they are small.
+    const int64_t some = part_of(by.area, kAtOnce);
+    context.parallel(by.batch * by.channels, part_of(by.area), [&](int64_t begin, int64_t end) {
+      for (int64_t first = begin; first < end; first += some) {
+        const int64_t planes = std::min(some, end - first), at = first * by.area, n = planes * by.area;
+        const float* from = given.at(at, n, 0);
+        written.put(at, n, 1, [&](float* to) {
+          normalize(by, first, planes, from, factors.data(), shifts.data(), to);
+          if (!adds_) cut(to, n);
+        });
+        if (!adds_) continue;
+        const float *normalized = made.at(at, n, 2), *other = others.at(at, n, 3);  // rounded to its type
+        written.put(at, n, 1, [&](float* to) {
+          for (int64_t i = 0; i < n; ++i) to[i] = normalized[i] + other[i];
+          cut(to, n);
+        });
+      }
+    });
+  }
+
+  // As torch does it: where a number is infinite, and where NaN, hangs on that.
+  static void find_factors(int64_t n, const float* weight, const float* bias, const float* mean,
+                           const float* variance, double epsilon, float* factors, float* shifts) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      factors[i] = static_cast<float>(1 / std::sqrt(variance[i] + epsilon)) * weight[i];
+      shifts[i] = bias[i] - mean[i] * factors[i];
+    }
+  }
+
+ private:
+  static constexpr int64_t kAtOnce = 2048;
+
+  static void normalize(const Channels& by, int64_t first, int64_t planes, const float* from,
+                        const float* factors, const float* shifts, float* to) {
+    int64_t c = first % by.channels;
+    if (by.area == 1) {
+      for (int64_t i = 0; i < planes; c = 0) {
+        const int64_t end = std::min(planes, i + by.channels - c);
+#pragma GCC ivdep
+        for (; i < end; ++i, ++c) to[i] = from[i] * factors[c] + shifts[c];
+      }
+      return;
+    }
+    for (int64_t p = 0; p < planes; ++p, from += by.area, to += by.area) {
+      const float factor = factors[c], shift = shifts[c];
+#pragma GCC ivdep
+      for (int64_t i = 0; i < by.area; ++i) to[i] = from[i] * factor + shift;
+      c = c + 1 == by.channels ? 0 : c + 1;
+    }
+  }
+
+  void cut(float* to, int64_t n) const {
+    if (!relu_) return;
+    for (int64_t i = 0; i < n; ++i) to[i] = to[i] < 0 ? 0 : to[i];
+  }
+
+  ElementType type_;
+  bool adds_, relu_;
+  double epsilon_;
+};
+
 class BatchNormGrad : public Operator {
  public:
   static constexpr const char* name = "BatchNormGrad";
@@ -155,4 +249,4 @@ class BatchNormGrad : public Operator {
   bool of_batch_;
 };
 
-static const Operators<BatchNorm, BatchNormGrad> batch_norm_operators;
+static const Operators<BatchNorm, BatchNormInference, BatchNormGrad> batch_norm_operators;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "batch_norm.h"
 #include "windows.h"
 
 // In the layout of a padded picture all windows read a tap of a filter from contiguous numbers: a
@@ -212,7 +213,6 @@ class DirectConv : public Operator {
     return false;
   }
 
-  // NOTE: normalized as torch does it: where a number is infinite, and where NaN, hangs on that.
   After read_after(const Context& context, const Call& call, std::vector<float>& factors) const {
     After after;
     after.relu = relu_;
@@ -225,11 +225,8 @@ class DirectConv : public Operator {
         given[i] = each.as<float>();
       }
       factors.resize(2 * made);
-      for (size_t f = 0; f < made; ++f) {
-        const auto rstd = static_cast<float>(1 / std::sqrt(given[3][f] + epsilon_));
-        factors[f] = rstd * given[0][f];
-        factors[made + f] = given[1][f] - given[2][f] * factors[f];
-      }
+      BatchNormInference::find_factors(call.made, given[0], given[1], given[2], given[3],
+                                       epsilon_, factors.data(), factors.data() + made);
       after.factors = factors.data(), after.shifts = after.factors + made;
     }
     if (adds_) {

@@ -95,44 +95,6 @@ class DirectConv(Rule):
         return Match([node.outputs[0]], write)
 
 
-class AfterDirectConv(Rule):
-    """``BatchNormalization(DirectConv(x, w, b), ...) -> DirectConv(x, w, b, ...)``,
-    ``Add(DirectConv(...), z) -> DirectConv(..., z)``   of the same shape,
-    ``Relu(DirectConv(...)) -> DirectConv<relu = 1>(...)``: in this order, if there are several.
-    """
-
-    roots = own_roots(("DirectConv",))
-    lowers = "what follows a convolution alone"
-
-    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
-        made = node.outputs[0]
-        following = graph.reader(made, "BatchNormalization", "Add", "Relu")
-        if following is None or graph.attribute(node, "relu", 0):
-            return None
-        given, changed, result = list(node.inputs), {}, following.outputs[0]
-        if following.op_type == "Relu":
-            changed["relu"] = 1
-        elif following.op_type == "Add":
-            a, b = following.inputs
-            other = b if a is made else a
-            if len(given) in (4, 8):
-                return Refusal("something was added before", following.name)
-            if not graph.same_shape(other, result):
-                return Refusal("what is added has another shape", graph.dims(other))
-            given.append(other)
-        else:
-            if len(given) > 3:
-                return Refusal("it is normalized, or something added, before", following.name)
-            if graph.attribute(following, "training_mode", 0) or following.inputs[0] is not made:
-                return Refusal("it is normalized by the batch, or a parameter", following.name)
-            given += following.inputs[1:]
-            changed["epsilon"] = graph.attribute(following, "epsilon", 1e-5)
-        attributes = {name: a.value for name, a in node.attributes.items()} | changed
-        if not graph.runs("DirectConv", given, domain=OWN_DOMAIN, **attributes):
-            return Refusal("no kernel", [v and v.dtype for v in given])
-        return Match([result], lambda op: op.again(node, *given, **changed))
-
-
 class TransposeDirectConv(Rule):
     """``DirectConv(x, Transpose(w), ...) -> DirectConv<channels_last = 1>(x, w, ...)``   of
     filters whose channels lie last."""
@@ -150,6 +112,49 @@ class TransposeDirectConv(Rule):
             return None
         read = [x, before.inputs[0], *others]
         return Match(list(node.outputs), lambda op: op.again(node, *read, channels_last=1))
+
+
+_INPUTS = {"DirectConv": 3, "BatchNormInference": 5}
+
+
+class Epilogue(Rule):
+    """``Add(K(...), z) -> K(..., z)``   of the same shape, then
+    ``Relu(K(...)) -> K<relu = 1>(...)``, for a kernel K of convolutions or batch normalizations;
+    before them ``BatchNormalization(DirectConv(x, w, b), ...) -> DirectConv(x, w, b, ...)``.
+    """
+
+    roots = own_roots(tuple(_INPUTS))
+    lowers = "what follows a convolution or a batch normalization"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        made = node.outputs[0]
+        following = graph.reader(made, "BatchNormalization", "Add", "Relu")
+        if following is None or graph.attribute(node, "relu", 0):
+            return None
+        given, changed, result = list(node.inputs), {}, following.outputs[0]
+        rest = len(given) - _INPUTS[node.op_type]  # a normalization's four, and what is added
+        if following.op_type == "Relu":
+            changed["relu"] = 1
+        elif following.op_type == "Add":
+            a, b = following.inputs
+            other = b if a is made else a
+            if rest % 4:
+                return Refusal("something was added before", following.name)
+            if not graph.same_shape(other, result) or not graph.same_shape(made, result):
+                return Refusal("what is added has another shape", graph.dims(other))
+            given.append(other)
+        else:
+            if node.op_type != "DirectConv" or rest:
+                return Refusal("it is normalized, or something added, before", following.name)
+            if graph.attribute(following, "training_mode", 0) or following.inputs[0] is not made:
+                return Refusal("it is normalized by the batch, or a parameter", following.name)
+            given += following.inputs[1:]
+            changed["epsilon"] = graph.attribute(following, "epsilon", 1e-5)
+        attributes = {name: a.value for name, a in node.attributes.items()} | changed
+        how = {"domain": OWN_DOMAIN, "outputs": [result], **attributes}
+        if not graph.runs(node.op_type, given, **how):
+            return Refusal("no kernel", [v and v.dtype for v in given])
+        return Match([result], lambda op: op.again(node, *given, **changed))
 
 
 class PaddedConv(Rule):

@@ -8,7 +8,6 @@ float32 only.
 
 from __future__ import annotations
 
-import math
 from itertools import permutations
 from typing import Any
 
@@ -19,7 +18,6 @@ from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
 from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
-from dort_rewriter.optimize.patterns.kernels.programs import has_kernel
 from dort_rewriter.optimize.patterns.recognize.operands import (
     NARROW,
     beside,
@@ -191,50 +189,37 @@ def _ends(
     return None
 
 
-_FEWEST = 1 << 15
-"""Elements from which the nodes that compute the factors take less than a pass over them."""
+class BatchNormInference(Rule):
+    """``BatchNormalization -> BatchNormInference``   of 16-bit types, between casts of them, or
+    with a sum or a Relu behind it.
 
-
-class BatchNormProduct(Rule):
-    """``BatchNormalization(x, w, b, mean, variance) -> x * f + (b - mean * f)``
-    with f = w / sqrt(variance + epsilon), of 16-bit types or between casts of them.
-
-    torch computes the same. Where a convolution can take the normalization into its weights, it
-    stays; in float32 alone onnxruntime's is as fast.
+    Constants stay: a convolution takes them into its weights, or onnxruntime computes in the
+    layout of its convolutions.
     """
 
     roots = ("BatchNormalization",)
-    lowers = "batch normalizations"
+    lowers = "batch normalizations of onnxruntime"
+    late = True  # convolutions take them before
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         x, *parameters = node.inputs
         y, *statistics = node.outputs
         if statistics or graph.attribute(node, "training_mode", 0):
             return None
-        constant = all(graph.constant(p) is not None for p in parameters)
-        if constant and graph.producer(x, "Conv", "FusedConv", "ConvTranspose"):
+        is_narrow = reads_or_makes_narrow(node, graph)
+        if all(graph.constant(p) is not None for p in parameters) and (
+            not is_narrow or graph.producer(x, "Conv", "FusedConv", "ConvTranspose")
+        ):
             return Refusal("a convolution takes it", node.name)
-        if not reads_or_makes_narrow(node, graph):
-            return Refusal("no 16-bit numbers are around it", node.name)
-        dims = graph.static(x)
-        if dims is None or len(dims) < 2 or math.prod(dims) < _FEWEST:
-            return Refusal("it is small, or of unknown sizes", graph.dims(x))
-        types = {v.dtype for v in node.inputs if v is not None}
-        if len(types) > 1 or not has_kernel(y, graph):
-            return Refusal("no kernel", types)
-        scale, bias, mean, variance = parameters
-        epsilon = graph.attribute(node, "epsilon", 1e-5)
-
-        def build(op: Any) -> list[ir.Value]:
-            shifted = op.Add(variance, op.constant(epsilon, y.dtype))
-            factor = op.Mul(scale, op.Reciprocal(op.Sqrt(shifted)))
-            rest = op.Sub(bias, op.Mul(mean, factor))
-            if len(dims) > 2:
-                column = op.constant([dims[1], *[1] * (len(dims) - 2)], ir.DataType.INT64)
-                factor, rest = op.Reshape(factor, column), op.Reshape(rest, column)
-            return [op.Add(op.Mul(x, factor), rest)]
-
-        return Match([y], build)
+        if not is_narrow and graph.reader(y, "Add", "Relu") is None:
+            return Refusal("onnxruntime is as fast", node.name)
+        how = {"epsilon": graph.attribute(node, "epsilon", 1e-5)}
+        if not graph.runs(
+            "BatchNormInference", node.inputs, outputs=[y], domain=OWN_DOMAIN, **how
+        ):
+            return Refusal("no kernel", [v and v.dtype for v in node.inputs])
+        name, read = "BatchNormInference", node.inputs
+        return Match([y], lambda op: op.call(name, *read, domain=OWN_DOMAIN, **how))
 
 
 class CrossEntropyGrad(Rule):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dort_rewriter.optimize.patterns.kernels.convolutions import (
-    AfterDirectConv,
     DepthwiseConv,
     DirectConv,
+    Epilogue,
     PaddedConv,
     TransposeDirectConv,
 )
@@ -199,7 +199,7 @@ def test_filters_in_another_order() -> None:
 
 AFTER = (
     "(float[2,3,9,14] x, float[4,3,3,3] w, float[4] b, float[4] s, float[4] t, float[4] m, "
-    "float[4] v, float[2,4,9,14] o) => (float[2,4,9,14] z)"
+    "float[4] v, float[2,4,9,14] o) => (float[2,4,9,14] z) <float[2,4,9,14] y>"
 )
 SAME = "windows = [3, 1, 1, 1, 0, 3, 1, 1, 1, 0]"
 NORM = "z = BatchNormalization<epsilon = 0.5>(y, s, t, m, v)"
@@ -226,9 +226,9 @@ def test_what_follows_a_convolution(case: str) -> None:
     shapes = {"x": (2, 3, 9, 14), "w": (4, 3, 3, 3), "b": (4,), "o": (2, 4, 9, 14)}
     shapes |= dict.fromkeys("stm", (4,))
     assert_rewrites(
-        AfterDirectConv,
+        Epilogue,
         f"{AFTER} {{ y = dort_rewriter.DirectConv{direct} {following} }}",
-        f"{AFTER} {{ z = dort_rewriter.DirectConv{after} }}",
+        f"{AFTER.partition(' <')[0]} {{ z = dort_rewriter.DirectConv{after} }}",
         inputs={n: _numbers(*shape) for n, shape in shapes.items()} | {"v": _numbers(4) ** 2},
         reference=False,
     )
@@ -252,7 +252,7 @@ def test_what_stays_behind_a_convolution(given: str, following: str, reason: str
         AFTER.replace("float[4] b", "float[4] b, float[14] p"),
     )
     text = f"{inputs} {{ y = dort_rewriter.DirectConv<{how}>({given}) {following} }}"
-    assert_refuses(AfterDirectConv, text, reason)
+    assert_refuses(Epilogue, text, reason)
 
 
 PADDED = "(float[2,3,7,6] x, float[4,3,3,3] w, float[4] b) => (float[2,4,P,Q] z)"

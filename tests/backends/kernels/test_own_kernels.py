@@ -403,7 +403,7 @@ def test_batch_norm_in_inference(shape: tuple[int, ...], dtype: torch.dtype) -> 
     # Products that are fused with a sum, or not, may be rounded to neighbours.
     rtol = max(1e-5, torch.finfo(dtype).eps)
     for function in (relu, added):
-        check(function, x, other, b, uses={"BatchNormInference"}, rtol=rtol, atol=1e-5)
+        check(function, x, other, b, uses={"BatchNormInference"}, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]])

@@ -29,8 +29,8 @@ def _operators(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_is_part_of_what_is_around_it(dtype: torch.dtype, dumped: Path) -> None:
-    """Under bfloat16 one pass from a convolution to the next pooling, and no casts around that;
-    in float32 onnxruntime's own is as fast."""
+    """No pass of its own from a convolution to the next pooling: it is part of the convolution in
+    float32, takes the Relu with it under bfloat16, and has no casts around it."""
     layers, x = _layers(), torch.randn(4, 3, 64, 64)
     compiled = torch.compile(layers, backend=OrtBackend({"fallback": False}))
     autocast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
@@ -39,8 +39,8 @@ def test_it_is_part_of_what_is_around_it(dtype: torch.dtype, dumped: Path) -> No
     # A unit of bfloat16 in what a convolution sums; sums of float32 in another order.
     tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    found = {"BatchNormalization", "Relu", "Cast"} & _operators(dumped)
-    assert found == (set() if dtype is torch.bfloat16 else {"BatchNormalization", "Relu"})
+    found = {"BatchNormalization", "BatchNormInference", "Relu", "Cast"} & _operators(dumped)
+    assert found == ({"BatchNormInference"} if dtype is torch.bfloat16 else set())
 
 
 def test_frozen_weights_take_it(dumped: Path) -> None:
@@ -48,8 +48,7 @@ def test_frozen_weights_take_it(dumped: Path) -> None:
     compiled = torch.compile(layers, backend=OrtBackend({"fallback": False, "freeze": True}))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), layers(x), rtol=1e-5, atol=1e-5)
-    assert "Reciprocal" not in _operators(dumped)
-    assert "Elementwise" not in _operators(dumped)
+    assert "BatchNormalization" in _operators(dumped)  # which onnxruntime puts into the weights
 
 
 def test_statistics_that_change_count() -> None:

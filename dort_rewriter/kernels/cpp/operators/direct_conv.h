@@ -103,11 +103,19 @@ class DirectConv : public Operator {
 
   using Floats = WidestFloats;
 
-  // What is done with the sums: those of filter f become sum * factors[f] + shifts[f], then something of
-  // the shape of the result is added.
+  // What is done with the sums of a filter: sum * factors[f] + shifts[f], then something of the shape of
+  // the result is added, which is read where it is wanted.
   struct After {
     const float *factors = nullptr, *shifts = nullptr, *added = nullptr;
     bool relu = false;
+
+    template <typename V, typename F>
+    V operator()(V sum, int64_t f, F&& read) const {
+      if (factors != nullptr) sum = add_product(shifts[f] - V{}, sum, factors[f] - V{});
+      if (added != nullptr) sum += read();
+      if (relu) sum = sum < V{} ? V{} : sum;
+      return sum;
+    }
   };
 
   // What is convolved, as pictures of two axes.
@@ -193,10 +201,8 @@ class DirectConv : public Operator {
           }
           const int64_t at = ((b * made + f) * rows + y) * columns;
           for (int64_t k = 0; k < columns; ++k) {
-            auto sum = static_cast<float>(sums[static_cast<size_t>(k)]);
-            if (after.factors != nullptr) sum = sum * after.factors[f] + after.shifts[f];
-            if (after.added != nullptr) sum += after.added[at + k];
-            output[at + k] = after.relu && sum < 0 ? 0 : sum;
+            const auto sum = static_cast<float>(sums[static_cast<size_t>(k)]);
+            output[at + k] = after(sum, f, [&] { return after.added[at + k]; });
           }
         }
       }
@@ -625,19 +631,10 @@ inline void DirectConv::Layout::convolve(const float* x, const float* filters, c
     for (int64_t k = 0; k < n; ++k) {
       const int64_t plane = picture + (f + k) * area;
       for (int64_t u = 0; u < vectors; ++u) {
-        Floats made = load<Floats>(sums + (k * vectors + u) * kVector);
-        if (after.factors != nullptr) {
-          made = add_product(after.shifts[f + k] - Floats{}, made, after.factors[f + k] - Floats{});
-        }
-        if (after.relu && after.added == nullptr) made = made < Floats{} ? Floats{} : made;
+        const Floats made = load<Floats>(sums + (k * vectors + u) * kVector);
         for (int64_t p = pieces_[v + u]; p < pieces_[v + u + 1]; ++p) {
-          if (after.added == nullptr) {
-            write(made, all_[p], output + plane);
-          } else {
-            Floats sum = made + read(all_[p], after.added + plane);
-            if (after.relu) sum = sum < Floats{} ? Floats{} : sum;
-            write(sum, all_[p], output + plane);
-          }
+          const Piece& piece = all_[p];
+          write(after(made, f + k, [&] { return read(piece, after.added + plane); }), piece, output + plane);
         }
       }
     }

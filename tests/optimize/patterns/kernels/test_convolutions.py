@@ -235,24 +235,22 @@ def test_what_follows_a_convolution(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "following", "reason"),
+    ("given", "relu", "following", "reason"),
     [
-        ("x, w, b", "z = Add(y, p)", "what is added has another shape"),
-        ("x, w, b, o", "z = Add(y, o)", "something was added before"),
-        ("x, w, b, s, t, m, v", NORM, "it is normalized, or something added, before"),
-        ("x, w, b", "z = Add(y, y)", None),
-        ("x, w, b", "r = Relu(y) z = Mul(r, y)", None),
-        ("x, w, b|relu = 1", "z = Add(y, o)", None),
+        ("x, w, b", 0, "z = Add(y, p)", "what is added has another shape"),
+        ("x, w, b, o", 0, "z = Add(y, o)", "something was added before"),
+        ("x, w, b, s, t, m, v", 0, NORM, "it is normalized, or something added, before"),
+        ("x, w, b", 0, "z = Add(y, y)", None),
+        ("x, w, b", 0, "r = Relu(y) z = Mul(r, y)", None),
+        ("x, w, b", 1, "z = Add(y, o)", None),
     ],
 )
-def test_what_stays_behind_a_convolution(given: str, following: str, reason: str | None) -> None:
-    given, _, relu = given.partition("|")
-    how, inputs = (
-        f"{SAME}, {relu or 'relu = 0'}",
-        AFTER.replace("float[4] b", "float[4] b, float[14] p"),
-    )
-    text = f"{inputs} {{ y = dort_rewriter.DirectConv<{how}>({given}) {following} }}"
-    assert_refuses(Epilogue, text, reason)
+def test_what_stays_behind_a_convolution(
+    given: str, relu: int, following: str, reason: str | None
+) -> None:
+    inputs = AFTER.replace("float[4] b", "float[4] b, float[14] p")
+    direct = f"dort_rewriter.DirectConv<{SAME}, relu = {relu}>({given})"
+    assert_refuses(Epilogue, f"{inputs} {{ y = {direct} {following} }}", reason)
 
 
 PADDED = "(float[2,3,7,6] x, float[4,3,3,3] w, float[4] b) => (float[2,4,P,Q] z)"

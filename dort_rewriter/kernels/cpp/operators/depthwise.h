@@ -61,20 +61,10 @@ class DepthwiseConv : public Operator {
   // With a filter that is not finite: its products with the padding would be NaN.
   void leave_padding_out(const float* plane, int64_t height, int64_t width, const float* filter,
                          float bias, int64_t rows, int64_t columns, float* to) const {
-    const Axis &high = window_.high, &wide = window_.wide;
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t column = 0; column < columns; ++column) {
-        float sum = bias;
-        for (int64_t tap = 0; tap < high.kernel * wide.kernel; ++tap) {
-          const int64_t i = tap / wide.kernel, j = tap % wide.kernel;
-          const int64_t y = row * high.stride + i * high.dilation - high.padding;
-          const int64_t x = column * wide.stride + j * wide.dilation - wide.padding;
-          if (y < 0 || y >= height || x < 0 || x >= width) continue;
-          sum += filter[tap] * plane[y * width + x];
-        }
-        *to++ = sum;
-      }
-    }
+    std::vector<double> sums(static_cast<size_t>(rows * columns), bias);
+    add_without_padding(window_.high, window_.wide, plane, height, width, rows, columns,
+                        [&](int64_t tap) { return filter[tap]; }, sums.data());
+    for (double sum : sums) *to++ = static_cast<float>(sum);
   }
 
   // Neighbouring windows at once, and several rows of them: a sum waits for the one before.

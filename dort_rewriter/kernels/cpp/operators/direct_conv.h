@@ -178,32 +178,19 @@ class DirectConv : public Operator {
     void leave_out_padding(const float* x, const float* filters, float bias, int64_t f, const After& after,
                            float* output) const {
       const Steps step = steps();
-      std::vector<double> sums(static_cast<size_t>(columns));
+      const int64_t area = rows * columns;
+      std::vector<double> sums(static_cast<size_t>(area));
       for (int64_t b = 0; b < images; ++b) {
-        for (int64_t y = 0; y < rows; ++y) {
-          std::fill(sums.begin(), sums.end(), bias);
-          for (int64_t c = 0; c < read; ++c) {
-            for (int64_t i = 0; i < high.kernel; ++i) {
-              const int64_t down = y * high.stride + i * high.dilation - high.padding;
-              if (down < 0 || down >= height) continue;
-              const float* line = x + ((b * read + c) * height + down) * width;
-              for (int64_t j = 0; j < wide.kernel; ++j) {
-                const int64_t tap = tap_of(i * wide.kernel + j);
-                const double weight = filters[f * step.filter + c * step.channel + tap * step.tap];
-                int64_t first, last;
-                wide.inside(j, width, columns, first, last);
-                const int64_t across = j * wide.dilation - wide.padding;
-                for (int64_t k = first; k < last; ++k) {
-                  sums[static_cast<size_t>(k)] += weight * line[k * wide.stride + across];
-                }
-              }
-            }
-          }
-          const int64_t at = ((b * made + f) * rows + y) * columns;
-          for (int64_t k = 0; k < columns; ++k) {
-            const auto sum = static_cast<float>(sums[static_cast<size_t>(k)]);
-            output[at + k] = after(sum, f, [&] { return after.added[at + k]; });
-          }
+        std::fill(sums.begin(), sums.end(), bias);
+        for (int64_t c = 0; c < read; ++c) {
+          const float* weights = filters + f * step.filter + c * step.channel;
+          add_without_padding(high, wide, x + (b * read + c) * height * width, height, width, rows, columns,
+                              [&](int64_t place) { return weights[tap_of(place) * step.tap]; }, sums.data());
+        }
+        const int64_t at = (b * made + f) * area;
+        for (int64_t i = 0; i < area; ++i) {
+          const auto sum = static_cast<float>(sums[static_cast<size_t>(i)]);
+          output[at + i] = after(sum, f, [&] { return after.added[at + i]; });
         }
       }
     }

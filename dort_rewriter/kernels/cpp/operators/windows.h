@@ -50,6 +50,26 @@ struct Window {
   }
 };
 
+// Add the products of a plane and a filter to the sums of its windows, those of the padding left out.
+template <typename F>
+void add_without_padding(const Axis& high, const Axis& wide, const float* plane, int64_t height, int64_t width,
+                         int64_t rows, int64_t columns, F&& weight, double* sums) {
+  for (int64_t i = 0; i < high.kernel; ++i) {
+    int64_t top, bottom;
+    high.inside(i, height, rows, top, bottom);
+    for (int64_t j = 0; j < wide.kernel; ++j) {
+      int64_t first, last;
+      wide.inside(j, width, columns, first, last);
+      const double factor = weight(i * wide.kernel + j);
+      for (int64_t y = top; y < bottom; ++y) {
+        const int64_t from = (y * high.stride + i * high.dilation - high.padding) * width +
+                             j * wide.dilation - wide.padding;
+        for (int64_t x = first; x < last; ++x) sums[y * columns + x] += factor * plane[from + x * wide.stride];
+      }
+    }
+  }
+}
+
 // Largest elements of windows: the first of equal ones, the last NaN; and their places.
 class MaxPool : public Operator {
  public:

@@ -75,8 +75,6 @@ def _step(
         dims = graph.dims(given)
         if dims is None or [*dims[1:]] != [heads, size] or not same_sizes(dims[:1], shape[:1]):
             return None
-    if _is_made_of(query, state):
-        return None
     measures, rank = (heads, wide, deep), graph.rank(decay) or 0
     return LinearStep(query, key, value, past, decay, beta, state, result, measures, rank)
 
@@ -129,17 +127,3 @@ def _widened(value: ir.Value | None, axes: list[int], graph: GraphView) -> ir.Va
     if node is None or rank is None or graph.axes(node, rank) != axes:
         return None
     return node.inputs[0]
-
-
-def _is_made_of(value: ir.Value, other: ir.Value) -> bool:
-    waiting, seen = [value], {id(value)}
-    while waiting:
-        current = waiting.pop()
-        if current is other:
-            return True
-        node = current.producer()
-        for read in () if node is None else node.inputs:
-            if read is not None and id(read) not in seen:
-                seen.add(id(read))
-                waiting.append(read)
-    return False

@@ -84,9 +84,11 @@ def test_before_it_and_where_it_is_something_else() -> None:
     def along_values(*given: torch.Tensor) -> torch.Tensor:
         return (step(*given, rule="linear")[1] * given[2].unsqueeze(-2)).sum(dim=-1)
 
-    def of_the_state(*given: torch.Tensor) -> torch.Tensor:  # the query is made of it
+    def of_the_state(
+        *given: torch.Tensor,
+    ) -> torch.Tensor:  # no place for a node
         state = step(*given, rule="linear")[1]
-        return (state * state.sum(-1).unsqueeze(-1)).sum(dim=-2)
+        return (state * state.sum(-1).exp().unsqueeze(-1)).sum(dim=-2)
 
     def other_keys(*given: torch.Tensor) -> torch.Tensor:
         q, k, v, state, _, beta = given

@@ -344,8 +344,10 @@ def touch(defects: list[Defect], options: list[str]) -> dict[str, Any]:
 def _key(test: str) -> str:
     """The name of a test in a report of JUnit."""
     file, _, rest = test.partition("::")
-    *classes, name = rest.split("::", 1) if "[" in rest else rest.split("::")
-    return ".".join([file.removesuffix(".py").replace("/", "."), *classes]) + "::" + name
+    function, bracket, parameters = rest.partition("[")  # which may have colons too
+    *classes, name = function.split("::")
+    where = ".".join([file.removesuffix(".py").replace("/", "."), *classes])
+    return f"{where}::{name}{bracket}{parameters}"
 
 
 def judge(defect: Defect, tests: list[list[str]], copy: Path, seconds: dict[str, float]) -> str:

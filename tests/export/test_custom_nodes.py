@@ -31,6 +31,12 @@ class Call(torch.nn.Module):
         return self.function(x)
 
 
+def test_a_list_for_an_operator_of_sequences() -> None:
+    own = Dispatcher({"aten::relu": lambda op, x: op.ConcatFromSequence([x], axis=0)})
+    model = to_onnx(torch.nn.ReLU(), (X,), dispatcher=own)
+    assert [n.op_type for n in model.graph.node] == ["SequenceConstruct", "ConcatFromSequence"]
+
+
 @has_symbolic
 def test_a_symbolic_node() -> None:
     def spell(x: torch.Tensor) -> torch.Tensor:

@@ -265,8 +265,9 @@ def test_a_node_that_nobody_wrote_is_refused(case: str, name: str) -> None:
         create_session(model)
 
 
-def test_the_kernel_is_not_chosen_for_numbers_that_it_refuses() -> None:
-    x, w = torch.randn(1, 1, 8), torch.randn(1, 1, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_is_not_chosen_for_numbers_that_it_refuses(dtype: torch.dtype) -> None:
+    x, w = torch.randn(1, 1, 8).to(dtype), torch.randn(1, 1, 3).to(dtype)
     for how in ({"padding": 9000, "dilation": 1}, {"padding": 8192, "dilation": 8193}):
         torch._dynamo.reset()
         compiled = torch.compile(

@@ -86,6 +86,7 @@ def test_what_is_copied_and_what_stays_in_torch() -> None:
     dense = times_of(torch.relu, torch.randn(3, 4))
     assert dense.copied_arguments == 0
     assert [(k.op, k.runs) for k in dense.kernels] == [("Relu", 1)]
+    assert times_of(torch.t, torch.randn(3, 4)).kernels == ()  # a view needs no session
 
 
 def test_a_graph_that_is_skipped_has_no_kernels() -> None:

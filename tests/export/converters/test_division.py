@@ -7,8 +7,11 @@ import math
 import onnxruntime
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from dort_rewriter import to_onnx
+from dort_rewriter import UnsupportedOpError, to_onnx
+from dort_rewriter.export.dispatcher import Dispatcher
+from dort_rewriter.export.interpreter import convert_graph
 from tests.export.cases import Case, T, table_test
 
 HALVES = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 2.4, -2.6, math.nan, math.inf])
@@ -136,3 +139,9 @@ def test_files_have_divisors_and_multiples(dtype: torch.dtype) -> None:
         strict=True,
     ):
         assert torch.equal(torch.from_numpy(got), expected)
+
+
+def test_a_division_by_a_known_zero_is_refused() -> None:
+    traced = make_fx(lambda x: x // 0, tracing_mode="fake")(torch.arange(2))
+    with pytest.raises(UnsupportedOpError, match="an integer divided by zero"):
+        convert_graph(traced, Dispatcher())
